@@ -3,7 +3,7 @@
 Public names are imported on first use. `import xcray` is fast and imports neither Ray nor FastAPI
 nor scikit-learn:
 
-    PPDSparse, DSMLR, LeastSquares, IndexedSVM
+    PPDSparse, DSMLR, IndexedSVM, LeastSquares, CalibratedLeastSquares, StagewiseRegression
                                      scikit-learn estimators: fit(X, Y), predict(X)
     Dataset, train, TrainSpec        train from a data set directory
     Model, Predictor, evaluate       open a model, predict with it, evaluate it
@@ -37,7 +37,14 @@ if TYPE_CHECKING:
         Unavailable,
         XcrayError,
     )
-    from xcray.estimators import DSMLR, IndexedSVM, LeastSquares, PPDSparse
+    from xcray.estimators import (
+        DSMLR,
+        CalibratedLeastSquares,
+        IndexedSVM,
+        LeastSquares,
+        PPDSparse,
+        StagewiseRegression,
+    )
     from xcray.metrics import evaluate
     from xcray.model.model import Model
     from xcray.predict import Predictor
@@ -50,6 +57,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "DSMLR": "xcray.estimators",
     "BatchPredictSpec": "xcray.batch",
+    "CalibratedLeastSquares": "xcray.estimators",
     "Client": "xcray.client",
     "Conflict": "xcray.errors",
     "Corrupt": "xcray.errors",
@@ -67,6 +75,7 @@ _EXPORTS = {
     "Predictor": "xcray.predict",
     "Refused": "xcray.errors",
     "ShapeMismatch": "xcray.errors",
+    "StagewiseRegression": "xcray.estimators",
     "Stopped": "xcray.errors",
     "TrainSpec": "xcray.training",
     "Unavailable": "xcray.errors",
@@ -80,6 +89,7 @@ _EXPORTS = {
 __all__ = [
     "DSMLR",
     "BatchPredictSpec",
+    "CalibratedLeastSquares",
     "Client",
     "Conflict",
     "Corrupt",
@@ -97,6 +107,7 @@ __all__ = [
     "Predictor",
     "Refused",
     "ShapeMismatch",
+    "StagewiseRegression",
     "Stopped",
     "TrainSpec",
     "Unavailable",

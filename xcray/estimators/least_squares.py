@@ -10,7 +10,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int64, Pattern, frozen
 from xcray.estimators.linear import LinearEstimator, drop_unweighted, warn_unless_met
 from xcray.solvers.least_squares.solver import LeastSquaresSolver
-from xcray.solvers.least_squares.worker import LeastSquaresWorker
+from xcray.solvers.least_squares.staged_solvers import StagesSolver
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
 from xcray.solvers.synchronous_contract import SynchronousOutcome, TrainingRows
@@ -87,14 +87,14 @@ class LeastSquares(LinearEstimator):
 
 
 @dataclass(frozen=True)
-class _RowWorkerFactory:
+class RowWorkerFactory:
     """Creates the workers of a training from rows in this process."""
 
-    solver: LeastSquaresSolver
+    solver: LeastSquaresSolver | StagesSolver
     data: TrainingRows
     workers: int
 
-    def create_worker(self, worker: str, stopped: Any, /) -> LeastSquaresWorker:
+    def create_worker(self, worker: str, stopped: Any, /) -> Any:
         """Return the worker with its shards."""
         number = int(worker.rpartition("-")[2])
         return self.solver.create_worker(self.data, number, self.workers, stopped)
@@ -109,7 +109,7 @@ def _train(
 ) -> tuple[SynchronousOutcome, SolvedLabels]:
     """Train on threads of this process; return the outcome and all labels."""
     workers = min(workers, solver.shards)
-    group = ThreadGroup(_RowWorkerFactory(solver, TrainingRows(X, Y, weights), workers), workers)
+    group = ThreadGroup(RowWorkerFactory(solver, TrainingRows(X, Y, weights), workers), workers)
     positives: Int64 = frozen(np.bincount(Y.indices, minlength=Y.n_cols), np.int64)
     try:
         with limit_blas_threads():

@@ -39,6 +39,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     SOLVER: ClassVar[str]
     LINK: ClassVar[str] = "identity"
+    FITTED: ClassVar[str] = "coef_"  # an attribute that only fitted estimators have
     n_jobs: int | None
     row_norm_: str = "none"  # of fitted estimators that normalise rows, as in a model
 
@@ -47,7 +48,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Labels are columns of y, or positions in `classes_`.
         """
-        return self._index.query(self._rows(X), k, threads=self._workers()).top
+        return self._top_k(self._rows(X), k)
 
     def predict(self, X: Any) -> Any:
         """Return the best class of each row (N,), or the predicted label indicator (N, K).
@@ -58,7 +59,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         rows = self._rows(X)
         if not self.multilabel_:
-            return self.classes_[self._index.query(rows, 1, threads=self._workers()).labels[:, 0]]
+            return self.classes_[self._top_k(rows, 1).labels[:, 0]]
         out = [
             sp.csr_matrix(self._assigned_labels(scores), dtype=np.int64)
             for scores in self._scores(rows)
@@ -103,7 +104,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Labels are named by `classes_`, features by `feature_names_in_` or their numbers. Raises
         Conflict if `path` exists.
         """
-        check_is_fitted(self, "coef_")
+        check_is_fitted(self, self.FITTED)
         facts = {
             "multilabel": self.multilabel_,
             "sparse_labels": self.sparse_labels_,
@@ -113,13 +114,8 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", range(self.n_features_in_))
         write_model(
             path,
-            ModelContent(
-                W=csr_from(self.coef_),
-                b=self.intercept_,
-                label_names=[str(name) for name in self.classes_.tolist()],
-                feature_names=[str(name) for name in names],
-                link=self.LINK,
-                row_norm=self.row_norm_,
+            self._content(
+                [str(name) for name in self.classes_.tolist()], [str(name) for name in names]
             ),
             TrainingRecord(
                 solver=self.SOLVER,
@@ -154,10 +150,25 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         loaded.n_features_in_ = model.n_features
         if model.features != [str(i) for i in range(model.n_features)]:
             loaded.feature_names_in_ = np.array(model.features, object)
-        loaded.coef_, loaded.intercept_ = model.W.to_scipy(), np.array(model.b)
-        loaded.row_norm_ = model.row_norm
-        loaded._index = SearchIndex.build(model.W, loaded.intercept_)
+        loaded._restore(model)
         return loaded
+
+    def _content(self, labels: list[str], features: list[str]) -> ModelContent:
+        """Return what `save` writes, with these names."""
+        return ModelContent(
+            W=csr_from(self.coef_),
+            b=self.intercept_,
+            label_names=labels,
+            feature_names=features,
+            link=self.LINK,
+            row_norm=self.row_norm_,
+        )
+
+    def _restore(self, model: Model) -> None:
+        """Take the weights of a model."""
+        self.coef_, self.intercept_ = model.W.to_scipy(), np.array(model.b)
+        self.row_norm_ = model.row_norm
+        self._index = SearchIndex.build(model.W, self.intercept_)
 
     def publish(self, registry: str | Path, name: str) -> int:
         """Save the fitted model as the next version of `name` in a registry; return its number.
@@ -252,9 +263,13 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _rows(self, X: Any) -> CSR:
         """Return X checked against the fitted features, and normalised like the training rows."""
-        check_is_fitted(self, "coef_")
+        check_is_fitted(self, self.FITTED)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
         return normalize_rows(csr_from(X), self.row_norm_)
+
+    def _top_k(self, rows: CSR, k: int) -> TopK:
+        """Return the k best labels of rows (n, D)."""
+        return self._index.query(rows, k, threads=self._workers()).top
 
     def _scores(self, rows: CSR) -> Iterator[Float64]:
         """Yield dense scores, chunk by chunk."""

@@ -12,9 +12,12 @@ import numpy as np
 
 from xcray.arrays import CSR, Int64, frozen
 from xcray.errors import ParameterError
+from xcray.features.chain import Chain
 from xcray.features.columns import Columns
 from xcray.features.fourier import median_distance, random_fourier
-from xcray.features.pipeline import FeaturePipeline
+from xcray.features.pca import fit_pca
+from xcray.features.pipeline import FeaturePipeline, Rows
+from xcray.kernels.sparse import take_rows
 from xcray.solvers.contract import Solver
 from xcray.solvers.declarations import (
     CompileCase,
@@ -38,6 +41,7 @@ FOURIER, COLUMNS, GRADIENT, INPUT = "fourier", "columns", "gradient", "input"
 # ridge of one block and of several, times the root of the number of rows; measured on MNIST
 ONE_RIDGE, STAGE_RIDGE = 0.05, 0.2
 BANDWIDTH: Final = 0.7  # of the median distance; measured on MNIST
+SAMPLE_ROWS: Final = 4000  # rows of which the median distance is computed
 PAIR_SECONDS: Final = 4e-11  # per row and pair of features of a block: moments and products
 FEATURE_SECONDS: Final = 4e-11  # per row, input and random feature
 KEPT_SHARE: Final = 1 << 30  # features that a worker keeps between two passes, at most
@@ -174,6 +178,9 @@ class StagewiseSolver(Parameters, StagesSolver):
         "ridge of a stage, relative to the mean loss; 0: 0.2 / sqrt(rows)",
         low=0.0,
     )
+    components: int = parameter(
+        0, "fourier: principal components that the features are made of; 0: the rows", low=0
+    )
     bandwidth: float = parameter(
         BANDWIDTH, "fourier: bandwidth, as a share of the median distance of rows", above=0.0
     )
@@ -199,9 +206,8 @@ class StagewiseSolver(Parameters, StagesSolver):
         """Yield the features of each stage; columns start again after the last one."""
         D = X.n_cols
         if self.features == FOURIER:
-            bandwidth = self.bandwidth * _median_distance(X, self.seed)
-            for number in range(self.stages):
-                yield random_fourier(D, self.block_size, bandwidth, seed=self.seed, block=number)
+            random = _RandomFeatures(X, self.components, self.bandwidth, self.seed)
+            yield from (random.block(number, self.block_size) for number in range(self.stages))
             return
         columns = order() if self.features == GRADIENT else None
         if columns is None or not len(columns):
@@ -241,6 +247,9 @@ class CalibratedLeastSquaresSolver(Parameters, StagesSolver):
     lam: float = parameter(
         0.0, "ridge of a stage, relative to the mean loss; 0: 0.05 / sqrt(rows)", low=0.0
     )
+    components: int = parameter(
+        0, "fourier: principal components that the features are made of; 0: the rows", low=0
+    )
     bandwidth: float = parameter(
         1.0, "fourier: bandwidth, as a share of the median distance of rows", above=0.0
     )
@@ -265,10 +274,38 @@ class CalibratedLeastSquaresSolver(Parameters, StagesSolver):
         """Yield the same features for each stage."""
         features: FeaturePipeline | None = None
         if self.features == FOURIER:
-            bandwidth = self.bandwidth * _median_distance(X, self.seed)
-            features = random_fourier(X.n_cols, self.block_size, bandwidth, seed=self.seed)
+            random = _RandomFeatures(X, self.components, self.bandwidth, self.seed)
+            features = random.block(0, self.block_size)
         for _ in range(self.rounds):
             yield features
+
+
+class _RandomFeatures:
+    """Random Fourier features of rows X (N, D), or of their principal components."""
+
+    def __init__(self, X: CSR, components: int, bandwidth: float, seed: int) -> None:
+        """Fit the components, if there are any, and scale `bandwidth` by the median distance.
+
+        Raises ParameterError for more components than features, or too many features.
+        """
+        if components > min(X.shape) or (components and X.n_cols > MAX_FEATURES):
+            raise ParameterError(
+                f"components={components} needs as many rows and features, and at most "
+                f"{MAX_FEATURES} features; the data have {X.n_rows} rows and {X.n_cols} features"
+            )
+        self._pca = fit_pca(X, components, centred=False) if components else None
+        self._n_inputs, self._seed = components or X.n_cols, seed
+        chosen = np.random.default_rng(seed).permutation(X.n_rows)[:SAMPLE_ROWS]
+        rows = take_rows(X, frozen(np.sort(chosen), np.int64))
+        sample = rows if self._pca is None else self._pca.transform(rows)
+        self._bandwidth = bandwidth * _median_distance(sample, seed)
+
+    def block(self, number: int, n_outputs: int) -> FeaturePipeline:
+        """Return features number `number`."""
+        features = random_fourier(
+            self._n_inputs, n_outputs, self._bandwidth, seed=self._seed, block=number
+        )
+        return features if self._pca is None else Chain((self._pca, features))
 
 
 def _update_rule(name: str) -> UpdateRule:
@@ -277,7 +314,7 @@ def _update_rule(name: str) -> UpdateRule:
     return rules[name]
 
 
-def _median_distance(X: CSR, seed: int) -> float:
+def _median_distance(rows: Rows, seed: int) -> float:
     """Return the median distance of random pairs of rows; 1 if most rows are equal."""
-    distance = median_distance(X, seed=seed) if X.n_rows > 1 else 0.0
+    distance = median_distance(rows, seed=seed) if rows.shape[0] > 1 else 0.0
     return distance if np.isfinite(distance) and distance > 0.0 else 1.0

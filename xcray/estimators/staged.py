@@ -1,0 +1,190 @@
+"""Calibrated least squares and stagewise regression as scikit-learn estimators, on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from xcray.arrays import CSR, Float64, TopK, frozen
+from xcray.errors import InputError
+from xcray.estimators.least_squares import RowWorkerFactory
+from xcray.estimators.linear import CHUNK_ROWS, LinearEstimator, drop_unweighted
+from xcray.index.staged import Stage
+from xcray.kernels.sparse import row_range
+from xcray.model.model import Model, ModelContent
+from xcray.solvers.least_squares.staged_solvers import (
+    CalibratedLeastSquaresSolver,
+    StagesSolver,
+    StagewiseSolver,
+)
+from xcray.solvers.least_squares.stages import FittedStage, predict_stages
+from xcray.solvers.parameters import make_parameters
+from xcray.solvers.synchronous_contract import TrainingRows, top_k
+from xcray.system.blas_threads import limit_blas_threads
+from xcray.workers.local_group import ThreadGroup
+from xcray.workers.synchronous_calls import SynchronousCalls
+
+
+class StagedEstimator(LinearEstimator):
+    """Scores of a chain of stages, computed for all labels in float32.
+
+    After `fit`: classes_ (K,), stages_ (`xcray.index.staged.Stage` of each stage), n_features_in_.
+    """
+
+    FITTED: ClassVar[str] = "stages_"
+    KIND: ClassVar[type[StagesSolver]]
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the stages.
+
+        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense (rows
+        without labels are left out), (N,) one class per row, or a list of N lists of label names.
+        sample_weight: (N,) numbers, factors of the row losses; rows of weight 0 are left out.
+        Raises ParameterError for a parameter out of range, ValueError if scikit-learn's checks
+        reject X or y.
+        """
+        values = {name: value for name, value in self.get_params().items() if name != "n_jobs"}
+        solver = make_parameters(self.KIND, values)
+        rows, labels, weights = drop_unweighted(*self._validate(X, y), sample_weight)
+        if not labels.nnz:
+            raise ValueError("no row has a label: there is nothing to learn")
+        data = TrainingRows(rows, labels, weights)
+        zeros = frozen(np.zeros(labels.n_cols), np.float32)
+        fitted = _fit(solver, data, self._workers())
+        self.stages_ = tuple(Stage(s.W, zeros, s.features, s.calibration) for s in fitted)
+        return self
+
+    def _restore(self, model: Model) -> None:
+        """Take the stages of a model."""
+        self.stages_ = model.stages
+
+    def _content(self, labels: list[str], features: list[str]) -> ModelContent:
+        """Return the stages with these names."""
+        return ModelContent(None, None, labels, features, stages=self.stages_)
+
+    def _top_k(self, rows: CSR, k: int) -> TopK:
+        """Return the k best labels of rows (n, D)."""
+        parts = [top_k(scores, 0, k) for scores in self._scores(rows)]
+        empty = np.empty((0, min(k, len(self.classes_))))
+        labels = np.concatenate([empty, *(part.labels for part in parts)])
+        scores = np.concatenate([empty, *(part.scores for part in parts)])
+        return TopK(frozen(labels, np.int32), frozen(scores, np.float64))
+
+    def _scores(self, rows: CSR) -> Iterator[Float64]:
+        """Yield the scores of all labels, chunk by chunk."""
+        stages = [FittedStage(_dense(s), s.features, s.calibration) for s in self.stages_]
+        for lo in range(0, rows.n_rows, CHUNK_ROWS):
+            chunk = row_range(rows, lo, min(lo + CHUNK_ROWS, rows.n_rows))
+            yield predict_stages(stages, chunk).astype(np.float64)
+
+    def _assigned_labels(self, scores: Float64) -> Any:
+        """Return which labels rows with scores (n, K) get: those closer to 1 than to 0."""
+        return scores > 0.5
+
+
+class StagewiseRegression(StagedEstimator):
+    """Stagewise regression; see `xcray.solvers.least_squares.staged_solvers.StagewiseSolver`.
+
+    rule, features, stages, block_size, lam, components, bandwidth, inner_steps, shards, seed: as in
+    the solver. n_jobs: number of threads; None for one, -1 for all cores. The bits of the model do
+    not depend on it. With several labels per row, those with a score above 1/2 are predicted, which
+    suits the rules "linear" and "calibrated".
+
+        Example:
+            >>> import numpy as np
+            >>> X, y = np.repeat(np.eye(3), 20, axis=0), np.repeat([0, 1, 1], 20)
+            >>> StagewiseRegression(stages=2, block_size=20).fit(X, y).predict(np.eye(3)).tolist()
+            [0, 1, 1]
+    """
+
+    SOLVER: ClassVar[str] = "stagewise"
+    KIND: ClassVar[type[StagesSolver]] = StagewiseSolver
+
+    def __init__(
+        self,
+        rule: str = "logistic",
+        features: str = "fourier",
+        stages: int = 4,
+        block_size: int = 2000,
+        lam: float = 0.0,
+        components: int = 0,
+        bandwidth: float = 0.7,
+        inner_steps: int = 4,
+        shards: int = 8,
+        seed: int = 0,
+        n_jobs: int | None = None,
+    ) -> None:
+        """Store the parameters; `fit` checks them."""
+        self.rule = rule
+        self.features = features
+        self.stages = stages
+        self.block_size = block_size
+        self.lam = lam
+        self.components = components
+        self.bandwidth = bandwidth
+        self.inner_steps = inner_steps
+        self.shards = shards
+        self.seed = seed
+        self.n_jobs = n_jobs
+
+
+class CalibratedLeastSquares(StagedEstimator):
+    """Calibrated least squares; see the solver `calibrated-least-squares`.
+
+    features, rounds, block_size, lam, components, bandwidth, shards, seed: as in the solver.
+    n_jobs: number of threads; None for one, -1 for all cores. The bits of the model do not depend
+    on it. With several labels per row, those with a score above 1/2 are predicted.
+
+        Example:
+            >>> import numpy as np
+            >>> X, y = np.repeat(np.eye(3), 20, axis=0), np.repeat([0, 1, 1], 20)
+            >>> CalibratedLeastSquares(rounds=2).fit(X, y).predict(np.eye(3)).tolist()
+            [0, 1, 1]
+    """
+
+    SOLVER: ClassVar[str] = "calibrated-least-squares"
+    KIND: ClassVar[type[StagesSolver]] = CalibratedLeastSquaresSolver
+
+    def __init__(
+        self,
+        features: str = "input",
+        rounds: int = 10,
+        block_size: int = 4000,
+        lam: float = 0.0,
+        components: int = 0,
+        bandwidth: float = 1.0,
+        shards: int = 8,
+        seed: int = 0,
+        n_jobs: int | None = None,
+    ) -> None:
+        """Store the parameters; `fit` checks them."""
+        self.features = features
+        self.rounds = rounds
+        self.block_size = block_size
+        self.lam = lam
+        self.components = components
+        self.bandwidth = bandwidth
+        self.shards = shards
+        self.seed = seed
+        self.n_jobs = n_jobs
+
+
+def _fit(solver: StagesSolver, data: TrainingRows, workers: int) -> list[FittedStage]:
+    """Fit the stages on threads of this process."""
+    workers = min(workers, solver.shards)
+    group = ThreadGroup(RowWorkerFactory(solver, data, workers), workers)
+    try:
+        with limit_blas_threads():
+            group.open()
+            return list(solver.fit(SynchronousCalls(group), data))
+    finally:
+        group.close()
+
+
+def _dense(stage: Stage) -> Any:
+    """Return the dense weights of a stage. Raises InputError for sparse ones."""
+    if isinstance(stage.W, CSR):
+        raise InputError("the model has sparse stages: use Predictor(Model.open(path))")
+    return stage.W
