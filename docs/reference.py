@@ -46,7 +46,7 @@ PYTHON = {
             "synchronous_contract",
             "ppdsparse",
             "pdsparse",
-            "memoir",
+            "memoir.solver",
             "indexed_bcd.solver",
             "dsmlr",
             "lbfgs",

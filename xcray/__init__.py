@@ -3,7 +3,8 @@
 Public names are imported on first use. `import xcray` is fast and imports neither Ray nor FastAPI
 nor scikit-learn:
 
-    PPDSparse, DSMLR, IndexedSVM, LeastSquares, CalibratedLeastSquares, StagewiseRegression
+    PPDSparse, DSMLR, IndexedSVM, LeastSquares, CalibratedLeastSquares, StagewiseRegression,
+    MEMOIR
                                      scikit-learn estimators: fit(X, Y), predict(X)
     Dataset, train, TrainSpec        train from a data set directory
     Model, Predictor, evaluate       open a model, predict with it, evaluate it
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     )
     from xcray.estimators import (
         DSMLR,
+        MEMOIR,
         CalibratedLeastSquares,
         IndexedSVM,
         LeastSquares,
@@ -56,6 +58,7 @@ __version__ = "0.1.0"
 # public name -> the module that defines it
 _EXPORTS = {
     "DSMLR": "xcray.estimators",
+    "MEMOIR": "xcray.estimators",
     "BatchPredictSpec": "xcray.batch",
     "CalibratedLeastSquares": "xcray.estimators",
     "Client": "xcray.client",
@@ -88,6 +91,7 @@ _EXPORTS = {
 
 __all__ = [
     "DSMLR",
+    "MEMOIR",
     "BatchPredictSpec",
     "CalibratedLeastSquares",
     "Client",

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from xcray import DSMLR, IndexedSVM, PPDSparse
+from xcray import DSMLR, MEMOIR, IndexedSVM, PPDSparse
 from xcray.solvers import SOLVERS
 
 
-@pytest.mark.parametrize("estimator", [PPDSparse, DSMLR, IndexedSVM])
+@pytest.mark.parametrize("estimator", [PPDSparse, DSMLR, IndexedSVM, MEMOIR])
 def test_each_parameter_of_the_solver_is_one_of_the_estimator(estimator: Any) -> None:
     arguments = inspect.signature(estimator).parameters
     solver = SOLVERS[estimator.SOLVER]()

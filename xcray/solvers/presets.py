@@ -1,4 +1,4 @@
-"""Well-known methods that are settings of PPDSparse's solver."""
+"""Well-known methods that are settings of other solvers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xcray.solvers.declarations import CompileCase
+from xcray.solvers.memoir.solver import MemoirSolver
 from xcray.solvers.parameters import parameter
 from xcray.solvers.ppdsparse import PPDSparseSolver
 
@@ -36,3 +37,56 @@ class L2SVMSolver(PPDSparseSolver):
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
+
+
+@dataclass(frozen=True)
+class MemoirPaperSolver(MemoirSolver):
+    """MEMOIR with the settings of its paper; for penalty=l1 also set lam=1e-6.
+
+    Source: "MEMOIR: Multi-class Extreme Classification with Inexact Margin", Table 4 (T = 25 is
+    that of its smallest set) and Algorithm 1; rivals are searched before W changes because the
+    paper builds its index once per batch.
+    """
+
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of MEMOIR
+
+    lam: float = parameter(1.0, "weight of the penalty", above=0.0)
+    rounds: int = parameter(25, "number of rounds", low=1, high=1_000_000)
+    group: int = parameter(
+        1000, "draws whose classes are searched before W changes", low=1, high=1000
+    )
+    early_stopping_rounds: int = parameter(
+        5,
+        "stop when macro-F1 on held-out training rows has not risen for this many rounds, "
+        "and keep the best weights; 0: never",
+        low=0,
+    )
+
+
+@dataclass(frozen=True)
+class MemoirScriptsSolver(MemoirPaperSolver):
+    """MEMOIR as in its authors' scripts: draws by class, steps of eta / batch, no margin test.
+
+    Left out: their constant feature, which makes most rows choose the same class, and their
+    prediction by cosine.
+    """
+
+    step: str = parameter(
+        "batch",
+        "size of a sample's step: eta (sample) or eta / batch (batch)",
+        choices=("sample", "batch"),
+    )
+    margin: float = parameter(
+        1e30, "steps are taken for samples whose class leads by less than this", above=0.0
+    )
+    draws: str = parameter(
+        "classes",
+        "draw samples uniformly, or classes uniformly and then a sample of the class",
+        choices=("rows", "classes"),
+    )
+    early_stopping_rounds: int = parameter(
+        0,
+        "stop when macro-F1 on held-out training rows has not risen for this many rounds, "
+        "and keep the best weights; 0: never",
+        low=0,
+    )

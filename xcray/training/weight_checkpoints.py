@@ -13,6 +13,7 @@ import numpy as np
 from xcray.arrays import Float64
 from xcray.errors import XcrayError
 from xcray.solvers.synchronous_contract import InitialWeights, LabelWeights
+from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
@@ -20,7 +21,6 @@ from xcray.storage.atomic import (
     read_json,
     write_json,
 )
-from xcray.training.array_files import read_arrays, write_arrays
 from xcray.workers.timeline import START, TimelinePosition
 
 CHECKPOINT_SECONDS: Final = 30.0  # between two checkpoints of the weights

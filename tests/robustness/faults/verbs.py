@@ -22,8 +22,8 @@ from xcray.kernels.training.ppdsparse_state import STATE
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.storage.atomic import read_json, write_json
-from xcray.training.array_files import read_arrays, write_arrays
 from xcray.training.block_store import BlockStore
 
 RUN: Final = {"solver": "ppdsparse", "params": {}, "dataset": "abc"}

@@ -9,7 +9,7 @@ import pytest
 
 from xcray.errors import Conflict, Corrupt
 from xcray.solvers.rotation_contract import WeightBlock
-from xcray.training.array_files import read_arrays, write_arrays
+from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.training.rotation import checkpoints as checkpoint_module
 from xcray.training.rotation.checkpoints import N_KEPT, Checkpoints
 from xcray.training.rotation.shard_worker import ShardWorker, arrays_to_block, block_to_arrays

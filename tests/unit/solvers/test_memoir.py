@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 from sklearn.datasets import make_blobs
+from sklearn.metrics import accuracy_score, f1_score
 
 from tests.naive import memoir as naive
 from xcray.arrays import csr_from, frozen, pattern_from
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose, transpose_pattern
-from xcray.kernels.training import memoir as kernel
-from xcray.solvers import memoir
-from xcray.solvers.memoir import MemoirSolver
+from xcray.solvers.memoir import rounds as memoir
+from xcray.solvers.memoir import state
+from xcray.solvers.memoir.held_out import count_hits, split_rows, take_held_out
+from xcray.solvers.memoir.solver import MemoirSolver
 
 N, D, K = 40, 12, 7
 
@@ -60,7 +63,7 @@ def test_the_kernel_equals_naive_code(monkeypatch, params):
     X, Y = problem()
     solver = MemoirSolver(rounds=8, batch=30, seed=3, **params)
     local = local_of(solver, X, Y)
-    rounds = memoir._Rounds(local.problem, solver, 30)
+    rounds = memoir.Rounds(local.problem, solver, 30)
     draws = [rounds.draw(number) for number in range(1, 9)]
     own = Y if solver.labels == "all" else Y & (np.cumsum(Y, axis=1) == 1)
     W = naive.train(X.astype(float), own, local.problem.rows, local.problem.classes, draws, solver)
@@ -74,14 +77,10 @@ def test_the_kernel_equals_naive_code(monkeypatch, params):
 def test_the_squared_norm_is_kept_and_bounded(lam):
     X, Y = problem()
     solver = MemoirSolver(lam=lam, batch=50)
-    rounds = memoir._Rounds(local_of(solver, X, Y).problem, solver, 50)
+    rounds = memoir.Rounds(local_of(solver, X, Y).problem, solver, 50)
     for number in range(1, 30):
         rounds.run(number, 0.1, lambda: False)
-        values, kept = np.zeros(20_000), np.zeros(K, np.int64)
-        kernel.count_weights(rounds.lists, rounds.state, 0.0, kept, np.zeros(K, np.int64))
-        ends = np.cumsum(kept) - kept
-        features = np.zeros(20_000, np.int32)
-        kernel.export_weights(rounds.lists, rounds.state, 0.0, ends, features, values)
+        values = rounds.weights().data
         norm = float(rounds.state["norm_sq"][0])
         assert norm == pytest.approx((values**2).sum(), rel=1e-9)
         assert norm <= 1.0 / lam * (1.0 + 1e-12)
@@ -119,9 +118,7 @@ def test_draws_by_class_are_balanced_and_have_the_class():
     Y = np.zeros((100, 3), bool)
     Y[:97, 0], Y[97:, 2] = True, True
     solver = MemoirSolver(draws="classes", batch=4000)
-    rounds = memoir._Rounds(
-        local_of(solver, np.ones((100, 2), np.float32), Y).problem, solver, 4000
-    )
+    rounds = memoir.Rounds(local_of(solver, np.ones((100, 2), np.float32), Y).problem, solver, 4000)
     classes = rounds.problem.classes[rounds.draw(1)[0]]
     assert set(classes) == {0, 2}
     assert (classes == 2).mean() == pytest.approx(0.5, abs=0.05)
@@ -167,3 +164,118 @@ def test_wrong_parameters_and_inputs_are_refused():
             transpose_pattern(pattern_from(Y)),
             frozen(np.ones(N), np.float32),
         )
+
+
+def test_the_mean_of_rounds_is_that_of_naive_code():
+    X, Y = problem()
+    solver = MemoirSolver(rounds=6, batch=30, average_from=4)
+    local = local_of(solver, X, Y)
+    rounds = memoir.Rounds(local.problem, solver, 30)
+    draws = [rounds.draw(number) for number in range(1, 7)]
+    each = [
+        naive.train(
+            X.astype(float), Y, local.problem.rows, local.problem.classes, draws[:count], solver
+        )
+        for count in (4, 5, 6)
+    ]
+    np.testing.assert_allclose(
+        solved(solver, X, Y).W.to_scipy().toarray(), np.mean(each, axis=0), rtol=1e-5, atol=1e-7
+    )
+
+
+def test_held_out_rows_leave_the_first_row_of_each_class():
+    _, Y = problem()
+    rows = split_rows(pattern_from(Y), 0.5, 3)
+    assert len(rows) == N // 2
+    rest = np.setdiff1d(np.arange(N), rows)
+    np.testing.assert_array_equal(Y[rest].any(axis=0), Y.any(axis=0))
+    assert not np.array_equal(rows, split_rows(pattern_from(Y), 0.5, 4))
+    assert len(split_rows(pattern_from(np.eye(4, dtype=bool)), 0.5, 0)) == 0
+
+
+def test_held_out_figures_equal_those_of_scikit_learn(monkeypatch):
+    monkeypatch.setattr("xcray.solvers.memoir.held_out.MAX_CELLS", 3 * K)  # several chunks
+    X, Y = problem(labels_per_row=1)
+    y, W = Y.argmax(axis=1), np.random.default_rng(1).normal(size=(K, D))
+    rows = take_held_out(csr_from(X), pattern_from(Y), np.arange(N))
+    trained = np.arange(K) != K - 1
+    counts = count_hits(csr_matrix(W), trained, rows, lambda: False)
+    predicted = np.where(trained, X @ W.T, -1.0).argmax(axis=1)
+    assert counts.accuracy == pytest.approx(accuracy_score(y, predicted))
+    assert counts.macro_f1 == pytest.approx(
+        f1_score(y, predicted, average="macro", labels=np.unique(y), zero_division=0)
+    )
+    with pytest.raises(Stopped):
+        count_hits(csr_matrix(W), trained, rows, lambda: True)
+
+
+def test_early_stopping_keeps_the_best_weights():
+    X, y = make_blobs(300, 6, centers=5, cluster_std=4.0, random_state=0)
+    X, Y = X.astype(np.float32), np.eye(5, dtype=bool)[y]
+    solver = MemoirSolver(early_stopping_rounds=3, held_out=0.3, batch=20, row_norm="l2")
+    block = solved(solver, X, Y)
+    best, last = (int(block.records[name][0]) for name in ("best_round", "rounds"))
+    assert last == best + 3 < solver.rounds
+    summary = solver.summarize(block.records)
+    assert summary["stopped"] == "macro-F1 of the held-out rows has not risen for 3 rounds"
+    assert summary["held_out_rows"] == 90
+    assert summary["best_round"] == best
+    other = MemoirSolver(
+        early_stopping_rounds=best, rounds=best, held_out=0.3, batch=20, row_norm="l2"
+    )
+    assert solved(other, X, Y).W.to_scipy().data.tolist() == block.W.to_scipy().data.tolist()
+    rows = split_rows(pattern_from(Y), 0.3, 0)
+    length = np.linalg.norm(X[rows], axis=1, keepdims=True)
+    predicted = (X[rows] / length @ block.W.to_scipy().T).argmax(axis=1)
+    assert summary["held_out_accuracy"] == pytest.approx((predicted == y[rows]).mean())
+    assert summary["held_out_macro_f1"] == pytest.approx(
+        f1_score(y[rows], predicted, average="macro")
+    )
+
+
+def saved_round(file):
+    """Return the round of a checkpoint; 0 without a file."""
+    return int(state.read_arrays(file)["numbers"][0]) if file.exists() else 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"penalty": "l1", "lam": 0.05},
+        {"average_from": 3},
+        {"early_stopping_rounds": 5, "held_out": 0.3},
+    ],
+    ids=str,
+)
+def test_a_training_resumes_from_each_round_with_the_same_bits(monkeypatch, tmp_path, params):
+    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(memoir, "INITIAL_CAPACITY", 1)
+    X, Y = problem()
+    solver = MemoirSolver(rounds=6, batch=30, seed=1, **params)
+    local = local_of(solver, X, Y)
+    labels = frozen(np.arange(K), np.int32)
+    whole = solver.solve(local, labels)
+    solver.set_checkpoint_dir(local, tmp_path)
+    file = tmp_path / "memoir.arrow"
+    for number in range(1, 6):
+        with pytest.raises(Stopped):
+            solver.solve(local, labels, lambda number=number: saved_round(file) == number)
+        assert saved_round(file) == number
+    assert solver.solve(local, labels).digest() == whole.digest()
+
+
+def test_a_damaged_checkpoint_is_set_aside(monkeypatch, tmp_path):
+    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
+    X, Y = problem()
+    solver = MemoirSolver(rounds=4, batch=30)
+    local = local_of(solver, X, Y)
+    labels = frozen(np.arange(K), np.int32)
+    solver.set_checkpoint_dir(local, tmp_path)
+    whole = solver.solve(local, labels)
+    file = tmp_path / "memoir.arrow"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert solver.solve(local, labels).digest() == whole.digest()
+    assert (tmp_path / "memoir.damaged").exists()

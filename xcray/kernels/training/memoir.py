@@ -315,31 +315,23 @@ def advance(
 
 
 @numba.njit(nogil=True, cache=True)
-def count_weights(lists: FeatureLists, at: Any, prune: float, above: Int64, others: Int64) -> None:
-    """Count the weights of each class: `above` (K,) above `prune`, `others` (K,) the rest."""
+def count_weights(lists: FeatureLists, at: Any, counts: Int64) -> None:
+    """Count the weights of each class that are not 0: `counts` (K,)."""
     for f in range(len(lists.begin)):
         for p in range(lists.begin[f], lists.begin[f] + lists.size[f]):
-            w = at[0].scale * read_value(lists, p, at[0].threshold)
-            if abs(w) > prune:
-                above[lists.classes[p]] += 1
-            elif w != 0.0:
-                others[lists.classes[p]] += 1
+            if at[0].scale * read_value(lists, p, at[0].threshold) != 0.0:
+                counts[lists.classes[p]] += 1
 
 
 @numba.njit(nogil=True, cache=True)
 def export_weights(
-    lists: FeatureLists,
-    at: Any,
-    prune: float,
-    ends: Int64,
-    features: Int32,
-    values: Float64,
+    lists: FeatureLists, at: Any, ends: Int64, features: Int32, values: Float64
 ) -> None:
-    """Write the weights above `prune` by class; ends: (K,) next output positions, advanced."""
+    """Write the weights by class; ends: (K,) next output positions, advanced."""
     for f in range(len(lists.begin)):
         for p in range(lists.begin[f], lists.begin[f] + lists.size[f]):
             w = at[0].scale * read_value(lists, p, at[0].threshold)
-            if abs(w) > prune:
+            if w != 0.0:
                 c = lists.classes[p]
                 features[ends[c]], values[ends[c]] = f, w
                 ends[c] += 1

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from xcray.errors import Corrupt, XcrayError
 from xcray.schedule.calls import Call, ObjectHandle, at_worker
 from xcray.solvers.rotation_contract import WeightBlock
+from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
@@ -29,7 +30,6 @@ from xcray.storage.atomic import (
     sha256_arrays,
     write_json,
 )
-from xcray.training.array_files import read_arrays, write_arrays
 from xcray.training.block_store import claim_directory
 from xcray.training.rotation.shard_worker import ShardWorker
 from xcray.workers.rpc import call, call_many, fetch, require_ref

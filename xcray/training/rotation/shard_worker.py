@@ -27,7 +27,7 @@ from xcray.solvers.rotation_contract import (
     WeightBlock,
 )
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.training.array_files import Arrays, read_arrays, write_arrays
+from xcray.storage.array_files import Arrays, read_arrays, write_arrays
 from xcray.workers.solver_task import open_dataset
 
 MAX_HELD_OUT_ROWS: Final = 10_000  # approximate limit of evaluated rows

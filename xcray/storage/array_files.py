@@ -20,7 +20,8 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     """Write numeric arrays durably and return the SHA-256 of their content.
 
-    Each array is a list in a table of one row. Contiguous arrays are not copied.
+    Each array is a list in a table of one row. Contiguous arrays are not copied. The file holds the
+    SHA-256, too.
     """
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     flat = {name: pa.array(array.reshape(-1)) for name, array in contiguous.items()}
@@ -29,12 +30,18 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
         for name, values in flat.items()
     }
     shapes = {name: list(array.shape) for name, array in contiguous.items()}
-    write_table(path, pa.table(lists).replace_schema_metadata({"shapes": json.dumps(shapes)}))
-    return sha256_arrays(contiguous)
+    digest = sha256_arrays(contiguous)
+    metadata = {"shapes": json.dumps(shapes), "sha256": digest}
+    write_table(path, pa.table(lists).replace_schema_metadata(metadata))
+    return digest
 
 
-def read_arrays(path: Path, digest: str) -> Arrays:
-    """Map the arrays of `write_arrays` as read-only views. Raises Corrupt if missing or changed."""
+def read_arrays(path: Path, digest: str | None = None) -> Arrays:
+    """Map the arrays of `write_arrays` as read-only views. Raises Corrupt if missing or changed.
+
+    digest: the result of `write_arrays`; None for that in the file, which finds damage, but not
+    another file.
+    """
     try:
         table = read_table(path)
         shapes = json.loads(table.schema.metadata[b"shapes"])
@@ -42,7 +49,8 @@ def read_arrays(path: Path, digest: str) -> Arrays:
             name: table.column(name).chunk(0).values.to_numpy().reshape(shapes[name])
             for name in table.column_names
         }
-        valid = sha256_arrays(arrays) == digest
+        expected = digest or table.schema.metadata[b"sha256"].decode()
+        valid = sha256_arrays(arrays) == expected
     except (
         XcrayError,
         pa.ArrowException,

@@ -5,40 +5,55 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen, pattern
-from xcray.errors import ParameterError, Stopped
+from xcray.errors import ParameterError
+from xcray.kernels.row_norm import ROW_NORMS, normalize_rows
 from xcray.kernels.sparse import take_rows, transpose_pattern
 from xcray.kernels.training import memoir as kernel
-from xcray.solvers.contract import JointSolver
+from xcray.solvers.contract import JointSolver, summarize_records
 from xcray.solvers.declarations import (
     WEIGHT_FIELDS,
     CompileCase,
     Link,
+    RecordField,
     RecordSchema,
     StoppingRule,
     TaskNeeds,
 )
+from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, split_rows, take_held_out
+from xcray.solvers.memoir.rounds import Rounds
+from xcray.solvers.memoir.state import MemoirCheckpoint, MemoirTraining
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
 
-# entries visited between two checks of the stop flag: 20 to 60 ms
-SLICE_ENTRIES = 8_000_000
-INITIAL_CAPACITY = 1 << 16  # entries of the pools
-MIN_SCALE = 1e-100  # below it the multiplier of W is multiplied into the stored values
 BYTES_PER_WEIGHT = 80  # of the pools, while they grow, and of the output
-RECORDS = RecordSchema(*WEIGHT_FIELDS)
+COPY_BYTES = 48  # per weight, of the mean and of the best weights
+RECORDS = RecordSchema(
+    *WEIGHT_FIELDS,
+    RecordField("tested", np.int32, "held-out training rows with the label", "tested"),
+    RecordField("predicted", np.int32, "of all held-out rows: predicted as the label", "predicted"),
+    RecordField("hits", np.int32, "of these: with the label", "hits"),
+    RecordField("best_round", np.int32, "round of the weights; 0 without held-out rows"),
+)
 
 
 @dataclass
 class MemoirState:
-    """State of a worker: the samples by class, positives (K,) training rows per class."""
+    """State of a worker: the samples by class, positives (K,) training rows per class.
+
+    held_out: rows for early stopping. checkpoint_dir: directory in which the training saves its
+    state and resumes; None to save nothing.
+    """
 
     problem: kernel.MemoirProblem
     positives: Int64
+    held_out: HeldOutRows | None = None
+    checkpoint_dir: Path | None = None
 
     def clone_for_thread(self) -> MemoirState:
         """Return the same state: the task creates its own arrays."""
@@ -63,6 +78,10 @@ class MemoirSolver(Parameters, JointSolver):
     The search is exact: it scores all classes with a weight on a feature of the row. Among classes
     with score 0 the choice is random. oracle="random" draws r at random instead, as a control.
     Labels without rows have no weights, bias -1. One task trains all classes on one core.
+
+    With `early_stopping_rounds` some training rows are held out, and the model has the weights of
+    the round with the best macro-F1 on them. With `average_from` the mean of the weights since that
+    round takes the place of the weights, also in the evaluation.
 
     The paper's Table 4 is batch 100 sqrt(K), lam 1 (l2) or 1e-6 (l1), eta0 0.1 and eta_step 0.02.
     The default of lam is 1e-5 because lam 1 keeps |W| <= 1. With lam 1, 25 rounds of 400 samples
@@ -121,13 +140,31 @@ class MemoirSolver(Parameters, JointSolver):
         "samples of a row with several labels: one for each, or for the first only",
         choices=("all", "first"),
     )
+    early_stopping_rounds: int = parameter(
+        0,
+        "stop when macro-F1 on held-out training rows has not risen for this many rounds, "
+        "and keep the best weights; 0: never",
+        low=0,
+    )
+    held_out: float = parameter(
+        0.1, "share of the training rows that early stopping holds out", above=0.0, high=0.5
+    )
+    eval_every: int = parameter(1, "rounds between two evaluations of the held-out rows", low=1)
+    average_from: int = parameter(
+        0, "the model has the mean weights of the rounds from this one on; 0: no mean", low=0
+    )
+    row_norm: str = parameter(
+        "none",
+        "normalisation of all rows, in training and in every request; l2: to length 1",
+        choices=ROW_NORMS,
+    )
     prune: float = parameter(0.0, "drop weights of at most this size after training", low=0.0)
     seed: int = parameter(0, "seed of the draws", low=0, high=2**31 - 1)
 
     def __post_init__(self) -> None:
         """Check the parameters; raise ParameterError if a step would reverse the weights."""
         super().__post_init__()
-        if self.penalty == "l2" and self._eta(1) * self.lam >= 1.0:
+        if self.penalty == "l2" and self.step_size(1) * self.lam >= 1.0:
             raise ParameterError(
                 f"eta0 * lam must be below 1 + eta_step, not {self.eta0 * self.lam:g}: "
                 "lower eta0 or lam"
@@ -135,13 +172,37 @@ class MemoirSolver(Parameters, JointSolver):
 
     @property
     def stopping(self) -> StoppingRule:
-        """Return that all rounds are done."""
-        reached = f"all {self.rounds} rounds are done"
-        return StoppingRule("tolerance", 0.0, self.rounds, reached, ("rounds", "rounds"))
+        """Return that all rounds are done, or that macro-F1 has stopped to rise."""
+        reached, names = f"all {self.rounds} rounds are done", ("rounds", "rounds")
+        since = self.early_stopping_rounds
+        early = f"macro-F1 of the held-out rows has not risen for {since} rounds"
+        return StoppingRule("tolerance", 0.0, self.rounds, reached, names, early)
+
+    def summarize(self, records: np.ndarray) -> dict[str, Any]:
+        """Return the default counts, why the training ended, and figures of the held-out rows."""
+        summary, rule = summarize_records(self, records), self.stopping
+        done = int(records["rounds"].max(initial=0))
+        summary["stopped"] = rule.early if 0 < done < self.rounds else rule.reached
+        if not records["predicted"].any():
+            return summary
+        counts = HeldOutCounts(*(records[name] for name in HeldOutCounts._fields))
+        return {
+            **summary,
+            "held_out_rows": int(counts.predicted.sum()),
+            "held_out_accuracy": counts.accuracy,
+            "held_out_macro_f1": counts.macro_f1,
+            "best_round": int(records["best_round"].max()),
+        }
 
     def task_needs(self, X: CSR) -> TaskNeeds:
-        """Return the memory of the weights while training."""
-        return TaskNeeds(bytes_per_weight=BYTES_PER_WEIGHT)
+        """Return the memory of the weights while training, and of rows that are normalised."""
+        copies = COPY_BYTES * ((self.average_from > 0) + (self.early_stopping_rounds > 0))
+        shared = 0 if self.row_norm == "none" else 4 * X.nnz
+        return TaskNeeds(bytes_per_weight=BYTES_PER_WEIGHT + copies, process_bytes=shared)
+
+    def set_checkpoint_dir(self, local: MemoirState, directory: Path | None) -> None:
+        """Let the training save its state in `directory` after rounds; None saves nothing."""
+        local.checkpoint_dir = directory
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> MemoirState:
         """Return the state of a worker.
@@ -153,14 +214,20 @@ class MemoirSolver(Parameters, JointSolver):
             raise ParameterError(
                 "memoir has no sample weights; use ppdsparse, or the data set without weights"
             )
-        positives = np.diff(YT.indptr)
-        Y = transpose_pattern(YT)
+        positives = frozen(np.diff(YT.indptr), np.int64)
+        X, Y, held_out = normalize_rows(X, self.row_norm), transpose_pattern(YT), None
         if self.labels == "first":
             Y = _first_labels(Y)
             YT = transpose_pattern(Y)
+        rows = YT.indices
         classes = np.repeat(np.arange(YT.n_rows, dtype=np.int32), np.diff(YT.indptr))
-        problem = kernel.MemoirProblem(X, Y, YT.indices, frozen(classes, np.int32))
-        return MemoirState(problem, frozen(positives, np.int64))
+        if self.early_stopping_rounds:
+            tested = split_rows(Y, self.held_out, self.seed)
+            in_training = ~np.isin(rows, tested)
+            rows, classes = rows[in_training], classes[in_training]
+            held_out = take_held_out(X, Y, tested) if len(tested) else None
+        problem = kernel.MemoirProblem(X, Y, frozen(rows, np.int32), frozen(classes, np.int32))
+        return MemoirState(problem, positives, held_out)
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
         """Return the expected entries that draws of each label visit: (K, 1) float64.
@@ -178,150 +245,70 @@ class MemoirSolver(Parameters, JointSolver):
         """Train all labels: `labels` (K,) int32 holds each once; the rows are in their order.
 
         `stopped` is called between slices of at most 200 ms; if it returns True, Stopped is raised.
-        Raises ParameterError if `labels` are not all labels.
+        With `local.checkpoint_dir` the next call resumes after the last saved round and returns the
+        same bits as an uninterrupted one. Raises ParameterError if `labels` are not all labels.
         """
-        labels, problem = frozen(labels, np.int32), local.problem
-        n_labels = problem.Y.n_cols
+        labels, n_labels = frozen(labels, np.int32), local.problem.Y.n_cols
         if not np.array_equal(np.sort(labels), np.arange(n_labels)):
             raise ParameterError(
                 f"memoir trains all labels together: give it the {n_labels} labels, each once"
             )
-        rounds = _Rounds(problem, self, self._batch(n_labels))
-        done = self.rounds if len(problem.rows) and n_labels > 1 else 0
-        for number in range(1, done + 1):
-            rounds.run(number, self._eta(number), stopped)
-        return _solved(rounds, local.positives, self.prune, done, labels)
+        training, checkpoint = self._training(local), None
+        if local.checkpoint_dir is not None:
+            checkpoint = MemoirCheckpoint(local.checkpoint_dir / "memoir.arrow")
+            checkpoint.restore(training)
+        while not training.is_done:
+            training.run_round(stopped)
+            if checkpoint and checkpoint.is_due:
+                checkpoint.save(training)
+        return _solved(training, local.positives, self.prune, labels)
 
     def warm_up(self) -> None:
         """Compile or load the kernels, on a problem of two samples."""
         X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
         local = self.load(X, X, pattern([0, 1, 2], [0, 1], 2))
-        rounds = _Rounds(local.problem, self, 2)
-        rounds.run(1, self._eta(1), lambda: False)
-        _solved(rounds, local.positives, self.prune, 1, frozen([0, 1], np.int32))
+        rounds = Rounds(local.problem, self, 2)
+        rounds.run(1, self.step_size(1), lambda: False)
+        rounds.weights()
 
-    def _eta(self, number: int) -> float:
-        """Return the step size of round `number`, from 1."""
+    def step_size(self, number: int) -> float:
+        """Return eta of round `number`, from 1."""
         return self.eta0 / (1.0 + self.eta_step * number)
+
+    def _training(self, local: MemoirState) -> MemoirTraining:
+        """Return the training at W = 0."""
+        problem = local.problem
+        rounds = Rounds(problem, self, self._batch(problem.Y.n_cols))
+        limit = self.rounds if len(problem.rows) and problem.Y.n_cols > 1 else 0
+        return MemoirTraining(rounds, local.held_out, limit)
 
     def _batch(self, n_labels: int) -> int:
         """Return the number of samples per round."""
         return self.batch or math.ceil(100.0 * math.sqrt(n_labels))
 
 
-class _Rounds:
-    """W and the rounds that change it. batch: samples per round."""
-
-    def __init__(self, problem: kernel.MemoirProblem, solver: MemoirSolver, batch: int) -> None:
-        self.problem, self.solver, self.batch = problem, solver, batch
-        K, D = problem.Y.n_cols, problem.X.n_cols
-        self.lists = kernel.FeatureLists(
-            begin=np.zeros(D, np.int64),
-            size=np.zeros(D, np.int32),
-            capacity=np.zeros(D, np.int32),
-            classes=np.zeros(INITIAL_CAPACITY, np.int32),
-            values=np.zeros(INITIAL_CAPACITY),
-            marks=np.zeros(INITIAL_CAPACITY if solver.penalty == "l1" else 0),
-        )
-        self.scratch = kernel.MemoirScratch(
-            scores=np.zeros(K),
-            stamps=np.zeros(K, np.int64),
-            found=np.zeros(K, np.int32),
-            rivals=np.zeros(batch, np.int32),
-        )
-        self.state = np.zeros(1, kernel.STATE)
-        self.state["scale"] = 1.0
-        self._counts = np.bincount(problem.classes, minlength=K)
-        self._begin = np.cumsum(self._counts) - self._counts
-        self._seen = np.flatnonzero(self._counts)
-
-    def draw(self, number: int) -> tuple[Int64, np.ndarray]:
-        """Return the samples of round `number` (batch,) and a random uint64 for each."""
-        rng = np.random.default_rng([self.solver.seed, number])
-        if self.solver.draws == "classes":
-            drawn = self._seen[rng.integers(len(self._seen), size=self.batch)]
-            samples = self._begin[drawn] + rng.integers(self._counts[drawn])
-        else:
-            samples = rng.integers(len(self.problem.rows), size=self.batch)
-        return samples, rng.integers(2**64, size=self.batch, dtype=np.uint64)
-
-    def run(self, number: int, eta: float, stopped: Callable[[], bool]) -> None:
-        """Run round `number` with step size `eta`. Raises Stopped if `stopped` returns True."""
-        solver, at = self.solver, self.state[0]
-        settings = kernel.MemoirSettings(
-            float(solver.margin), solver.group, solver.oracle == "random"
-        )
-        if solver.penalty == "l2":
-            self._multiply(1.0 - eta * solver.lam)
-        samples, numbers = self.draw(number)
-        step = eta / self.batch if solver.step == "batch" else eta
-        at["position"] = at["searched"] = 0
-        reason = kernel.BUDGET
-        while reason != kernel.DONE:
-            if stopped():
-                raise Stopped("stopped within a round; the next run starts again")
-            if reason == kernel.FULL:
-                self._enlarge()
-            reason = kernel.advance(
-                self.problem,
-                settings,
-                self.lists,
-                self.scratch,
-                samples,
-                numbers,
-                step,
-                self.state,
-                SLICE_ENTRIES,
-            )
-        if solver.penalty == "l1":
-            at["threshold"] += eta * solver.lam / 2.0
-        elif at["norm_sq"] * solver.lam > 1.0:
-            self._multiply(1.0 / math.sqrt(at["norm_sq"] * solver.lam))
-
-    def _multiply(self, factor: float) -> None:
-        """Multiply W by a factor above 0."""
-        at = self.state[0]
-        at["scale"] *= factor
-        at["norm_sq"] *= factor * factor
-        if at["scale"] < MIN_SCALE:
-            self.lists.values[:] *= at["scale"]
-            at["scale"] = 1.0
-
-    def _enlarge(self) -> None:
-        """Double the pools."""
-        lists = self.lists
-        self.lists = lists._replace(
-            classes=_double(lists.classes),
-            values=_double(lists.values),
-            marks=_double(lists.marks),
-        )
-
-
-def _double(pool: Any) -> Any:
-    """Return a pool with as many zeros behind it."""
-    return np.concatenate([pool, np.zeros_like(pool)])
-
-
 def _solved(
-    rounds: _Rounds, positives: Int64, prune: float, done: int, labels: Int32
+    training: MemoirTraining, positives: Int64, prune: float, labels: Int32
 ) -> SolvedLabels:
-    """Return the model in the order of `labels`; done: number of rounds."""
-    lists, state, n_labels = rounds.lists, rounds.state, rounds.problem.Y.n_cols
-    kept, dropped = np.zeros(n_labels, np.int64), np.zeros(n_labels, np.int64)
-    kernel.count_weights(lists, state, float(prune), kept, dropped)
-    indptr = np.concatenate([[0], np.cumsum(kept)])
-    features, values = np.zeros(indptr[-1], np.int32), np.zeros(indptr[-1])
-    kernel.export_weights(lists, state, float(prune), indptr[:-1].copy(), features, values)
+    """Return the model in the order of `labels`."""
+    W, n_labels = training.weights(), len(positives)
+    is_large = np.abs(W.data) > prune
+    owners = np.repeat(np.arange(n_labels), np.diff(W.indptr))[is_large]
+    kept = np.bincount(owners, minlength=n_labels)
     limit = float(np.finfo(np.float32).max)
-    W = csr(indptr, features, np.clip(values, -limit, limit), rounds.problem.X.n_cols)
-    trained = np.bincount(rounds.problem.classes, minlength=n_labels) > 0
+    values = np.clip(W.data[is_large], -limit, limit)
+    indptr = np.concatenate([[0], np.cumsum(kept)])
+    trained = training.trained
     records = np.zeros(n_labels, RECORDS.dtype)
     records["label"], records["positives"] = np.arange(n_labels), positives
-    records["rounds"] = np.where(trained, done, -1)
-    records["nnz"], records["pruned"] = kept, dropped
+    records["rounds"] = np.where(trained, training.number, -1)
+    records["nnz"], records["pruned"] = kept, np.diff(W.indptr) - kept
+    records["best_round"] = training.best_number
+    for name, counts in training.counts._asdict().items():
+        records[name] = counts
     return SolvedLabels(
         labels,
-        take_rows(W, labels.astype(np.int64)),
+        take_rows(csr(indptr, W.indices[is_large], values, W.shape[1]), labels.astype(np.int64)),
         frozen(np.where(trained, 0.0, -1.0)[labels], np.float64),
         records[labels],
     )

@@ -1,0 +1,1 @@
+"""MEMOIR: multi-class SVM by stochastic gradient over the most violating classes."""

@@ -1,0 +1,90 @@
+"""Held-out training rows of MEMOIR: the split, and accuracy and macro-F1 on these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import CSR, Int64, Pattern
+from xcray.errors import Stopped
+from xcray.kernels.sparse import take_pattern_rows, take_rows
+
+MAX_CELLS = 1 << 21  # scores computed at once: 16 MB
+
+
+class HeldOutRows(NamedTuple):
+    """Rows X (n, D) with their labels Y (n, K)."""
+
+    X: CSR
+    Y: Pattern
+
+
+class HeldOutCounts(NamedTuple):
+    """Counts of each class over the held-out rows: (K,) each.
+
+    tested: rows with the class. predicted: rows whose best score is that of the class. hits: rows
+    with both.
+    """
+
+    tested: Int64
+    predicted: Int64
+    hits: Int64
+
+    @property
+    def accuracy(self) -> float:
+        """Return the share of rows whose best class is one of theirs."""
+        return float(self.hits.sum() / max(self.predicted.sum(), 1))
+
+    @property
+    def macro_f1(self) -> float:
+        """Return the mean of F1 = 2 hits / (tested + predicted) over the classes of the rows."""
+        occurs = self.tested > 0
+        f1 = 2.0 * self.hits[occurs] / (self.tested + self.predicted)[occurs]
+        return float(f1.mean()) if len(f1) else 0.0
+
+
+def split_rows(Y: Pattern, share: float, seed: int) -> Int64:
+    """Return the numbers of the held-out rows, sorted: about `share` of the rows with labels.
+
+    The first row of each class stays in training. Y: (N, K).
+    """
+    labelled = np.flatnonzero(np.diff(Y.indptr))
+    first = np.unique(Y.indices, return_index=True)[1]
+    needed = np.searchsorted(Y.indptr, first, side="right") - 1
+    free = np.setdiff1d(labelled, needed)
+    count = min(len(free), round(share * len(labelled)))
+    rng = np.random.default_rng([seed, 0])
+    return np.sort(rng.permutation(free)[:count])
+
+
+def take_held_out(X: CSR, Y: Pattern, rows: Int64) -> HeldOutRows:
+    """Return some of the rows."""
+    return HeldOutRows(take_rows(X, rows), take_pattern_rows(Y, rows))
+
+
+def count_hits(
+    W: Any, trained: Any, rows: HeldOutRows, stopped: Callable[[], bool]
+) -> HeldOutCounts:
+    """Return the counts of the weights W (K, D), a SciPy CSR matrix, over the held-out rows.
+
+    trained: (K,) bool; other classes have score -1. Raises Stopped if `stopped` returns True.
+    """
+    n, K = rows.Y.shape
+    X, columns = rows.X.to_scipy(), W.T.tocsr()
+    best = np.zeros(n, np.int64)
+    chunk = max(1, MAX_CELLS // K)
+    for lo in range(0, n, chunk):
+        if stopped():
+            raise Stopped(
+                "stopped in an evaluation; the next run continues after the last saved round"
+            )
+        scores = (X[lo : lo + chunk] @ columns).toarray()
+        scores[:, ~trained] = -1.0
+        best[lo : lo + chunk] = scores.argmax(axis=1)
+    owners = np.repeat(np.arange(n), np.diff(rows.Y.indptr))
+    correct = rows.Y.indices[best[owners] == rows.Y.indices]
+    return HeldOutCounts(
+        *(np.bincount(each, minlength=K) for each in (rows.Y.indices, best, correct))
+    )

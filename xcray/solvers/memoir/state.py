@@ -1,0 +1,196 @@
+"""State of a MEMOIR training between two rounds, and its checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from xcray.errors import Corrupt
+from xcray.kernels.training import memoir as kernel
+from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, count_hits
+from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Rounds
+from xcray.storage.array_files import Arrays, read_arrays, write_arrays
+
+if TYPE_CHECKING:
+    from xcray.solvers.memoir.solver import MemoirSolver
+
+# time until the first checkpoint, and between two others; a short training writes none
+FIRST_SECONDS, CHECKPOINT_SECONDS = 1.0, 5.0
+
+
+class MemoirTraining:
+    """Rounds of a training, the mean of their weights, and the best weights on held-out rows.
+
+    number: of the last round. trained: (K,) bool, classes with samples. total: sum of the weights
+    of the rounds from `average_from` on, None if there are none. best: the best weights so far, of
+    round `best_number`, with their `counts`; None without held-out rows.
+    """
+
+    def __init__(self, rounds: Rounds, held_out: HeldOutRows | None, limit: int) -> None:
+        self.rounds, self.held_out, self.limit = rounds, held_out, limit
+        K, D = rounds.problem.Y.n_cols, rounds.problem.X.n_cols
+        self.number = self.best_number = 0
+        self.trained = np.bincount(rounds.problem.classes, minlength=K) > 0
+        self.total: Any = None
+        self.best: Any = None
+        if held_out is not None:
+            self.best = sp.csr_matrix((K, D))
+        zeros = np.zeros(K, np.int64)
+        self.counts = HeldOutCounts(zeros, zeros, zeros)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all rounds are done, or macro-F1 has not improved for some rounds."""
+        since = self.number - self.best_number
+        is_late = self.held_out is not None and since >= self._solver.early_stopping_rounds
+        return self.number >= self.limit or is_late
+
+    def run_round(self, stopped: Callable[[], bool]) -> None:
+        """Run the next round and evaluate it. Raises Stopped if `stopped` returns True."""
+        number, solver = self.number + 1, self._solver
+        self.rounds.run(number, solver.step_size(number), stopped)
+        if 0 < solver.average_from <= number:
+            W = self.rounds.weights()
+            self.total = W if self.total is None else self.total + W
+        is_last = number == self.limit
+        if self.held_out is not None and (is_last or number % solver.eval_every == 0):
+            self._evaluate(number, self.held_out, stopped)
+        self.number = number
+
+    def weights(self) -> Any:
+        """Return the weights of the model: a SciPy CSR matrix (K, D) float64."""
+        return self._present(self.number) if self.best is None else self.best
+
+    def _present(self, number: int) -> Any:
+        """Return the weights after round `number`, or the mean of the rounds to be averaged."""
+        if self.total is None:
+            return self.rounds.weights()
+        return self.total / (number - self._solver.average_from + 1)
+
+    def _evaluate(self, number: int, held_out: HeldOutRows, stopped: Callable[[], bool]) -> None:
+        """Evaluate the weights after round `number`, and keep them if they are the best."""
+        W = self._present(number)
+        counts = count_hits(W, self.trained, held_out, stopped)
+        if not self.best_number or counts.macro_f1 > self.counts.macro_f1:
+            self.best, self.best_number, self.counts = W, number, counts
+
+    @property
+    def _solver(self) -> MemoirSolver:
+        """Return the parameters."""
+        return self.rounds.solver
+
+
+class MemoirCheckpoint:
+    """One file at `path` with the state of a training after a round.
+
+    The next process continues from it with the same bits. A file that is damaged is renamed to
+    `.damaged`, and the training starts again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._saved_at = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for the next one."""
+        first = min(FIRST_SECONDS, CHECKPOINT_SECONDS)
+        interval = CHECKPOINT_SECONDS if self._path.exists() else first
+        return time.monotonic() - self._saved_at >= interval and self._path.parent.is_dir()
+
+    def save(self, training: MemoirTraining) -> None:
+        """Write the state of a training."""
+        numbers = np.array([training.number, training.best_number])
+        arrays = {
+            "numbers": numbers,
+            "state": training.rounds.state.view(np.uint8),
+            "counts": np.stack(training.counts),
+            **_list_arrays(training.rounds.lists),
+            **_matrix_arrays("total", training.total),
+            **_matrix_arrays("best", training.best),
+        }
+        write_arrays(self._path, arrays)
+        self._saved_at = time.monotonic()
+
+    def restore(self, training: MemoirTraining) -> None:
+        """Set the state of a training to the saved one, if there is one."""
+        if not self._path.exists():
+            return
+        try:
+            arrays = read_arrays(self._path)
+        except Corrupt:
+            self._path.rename(self._path.with_suffix(".damaged"))
+            return
+        rounds = training.rounds
+        training.number, training.best_number = (int(each) for each in arrays["numbers"])
+        training.counts = HeldOutCounts(*arrays["counts"])
+        shape = (len(rounds.scratch.scores), len(rounds.lists.begin))
+        training.total, training.best = (
+            _read_matrix(name, arrays, shape) for name in ("total", "best")
+        )
+        rounds.state = arrays["state"].copy().view(kernel.STATE)
+        rounds.lists = _read_lists(arrays)
+        rounds.state["used"] = rounds.lists.capacity.sum()
+
+
+def _positions(lists: kernel.FeatureLists) -> Any:
+    """Return the positions of the entries of all lists in the pools."""
+    size = lists.size.astype(np.int64)
+    return np.arange(size.sum()) + np.repeat(lists.begin - (np.cumsum(size) - size), size)
+
+
+def _list_arrays(lists: kernel.FeatureLists) -> Arrays:
+    """Return the entries of all lists, and sizes and capacities.
+
+    Capacities decide when zeros are dropped, and so the rounding of thresholds.
+    """
+    at = _positions(lists)
+    marks = lists.marks[at] if len(lists.marks) else lists.marks
+    return {
+        "size": lists.size,
+        "capacity": lists.capacity,
+        "classes": lists.classes[at],
+        "values": lists.values[at],
+        "marks": marks,
+        "has_marks": np.array([len(lists.marks) > 0], np.int8),
+    }
+
+
+def _read_lists(arrays: Arrays) -> kernel.FeatureLists:
+    """Return the lists of `_list_arrays`."""
+    capacity, has_marks = arrays["capacity"].copy(), bool(arrays["has_marks"][0])
+    ends = np.cumsum(capacity, dtype=np.int64)
+    pool = max(INITIAL_CAPACITY, int(ends[-1]) if len(ends) else 0)
+    lists = kernel.FeatureLists(
+        begin=ends - capacity,
+        size=arrays["size"].copy(),
+        capacity=capacity,
+        classes=np.zeros(pool, np.int32),
+        values=np.zeros(pool),
+        marks=np.zeros(pool if has_marks else 0),
+    )
+    at = _positions(lists)
+    lists.classes[at], lists.values[at] = arrays["classes"], arrays["values"]
+    if has_marks:
+        lists.marks[at] = arrays["marks"]
+    return lists
+
+
+def _matrix_arrays(name: str, matrix: Any) -> Arrays:
+    """Return the arrays of a SciPy CSR matrix; none for None."""
+    if matrix is None:
+        return {}
+    return {f"{name}.{part}": getattr(matrix, part) for part in ("data", "indices", "indptr")}
+
+
+def _read_matrix(name: str, arrays: Arrays, shape: tuple[int, int]) -> Any:
+    """Return the matrix of `_matrix_arrays`."""
+    if f"{name}.data" not in arrays:
+        return None
+    parts = tuple(arrays[f"{name}.{part}"].copy() for part in ("data", "indices", "indptr"))
+    return sp.csr_matrix(parts, shape=shape)
