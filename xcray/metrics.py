@@ -36,10 +36,10 @@ def evaluate(
 ) -> dict[str, float]:
     """Return all metrics that the inputs allow, by name.
 
-    "P@k", "nDCG@k", "recall@k" and "coverage@k" for k in `ks`, and "accuracy". label_counts: (K,)
-    training rows per label, together with n_train, the number of training rows: adds "PSP@k" and
-    "PSnDCG@k". Any k above the number of labels is left out. Raises ShapeMismatch, and
-    ParameterError for k below 1.
+    "P@k", "nDCG@k", "recall@k" and "coverage@k" for k in `ks`, "accuracy", and "macro-F1@1" of the
+    first label of each row. label_counts: (K,) training rows per label, together with n_train, the
+    number of training rows: adds "PSP@k" and "PSnDCG@k". Any k above the number of labels is left
+    out. Raises ShapeMismatch, and ParameterError for k below 1.
     """
     hits = matches(top, Y)
     out: dict[str, float] = {}
@@ -57,6 +57,7 @@ def evaluate(
         out.update({f"PSP@{k}": psp_at_k(top, Y, k, weights) for k in usable})
         out.update({f"PSnDCG@{k}": psndcg_at_k(top, Y, k, weights) for k in usable})
     out["accuracy"] = accuracy(top, Y)
+    out["macro-F1@1"] = macro_f1(predicted_sets(top, Y.n_cols, k=1), Y)
     return out
 
 

@@ -120,8 +120,9 @@ def test_evaluate_names_what_it_can_measure():
     plain = metrics.evaluate(top, Y, ks=(1, 3, 5))
     assert set(plain) == {
         f"{m}@{k}" for m in ("P", "nDCG", "recall", "coverage") for k in (1, 3)
-    } | {"accuracy"}
+    } | {"accuracy", "macro-F1@1"}
     assert (plain["P@1"], plain["recall@3"], plain["accuracy"]) == (0.5, 1.0, 0.5)
+    assert plain["macro-F1@1"] == pytest.approx(2 / 9)  # label 0: one hit, one miss
     full = metrics.evaluate(top, Y, ks=(1,), label_counts=[5, 1, 1], n_train=7)
     assert full["PSP@1"] == metrics.psp_at_k(top, Y, 1, metrics.inverse_propensities([5, 1, 1], 7))
     assert "PSnDCG@1" in full

@@ -236,7 +236,7 @@ class MemoirSolver(Parameters, JointSolver):
         """
         lists = np.minimum(2.0 * np.diff(XT.indptr), YT.n_rows)
         visited = float(lists[X.indices].sum()) / max(X.n_rows, 1)
-        total = self.rounds * self._batch(YT.n_rows) * visited
+        total = self.rounds * self.batch_size(YT.n_rows) * visited
         return frozen(np.full((YT.n_rows, 1), total / max(YT.n_rows, 1)), np.float64)
 
     def solve(
@@ -278,11 +278,11 @@ class MemoirSolver(Parameters, JointSolver):
     def _training(self, local: MemoirState) -> MemoirTraining:
         """Return the training at W = 0."""
         problem = local.problem
-        rounds = Rounds(problem, self, self._batch(problem.Y.n_cols))
+        rounds = Rounds(problem, self, self.batch_size(problem.Y.n_cols))
         limit = self.rounds if len(problem.rows) and problem.Y.n_cols > 1 else 0
         return MemoirTraining(rounds, local.held_out, limit)
 
-    def _batch(self, n_labels: int) -> int:
+    def batch_size(self, n_labels: int) -> int:
         """Return the number of samples per round."""
         return self.batch or math.ceil(100.0 * math.sqrt(n_labels))
 

@@ -1,0 +1,1 @@
+"""MEMOIR beside LIBLINEAR on single-label data sets."""

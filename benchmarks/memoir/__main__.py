@@ -1,0 +1,232 @@
+"""MEMOIR beside LIBLINEAR's Crammer-Singer SVM: accuracy, macro-F1 and processor seconds.
+
+python -m benchmarks.memoir --data DIR [--json FILE] [--sets news20_bydate,cooking] [--seeds 3]
+
+DIR holds a directory per set with train.txt.xz and test.txt.xz in XC format. Rows have length 1;
+20 newsgroups has tf-idf weights from the training rows. The first label of a row is its class, and
+test rows without labels are left out. Settings of MEMOIR (SETTINGS) and C of LIBLINEAR are chosen
+on every fifth training row, left out, by accuracy plus macro-F1. Then they are trained on all
+training rows, MEMOIR with several seeds, and tested. Macro-F1 is the mean over the classes of the
+test rows. Seconds are those of one core for a training, without reading, kernels compiled.
+Prints a line per result, and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.metrics import f1_score
+from sklearn.svm import LinearSVC
+from threadpoolctl import threadpool_limits
+
+from benchmarks.common import arguments, dataset, in_folder
+from xcray.arrays import CSR, Pattern, csr, frozen, pattern
+from xcray.kernels.sparse import transpose_pattern
+from xcray.solvers import make_solver
+from xcray.solvers.memoir.solver import MemoirSolver
+
+CHUNK = 500  # rows scored at once
+LARGE = "gnd_tibkat"  # one training only, without a choice of settings, and without LIBLINEAR
+LIBLINEAR_C: Final = (0.3, 1.0, 3.0, 10.0)
+# candidates per set; the longest takes about the time that is allowed: 1 s, or 0.5 s for cooking
+SETTINGS: Final[Mapping[str, list[dict[str, Any]]]] = {
+    "news20_bydate": [
+        {"rounds": rounds, "batch": 1000, "average_from": start, "lam": lam}
+        for rounds in (50, 100)
+        for start in (0, rounds // 2)
+        for lam in (1e-6, 1e-5, 1e-4)
+    ],
+    "cooking": [
+        {"rounds": rounds, "batch": 2500, "average_from": start, "lam": lam, "eta0": eta0}
+        for rounds in (15, 20)
+        for start in (0, rounds // 2)
+        for lam in (1e-5, 1e-4)
+        for eta0 in (0.1, 0.2)
+    ],
+    "clef_imclef07a": [
+        {"rounds": 90, "batch": 1000, "average_from": start, "lam": lam, "eta0": eta0}
+        for start in (0, 45)
+        for lam in (1e-6, 1e-5)
+        for eta0 in (0.3, 1.0, 3.0)
+    ],
+    LARGE: [{"rounds": 25}],
+}
+
+
+class SingleLabel(NamedTuple):
+    """Rows X (n, D), a SciPy CSR matrix, with their classes y (n,)."""
+
+    X: Any
+    y: Any
+
+
+class ClassData(NamedTuple):
+    """Training and test rows of a set with `n_classes` classes."""
+
+    train: SingleLabel
+    test: SingleLabel
+    n_classes: int
+
+
+def load(name: str, data: Path | None, folder: Path) -> ClassData:
+    """Return the rows of a set that have a label, with the first label of each."""
+    source = dataset(name, data, folder)
+    parts = [first_labels(source[part].X, source[part].Y) for part in ("train", "test")]
+    if name == "news20_bydate":
+        X, n = parts[0].X, len(parts[0].y)
+        idf = np.log(n / np.maximum(np.bincount(X.indices, minlength=X.shape[1]), 1))
+        for rows in parts:
+            rows.X.data = (1.0 + np.log(rows.X.data)) * idf[rows.X.indices]
+    train, test = (SingleLabel(to_length_1(rows.X), rows.y) for rows in parts)
+    return ClassData(train, test, source.n_labels)
+
+
+def first_labels(X: CSR, Y: Pattern) -> SingleLabel:
+    """Return the rows with labels, and the first label of each."""
+    rows = np.flatnonzero(np.diff(Y.indptr))
+    return SingleLabel(X.to_scipy()[rows].astype(np.float64), Y.indices[Y.indptr[rows]])
+
+
+def to_length_1(X: Any) -> Any:
+    """Return the rows divided by their norm; rows of zeros stay."""
+    length = np.sqrt(np.asarray(X.multiply(X).sum(axis=1)).ravel())
+    return sp.csr_matrix(sp.diags(1.0 / np.where(length > 0.0, length, 1.0)) @ X)
+
+
+def leave_out(rows: SingleLabel) -> tuple[SingleLabel, SingleLabel]:
+    """Return four fifths of the rows for training, and every fifth for validation."""
+    is_left_out = np.arange(len(rows.y)) % 5 == 4
+    train, validation = (
+        SingleLabel(rows.X[part], rows.y[part]) for part in (~is_left_out, is_left_out)
+    )
+    return train, validation
+
+
+def train_memoir(rows: SingleLabel, n_classes: int, solver: MemoirSolver) -> dict[str, Any]:
+    """Return weights, bias, seconds, and samples per second of a training."""
+    X = rows.X
+    arrays = csr(X.indptr, X.indices, X.data.astype(np.float32), X.shape[1])
+    YT = transpose_pattern(pattern(np.arange(len(rows.y) + 1), rows.y, n_classes))
+    solver.warm_up()
+    begin = time.process_time()
+    block = solver.solve(solver.load(arrays, arrays, YT), frozen(np.arange(n_classes), np.int32))
+    seconds = time.process_time() - begin
+    samples = int(block.records["rounds"].max()) * solver.batch_size(n_classes)
+    return {
+        "W": block.W.to_scipy(),
+        "bias": block.bias,
+        "seconds": seconds,
+        "samples_per_second": round(samples / seconds),
+        "weights": block.W.nnz,
+    }
+
+
+def train_liblinear(rows: SingleLabel, n_classes: int, C: float) -> dict[str, Any]:
+    """Return weights, bias and seconds of LIBLINEAR's Crammer-Singer SVM without bias."""
+    model = LinearSVC(multi_class="crammer_singer", C=C, fit_intercept=False, random_state=0)
+    begin = time.process_time()
+    model.fit(rows.X, rows.y)
+    seconds = time.process_time() - begin
+    W, bias = np.zeros((n_classes, rows.X.shape[1])), np.full(n_classes, -np.inf)
+    W[model.classes_], bias[model.classes_] = model.coef_, 0.0
+    return {"W": sp.csr_matrix(W), "bias": bias, "seconds": seconds}
+
+
+def score(model: Mapping[str, Any], rows: SingleLabel) -> tuple[float, float]:
+    """Return accuracy and macro-F1 in percent."""
+    predicted = np.concatenate(
+        [
+            ((rows.X[lo : lo + CHUNK] @ model["W"].T).toarray() + model["bias"]).argmax(axis=1)
+            for lo in range(0, len(rows.y), CHUNK)
+        ]
+    )
+    f1 = f1_score(rows.y, predicted, average="macro", labels=np.unique(rows.y), zero_division=0)
+    return 100.0 * float((predicted == rows.y).mean()), 100.0 * float(f1)
+
+
+def choose_settings(name: str, data: ClassData) -> dict[str, Any]:
+    """Return the settings of MEMOIR with the best sum of accuracy and macro-F1 on rows left out."""
+    candidates = SETTINGS[name]
+    if len(candidates) == 1:
+        return candidates[0]
+    train, validation = leave_out(data.train)
+    sums = []
+    for settings in candidates:
+        model = train_memoir(train, data.n_classes, MemoirSolver(**settings))
+        accuracy, f1 = score(model, validation)
+        sums.append(accuracy + f1)
+        show(name, f"validation {settings}", accuracy, f1, model["seconds"])
+    return candidates[int(np.argmax(sums))]
+
+
+def choose_C(data: ClassData) -> float:
+    """Return the C of LIBLINEAR with the best sum of accuracy and macro-F1 on rows left out."""
+    train, validation = leave_out(data.train)
+    sums = [sum(score(train_liblinear(train, data.n_classes, C), validation)) for C in LIBLINEAR_C]
+    return LIBLINEAR_C[int(np.argmax(sums))]
+
+
+def measure_set(name: str, data: ClassData, seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield a result per method: mean over seeds of accuracy, macro-F1 and seconds."""
+    settings = choose_settings(name, data)
+    solvers = {f"memoir {settings}": [MemoirSolver(**settings, seed=i) for i in range(seeds)]}
+    if name != LARGE:
+        for preset in ("memoir-paper", "memoir-scripts"):
+            solvers[preset] = [make_solver(preset, {"seed": i}) for i in range(seeds)]
+        random = [MemoirSolver(**settings, oracle="random", seed=i) for i in range(seeds)]
+        solvers["the same settings, oracle=random"] = random
+    for method, each in solvers.items():
+        models = [train_memoir(data.train, data.n_classes, solver) for solver in each]
+        yield summarize(method, models, data.test)
+    if name != LARGE:
+        C = choose_C(data)
+        models = [train_liblinear(data.train, data.n_classes, C)]
+        yield summarize(f"LIBLINEAR, Crammer-Singer, C={C:g}", models, data.test)
+
+
+def summarize(method: str, models: list[dict[str, Any]], test: SingleLabel) -> dict[str, Any]:
+    """Return the means over trainings of a method."""
+    scores = np.mean([score(model, test) for model in models], axis=0)
+    means = {
+        key: float(np.mean([model[key] for model in models]))
+        for key in ("seconds", "samples_per_second", "weights")
+        if key in models[0]
+    }
+    return {"method": method, "accuracy": float(scores[0]), "macro_f1": float(scores[1]), **means}
+
+
+def show(name: str, method: str, accuracy: float, f1: float, seconds: float) -> None:
+    """Print a line of the table."""
+    print(f"{name}: {method}: {accuracy:.1f} / {f1:.1f} % in {seconds:.2f} s", flush=True)
+
+
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Measure all sets."""
+    out: dict[str, Any] = {}
+    for name in options.sets.split(","):
+        data, out[name] = load(name, options.data, folder), []
+        for result in measure_set(name, data, options.seeds):
+            show(name, result["method"], *(result[k] for k in ("accuracy", "macro_f1", "seconds")))
+            out[name].append(result)
+    return out
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = arguments(
+        __doc__ or "",
+        sets={"default": ",".join(SETTINGS), "help": "names of data sets"},
+        seeds={"type": int, "default": 3, "help": "trainings of MEMOIR per setting"},
+    )
+    with threadpool_limits(limits=1, user_api="blas"):
+        in_folder(lambda folder: run(options, folder), options.json)
+
+
+if __name__ == "__main__":
+    main()
