@@ -2,16 +2,19 @@
 
 A sample (x, y) has the rival r = argmax of w_c.x over the classes c that its row does not have. If
 w_y.x - w_r.x is less than the margin, eta x is added to w_y and subtracted from w_r
-(`xcray.solvers.memoir` states the problem).
+(`xcray.solvers.memoir.solver` states the problem).
 
-W is stored by feature: a growable list of (class, value). The search of r walks the lists of the
-row's features and scores every class with a weight there, so that it is exact. An update walks the
-same lists. A class with no such weight has score 0. If no other score is above 0, r is a random one
-of these classes.
+W is stored by feature: a growable list of (class, value) pairs. The search of r walks the lists of
+the row's features and scores every class with a weight there, so that it is exact. An update walks
+the same lists. A class with no such weight has score 0. If no other score is above 0, r is a random
+one of these classes.
 
 W is `scale` times the stored values, so that the shrinkage of the l2 norm costs O(1). The
 thresholds of the l1 norm are summed in `threshold`; each entry stores the sum at its last change,
 and is shrunk by the difference when it is read.
+
+Most of the time is spent waiting for memory. So a pair has 8 bytes, and what is known about a list
+is next to each other.
 """
 
 from typing import Any, NamedTuple
@@ -28,6 +31,7 @@ MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(14426950408889
 TOP_BITS = np.uint64(33)
 MAX_TRIES = 64  # random classes tried before the classes are visited in order
 MIN_CAPACITY = 4  # entries of a list that is not empty
+LARGEST = 3e38  # largest size of a stored value
 
 STATE = np.dtype(
     [
@@ -42,6 +46,11 @@ STATE = np.dtype(
     ],
     align=True,
 )
+
+
+HEAD = np.dtype([("begin", np.int64), ("size", np.int32), ("capacity", np.int32)], align=True)
+SCORE = np.dtype([("value", np.float64), ("stamp", np.int64)], align=True)
+ENTRY = np.dtype([("label", np.int32), ("value", np.float32)], align=True)
 
 
 class MemoirProblem(NamedTuple):
@@ -65,21 +74,21 @@ class MemoirSettings(NamedTuple):
 
 
 class FeatureLists(NamedTuple):
-    """W by feature: entries begin[f] .. begin[f] + size[f] - 1 of the pools."""
+    """W by feature: entries begin .. begin + size - 1 of the pool, of the feature's head.
 
-    begin: Int64  # (D,)
-    size: Int32  # (D,)
-    capacity: Int32  # (D,)
-    classes: Int32  # pool
-    values: Float64  # pool
-    marks: Float64  # pool: `threshold` at the last change of an entry; (0,) without l1 norm
+    heads: (D,) of HEAD. entries: (capacity,) of ENTRY. marks: float64, `threshold` at the last
+    change of an entry; (0,) without l1 norm.
+    """
+
+    heads: np.ndarray
+    entries: np.ndarray
+    marks: Float64
 
 
 class MemoirScratch(NamedTuple):
     """Scratch memory of a search: scores (K,), found (K,), and rivals (B,) of the draws."""
 
-    scores: Float64
-    stamps: Int64  # (K,) number of the search that scored the class
+    scores: np.ndarray  # of SCORE: the score, and the number of the search that scored the class
     found: Int32  # (K,) the classes that the search scored
     rivals: Int32  # (B,), -1: the margin is met
 
@@ -87,13 +96,22 @@ class MemoirScratch(NamedTuple):
 @inner()
 def read_value(lists: FeatureLists, p: int, threshold: float) -> float:
     """Return the present stored value of entry p, after the thresholds since its last change."""
-    value = float(lists.values[p])
+    value = float(lists.entries[p].value)
     if len(lists.marks) == 0:
         return value
     excess = abs(value) - (threshold - float(lists.marks[p]))
     if excess <= 0.0:
         return 0.0
     return excess if value > 0.0 else -excess
+
+
+@inner()
+def write_entry(lists: FeatureLists, p: int, c: Any, value: float, threshold: float) -> None:
+    """Write entry p, with a value limited to LARGEST."""
+    lists.entries[p].label = c
+    lists.entries[p].value = min(max(value, -LARGEST), LARGEST)
+    if len(lists.marks):
+        lists.marks[p] = threshold
 
 
 @inner()
@@ -104,26 +122,34 @@ def score_classes(
 
     Returns the number of classes in `scratch.found`.
     """
-    X, scores, stamps, found, n = problem.X, scratch.scores, scratch.stamps, scratch.found, 0
-    at.work += 1
-    stamp = at.work  # larger than those of all searches before
+    X, scores, found, n = problem.X, scratch.scores, scratch.found, 0
+    threshold, work = at.threshold, at.work + 1
+    stamp = work  # larger than those of all searches before
     for a in range(X.indptr[i], X.indptr[i + 1]):
         f, x = X.indices[a], np.float64(X.data[a])
-        lo = lists.begin[f]
-        at.work += lists.size[f]
-        for p in range(lo, lo + lists.size[f]):
-            value = read_value(lists, p, at.threshold)
+        lo = lists.heads[f].begin
+        hi = lo + lists.heads[f].size
+        work += hi - lo
+        for p in range(lo, hi):
+            value = read_value(lists, p, threshold)
             if value == 0.0:
                 continue
-            c = lists.classes[p]
-            if stamps[c] == stamp:
-                scores[c] += x * value
+            c = lists.entries[p].label
+            score = scores[c]
+            if score.stamp == stamp:
+                score.value += x * value
             else:
-                stamps[c] = stamp
-                scores[c] = x * value
+                score.stamp, score.value = stamp, x * value
                 found[n] = c
                 n += 1
+    at.work = work
     return n
+
+
+@inner()
+def read_score(scratch: MemoirScratch, c: Any, stamp: int) -> float:
+    """Return the score of class c in the search number `stamp`; 0 if it was not scored."""
+    return float(scratch.scores[c].value) if scratch.scores[c].stamp == stamp else 0.0
 
 
 @inner()
@@ -150,11 +176,11 @@ def draw_class(
     for _ in range(MAX_TRIES):
         number = number * MULTIPLIER + INCREMENT
         c = int(np.int64(number >> TOP_BITS) % K)
-        if scratch.stamps[c] != stamp and not is_own(problem.Y, i, c):
+        if scratch.scores[c].stamp != stamp and not is_own(problem.Y, i, c):
             return c
     for shift in range(K):
         other = (c + shift) % K
-        if scratch.stamps[other] != stamp and not is_own(problem.Y, i, other):
+        if scratch.scores[other].stamp != stamp and not is_own(problem.Y, i, other):
             return other
     return -1
 
@@ -180,49 +206,44 @@ def find_rival(
     if s.random:
         rival = draw_class(problem, scratch, i, number, -1)
         if rival >= 0:
-            best = float(scratch.scores[rival]) if scratch.stamps[rival] == stamp else 0.0
+            best = read_score(scratch, rival, stamp)
     else:
         for a in range(n):
             c = int(scratch.found[a])
-            z = float(scratch.scores[c])
+            z = float(scratch.scores[c].value)
             if (z > best or (z == best and c < rival)) and not is_own(problem.Y, i, c):
                 rival, best = c, z
         if best < 0.0:
             unscored = draw_class(problem, scratch, i, number, stamp)
             if unscored >= 0:
                 rival, best = unscored, 0.0
-    own = scratch.scores[y] if scratch.stamps[y] == stamp else 0.0
+    own = read_score(scratch, y, stamp)
     return rival if rival >= 0 and at.scale * (own - best) < s.margin else -1
 
 
 @inner()
 def drop_zeros(lists: FeatureLists, f: Any, threshold: float) -> None:
     """Remove the entries of feature f that are 0 now."""
-    lo, kept = lists.begin[f], 0
-    for p in range(lo, lo + lists.size[f]):
+    head = lists.heads[f]
+    kept = head.begin
+    for p in range(head.begin, head.begin + head.size):
         value = read_value(lists, p, threshold)
-        if value == 0.0:
-            continue
-        lists.classes[lo + kept], lists.values[lo + kept] = lists.classes[p], value
-        if len(lists.marks):
-            lists.marks[lo + kept] = threshold
-        kept += 1
-    lists.size[f] = kept
+        if value != 0.0:
+            write_entry(lists, kept, lists.entries[p].label, value, threshold)
+            kept += 1
+    head.size = kept - head.begin
 
 
 @inner()
 def grow_list(lists: FeatureLists, f: Any, at: Any) -> None:
     """Move the list of feature f to entries with twice the capacity; the pools must have them."""
-    capacity, old, new = max(MIN_CAPACITY, 2 * lists.capacity[f]), lists.begin[f], at.used
-    for p in range(lists.size[f]):
-        lists.classes[new + p], lists.values[new + p] = (
-            lists.classes[old + p],
-            lists.values[old + p],
-        )
+    head, new = lists.heads[f], at.used
+    for p in range(head.size):
+        lists.entries[new + p] = lists.entries[head.begin + p]
         if len(lists.marks):
-            lists.marks[new + p] = lists.marks[old + p]
-    lists.begin[f], lists.capacity[f] = new, capacity
-    at.used += capacity
+            lists.marks[new + p] = lists.marks[head.begin + p]
+    head.begin, head.capacity = new, max(MIN_CAPACITY, 2 * head.capacity)
+    at.used += head.capacity
 
 
 @inner()
@@ -233,12 +254,13 @@ def has_capacity(X: CSR, lists: FeatureLists, i: Any, at: Any) -> bool:
     """
     for a in range(X.indptr[i], X.indptr[i + 1]):
         f = X.indices[a]
-        if lists.size[f] + 2 <= lists.capacity[f]:
+        head = lists.heads[f]
+        if head.size + 2 <= head.capacity:
             continue
         drop_zeros(lists, f, at.threshold)
-        if lists.size[f] + 2 <= lists.capacity[f]:
+        if head.size + 2 <= head.capacity:
             continue
-        if at.used + max(MIN_CAPACITY, 2 * lists.capacity[f]) > len(lists.values):
+        if at.used + max(MIN_CAPACITY, 2 * head.capacity) > len(lists.entries):
             return False
         grow_list(lists, f, at)
     return True
@@ -249,15 +271,14 @@ def add_entry(lists: FeatureLists, f: Any, p: int, c: Any, change: float, at: An
     """Add `change` to the weight of class c on feature f, at entry p; -1 appends an entry."""
     value = 0.0
     if p < 0:
-        p = int(lists.begin[f] + lists.size[f])
-        lists.size[f] += 1
-        lists.classes[p] = c
+        head = lists.heads[f]
+        p = int(head.begin + head.size)
+        head.size += 1
     else:
         value = read_value(lists, p, at.threshold)
-    lists.values[p] = value + change
-    if len(lists.marks):
-        lists.marks[p] = at.threshold
-    at.norm_sq += at.scale * at.scale * change * (2.0 * value + change)
+    write_entry(lists, p, c, value + change, at.threshold)
+    new = float(lists.entries[p].value)
+    at.norm_sq += at.scale * at.scale * (new - value) * (new + value)
 
 
 @inner()
@@ -265,13 +286,15 @@ def add_row(X: CSR, lists: FeatureLists, i: Any, y: Any, r: int, step: float, at
     """Add step times row i to the weights of class y, and subtract it from those of class r."""
     for a in range(X.indptr[i], X.indptr[i + 1]):
         f, x = X.indices[a], np.float64(X.data[a])
-        lo, of_y, of_r = lists.begin[f], -1, -1
-        at.work += lists.size[f]
-        for p in range(lo, lo + lists.size[f]):
-            if lists.classes[p] == y:
+        lo, of_y, of_r = lists.heads[f].begin, -1, -1
+        hi = lo + lists.heads[f].size
+        for p in range(lo, hi):
+            c = lists.entries[p].label
+            if c == y:
                 of_y = p
-            elif lists.classes[p] == r:
+            elif c == r:
                 of_r = p
+        at.work += hi - lo
         change = step * x / at.scale
         add_entry(lists, f, of_y, y, change, at)
         add_entry(lists, f, of_r, r, -change, at)
@@ -317,10 +340,10 @@ def advance(
 @numba.njit(nogil=True, cache=True)
 def count_weights(lists: FeatureLists, at: Any, counts: Int64) -> None:
     """Count the weights of each class that are not 0: `counts` (K,)."""
-    for f in range(len(lists.begin)):
-        for p in range(lists.begin[f], lists.begin[f] + lists.size[f]):
+    for head in lists.heads:
+        for p in range(head.begin, head.begin + head.size):
             if at[0].scale * read_value(lists, p, at[0].threshold) != 0.0:
-                counts[lists.classes[p]] += 1
+                counts[lists.entries[p].label] += 1
 
 
 @numba.njit(nogil=True, cache=True)
@@ -328,10 +351,10 @@ def export_weights(
     lists: FeatureLists, at: Any, ends: Int64, features: Int32, values: Float64
 ) -> None:
     """Write the weights by class; ends: (K,) next output positions, advanced."""
-    for f in range(len(lists.begin)):
-        for p in range(lists.begin[f], lists.begin[f] + lists.size[f]):
+    for f, head in enumerate(lists.heads):
+        for p in range(head.begin, head.begin + head.size):
             w = at[0].scale * read_value(lists, p, at[0].threshold)
             if w != 0.0:
-                c = lists.classes[p]
+                c = lists.entries[p].label
                 features[ends[c]], values[ends[c]] = f, w
                 ends[c] += 1

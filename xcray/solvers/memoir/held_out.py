@@ -64,12 +64,10 @@ def take_held_out(X: CSR, Y: Pattern, rows: Int64) -> HeldOutRows:
     return HeldOutRows(take_rows(X, rows), take_pattern_rows(Y, rows))
 
 
-def count_hits(
-    W: Any, trained: Any, rows: HeldOutRows, stopped: Callable[[], bool]
-) -> HeldOutCounts:
+def count_hits(W: Any, rows: HeldOutRows, stopped: Callable[[], bool]) -> HeldOutCounts:
     """Return the counts of the weights W (K, D), a SciPy CSR matrix, over the held-out rows.
 
-    trained: (K,) bool; other classes have score -1. Raises Stopped if `stopped` returns True.
+    Raises Stopped if `stopped` returns True.
     """
     n, K = rows.Y.shape
     X, columns = rows.X.to_scipy(), W.T.tocsr()
@@ -81,7 +79,6 @@ def count_hits(
                 "stopped in an evaluation; the next run continues after the last saved round"
             )
         scores = (X[lo : lo + chunk] @ columns).toarray()
-        scores[:, ~trained] = -1.0
         best[lo : lo + chunk] = scores.argmax(axis=1)
     owners = np.repeat(np.arange(n), np.diff(rows.Y.indptr))
     correct = rows.Y.indices[best[owners] == rows.Y.indices]

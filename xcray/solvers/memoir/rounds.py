@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # entries visited between two checks of the stop flag: 20 to 60 ms
 SLICE_ENTRIES = 8_000_000
 INITIAL_CAPACITY = 1 << 16  # entries of the pools
-MIN_SCALE = 1e-100  # below it the multiplier of W is multiplied into the stored values
+MIN_SCALE = 1e-12  # below it the multiplier of W is multiplied into the stored values
 
 
 class Rounds:
@@ -29,16 +29,12 @@ class Rounds:
         self.problem, self.solver, self.batch = problem, solver, batch
         K, D = problem.Y.n_cols, problem.X.n_cols
         self.lists = kernel.FeatureLists(
-            begin=np.zeros(D, np.int64),
-            size=np.zeros(D, np.int32),
-            capacity=np.zeros(D, np.int32),
-            classes=np.zeros(INITIAL_CAPACITY, np.int32),
-            values=np.zeros(INITIAL_CAPACITY),
+            heads=np.zeros(D, kernel.HEAD),
+            entries=np.zeros(INITIAL_CAPACITY, kernel.ENTRY),
             marks=np.zeros(INITIAL_CAPACITY if solver.penalty == "l1" else 0),
         )
         self.scratch = kernel.MemoirScratch(
-            scores=np.zeros(K),
-            stamps=np.zeros(K, np.int64),
+            scores=np.zeros(K, kernel.SCORE),
             found=np.zeros(K, np.int32),
             rivals=np.zeros(batch, np.int32),
         )
@@ -113,17 +109,13 @@ class Rounds:
         at["scale"] *= factor
         at["norm_sq"] *= factor * factor
         if at["scale"] < MIN_SCALE:
-            self.lists.values[:] *= at["scale"]
+            self.lists.entries["value"] *= at["scale"]
             at["scale"] = 1.0
 
     def _enlarge(self) -> None:
         """Double the pools."""
-        lists = self.lists
-        self.lists = lists._replace(
-            classes=_double(lists.classes),
-            values=_double(lists.values),
-            marks=_double(lists.marks),
-        )
+        entries, marks = _double(self.lists.entries), _double(self.lists.marks)
+        self.lists = self.lists._replace(entries=entries, marks=marks)
 
 
 def _double(pool: Any) -> Any:

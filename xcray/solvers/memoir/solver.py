@@ -13,7 +13,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen, pattern
 from xcray.errors import ParameterError
 from xcray.kernels.row_norm import ROW_NORMS, normalize_rows
-from xcray.kernels.sparse import take_rows, transpose_pattern
+from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose_pattern
 from xcray.kernels.training import memoir as kernel
 from xcray.solvers.contract import JointSolver, summarize_records
 from xcray.solvers.declarations import (
@@ -44,13 +44,15 @@ RECORDS = RecordSchema(
 
 @dataclass
 class MemoirState:
-    """State of a worker: the samples by class, positives (K,) training rows per class.
+    """State of a worker: the problem over the classes that occur in the samples.
 
-    held_out: rows for early stopping. checkpoint_dir: directory in which the training saves its
-    state and resumes; None to save nothing.
+    label_ids: their numbers. positives: (K,) training rows of all classes. held_out: rows for early
+    stopping. checkpoint_dir: directory in which the training saves its state and resumes; None to
+    save nothing.
     """
 
     problem: kernel.MemoirProblem
+    label_ids: Int32
     positives: Int64
     held_out: HeldOutRows | None = None
     checkpoint_dir: Path | None = None
@@ -77,7 +79,8 @@ class MemoirSolver(Parameters, JointSolver):
 
     The search is exact: it scores all classes with a weight on a feature of the row. Among classes
     with score 0 the choice is random. oracle="random" draws r at random instead, as a control.
-    Labels without rows have no weights, bias -1. One task trains all classes on one core.
+    Labels without samples are not in the problem: no weights, bias -1. One task trains all classes
+    on one core.
 
     With `early_stopping_rounds` some training rows are held out, and the model has the weights of
     the round with the best macro-F1 on them. With `average_from` the mean of the weights since that
@@ -112,7 +115,9 @@ class MemoirSolver(Parameters, JointSolver):
     lam: float = parameter(1e-5, "weight of the penalty", above=0.0)
     rounds: int = parameter(100, "number of rounds", low=1, high=1_000_000)
     batch: int = parameter(
-        0, "samples drawn per round; 0: 100 times the square root of the number of classes", low=0
+        0,
+        "samples drawn per round; 0: 100 times the square root of the number of classes with rows",
+        low=0,
     )
     eta0: float = parameter(0.1, "first step size", above=0.0)
     eta_step: float = parameter(0.02, "decay of the step size, per round", low=0.0)
@@ -215,19 +220,20 @@ class MemoirSolver(Parameters, JointSolver):
                 "memoir has no sample weights; use ppdsparse, or the data set without weights"
             )
         positives = frozen(np.diff(YT.indptr), np.int64)
-        X, Y, held_out = normalize_rows(X, self.row_norm), transpose_pattern(YT), None
+        X, held_out = normalize_rows(X, self.row_norm), None
         if self.labels == "first":
-            Y = _first_labels(Y)
-            YT = transpose_pattern(Y)
-        rows = YT.indices
-        classes = np.repeat(np.arange(YT.n_rows, dtype=np.int32), np.diff(YT.indptr))
+            YT = transpose_pattern(_first_labels(transpose_pattern(YT)))
+        seen = np.flatnonzero(np.diff(YT.indptr))
+        YT = take_pattern_rows(YT, seen)
+        Y, rows = transpose_pattern(YT), YT.indices
+        classes = np.repeat(np.arange(len(seen), dtype=np.int32), np.diff(YT.indptr))
         if self.early_stopping_rounds:
             tested = split_rows(Y, self.held_out, self.seed)
             in_training = ~np.isin(rows, tested)
             rows, classes = rows[in_training], classes[in_training]
             held_out = take_held_out(X, Y, tested) if len(tested) else None
         problem = kernel.MemoirProblem(X, Y, frozen(rows, np.int32), frozen(classes, np.int32))
-        return MemoirState(problem, positives, held_out)
+        return MemoirState(problem, frozen(seen, np.int32), positives, held_out)
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
         """Return the expected entries that draws of each label visit: (K, 1) float64.
@@ -248,7 +254,7 @@ class MemoirSolver(Parameters, JointSolver):
         With `local.checkpoint_dir` the next call resumes after the last saved round and returns the
         same bits as an uninterrupted one. Raises ParameterError if `labels` are not all labels.
         """
-        labels, n_labels = frozen(labels, np.int32), local.problem.Y.n_cols
+        labels, n_labels = frozen(labels, np.int32), len(local.positives)
         if not np.array_equal(np.sort(labels), np.arange(n_labels)):
             raise ParameterError(
                 f"memoir trains all labels together: give it the {n_labels} labels, each once"
@@ -261,7 +267,7 @@ class MemoirSolver(Parameters, JointSolver):
             training.run_round(stopped)
             if checkpoint and checkpoint.is_due:
                 checkpoint.save(training)
-        return _solved(training, local.positives, self.prune, labels)
+        return _solved(training, local, self.prune, labels)
 
     def warm_up(self) -> None:
         """Compile or load the kernels, on a problem of two samples."""
@@ -288,28 +294,31 @@ class MemoirSolver(Parameters, JointSolver):
 
 
 def _solved(
-    training: MemoirTraining, positives: Int64, prune: float, labels: Int32
+    training: MemoirTraining, local: MemoirState, prune: float, labels: Int32
 ) -> SolvedLabels:
     """Return the model in the order of `labels`."""
-    W, n_labels = training.weights(), len(positives)
+    W, n_labels, seen = training.weights(), len(local.positives), local.label_ids
     is_large = np.abs(W.data) > prune
-    owners = np.repeat(np.arange(n_labels), np.diff(W.indptr))[is_large]
-    kept = np.bincount(owners, minlength=n_labels)
+    owners = np.repeat(seen, np.diff(W.indptr))
+    kept, all_weights = (
+        np.bincount(each, minlength=n_labels) for each in (owners[is_large], owners)
+    )
+    records = np.zeros(n_labels, RECORDS.dtype)
+    records["label"], records["positives"] = np.arange(n_labels), local.positives
+    records["rounds"], records["rounds"][seen] = -1, training.number
+    records["nnz"], records["pruned"] = kept, all_weights - kept
+    records["best_round"] = training.best_number
+    for name, counts in training.counts._asdict().items():
+        records[name][seen] = counts
     limit = float(np.finfo(np.float32).max)
     values = np.clip(W.data[is_large], -limit, limit)
     indptr = np.concatenate([[0], np.cumsum(kept)])
-    trained = training.trained
-    records = np.zeros(n_labels, RECORDS.dtype)
-    records["label"], records["positives"] = np.arange(n_labels), positives
-    records["rounds"] = np.where(trained, training.number, -1)
-    records["nnz"], records["pruned"] = kept, np.diff(W.indptr) - kept
-    records["best_round"] = training.best_number
-    for name, counts in training.counts._asdict().items():
-        records[name] = counts
+    bias = np.full(n_labels, -1.0)
+    bias[seen] = 0.0
     return SolvedLabels(
         labels,
         take_rows(csr(indptr, W.indices[is_large], values, W.shape[1]), labels.astype(np.int64)),
-        frozen(np.where(trained, 0.0, -1.0)[labels], np.float64),
+        frozen(bias[labels], np.float64),
         records[labels],
     )
 

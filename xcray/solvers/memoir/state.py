@@ -26,8 +26,8 @@ FIRST_SECONDS, CHECKPOINT_SECONDS = 1.0, 5.0
 class MemoirTraining:
     """Rounds of a training, the mean of their weights, and the best weights on held-out rows.
 
-    number: of the last round. trained: (K,) bool, classes with samples. total: sum of the weights
-    of the rounds from `average_from` on, None if there are none. best: the best weights so far, of
+    number: of the last round. total: sum of the weights of the rounds from `average_from` on, None
+    if there are none. best: the best weights so far, of
     round `best_number`, with their `counts`; None without held-out rows.
     """
 
@@ -35,7 +35,6 @@ class MemoirTraining:
         self.rounds, self.held_out, self.limit = rounds, held_out, limit
         K, D = rounds.problem.Y.n_cols, rounds.problem.X.n_cols
         self.number = self.best_number = 0
-        self.trained = np.bincount(rounds.problem.classes, minlength=K) > 0
         self.total: Any = None
         self.best: Any = None
         if held_out is not None:
@@ -75,7 +74,7 @@ class MemoirTraining:
     def _evaluate(self, number: int, held_out: HeldOutRows, stopped: Callable[[], bool]) -> None:
         """Evaluate the weights after round `number`, and keep them if they are the best."""
         W = self._present(number)
-        counts = count_hits(W, self.trained, held_out, stopped)
+        counts = count_hits(W, held_out, stopped)
         if not self.best_number or counts.macro_f1 > self.counts.macro_f1:
             self.best, self.best_number, self.counts = W, number, counts
 
@@ -129,56 +128,51 @@ class MemoirCheckpoint:
         rounds = training.rounds
         training.number, training.best_number = (int(each) for each in arrays["numbers"])
         training.counts = HeldOutCounts(*arrays["counts"])
-        shape = (len(rounds.scratch.scores), len(rounds.lists.begin))
+        shape = (len(rounds.scratch.scores), len(rounds.lists.heads))
         training.total, training.best = (
             _read_matrix(name, arrays, shape) for name in ("total", "best")
         )
         rounds.state = arrays["state"].copy().view(kernel.STATE)
         rounds.lists = _read_lists(arrays)
-        rounds.state["used"] = rounds.lists.capacity.sum()
+        rounds.state["used"] = rounds.lists.heads["capacity"].sum()
 
 
-def _positions(lists: kernel.FeatureLists) -> Any:
+def _positions(heads: Any) -> Any:
     """Return the positions of the entries of all lists in the pools."""
-    size = lists.size.astype(np.int64)
-    return np.arange(size.sum()) + np.repeat(lists.begin - (np.cumsum(size) - size), size)
+    size = heads["size"].astype(np.int64)
+    return np.arange(size.sum()) + np.repeat(heads["begin"] - (np.cumsum(size) - size), size)
 
 
 def _list_arrays(lists: kernel.FeatureLists) -> Arrays:
-    """Return the entries of all lists, and sizes and capacities.
+    """Return the entries of all lists, and their sizes and capacities.
 
     Capacities decide when zeros are dropped, and so the rounding of thresholds.
     """
-    at = _positions(lists)
-    marks = lists.marks[at] if len(lists.marks) else lists.marks
+    at, has_marks = _positions(lists.heads), len(lists.marks) > 0
     return {
-        "size": lists.size,
-        "capacity": lists.capacity,
-        "classes": lists.classes[at],
-        "values": lists.values[at],
-        "marks": marks,
-        "has_marks": np.array([len(lists.marks) > 0], np.int8),
+        "size": lists.heads["size"],
+        "capacity": lists.heads["capacity"],
+        "labels": lists.entries["label"][at],
+        "values": lists.entries["value"][at],
+        "has_marks": np.array([has_marks], np.int8),
+        "marks": lists.marks[at] if has_marks else lists.marks,
     }
 
 
 def _read_lists(arrays: Arrays) -> kernel.FeatureLists:
     """Return the lists of `_list_arrays`."""
-    capacity, has_marks = arrays["capacity"].copy(), bool(arrays["has_marks"][0])
-    ends = np.cumsum(capacity, dtype=np.int64)
+    has_marks = bool(arrays["has_marks"][0])
+    heads = np.zeros(len(arrays["size"]), kernel.HEAD)
+    heads["size"], heads["capacity"] = arrays["size"], arrays["capacity"]
+    ends = np.cumsum(arrays["capacity"], dtype=np.int64)
+    heads["begin"] = ends - arrays["capacity"]
     pool = max(INITIAL_CAPACITY, int(ends[-1]) if len(ends) else 0)
-    lists = kernel.FeatureLists(
-        begin=ends - capacity,
-        size=arrays["size"].copy(),
-        capacity=capacity,
-        classes=np.zeros(pool, np.int32),
-        values=np.zeros(pool),
-        marks=np.zeros(pool if has_marks else 0),
-    )
-    at = _positions(lists)
-    lists.classes[at], lists.values[at] = arrays["classes"], arrays["values"]
+    entries, marks = np.zeros(pool, kernel.ENTRY), np.zeros(pool if has_marks else 0)
+    at = _positions(heads)
+    entries["label"][at], entries["value"][at] = arrays["labels"], arrays["values"]
     if has_marks:
-        lists.marks[at] = arrays["marks"]
-    return lists
+        marks[at] = arrays["marks"]
+    return kernel.FeatureLists(heads, entries, marks)
 
 
 def _matrix_arrays(name: str, matrix: Any) -> Arrays:
