@@ -29,6 +29,7 @@ BUILT_IN: Final = {
     "dismec": "xcray.solvers.presets:DiSMECSolver",
     "l2svm": "xcray.solvers.presets:L2SVMSolver",
     "pdsparse": "xcray.solvers.pdsparse:PDSparseSolver",
+    "crammer-singer": "xcray.solvers.presets:CrammerSingerSolver",
     "memoir": "xcray.solvers.memoir.solver:MemoirSolver",
     "memoir-paper": "xcray.solvers.presets:MemoirPaperSolver",
     "memoir-scripts": "xcray.solvers.presets:MemoirScriptsSolver",

@@ -8,6 +8,7 @@ from typing import ClassVar
 from xcray.solvers.declarations import CompileCase
 from xcray.solvers.memoir.solver import MemoirSolver
 from xcray.solvers.parameters import parameter
+from xcray.solvers.pdsparse import PDSparseSolver
 from xcray.solvers.ppdsparse import PPDSparseSolver
 
 
@@ -35,6 +36,26 @@ class L2SVMSolver(PPDSparseSolver):
     """
 
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
+
+    lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
+
+
+@dataclass(frozen=True)
+class CrammerSingerSolver(PDSparseSolver):
+    """Crammer-Singer multi-class SVM with a certificate: PD-Sparse without l1 regularisation.
+
+    For rows with one label y, with z_i = W'x_i (no bias):
+
+            min over W   1/2 |W|^2 + C sum_i max(0, max over n != y of 1 + z_in - z_iy)
+
+    This is the problem of LIBLINEAR's `-s 4` without bias. Rows with several labels are treated as
+    in PD-Sparse. Only classes that a search finds enter the dual of a row, so W stays sparse.
+
+    Source: Crammer, Singer, "On the algorithmic implementation of multiclass kernel-based vector
+    machines", JMLR 2001; see `PDSparseSolver` for the dual coordinate descent and its gap.
+    """
+
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PD-Sparse
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
 
