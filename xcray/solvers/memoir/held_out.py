@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from xcray.arrays import CSR, Int64, Pattern
 from xcray.errors import Stopped
-from xcray.kernels.sparse import take_pattern_rows, take_rows
+from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose
+from xcray.kernels.training.class_weights import best_classes
 
-MAX_CELLS = 1 << 21  # scores computed at once: 16 MB
+SLICE_ROWS = 100  # scored between two checks of the stop flag
 
 
 class HeldOutRows(NamedTuple):
@@ -64,22 +65,19 @@ def take_held_out(X: CSR, Y: Pattern, rows: Int64) -> HeldOutRows:
     return HeldOutRows(take_rows(X, rows), take_pattern_rows(Y, rows))
 
 
-def count_hits(W: Any, rows: HeldOutRows, stopped: Callable[[], bool]) -> HeldOutCounts:
-    """Return the counts of the weights W (K, D), a SciPy CSR matrix, over the held-out rows.
+def count_hits(W: CSR, rows: HeldOutRows, stopped: Callable[[], bool]) -> HeldOutCounts:
+    """Return the counts of the weights W (K, D) over the held-out rows.
 
     Raises Stopped if `stopped` returns True.
     """
     n, K = rows.Y.shape
-    X, columns = rows.X.to_scipy(), W.T.tocsr()
-    best = np.zeros(n, np.int64)
-    chunk = max(1, MAX_CELLS // K)
-    for lo in range(0, n, chunk):
+    WT, best = transpose(W), np.zeros(n, np.int64)
+    for begin in range(0, n, SLICE_ROWS):
         if stopped():
             raise Stopped(
                 "stopped in an evaluation; the next run continues after the last saved round"
             )
-        scores = (X[lo : lo + chunk] @ columns).toarray()
-        best[lo : lo + chunk] = scores.argmax(axis=1)
+        best_classes(rows.X, WT, begin, min(n, begin + SLICE_ROWS), best)
     owners = np.repeat(np.arange(n), np.diff(rows.Y.indptr))
     correct = rows.Y.indices[best[owners] == rows.Y.indices]
     return HeldOutCounts(

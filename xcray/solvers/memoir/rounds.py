@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse as sp
 
-from xcray.arrays import Int64
+from xcray.arrays import CSR, Int64, csr
 from xcray.errors import Stopped
 from xcray.kernels.training import memoir as kernel
 
@@ -65,15 +64,16 @@ class Rounds:
         elif at["norm_sq"] * solver.lam > 1.0:
             self._multiply(1.0 / math.sqrt(at["norm_sq"] * solver.lam))
 
-    def weights(self) -> Any:
-        """Return the weights that are not 0: a SciPy CSR matrix (K, D) float64."""
+    def weights(self) -> CSR:
+        """Return the weights that are not 0: (K, D)."""
         K, D = self.problem.Y.n_cols, self.problem.X.n_cols
         counts = np.zeros(K, np.int64)
         kernel.count_weights(self.lists, self.state, counts)
         indptr = np.concatenate([[0], np.cumsum(counts)])
         features, values = np.zeros(indptr[-1], np.int32), np.zeros(indptr[-1])
         kernel.export_weights(self.lists, self.state, indptr[:-1].copy(), features, values)
-        return sp.csr_matrix((values, features, indptr), shape=(K, D))
+        limit = float(np.finfo(np.float32).max)
+        return csr(indptr, features, np.clip(values, -limit, limit), D)
 
     def _take_steps(self, number: int, step: float, stopped: Callable[[], bool]) -> None:
         """Take the steps of all draws of a round."""

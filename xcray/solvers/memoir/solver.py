@@ -13,8 +13,9 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen, pattern
 from xcray.errors import ParameterError
 from xcray.kernels.row_norm import ROW_NORMS, normalize_rows
-from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose_pattern
+from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
 from xcray.kernels.training import memoir as kernel
+from xcray.kernels.training.class_weights import best_classes, update_mean
 from xcray.solvers.contract import JointSolver, summarize_records
 from xcray.solvers.declarations import (
     WEIGHT_FIELDS,
@@ -32,7 +33,7 @@ from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
 
 BYTES_PER_WEIGHT = 80  # of the pools, while they grow, and of the output
-COPY_BYTES = 48  # per weight, of the mean and of the best weights
+COPY_BYTES = 24  # per weight, of the mean and of the best weights
 RECORDS = RecordSchema(
     *WEIGHT_FIELDS,
     RecordField("tested", np.int32, "held-out training rows with the label", "tested"),
@@ -106,7 +107,7 @@ class MemoirSolver(Parameters, JointSolver):
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
-        CompileCase({"rounds": 2, "batch": 10}),
+        CompileCase({"rounds": 2, "batch": 10, "average_from": 1, "early_stopping_rounds": 1}),
         CompileCase({"rounds": 2, "batch": 10, "penalty": "l1"}),
     )
     cost_rates: ClassVar[tuple[float, ...]] = (3e-9,)  # seconds per entry visited
@@ -275,7 +276,9 @@ class MemoirSolver(Parameters, JointSolver):
         local = self.load(X, X, pattern([0, 1, 2], [0, 1], 2))
         rounds = Rounds(local.problem, self, 2)
         rounds.run(1, self.step_size(1), lambda: False)
-        rounds.weights()
+        W = rounds.weights()
+        update_mean(W, W, 2)
+        best_classes(X, transpose(W), 0, 2, np.zeros(2, np.int64))
 
     def step_size(self, number: int) -> float:
         """Return eta of round `number`, from 1."""
@@ -310,14 +313,13 @@ def _solved(
     records["best_round"] = training.best_number
     for name, counts in training.counts._asdict().items():
         records[name][seen] = counts
-    limit = float(np.finfo(np.float32).max)
-    values = np.clip(W.data[is_large], -limit, limit)
     indptr = np.concatenate([[0], np.cumsum(kept)])
+    kept_W = csr(indptr, W.indices[is_large], W.data[is_large], W.n_cols)
     bias = np.full(n_labels, -1.0)
     bias[seen] = 0.0
     return SolvedLabels(
         labels,
-        take_rows(csr(indptr, W.indices[is_large], values, W.shape[1]), labels.astype(np.int64)),
+        take_rows(kept_W, labels.astype(np.int64)),
         frozen(bias[labels], np.float64),
         records[labels],
     )

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse as sp
 
+from xcray.arrays import CSR, csr
 from xcray.errors import Corrupt
 from xcray.kernels.training import memoir as kernel
+from xcray.kernels.training.class_weights import update_mean
 from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, count_hits
 from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Rounds
 from xcray.storage.array_files import Arrays, read_arrays, write_arrays
@@ -26,20 +27,17 @@ FIRST_SECONDS, CHECKPOINT_SECONDS = 1.0, 5.0
 class MemoirTraining:
     """Rounds of a training, the mean of their weights, and the best weights on held-out rows.
 
-    number: of the last round. total: sum of the weights of the rounds from `average_from` on, None
-    if there are none. best: the best weights so far, of
-    round `best_number`, with their `counts`; None without held-out rows.
+    number: of the last round. mean: that of the weights of the rounds from `average_from` on, None
+    if there are none. best: the best weights so far, of round `best_number`, with their `counts`;
+    None without held-out rows.
     """
 
     def __init__(self, rounds: Rounds, held_out: HeldOutRows | None, limit: int) -> None:
         self.rounds, self.held_out, self.limit = rounds, held_out, limit
-        K, D = rounds.problem.Y.n_cols, rounds.problem.X.n_cols
         self.number = self.best_number = 0
-        self.total: Any = None
-        self.best: Any = None
-        if held_out is not None:
-            self.best = sp.csr_matrix((K, D))
-        zeros = np.zeros(K, np.int64)
+        self.mean: CSR | None = None
+        self.best = None if held_out is None else rounds.weights()
+        zeros = np.zeros(rounds.problem.Y.n_cols, np.int64)
         self.counts = HeldOutCounts(zeros, zeros, zeros)
 
     @property
@@ -54,26 +52,24 @@ class MemoirTraining:
         number, solver = self.number + 1, self._solver
         self.rounds.run(number, solver.step_size(number), stopped)
         if 0 < solver.average_from <= number:
-            W = self.rounds.weights()
-            self.total = W if self.total is None else self.total + W
+            W, count = self.rounds.weights(), number - solver.average_from + 1
+            self.mean = W if self.mean is None else update_mean(self.mean, W, count)
         is_last = number == self.limit
         if self.held_out is not None and (is_last or number % solver.eval_every == 0):
             self._evaluate(number, self.held_out, stopped)
         self.number = number
 
-    def weights(self) -> Any:
-        """Return the weights of the model: a SciPy CSR matrix (K, D) float64."""
-        return self._present(self.number) if self.best is None else self.best
+    def weights(self) -> CSR:
+        """Return the weights of the model: (K, D)."""
+        return self._present() if self.best is None else self.best
 
-    def _present(self, number: int) -> Any:
-        """Return the weights after round `number`, or the mean of the rounds to be averaged."""
-        if self.total is None:
-            return self.rounds.weights()
-        return self.total / (number - self._solver.average_from + 1)
+    def _present(self) -> CSR:
+        """Return the weights after the last round, or their mean over the rounds to be averaged."""
+        return self.rounds.weights() if self.mean is None else self.mean
 
     def _evaluate(self, number: int, held_out: HeldOutRows, stopped: Callable[[], bool]) -> None:
         """Evaluate the weights after round `number`, and keep them if they are the best."""
-        W = self._present(number)
+        W = self._present()
         counts = count_hits(W, held_out, stopped)
         if not self.best_number or counts.macro_f1 > self.counts.macro_f1:
             self.best, self.best_number, self.counts = W, number, counts
@@ -110,7 +106,7 @@ class MemoirCheckpoint:
             "state": training.rounds.state.view(np.uint8),
             "counts": np.stack(training.counts),
             **_list_arrays(training.rounds.lists),
-            **_matrix_arrays("total", training.total),
+            **_matrix_arrays("mean", training.mean),
             **_matrix_arrays("best", training.best),
         }
         write_arrays(self._path, arrays)
@@ -128,10 +124,8 @@ class MemoirCheckpoint:
         rounds = training.rounds
         training.number, training.best_number = (int(each) for each in arrays["numbers"])
         training.counts = HeldOutCounts(*arrays["counts"])
-        shape = (len(rounds.scratch.scores), len(rounds.lists.heads))
-        training.total, training.best = (
-            _read_matrix(name, arrays, shape) for name in ("total", "best")
-        )
+        D = len(rounds.lists.heads)
+        training.mean, training.best = (_read_matrix(name, arrays, D) for name in ("mean", "best"))
         rounds.state = arrays["state"].copy().view(kernel.STATE)
         rounds.lists = _read_lists(arrays)
         rounds.state["used"] = rounds.lists.heads["capacity"].sum()
@@ -175,16 +169,16 @@ def _read_lists(arrays: Arrays) -> kernel.FeatureLists:
     return kernel.FeatureLists(heads, entries, marks)
 
 
-def _matrix_arrays(name: str, matrix: Any) -> Arrays:
-    """Return the arrays of a SciPy CSR matrix; none for None."""
+def _matrix_arrays(name: str, matrix: CSR | None) -> Arrays:
+    """Return the arrays of a matrix; none for None."""
     if matrix is None:
         return {}
-    return {f"{name}.{part}": getattr(matrix, part) for part in ("data", "indices", "indptr")}
+    return {f"{name}.{part}": getattr(matrix, part) for part in ("indptr", "indices", "data")}
 
 
-def _read_matrix(name: str, arrays: Arrays, shape: tuple[int, int]) -> Any:
+def _read_matrix(name: str, arrays: Arrays, n_cols: int) -> CSR | None:
     """Return the matrix of `_matrix_arrays`."""
     if f"{name}.data" not in arrays:
         return None
-    parts = tuple(arrays[f"{name}.{part}"].copy() for part in ("data", "indices", "indptr"))
-    return sp.csr_matrix(parts, shape=shape)
+    indptr, indices, data = (arrays[f"{name}.{part}"] for part in ("indptr", "indices", "data"))
+    return csr(indptr, indices, data, n_cols)
