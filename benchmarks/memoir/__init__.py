@@ -1,1 +1,1 @@
-"""MEMOIR beside LIBLINEAR on single-label data sets."""
+"""MEMOIR and Crammer-Singer SVMs on data sets with one label per row."""
