@@ -90,7 +90,7 @@ def test_the_c_of_a_peer_is_tuned_on_held_out_training_rows(tmp_path: Path) -> N
         label = 0 if task["C"] == 3.0 else -1  # only C = 3 answers anything
         return {"top": np.full((rows, 5), label).tolist(), "train_cpu_s": 2.0}
 
-    default, tuned = peer_rows(those, "pecos_tree", train)
+    default, tuned = peer_rows(those, "pecos_tree", False, train)
     assert (default["C"], tuned["C"]) == (1.0, 3.0)
     assert default["P@1"] == 0.0 < tuned["P@1"]
     assert tuned["tuning_cpu_s"] == 2.0 * len(CS)
