@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from xcray.arrays import CSR, Int32, TopK, csr, frozen
-from xcray.errors import Unavailable
+from xcray.errors import Unavailable, XcrayError
 from xcray.index.staged import Stage
 from xcray.kernels.sparse import row_range
 from xcray.metrics import precision_at_k
@@ -36,7 +37,7 @@ from xcray.training.strategy import TrainingContext
 from xcray.training.synchronous import MAX_RESTARTS, SynchronousWorkerFactory, training_rows
 from xcray.workers.observer import RunProgress
 from xcray.workers.synchronous_calls import SynchronousCalls
-from xcray.workers.timeline import START
+from xcray.workers.timeline import START, TimelinePosition
 from xcray.workers.worker_group import OBJECT_LOST
 
 OUTCOME_FILE: Final = "ended.json"
@@ -55,6 +56,7 @@ class StagedTraining(EpochStrategy):
         super().__init__(at, solver)
         self._solver = solver
         self._history: list[dict[str, Any]] = []
+        self._position = START  # in the timeline, after the last saved stage
         self.stages: tuple[Stage, ...] = ()
 
     def run_settings(self) -> dict[str, Any]:
@@ -121,7 +123,7 @@ class StagedTraining(EpochStrategy):
         factory = SynchronousWorkerFactory(self._solver, path, content_hash, self.workers)
         store = _store_bytes(self._solver, at)
         group = make_worker_group(at.spec, factory, self.workers, at.job, store)
-        observer.discard_since(START)
+        observer.discard_since(self._position)
         note = resume_note(len(fitted)) if fitted else ""
         try:
             group.open()
@@ -135,6 +137,7 @@ class StagedTraining(EpochStrategy):
                         if error.code != OBJECT_LOST or losses == MAX_RESTARTS:
                             raise
                         note = "a node was lost" + resume_note(len(self._saved()))
+                        observer.discard_since(self._position)
                 self._write_outcome(reason, calls.lost)
         finally:
             group.stop()
@@ -157,7 +160,7 @@ class StagedTraining(EpochStrategy):
             entry = {"epoch": number, "seconds": round(seconds, 3), "features": features}
             entry |= held_out.measures()
             self._history.append(entry)
-            self._save(number, stage)
+            self._save(number, stage, observer.mark())
             rate = number / max(seconds, 1e-9)
             eta = (limit - number) / rate
             observer.report(RunProgress(number, limit, seconds, rate, eta, entry, note))
@@ -184,28 +187,28 @@ class StagedTraining(EpochStrategy):
     def _saved(self) -> tuple[FittedStage, ...]:
         """Return the stages saved so far, up to the first one that is incomplete."""
         stages: list[FittedStage] = []
-        self._history = []
+        self._history, self._position = [], START
         while (place := self.folder / f"stage-{len(stages):04d}").is_dir():
-            note = read_json(place / NOTE_FILE)
-            if file_digests(place, skip=[NOTE_FILE]) != note["files"]:
+            note = _read_note(place)
+            if note is None:
                 discard_directory(place)
                 break
             D, K = self._at.dataset.n_features, self._at.dataset.n_labels
             [stage] = read_stages(place, [note["entry"]], D, K)
             stages.append(FittedStage(_dense(stage), stage.features, stage.calibration))
-            self._history = note["history"]
+            self._history, self._position = note["history"], TimelinePosition(*note["timeline"])
         return tuple(stages)
 
-    def _save(self, number: int, stage: FittedStage) -> None:
-        """Save a stage by one rename, with the history up to it."""
+    def _save(self, number: int, stage: FittedStage, position: TimelinePosition) -> None:
+        """Save a stage by one rename, with the history and the timeline up to it."""
         target = self.folder / f"stage-{number - 1:04d}"
         staged = create_staging_directory(target)
         try:
             zeros = frozen(np.zeros(self.n_labels), np.float32)
             model_stage = Stage(stage.W, zeros, stage.features, stage.calibration)
             [entry] = write_stages(staged, [model_stage])
-            note = {"entry": entry, "history": self._history, "files": file_digests(staged)}
-            write_json(staged / NOTE_FILE, note)
+            note = {"entry": entry, "history": self._history, "timeline": position}
+            write_json(staged / NOTE_FILE, {**note, "files": file_digests(staged)})
             discard_directory(target)
             publish_directory(staged, target)
         finally:
@@ -240,6 +243,15 @@ class _StagedScores:
         ranked = TopK(frozen(top.labels, np.int32), frozen(top.scores, np.float64))
         ks = sorted({1, ranked.labels.shape[1]})
         return {f"P@{k}": precision_at_k(ranked, truth, k) for k in ks}
+
+
+def _read_note(place: Path) -> dict[str, Any] | None:
+    """Return the note of a saved stage, None if a file is damaged or missing."""
+    try:
+        note: dict[str, Any] = read_json(place / NOTE_FILE)
+    except XcrayError:
+        return None
+    return note if note["files"] == file_digests(place, skip=[NOTE_FILE]) else None
 
 
 def _store_bytes(solver: StagesSolver, at: TrainingContext) -> int:
