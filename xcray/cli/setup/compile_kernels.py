@@ -191,7 +191,7 @@ def predict_all(path: Path) -> None:
     for k in (1, 5, 50):
         predictor.search(queries, k, probabilities=predictor.probability_source is not None)
         predictor.search(queries, k, deadline_ms=1000.0, allow=[0, 1, 2])
-    predictor.model.search.rank(predictor.features(queries), 0)
+    predictor.scorer.rank(predictor.features(queries), 0)
 
 
 def edit_labels(folder: Path) -> None:

@@ -188,6 +188,10 @@ class StagewiseSolver(Parameters, StagesSolver):
     shards: int = parameter(8, "number of row shards, part of the result's bits", low=1, high=4096)
     seed: int = parameter(0, "seed of the features", low=0, high=2**31 - 1)
 
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = (
+        CompileCase({"stages": 1, "block_size": 16}, "single"),
+    )
+
     @property
     def n_stages(self) -> int:
         """Return the number of stages."""
@@ -255,6 +259,8 @@ class CalibratedLeastSquaresSolver(Parameters, StagesSolver):
     )
     shards: int = parameter(8, "number of row shards, part of the result's bits", low=1, high=4096)
     seed: int = parameter(0, "seed of the features", low=0, high=2**31 - 1)
+
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = (CompileCase({"rounds": 1}, "single"),)
 
     @property
     def n_stages(self) -> int:
