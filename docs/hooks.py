@@ -29,6 +29,7 @@ OUTSIDE = {
     "benchmarks/README.md": "benchmarks.md",
     "studies/README.md": "studies.md",
     "notebooks/quickstart.ipynb": "tutorials/quickstart.md",
+    "notebooks/least_squares.ipynb": "tutorials/least_squares.md",
     **{f"examples/{path.name}": f"tutorials/{path.stem}.md" for path in ROOT.glob("examples/*.py")},
 }
 REPOSITORY = {page: path for path, page in OUTSIDE.items()}

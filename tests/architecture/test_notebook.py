@@ -1,4 +1,4 @@
-"""The quickstart notebook runs from top to bottom and shows the expected results."""
+"""The notebooks run from top to bottom and show the expected results."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 @pytest.fixture(scope="module")
 def executed_notebook(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the notebook after a run in a temporary folder.
+    """Return the quickstart after a run in a temporary folder."""
+    return execute("quickstart.ipynb", tmp_path_factory.mktemp("notebook"))
+
+
+def execute(file: str, place: Path) -> Any:
+    """Return a notebook after a run in a folder.
 
     The first cell that raises ends the test with its traceback.
     """
-    place = tmp_path_factory.mktemp("notebook")
     patch = pytest.MonkeyPatch()
     # The user's settings must not be read.
     for name in (
@@ -32,7 +36,8 @@ def executed_notebook(tmp_path_factory: pytest.TempPathFactory) -> Any:
         (place / name.lower()).mkdir()
         patch.setenv(name, str(place / name.lower()))
     patch.delenv("MPLBACKEND", raising=False)  # the default backend draws into the notebook
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    patch.delenv("MNIST", raising=False)  # made data
+    notebook = nbformat.read(NOTEBOOKS / file, as_version=4)
     client = NotebookClient(
         notebook,
         timeout=900,
@@ -59,8 +64,9 @@ def outputs(notebook: Any, kind: str) -> list[str]:
     return results
 
 
-def test_it_is_committed_clean() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_it_is_committed_clean(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
@@ -88,3 +94,17 @@ def test_it_draws(executed_notebook: Any) -> None:
     pictures = outputs(executed_notebook, "image/png")
     assert len(pictures) == 1
     assert base64.b64decode(pictures[0]).startswith(b"\x89PNG")
+
+
+@pytest.mark.drill
+def test_least_squares_repeats_the_papers_table_and_figure(tmp_path: Path) -> None:
+    notebook = execute("least_squares.ipynb", tmp_path)
+    shown = "".join(outputs(notebook, "text/plain"))
+    errors = {
+        name.strip(): float(value)
+        for name, value in re.findall(r"([a-zA-Z: ]+?) +(\d+\.\d+) %", shown)
+    }
+    assert errors["pixels: calibrated"] < errors["pixels: least squares"]
+    assert errors["random features: logistic"] < errors["pixels: logistic regression"]
+    assert re.search(r"^held +the error falls from stage to stage: logistic$", shown, re.MULTILINE)
+    assert len(outputs(notebook, "image/png")) == 1
