@@ -112,6 +112,32 @@ def test_ray_gives_the_same_bits(
     assert result.sha256 == reference[solver].sha256
 
 
+@pytest.mark.drill
+def test_kill_minus_nine_of_a_worker_costs_the_stage_under_way(
+    digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path, ray: Any
+) -> None:
+    killed: list[int] = []
+
+    def kill_a_worker(progress: Progress) -> None:
+        if progress.phase == "TRAINING" and progress.done == 1 and not killed:
+            import ray as connected
+
+            actor = connected.get_actor("xcray:killed:worker-1")
+            killed.append(connected.get(actor.pid.remote()))
+            os.kill(killed[0], signal.SIGKILL)
+
+    spec = spec_of(digits, "stagewise", pool="ray", workers=2)
+    result = train(
+        spec,
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+        job="killed",
+        progress=kill_a_worker,
+    )
+    assert len(killed) == result.report["workers_lost"] == 1
+    assert result.sha256 == reference["stagewise"].sha256
+
+
 def test_stopped_and_resumed_it_ends_with_the_same_bits(
     digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path
 ) -> None:
