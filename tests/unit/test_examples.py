@@ -35,6 +35,7 @@ def test_an_example_runs_and_leaves_no_files(script: Path, tmp_path: Path) -> No
         "TMPDIR": str(temporary),
         "XCRAY_HOME": str(tmp_path / "home"),
     }
+    env.pop("PYTHONUNBUFFERED", None)  # output into a pipe is buffered, as for most users
     process = subprocess.run(
         [sys.executable, str(script.relative_to(ROOT))],
         cwd=ROOT,

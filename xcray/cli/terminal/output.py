@@ -25,7 +25,8 @@ JsonOption = Annotated[
 
 def print_json(document: Any) -> None:
     """Write one JSON document to stdout; non-finite numbers become null."""
-    print(json.dumps(replace_non_finite(document), indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(replace_non_finite(document), indent=2, ensure_ascii=False, default=str)
+    print(text, flush=True)  # a service goes on after it has printed its address
 
 
 def replace_non_finite(value: Any) -> Any:
