@@ -188,12 +188,14 @@ def test_from_a_file_with_bad_lines_to_an_answer(
     page.get_by_role("link", name="Ask", exact=True).click()
     page.get_by_label("Model", exact=True).select_option("questions@prod")
     page.get_by_label("Text", exact=True).fill("Read the CSV rows; listen")
+    page.get_by_label("Number of labels").fill("3")
     page.get_by_label("Probabilities").check()
     page.get_by_role("button", name="Ask").click()
     page.locator("mark.for").first.wait_for()
     words = page.locator("mark.for").all_inner_texts()
     assert words == ["CSV", "rows"]
     assert page.get_by_label("Labels", exact=True).locator("tbody tr").count() == 3
+    assert page.get_by_label("Number of labels").input_value() == "3"  # the answer changes no field
     link = page.get_by_role("link", name="Link to this question").get_attribute("href")
     again = pages.open(f"/{link}", key=live.keys["submit"])
     again.locator("mark.for").first.wait_for()

@@ -64,7 +64,7 @@ export function Ask({ query }) {
   return html`<h1>Ask</h1><form onSubmit=${submit} aria-label="Ask">
       <${Field} id="text" label="Text"><textarea id="text" name="text" rows="4" maxlength="100000" required>${query.text ?? ""}</textarea><//>
       <div class="fields"><${Field} id="ask-model" label="Model"><select id="ask-model" name="model" onChange=${(event) => setName(event.target.value)}>${names.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select><//>
-      <${Field} id="k" label="Number of labels"><input id="k" name="k" type="number" min="1" max="100" required value=${query.k ?? 5} /><//>
+      <${Field} id="k" label="Number of labels"><input id="k" name="k" type="number" min="1" max="100" required defaultValue=${query.k ?? 5} /><//>
       <p><label><input type="checkbox" name="probabilities" checked=${Boolean(query.p)} /> Probabilities (of models that have them)</label></p></div>
       <${Button} type="submit" class="main" scope="predict">Ask<//></form>
     ${question && html`<${Answer} question=${question} />`}`;

@@ -14,8 +14,8 @@ function Parameter({ of, value }) {
   const id = `param-${of.name}`;
   const control = of.choices
     ? html`<select id=${id} name=${id}>${of.choices.map((name) => html`<option value=${name} selected=${name === String(value ?? of.default)}>${name}</option>`)}</select>`
-    : of.type === "str" ? html`<input id=${id} name=${id} value=${value ?? ""} placeholder=${of.default} />`
-    : html`<input id=${id} name=${id} type="number" step=${of.type === "int" ? 1 : "any"} min=${of.low ?? of.above ?? undefined} max=${of.high ?? undefined} value=${value ?? ""} placeholder=${of.default} />`;
+    : of.type === "str" ? html`<input id=${id} name=${id} defaultValue=${value ?? ""} placeholder=${of.default} />`
+    : html`<input id=${id} name=${id} type="number" step=${of.type === "int" ? 1 : "any"} min=${of.low ?? of.above ?? undefined} max=${of.high ?? undefined} defaultValue=${value ?? ""} placeholder=${of.default} />`;
   return html`<${Field} id=${id} label=${of.name} help=${help}>${control}<//>`;
 }
 
@@ -67,11 +67,11 @@ export function Train({ query }) {
   if (!sets.length) return html`<h1>Train</h1><p>There is no data set that is READY: <a href="#/datasets">upload a file</a>.</p>`;
   return html`<h1>Train</h1><form onSubmit=${submit} aria-label="Train"><div class="fields">
       <${Field} id="dataset" label="Data set"><select id="dataset" name="dataset">${sets.map((set) => html`<option value=${set.id} selected=${set.id === (query.dataset ?? old.dataset)}>${set.name} (${set.created.slice(0, 16)})</option>`)}</select><//>
-      <${Field} id="model" label="Model" help="Name under which it is published"><input id="model" name="model" required value=${query.model ?? old.name ?? ""} /><//>
+      <${Field} id="model" label="Model" help="Name under which it is published"><input id="model" name="model" required defaultValue=${query.model ?? old.name ?? ""} /><//>
       <${Field} id="solver" label="Solver" help=${solver.help}><select id="solver" name="solver" onChange=${(event) => setName(event.target.value)}>${solvers.map((each) => html`<option value=${each.name} selected=${each.name === solver.name}>${each.name}</option>`)}</select><//>
       <${Field} id="pool" label="Pool" help="Where labels are trained"><select id="pool" name="pool">${["", "serial", "threads", "ray"].map((each) => html`<option value=${each} selected=${each === (old.pool ?? "")}>${each || "chosen by the server"}</option>`)}</select><//>
-      <${Field} id="workers" label="Workers" help="0: all cores"><input id="workers" name="workers" type="number" min="0" max="100000" required value=${old.workers ?? 0} /><//>
-      <${Field} id="max_seconds" label="Time limit in seconds" help="Then the finished part is published; empty: none"><input id="max_seconds" name="max_seconds" type="number" min="1" step="any" value=${old.max_seconds ?? ""} /><//>
+      <${Field} id="workers" label="Workers" help="0: all cores"><input id="workers" name="workers" type="number" min="0" max="100000" required defaultValue=${old.workers ?? 0} /><//>
+      <${Field} id="max_seconds" label="Time limit in seconds" help="Then the finished part is published; empty: none"><input id="max_seconds" name="max_seconds" type="number" min="1" step="any" defaultValue=${old.max_seconds ?? ""} /><//>
       <p><label><input type="checkbox" name="calibrate" checked=${old.calibrate} /> Also fit probabilities (needs held-out rows)</label></p>
       ${isAuto && html`<p><label><input type="checkbox" name="auto" checked=${old.auto} /> Choose parameters on held-out training rows</label></p>`}
     </div>
