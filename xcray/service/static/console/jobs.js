@@ -102,7 +102,7 @@ function Gaps({ id }) {
 
 function Log({ id, over }) {
   const [search, setSearch] = useState("");
-  const [text, error] = useLoaded(() => getText(`/v1/jobs/${segment(id)}/logs?tail=200`), [id, over], over ? 0 : 2);
+  const [text, error] = useLoaded(() => getText(`/v1/jobs/${segment(id)}/logs?tail=200`), [id, over], over ? 5 : 2);
   const lines = (text || "").split("\n").filter((line) => line.toLowerCase().includes(search.toLowerCase()));
   return html`<h2>Log</h2><p><label>Search <input type="search" value=${search} onInput=${(event) => setSearch(event.target.value)} /></label></p>
     <${Trouble} error=${error} /><pre tabindex="0" aria-label="last 200 lines of the log">${lines.join("\n") || "no lines"}</pre>`;
