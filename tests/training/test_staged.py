@@ -113,7 +113,7 @@ def test_ray_gives_the_same_bits(
 
 
 @pytest.mark.drill
-def test_kill_minus_nine_of_a_worker_costs_the_stage_under_way(
+def test_kill_minus_nine_of_a_worker_changes_no_bit(
     digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path, ray: Any
 ) -> None:
     killed: list[int] = []
@@ -181,7 +181,7 @@ def test_killed_with_a_damaged_stage_it_fits_that_stage_again(
     before = (first / "note.json").stat().st_mtime_ns
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     assert result.sha256 == reference["stagewise"].sha256
-    assert not first.exists() or (first / "note.json").stat().st_mtime_ns == before
+    assert (first / "note.json").stat().st_mtime_ns == before
 
 
 def test_columns_of_sparse_rows(tiny: Dataset, tmp_path: Path) -> None:
