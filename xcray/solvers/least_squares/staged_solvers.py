@@ -44,6 +44,7 @@ BANDWIDTH: Final = 0.7  # of the median distance; measured on MNIST
 SAMPLE_ROWS: Final = 4000  # rows of which the median distance is computed
 PAIR_SECONDS: Final = 4e-11  # per row and pair of features of a block: moments and products
 FEATURE_SECONDS: Final = 4e-11  # per row, input and random feature
+MAX_CALIBRATED_LABELS: Final = 4096  # their moments take 1.6 GB
 KEPT_SHARE: Final = 1 << 30  # features that a worker keeps between two passes, at most
 
 
@@ -86,6 +87,14 @@ class StagesSolver(Solver):
         """Yield the features of each stage; X: (N, D) training rows. order: of the inputs."""
         raise NotImplementedError
 
+    def check_labels(self, n_labels: int) -> None:
+        """Raise ParameterError if a calibration of so many labels does not fit."""
+        if self.method(1, simplex=True).rule == "calibrated" and n_labels > MAX_CALIBRATED_LABELS:
+            raise ParameterError(
+                f"a calibration needs the square of three times the labels: {n_labels:,} labels "
+                f"are more than {MAX_CALIBRATED_LABELS:,}; choose solver stagewise with rule=linear"
+            )
+
     def create_worker(
         self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
     ) -> StageWorker:
@@ -107,6 +116,7 @@ class StagesSolver(Solver):
         of workers, and Unavailable if scipy is missing.
         """
         D = data.X.n_cols
+        self.check_labels(data.Y.n_cols)
         if self.n_weights(D) > MAX_FEATURES:
             raise ParameterError(
                 f"a stage has {self.n_weights(D)} features, at most {MAX_FEATURES} fit: choose "
@@ -118,7 +128,11 @@ class StagesSolver(Solver):
         yield from method.fit(workers, islice(blocks, len(stages), None), stages)
 
     def resources(self, shape: ProblemShape, workers: int) -> ResourceNeeds:
-        """Return the needs: second moments of a block, its features, predictions and stages."""
+        """Return the needs: second moments of a block, its features, predictions and stages.
+
+        Raises ParameterError for more labels than a calibration can have.
+        """
+        self.check_labels(shape.labels)
         block = self.n_weights(shape.features)
         moments, W = 8 * block**2, 4 * block * shape.labels
         weights = self.n_stages * block * shape.labels
