@@ -88,7 +88,7 @@ class StagesSolver(Solver):
         raise NotImplementedError
 
     def check_labels(self, n_labels: int) -> None:
-        """Raise ParameterError if a calibration of so many labels does not fit."""
+        """Raise ParameterError if the matrix of a calibration of `n_labels` does not fit."""
         if self.method(1, simplex=True).rule == "calibrated" and n_labels > MAX_CALIBRATED_LABELS:
             raise ParameterError(
                 f"a calibration needs the square of three times the labels: {n_labels:,} labels "
