@@ -23,6 +23,7 @@ from xcray.errors import ParameterError, Stopped
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
+from xcray.solvers.least_squares import staged_solvers
 from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, train
 from xcray.training.run import TrainResult
@@ -67,6 +68,30 @@ def reference(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict
         name: train(spec_of(digits, name), run_dir=folder / f"{name}.run", out=folder / name)
         for name in PARAMS
     }
+
+
+def test_many_labels_over_text_need_no_predictions_of_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, N, D, K = np.random.default_rng(3), 400, 60, 300
+    words = random.random((N, D)) < 0.05
+    labels = [sorted({int(w) * 5 % K for w in np.flatnonzero(row)} | {0}) for row in words]
+    with DatasetWriter(tmp_path / "data", name="text", n_labels=K) as writer:
+        for part, lo, hi in (("train", 0, 300), ("test", 300, N)):
+            starts = np.cumsum([0, *map(len, labels[lo:hi])])
+            Y = pattern(starts, np.concatenate(labels[lo:hi]), K)
+            writer.add(part, csr_from(words[lo:hi].astype(np.float32)), Y)
+        data = writer.finish(source={"format": "made"})
+    params = {"rule": "linear", "features": "columns", "stages": 4, "block_size": 20, "lam": 1e-4}
+    spec = TrainSpec(str(data.path), "stagewise", params, pool="serial", ks=(1, 3))
+    tops = []
+    for limit in (1 << 27, 1000):
+        monkeypatch.setattr(staged_solvers, "MAX_PREDICTIONS", limit)
+        out = tmp_path / f"model-{limit}"
+        result = train(spec, run_dir=out.with_suffix(".run"), out=out)
+        assert result.measures["P@3"] > 0.9
+        tops.append(Predictor(Model.open(out)).predict(data["test"].X, 3))
+    assert tops[1].scores == pytest.approx(tops[0].scores, abs=1e-5)
 
 
 @each_solver

@@ -37,3 +37,16 @@ class SearchResult(NamedTuple):
     def top(self) -> TopK:
         """Return labels and scores without the certificate."""
         return TopK(self.labels, self.scores)
+
+
+def best_positions(scores: Float64, k: int) -> Int64:
+    """Return the positions of the k largest of the scores (m,): largest first, ties by position.
+
+    Returns all m positions if there are fewer than k. Time: O(m + k log k) without many ties.
+    """
+    if k >= len(scores) or not k:
+        return frozen(np.argsort(-scores, kind="stable")[:k], np.int64)
+    least = np.partition(scores, len(scores) - k)[len(scores) - k]
+    candidates = np.flatnonzero(scores >= least)
+    order = np.argsort(-scores[candidates], kind="stable")[:k]
+    return frozen(candidates[order], np.int64)

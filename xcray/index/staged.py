@@ -24,7 +24,7 @@ from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.features.pipeline import FeaturePipeline, check_width
 from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Contributions, check_one_row, check_query
-from xcray.index.search_result import SearchResult
+from xcray.index.search_result import SearchResult, best_positions
 from xcray.index.simplex import project_on_simplex
 from xcray.index.validate_rows import check_rows
 
@@ -103,7 +103,7 @@ class StagedScorer:
         exact, gaps = np.empty(n, np.bool_), np.full(n, -math.inf)
         for i in range(n):
             yhat, exact[i] = self._replay(_row(X, i), end)
-            order = np.argsort(-yhat[allowed], kind="stable")
+            order = best_positions(yhat[allowed], k + 1)
             labels[i] = allowed[order[:k]]
             scores[i] = yhat[labels[i]]
             if exact[i]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, P
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, frozen
+from xcray.index.search_result import best_positions
 from xcray.kernels.training.sparsify import sparse_rows
 from xcray.schedule.calls import ObjectHandle
 from xcray.solvers.contract import Solver
@@ -19,6 +20,7 @@ from xcray.solvers.solved_labels import SolvedLabels
 RECORDS = RecordSchema(*WEIGHT_FIELDS)  # of `to_solved_labels`
 TOP_K = 5  # labels reported per held-out row
 PART_WEIGHTS = 1 << 22  # weights of a part of the result: 32 MB
+MANY_LABELS = 256  # with more labels, a row is not sorted to find the best ones
 
 
 P = ParamSpec("P")
@@ -225,7 +227,10 @@ def merge_held_out(parts: Sequence[HeldOut]) -> HeldOut | None:
 
 def top_k(S: Float64, lo: int, k: int = TOP_K) -> PartialTopK:
     """Return the k best labels of each row of scores S (n, m), of labels from `lo` on."""
-    order = np.argsort(-S, axis=1, kind="stable")[:, :k]
+    if S.shape[1] <= MANY_LABELS:
+        order: Int64 = np.argsort(-S, axis=1, kind="stable")[:, :k]
+    else:
+        order = np.array([best_positions(row, k) for row in S], np.int64).reshape(len(S), -1)
     return PartialTopK((order + lo).astype(np.int32), np.take_along_axis(S, order, axis=1))
 
 

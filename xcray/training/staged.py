@@ -12,7 +12,7 @@ import numpy as np
 from xcray.arrays import CSR, Int32, TopK, csr, frozen
 from xcray.errors import Unavailable, XcrayError
 from xcray.index.staged import Stage
-from xcray.kernels.sparse import row_range
+from xcray.kernels.sparse import pattern_range, row_range
 from xcray.metrics import precision_at_k
 from xcray.model.stages import n_weights, read_stages, write_stages
 from xcray.solvers.least_squares.staged_solvers import StagesSolver
@@ -43,7 +43,7 @@ from xcray.workers.worker_group import OBJECT_LOST
 OUTCOME_FILE: Final = "ended.json"
 NOTE_FILE: Final = "note.json"
 SCORE_CELLS: Final = 1 << 22  # held-out scores in memory at a time: 16 MB
-MAX_HELD_OUT_CELLS: Final = 1 << 28  # more held-out scores are not kept: 1 GB
+MAX_HELD_OUT_CELLS: Final = 1 << 26  # held-out scores kept between stages, at most: 256 MB
 
 
 class StagedTraining(EpochStrategy):
@@ -67,7 +67,10 @@ class StagedTraining(EpochStrategy):
         """See `xcray.training.capacity.epoch_resources`."""
         shape = problem_shape(self._at.dataset, self._at.dataset.n_features)
         needs = self._solver.resources(shape, self.workers)
-        return complete_estimate(self._at.spec, self.workers, self._at.dataset, shape, needs)
+        spec, sparse = self._at.spec, needs._replace(weights=0)
+        estimate = complete_estimate(spec, self.workers, self._at.dataset, shape, sparse)
+        model = estimate.model + 4 * needs.weights
+        return estimate._replace(model=model, weights=needs.weights)
 
     def solve(self, observer: TrainingObserver) -> None:
         """Fit the stages that are not saved yet."""
@@ -170,14 +173,16 @@ class StagedTraining(EpochStrategy):
         return self._solver.stopping.reached
 
     def _held_out(self, data: TrainingRows) -> _StagedScores:
-        """Return predictions of the held-out rows; of no rows, if their scores do not fit."""
-        X, test = data.X, self._at.dataset.test
-        fits = test is not None and test.n_rows * self._at.dataset.n_labels <= MAX_HELD_OUT_CELLS
-        return _StagedScores(test.X if test is not None and fits else row_range(X, 0, 0), self)
+        """Return predictions of the first held-out rows, as many as fit."""
+        test, most = self._at.dataset.test, MAX_HELD_OUT_CELLS // max(self.n_labels, 1)
+        if test is None:
+            return _StagedScores(row_range(data.X, 0, 0), self)
+        return _StagedScores(row_range(test.X, 0, min(test.n_rows, most)), self)
 
-    def dataset_truth(self) -> Any:
-        """Return the labels of the held-out rows, None without any."""
-        return None if self._at.dataset.test is None else self._at.dataset.test.Y
+    def dataset_truth(self, n_rows: int) -> Any:
+        """Return the labels of the first `n_rows` held-out rows, None without any."""
+        test = self._at.dataset.test
+        return None if test is None else pattern_range(test.Y, 0, n_rows)
 
     @property
     def n_labels(self) -> int:
@@ -230,13 +235,13 @@ class _StagedScores:
 
     def add(self, stage: FittedStage) -> None:
         """Add a stage."""
-        for lo, Z in feature_chunks(self._X, stage.features):
-            self.scores[lo : lo + len(Z)] += Z @ stage.W
+        for lo, Z in feature_chunks(self._X, stage.features, self._training.n_labels):
+            self.scores[lo : lo + Z.shape[0]] += Z @ stage.W
         self.scores = calibrate(self.scores, stage.calibration)
 
     def measures(self) -> dict[str, float]:
         """Return P@1 and P@5 of the held-out rows; nothing without rows."""
-        truth = self._training.dataset_truth()
+        truth = self._training.dataset_truth(len(self.scores))
         if not len(self.scores) or truth is None:
             return {}
         top = top_k(self.scores.astype(np.float64), 0)

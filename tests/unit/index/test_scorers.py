@@ -13,6 +13,7 @@ from xcray.features.fourier import random_fourier
 from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Scorer, SparseScorer
 from xcray.index.search import SearchIndex
+from xcray.index.search_result import best_positions
 from xcray.index.simplex import project_on_simplex
 from xcray.index.staged import Stage, StageCalibration, StagedScorer
 
@@ -181,3 +182,9 @@ def test_projection_on_the_simplex_is_the_nearest_point() -> None:
     V = 2.0 * np.random.default_rng(3).normal(size=(50, 4))
     naive = np.array([naive_projection(v) for v in V])
     assert project_on_simplex(V) == pytest.approx(naive, abs=1e-12)
+
+
+@pytest.mark.parametrize("k", [0, 1, 7, 500, 1000, 2000])
+def test_best_positions_are_those_of_a_stable_sort(k: int) -> None:
+    scores = RANDOM.integers(0, 40, 1000).astype(np.float64)  # with many ties
+    assert best_positions(scores, k).tolist() == np.argsort(-scores, kind="stable")[:k].tolist()

@@ -13,14 +13,15 @@ from xcray.solvers.synchronous_contract import WorkerCalls
 
 def sum_over_shards(
     workers: WorkerCalls, shards: int, method: Callable[..., Any], *args: Any
-) -> tuple[Float64, float]:
+) -> tuple[Any, float]:
     """Return the sums of arrays and values of a method over all shards, in the order of shards.
 
-    method: (step, *args) -> (array, value) of the worker's shard number `step`, or (None, None).
+    method: (step, *args) -> (array, value) of the worker's shard number `step`, or (None, None);
+    an array is one of NumPy or a sparse one of scipy.
     Worker w of P holds shards w, w + P, ... The caller holds the arrays of one shard per worker at
     a time.
     """
-    arrays: list[Float64] = []
+    arrays: list[Any] = []
     total = 0.0
     for step in range(-(-shards // workers.size)):
         for handle, value in workers.call(method, step, *args):

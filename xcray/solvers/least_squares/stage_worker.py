@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -14,12 +14,16 @@ from xcray.features.pipeline import FeaturePipeline, Rows
 from xcray.solvers.declarations import Link
 from xcray.solvers.lbfgs import scores_to_residuals
 from xcray.solvers.least_squares.gram import gram_of_chunks, weighted_gram
-from xcray.solvers.least_squares.stages import FittedStage, calibrate, feature_chunks, powers
+from xcray.solvers.least_squares.stages import (
+    Features,
+    FittedStage,
+    calibrate,
+    feature_chunks,
+    powers,
+)
 from xcray.solvers.least_squares.worker import identity_residuals, with_targets
 from xcray.solvers.multinomial import Shard
 
-# dense features of some rows, or a scipy matrix of sparse ones
-Features: TypeAlias = Any
 SCORE_CELLS: Final = 1 << 19  # scores of sparse rows in float64 at a time: 4 MB
 KEPT_BYTES: Final = 1 << 30  # features of a block that a worker keeps between two passes
 # A row whose probabilities p are certain counts 0.05 in the preconditioner, any other one
@@ -107,6 +111,32 @@ class StageWorker:
             G += Z.T @ R.astype(np.float32)
         return G, loss
 
+    def column_moments(self, step: int, block: Block) -> tuple[Float64 | None, float | None]:
+        """Return the second moments of a block with the columns of the stages before it, and 0.
+
+        Shape (n_outputs, columns of all stages), in the order of the stages, which have no
+        calibrations. Returns (None, None) if there is no shard `step`.
+        """
+        if step >= len(self._shards):
+            return None, None
+        Z = self._columns(step, block.features)
+        before = [self._columns(step, stage.features) for stage in block.stages]
+        weighted = Z.multiply(self._shards[step].weights[:, None]).T.tocsr()
+        return np.concatenate([(weighted @ each).toarray() for each in before], axis=1), 0.0
+
+    def target_moments(
+        self, step: int, features: FeaturePipeline | None
+    ) -> tuple[Features | None, float | None]:
+        """Return the sums of columns times targets, a scipy CSR matrix (n_outputs, K), and 0.
+
+        Returns (None, None) if there is no shard `step`.
+        """
+        if step >= len(self._shards):
+            return None, None
+        shard = self._shards[step]
+        targets = shard.targets.to_scipy().multiply(shard.weights[:, None])
+        return (self._columns(step, features).T @ targets).tocsr(), 0.0
+
     def calibration_moments(
         self, step: int, block: Block, W: Float32
     ) -> tuple[Float64 | None, float | None]:
@@ -187,8 +217,13 @@ class StageWorker:
         """
         if self._shards[step].dense is not None or not isinstance(features, Columns | None):
             return None
+        return self._columns(step, features)
+
+    def _columns(self, step: int, features: FeaturePipeline | None) -> Features:
+        """Return columns of a shard as a scipy CSR matrix (n, n_outputs); None: all of them."""
         if features is None:
             return self._shards[step].X.to_scipy()
+        assert isinstance(features, Columns)
         if step not in self._by_column:
             self._by_column[step] = self._shards[step].X.to_scipy().tocsc()
         return self._by_column[step][:, features.numbers].tocsr()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar, Final, Literal
 
@@ -45,6 +45,7 @@ SAMPLE_ROWS: Final = 4000  # rows of which the median distance is computed
 PAIR_SECONDS: Final = 4e-11  # per row and pair of features of a block: moments and products
 FEATURE_SECONDS: Final = 4e-11  # per row, input and random feature
 MAX_CALIBRATED_LABELS: Final = 4096  # their moments take 1.6 GB
+MAX_PREDICTIONS: Final = 1 << 27  # more predictions of rows are not kept if that is possible
 KEPT_SHARE: Final = 1 << 30  # features that a worker keeps between two passes, at most
 
 
@@ -82,6 +83,10 @@ class StagesSolver(Solver):
     def method(self, n_rows: int, simplex: bool) -> StageFitter:
         """Return how the stages are fitted. simplex: each row has one label."""
         raise NotImplementedError
+
+    def by_moments(self, n_rows: int, n_labels: int) -> bool:
+        """Return whether to compute gradients from moments, without predictions (N, K)."""
+        return False
 
     def blocks(self, X: CSR, order: Callable[[], Int64]) -> Blocks:
         """Yield the features of each stage; X: (N, D) training rows. order: of the inputs."""
@@ -124,6 +129,7 @@ class StagesSolver(Solver):
             )
         counts = np.diff(data.Y.indptr)
         method = self.method(int((counts > 0).sum()), simplex=bool((counts[counts > 0] == 1).all()))
+        method = replace(method, by_moments=self.by_moments(*data.Y.shape))
         blocks = self.blocks(data.X, lambda: method.order_by_gradient(workers))
         yield from method.fit(workers, islice(blocks, len(stages), None), stages)
 
@@ -138,11 +144,16 @@ class StagesSolver(Solver):
         weights = self.n_stages * block * shape.labels
         predictions = 16 * shape.rows * shape.labels
         features = min(KEPT_SHARE, 4 * block * shape.rows // workers)
-        worker = int(2.5 * shape.n_bytes + predictions) // workers + features + 2 * moments + 4 * W
         seconds = self.n_stages * shape.rows * block * (PAIR_SECONDS * block)
         seconds += self.n_stages * shape.rows * block * FEATURE_SECONDS * shape.features
+        if self.by_moments(shape.rows, shape.labels):
+            predictions, features = 0, 8 * self.n_stages * block**2
+            seconds = PAIR_SECONDS * weights * block * self.n_stages
+        worker = int(2.5 * shape.n_bytes + predictions) // workers + features + 2 * moments + 4 * W
         store = (workers + 1) * (moments + 2 * W) + 4 * weights
-        return ResourceNeeds(3 * moments + 4 * W, worker, store, 4 * weights, weights, seconds)
+        return ResourceNeeds(
+            3 * moments + 4 * weights, worker, store, 4 * weights, weights, seconds
+        )
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
@@ -164,6 +175,8 @@ class StagewiseSolver(Parameters, StagesSolver):
 
     For sparse text: features=columns, rule=linear, block_size=500, and a larger lam (20 newsgroups:
     60 / N). Several labels per row are targets of 1 each; rule=logistic shares one between them.
+    With rule=linear and columns of many labels (N K above 2^27), gradients are computed from
+    moments of columns, and no predictions are kept.
 
         Example:
             >>> StagewiseSolver(blocks=2).n_stages
@@ -219,6 +232,11 @@ class StagewiseSolver(Parameters, StagesSolver):
         """Return how the stages are fitted."""
         lam = self.lam or STAGE_RIDGE / math.sqrt(max(n_rows, 1))
         return StageFitter(_update_rule(self.rule), lam, self.shards, self.inner_steps, simplex)
+
+    def by_moments(self, n_rows: int, n_labels: int) -> bool:
+        """Return whether to compute gradients from moments, without predictions (N, K)."""
+        few = n_rows * n_labels <= MAX_PREDICTIONS
+        return self.rule == "linear" and self.features != FOURIER and not few
 
     def blocks(self, X: CSR, order: Callable[[], Int64]) -> Blocks:
         """Yield the features of each stage; columns start again after the last one."""

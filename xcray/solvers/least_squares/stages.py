@@ -10,16 +10,18 @@ algorithms 2 and 3.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from xcray.arrays import CSR, Float32
-from xcray.features.pipeline import FeaturePipeline, Rows
+from xcray.features.pipeline import MIN_DENSE_SHARE, FeaturePipeline, Rows
 from xcray.index.simplex import project_on_simplex
 from xcray.index.staged import StageCalibration
 from xcray.kernels.sparse import row_range
 
+# dense features of some rows, or a scipy matrix of sparse ones
+Features: TypeAlias = Any
 CHUNK_CELLS: Final = 1 << 21  # features in memory at a time: 8 MB
 
 
@@ -35,8 +37,8 @@ def predict_stages(stages: Sequence[FittedStage], rows: Rows) -> Float32:
     """Return the predictions (n, K) float32 of rows (n, n_inputs); at least one stage."""
     yhat = np.zeros((rows.shape[0], stages[0].W.shape[1]), np.float32)
     for stage in stages:
-        for lo, Z in feature_chunks(rows, stage.features):
-            yhat[lo : lo + len(Z)] += Z @ stage.W
+        for lo, Z in feature_chunks(rows, stage.features, yhat.shape[1]):
+            yhat[lo : lo + Z.shape[0]] += Z @ stage.W
         yhat = calibrate(yhat, stage.calibration)
     return yhat
 
@@ -55,12 +57,21 @@ def powers(z: Float32) -> Float32:
     return np.concatenate((z, square, square * z), axis=1)
 
 
-def feature_chunks(rows: Rows, features: FeaturePipeline | None) -> Iterator[tuple[int, Float32]]:
-    """Yield (lo, dense features of the rows from `lo` on), at most CHUNK_CELLS at a time."""
+def feature_chunks(
+    rows: Rows, features: FeaturePipeline | None, n_labels: int = 0
+) -> Iterator[tuple[int, Features]]:
+    """Yield (lo, features of the rows from `lo` on): dense float32, or scipy CSR if most are 0.
+
+    At most CHUNK_CELLS features, and as many scores of `n_labels` labels, belong to a chunk.
+    """
     n, width = rows.shape[0], rows.shape[1] if features is None else features.n_outputs
-    size = max(1, CHUNK_CELLS // max(width, 1))
+    size = max(1, CHUNK_CELLS // max(width, n_labels, 1))
     for lo in range(0, n, size):
         hi = min(lo + size, n)
         chunk = row_range(rows, lo, hi) if isinstance(rows, CSR) else rows[lo:hi]
         chunk = chunk if features is None else features.transform(chunk)
-        yield lo, chunk.to_scipy().toarray() if isinstance(chunk, CSR) else chunk
+        if isinstance(chunk, CSR):
+            sparse = chunk.nnz < MIN_DENSE_SHARE * chunk.n_rows * chunk.n_cols
+            yield lo, chunk.to_scipy() if sparse else chunk.to_scipy().toarray()
+        else:
+            yield lo, chunk

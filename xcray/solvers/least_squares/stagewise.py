@@ -23,6 +23,7 @@ from xcray.solvers.synchronous_contract import WorkerCalls
 UpdateRule = Literal["linear", "calibrated", "logistic"]
 # ridge of the calibration, relative to the mean of the diagonal of its second moments
 CALIBRATION_RIDGE: Final = 1e-9
+LABELS_AT_A_TIME: Final = 2048  # labels whose gradients the driver computes at a time
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class StageFitter:
     the gradient G. In one step from 0 it is the weight of half the squared l2 norm; with more steps
     it shortens them and is not part of the objective. shards: number of row shards, part of the
     bits of the result. simplex: project calibrated predictions on the probability simplex, for one
-    label per row.
+    label per row. by_moments: for rule "linear" and columns of the input: compute gradients from
+    moments of columns, without the predictions (N, K), for many labels.
 
     Calibrated least squares are the rule "calibrated" with the same features in each block: their
     second moments are computed once.
@@ -51,6 +53,7 @@ class StageFitter:
     shards: int = 8
     inner_steps: int = 8
     simplex: bool = True
+    by_moments: bool = False
 
     @property
     def link(self) -> Link:
@@ -75,7 +78,10 @@ class StageFitter:
             block = workers.put(Block(stages, features))
             if solve is None or self.link == "softmax" or features is not before:
                 solve = self._preconditioner(workers, block)
-            W = self._weights(workers, block, solve)
+            if self.by_moments:
+                W = self._weights_by_moments(workers, block, stages, features, solve)
+            else:
+                W = self._weights(workers, block, solve)
             calibration = (
                 self._calibration(workers, block, W) if self.rule == "calibrated" else None
             )
@@ -89,11 +95,17 @@ class StageFitter:
         """Return the numbers of the inputs (D',), the largest gradient after `stages` first.
 
         The size of a gradient is its Euclidean norm over the labels; ties are in ascending order.
-        Inputs with a gradient of 0 are left out. Memory of the driver: O(D' K).
+        Inputs with a gradient of 0 are left out. Memory of the driver: O(D' K), or that of the
+        non-zero gradients with `by_moments`, which needs `stages` to be empty.
         """
-        block = workers.put(Block(stages, None))
-        G, _ = self._sum(workers, StageWorker.gradient, at_worker(block), None)
-        size = np.square(G).sum(axis=1)
+        if self.by_moments:
+            assert not stages
+            G = self._sum(workers, StageWorker.target_moments, None)[0]
+            size = np.asarray(G.multiply(G).sum(axis=1)).ravel()
+        else:
+            block = workers.put(Block(stages, None))
+            G, _ = self._sum(workers, StageWorker.gradient, at_worker(block), None)
+            size = np.square(G).sum(axis=1)
         order = np.argsort(-size, kind="stable")
         return frozen(order[size[order] > 0.0], np.int64)
 
@@ -103,7 +115,8 @@ class StageFitter:
         """Return G -> H^-1 G of a block."""
 
         def gram(double: bool) -> Float64:
-            return self._sum(workers, StageWorker.gram, at_worker(block), double)[0]
+            lower: Float64 = self._sum(workers, StageWorker.gram, at_worker(block), double)[0]
+            return lower
 
         return preconditioner(gram, self.lam, double=False)[0]
 
@@ -125,6 +138,40 @@ class StageFitter:
             G = self._sum(workers, StageWorker.gradient, at_worker(block), at)[0]
         return frozen(W - solve(G), np.float32)
 
+    def _weights_by_moments(
+        self,
+        workers: WorkerCalls,
+        block: ObjectHandle[Block],
+        stages: tuple[FittedStage, ...],
+        features: FeaturePipeline | None,
+        solve: Callable[[Float64], Float64],
+    ) -> Float32:
+        """Return the weights (n_outputs, K) of a block of columns for the rule "linear".
+
+        The gradient is X_B' C (X_1 W_1 + ... + X_t W_t - Y), X_s: columns of stage s, C: weights of
+        the rows; X_B' C X_s and X_B' C Y are summed over the shards.
+        """
+        targets = self._sum(workers, StageWorker.target_moments, features)[0]
+        moments = self._moments_before(workers, block, stages)
+        W = np.empty(targets.shape, np.float32)
+        for lo in range(0, W.shape[1], LABELS_AT_A_TIME):
+            labels = slice(lo, lo + LABELS_AT_A_TIME)
+            G = -targets[:, labels].toarray()
+            for stage, part in zip(stages, moments, strict=True):
+                G += part @ stage.W[:, labels]
+            W[:, labels] = -solve(G)
+        return frozen(W, np.float32)
+
+    def _moments_before(
+        self, workers: WorkerCalls, block: ObjectHandle[Block], stages: tuple[FittedStage, ...]
+    ) -> list[Float64]:
+        """Return X_B' C X_s of a block B for each stage s before it."""
+        if not stages:
+            return []
+        moments = self._sum(workers, StageWorker.column_moments, at_worker(block))[0]
+        ends = np.cumsum([len(stage.W) for stage in stages])
+        return np.split(moments, ends[:-1], axis=1)
+
     def _calibration(
         self, workers: WorkerCalls, block: ObjectHandle[Block], W: Float32
     ) -> StageCalibration:
@@ -139,6 +186,6 @@ class StageFitter:
 
     def _sum(
         self, workers: WorkerCalls, method: Callable[..., Any], *args: Any
-    ) -> tuple[Float64, float]:
+    ) -> tuple[Any, float]:
         """Return the sums of a method over all shards."""
         return sum_over_shards(workers, self.shards, method, *args)

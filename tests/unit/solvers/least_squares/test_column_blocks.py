@@ -53,11 +53,15 @@ def blocks(seed: int = 0) -> list[Columns]:
     return column_blocks(D, order, 15)
 
 
-def test_two_passes_over_columns_are_block_gauss_seidel_on_the_residual() -> None:
+@pytest.mark.parametrize("by_moments", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_two_passes_over_columns_are_block_gauss_seidel_on_the_residual(
+    by_moments: bool, sparse: bool
+) -> None:
     X, Y, c = problem()
-    method = StageFitter("linear", LAM, SHARDS)
+    method = StageFitter("linear", LAM, SHARDS, by_moments=by_moments)
     both = [*blocks(), *blocks(1)]
-    stages = list(method.fit(calls(method), both))
+    stages = list(method.fit(calls(method, sparse=sparse), both))
     W = np.zeros((D, K))
     for stage, block in zip(stages, both, strict=True):
         Z = X[:, block.numbers].astype(np.float64)
@@ -111,3 +115,24 @@ def test_columns_are_ordered_by_the_gradient_after_the_stages(sparse: bool) -> N
         assert sorted(order) == np.flatnonzero(size).tolist()
         assert size[order] == pytest.approx(-np.sort(-size)[: len(order)], rel=1e-3)
         stages = tuple(method.fit(workers, blocks(), stages))
+
+
+def test_moments_give_the_order_of_gradients() -> None:
+    orders = []
+    for by_moments in (False, True):
+        method = StageFitter("linear", LAM, SHARDS, by_moments=by_moments)
+        orders.append(method.order_by_gradient(calls(method)).tolist())
+    assert orders[0] == orders[1]
+
+
+def test_moments_keep_no_predictions_and_give_the_same_bits_with_any_number_of_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("predictions of rows were computed")
+
+    monkeypatch.setattr(stage_worker.StageWorker, "_advance", refuse)
+    method = StageFitter("linear", LAM, SHARDS, by_moments=True)
+    one, three = (list(method.fit(calls(method, workers=w), blocks())) for w in (1, 3))
+    for first, other in zip(one, three, strict=True):
+        assert first.W.tobytes() == other.W.tobytes()
