@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -319,7 +320,8 @@ def test_the_selected_measure_can_need_another_k(tiny: Dataset, tmp_path: Path) 
     [
         ({"grid": {}}, "at least one value"),
         ({"grid": {"lam": []}}, "at least one value of lam"),
-        ({"grid": {"eps": [0.1]}}, "it can contain lam, tau, C"),
+        ({"grid": {"epz": [0.1]}}, "unknown parameter 'epz'"),
+        ({"grid": {"loss": ["hinge"]}}, "loss must be finite and at least 0, not hinge"),
         ({"grid": {"C": [0]}}, "C must be greater than"),
         ({"grid": {"lam": [-1]}}, "lam must be finite and at least 0"),
         ({"grid": {"lam": [float("nan")]}}, "lam must be finite"),
@@ -386,3 +388,46 @@ def test_path_from_the_command_line(
     assert "exists already" in capsys.readouterr().err
     assert main(["tune", str(tiny.path), "--out", str(tmp_path / "other"), "--json"]) == 2
     assert "at least one value" in json.loads(capsys.readouterr().err)["message"]
+
+
+LEAST_SQUARES = {"rule": "linear", "features": "columns", "block_size": 40}
+
+
+def test_solvers_without_tasks_train_each_point_on_the_other_rows(
+    tiny: Dataset, tmp_path: Path
+) -> None:
+    train_spec = TrainSpec(str(tiny.path), "stagewise", LEAST_SQUARES, pool="serial")
+    spec = TuneSpec(train_spec, {"stages": (1, 3), "lam": (1e-3, 1.0)})
+    result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+    assert [point["params"] for point in result.points] == [
+        {"lam": 1.0, "stages": 1},
+        {"lam": 1.0, "stages": 3},
+        {"lam": 1e-3, "stages": 1},
+        {"lam": 1e-3, "stages": 3},
+    ]
+    held = evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held")
+    for number, point in enumerate(result.points):
+        alone = TrainSpec(
+            str(held.path), "stagewise", {**LEAST_SQUARES, **point["params"]}, pool="serial"
+        )
+        folder = tmp_path / str(number)
+        model = train(alone, run_dir=folder.with_suffix(".run"), out=folder)
+        assert (point["measures"], point["nnz"]) == (model.measures, model.report["weights"])
+    best = max(point["measures"]["P@1"] for point in result.points)
+    assert [p["chosen"] for p in result.points].count(True) == 1
+    assert next(p for p in result.points if p["chosen"])["measures"]["P@1"] == best
+    whole = replace(train_spec, params={**LEAST_SQUARES, **result.chosen})
+    final = train(whole, run_dir=tmp_path / "final.run", out=tmp_path / "final")
+    assert final.sha256 == result.model.sha256
+
+
+def test_a_grid_of_any_parameter_from_the_command_line(
+    tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", str(tiny.path), "--solver", "stagewise", "--pool", "serial"]
+    words += [f"-p{name}={value}" for name, value in LEAST_SQUARES.items()]
+    words += ["--out", str(tmp_path / "out")]
+    assert main([*words, "--lam", "0.01", "--grid", "stages=1,2"]) == 0
+    assert "stages" in capsys.readouterr().out
+    assert main([*words, "--grid", "rule=linear", "--out", str(tmp_path / "other")]) == 2
+    assert "-p rule=linear" in capsys.readouterr().err

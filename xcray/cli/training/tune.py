@@ -1,4 +1,4 @@
-"""`xcray tune`: grid search over lam, tau and C on held-out rows."""
+"""`xcray tune`: grid search over numeric parameters on held-out rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.multi_value import MultiValueCommand
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.train import ParameterOption, SolverOption, format_percent, print_measures
-from xcray.errors import Conflict
+from xcray.errors import Conflict, InputError
 
 if TYPE_CHECKING:
     from xcray.training.tuning.search import TuneResult
@@ -55,6 +55,12 @@ def tune(
     lam: Lam = None,
     tau: Tau = None,
     c: C = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE,...", help="Values of another numeric parameter; repeat for more."
+        ),
+    ] = None,
     select: Annotated[
         str,
         typer.Option(
@@ -88,6 +94,7 @@ def tune(
     """Try all combinations, choose the best on held-out rows, and train it on all rows.
 
     Example: xcray tune data --lam 0.1 0.01 --C 0.3 1 3
+             xcray tune data --solver stagewise --lam 1e-4 1e-3 --grid bandwidth=0.5,0.7,1
     """
     if out.exists():
         raise Conflict(f"{out} exists already; choose another --out or remove it first")
@@ -101,15 +108,37 @@ def tune(
         "pool": pool,
         "workers": workers,
     }
-    grid = {
-        name: tuple(choices) for name, choices in (("lam", lam), ("tau", tau), ("C", c)) if choices
+    choices = {
+        name: tuple(given) for name, given in (("lam", lam), ("tau", tau), ("C", c)) if given
     }
-    spec = TuneSpec(TrainSpec.from_dict(values), grid, select, holdout, seed, warm=not cold)
+    choices |= parse_grid(grid)
+    spec = TuneSpec(TrainSpec.from_dict(values), choices, select, holdout, seed, warm=not cold)
     working_directory = run_directory(run_dir, out)
     result = run_search(spec, out, working_directory, json)
     if run_dir is None:
         shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists
     print_result(result, select, json)
+
+
+def parse_grid(pairs: list[str] | None) -> dict[str, tuple[float, ...]]:
+    """Parse ["bandwidth=0.5,1"]; whole numbers become int. Raises InputError."""
+    form, example = "NAME=VALUE,VALUE,...", "bandwidth=0.5,0.7"
+    return {
+        name: tuple(_number(name, word) for word in text.split(","))
+        for name, text in output.parse_assignments(pairs, form, example).items()
+    }
+
+
+def _number(name: str, word: str) -> float:
+    """Return a whole number as int, another number as float. Raises InputError."""
+    try:
+        return int(word) if word.strip().isdigit() else float(word)
+    except ValueError:
+        raise InputError(
+            f"{name} has the value {word[:80]!r}, a grid needs numbers; "
+            f"give one value that is no number as -p {name}={word[:80]}",
+            code="USAGE",
+        ) from None
 
 
 def run_search(spec: Any, out: Path, folder_kept: Path, quiet: bool) -> TuneResult:
@@ -142,7 +171,7 @@ def print_result(result: TuneResult, select: str, as_json: bool) -> None:
             *(point["params"][name] for name in names),
             format_percent(point["measures"][select]),
             point["nnz"],
-            f"{point['certified']:,} of {point['classes']:,}",
+            "" if point["certified"] is None else f"{point['certified']:,} of {point['classes']:,}",
             format_duration(point["seconds"]),
             "chosen" if point["chosen"] else "",
         ]

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from xcray.errors import ParameterError
 from xcray.storage.atomic import sha256_arrays
 
-# Parameters that a grid can contain, and whether a larger value regularises more (+1) or less (-1).
-GRID_PARAMS = {"lam": 1, "tau": 1, "C": -1}
+# Whether a larger value regularises more (+1) or less (-1); other parameters do neither (0).
+STRENGTHS = {"lam": 1, "tau": 1, "C": -1}
 MAX_POINTS = 1000
 
 
@@ -47,34 +47,33 @@ def params_key(params: Mapping[str, float]) -> str:
 
 
 def validate_grid(grid: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
-    """Return the grid with unique values, in the order of `GRID_PARAMS`.
+    """Return the grid with unique values: lam, tau, C, then other parameters as given.
 
-    Raises ParameterError with a fix.
+    Values of lam, tau and C become float. Raises ParameterError with a fix.
     """
-    if unknown := sorted(set(grid) - set(GRID_PARAMS)):
-        raise ParameterError(
-            f"a grid cannot contain {unknown[0][:80]!r}; it can contain {', '.join(GRID_PARAMS)}"
-        )
-    out = {
-        name: tuple(dict.fromkeys(float(value) for value in grid[name]))
-        for name in GRID_PARAMS
-        if name in grid
-    }
+    names = [name for name in STRENGTHS if name in grid]
+    out = {name: tuple(dict.fromkeys(map(float, grid[name]))) for name in names}
+    out |= {name: tuple(dict.fromkeys(values)) for name, values in grid.items() if name not in out}
     if not out or not all(out.values()):
         raise ParameterError(
-            f"give at least one value of {', '.join(out) or 'lam, tau or C'}, "
+            f"give at least one value of {', '.join(out) or 'a parameter'}, "
             "for example --lam 0.1 0.01"
         )
     for name, values in out.items():
-        bad = [value for value in values if not math.isfinite(value) or value < 0.0]
+        bad = [value for value in values if not _is_number(value) or value < 0.0]
         if bad:
-            raise ParameterError(f"{name} must be finite and at least 0, not {bad[0]}")
+            raise ParameterError(f"{name} must be finite and at least 0, not {str(bad[0])[:80]}")
     count = math.prod(map(len, out.values()))
     if count > MAX_POINTS:
         raise ParameterError(
             f"the grid has {count} points, more than {MAX_POINTS}; give fewer values"
         )
     return out
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a value of a grid is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def plan_points(grid: Mapping[str, Sequence[float]]) -> list[Point]:
@@ -91,7 +90,7 @@ def plan_points(grid: Mapping[str, Sequence[float]]) -> list[Point]:
     ]
     positions = [_position(params, grid) for params in settings]
     strengths = [
-        sum(GRID_PARAMS[name] * x for name, x in zip(names, place, strict=True))
+        sum(STRENGTHS.get(name, 0) * x for name, x in zip(names, place, strict=True))
         for place in positions
     ]
     remaining = sorted(range(len(settings)), key=lambda i: (-strengths[i], positions[i]))

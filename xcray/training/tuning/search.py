@@ -33,6 +33,7 @@ from xcray.training.run import TrainResult, train
 from xcray.training.spec import TrainSpec
 from xcray.training.tuning.evaluate import PointEvaluator, hold_out
 from xcray.training.tuning.grid import Point, params_key, plan_points, validate_grid
+from xcray.training.tuning.trained_points import TrainedPointEvaluator
 from xcray.workers.pool import StopFlag
 
 # Measures to choose by, each @k.
@@ -43,7 +44,8 @@ MEASURE_FAMILIES = ("P", "recall", "nDCG", "PSP", "PSnDCG")
 class TuneSpec:
     """Description of a search. Validated when created; raises ParameterError with a fix.
 
-    train: the final training; its params are shared by all points. grid: values of lam, tau and C.
+    train: the final training; its params are shared by all points. grid: values of lam, tau, C and
+    other numeric parameters of the solver.
     select: the measure to choose by, on held-out rows: P, recall, nDCG, PSP or PSnDCG, @k; ties
     select the sparser model. holdout: share of the training rows to measure on, chosen by a hash of
     their number. seed: of this choice. warm: start each point from the nearest solved one; if
@@ -64,16 +66,8 @@ class TuneSpec:
             raise ParameterError(
                 f"{repeated[0]} is in the grid and among the fixed parameters; give it once"
             )
-        solvers = [
+        for point in plan_points(self.grid):
             make_solver(self.train.solver, {**self.train.params, **point.params})
-            for point in plan_points(self.grid)
-        ]
-        if any(solver.family not in ("independent", "joint") for solver in solvers):
-            raise ParameterError(
-                f"{self.train.solver} cannot be tuned: "
-                "train it once for each value (`xcray train -p lam=...`), or search "
-                "with scikit-learn's GridSearchCV over its estimator"
-            )
         family, _, k = self.select.partition("@")
         if family not in MEASURE_FAMILIES or not (
             k.isascii() and k.isdecimal() and 1 <= int(k) <= 100
@@ -162,7 +156,10 @@ class _TuneRun:
             self.spec.seed,
             self.run_dir / "held",
         )
-        evaluator = PointEvaluator(
+        family = make_solver(self.spec.train.solver, self.spec.train.params).family
+        by_label = family in ("independent", "joint")
+        evaluator_class = PointEvaluator if by_label else TrainedPointEvaluator
+        evaluator = evaluator_class(
             self.spec.train,
             held_data,
             self.run_dir / ("points" if self.spec.warm else "cold"),
