@@ -136,7 +136,7 @@ def _number(name: str, word: str) -> float:
     except ValueError:
         raise InputError(
             f"{name} has the value {word[:80]!r}, a grid needs numbers; "
-            f"give one value that is no number as -p {name}={word[:80]}",
+            f"give a single text value as -p {name}={word[:80]}",
             code="USAGE",
         ) from None
 
