@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,7 +18,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from tests.support.live_service import client_of, settings_for
-from xcray.arrays import csr_from, pattern
+from xcray.arrays import csr, csr_from, pattern
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
@@ -23,9 +26,9 @@ from xcray.errors import ParameterError, Stopped
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
-from xcray.solvers.least_squares import staged_solvers
+from xcray.solvers.least_squares import stage_worker, staged_solvers
 from xcray.telemetry.progress import Progress
-from xcray.training import TrainSpec, train
+from xcray.training import TrainSpec, staged, train
 from xcray.training.run import TrainResult
 from xcray.workers.pool import StopFlag
 
@@ -68,6 +71,79 @@ def reference(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict
         name: train(spec_of(digits, name), run_dir=folder / f"{name}.run", out=folder / name)
         for name in PARAMS
     }
+
+
+@each_solver
+def test_rows_that_do_not_fit_are_read_in_each_pass_with_the_same_bits(
+    digits: Dataset, reference: dict[str, TrainResult], monkeypatch: pytest.MonkeyPatch, solver: str
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("rows were copied")
+
+    monkeypatch.setattr(staged, "memory_limits", lambda _: {"memory_limit": 0})
+    monkeypatch.setattr(stage_worker, "CopiedRows", refuse)
+    folder = digits.path.parent / f"mapped-{solver}"
+    result = train(spec_of(digits, solver), run_dir=folder.with_suffix(".run"), out=folder)
+    assert result.sha256 == reference[solver].sha256
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from xcray.training import TrainSpec, staged, train
+
+folder, allowed = Path(sys.argv[1]), int(sys.argv[2])
+
+
+def run(data):
+    params = {"stages": 2, "block_size": 128, "components": 16, "shards": 16}
+    spec = TrainSpec(str(folder / data), "stagewise", params, pool="serial", workers=1)
+    return train(spec, run_dir=folder / f"{data}-{allowed}.run", out=folder / f"{data}-{allowed}")
+
+
+run("small")  # load all code before the limit is set
+if allowed:
+    status = open("/proc/self/status")
+    used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (used + allowed, used + allowed))
+print(run("large").sha256)
+"""
+
+
+@pytest.mark.drill
+def test_rows_of_ten_times_the_allowed_memory_give_the_bits_of_rows_in_memory(
+    tmp_path: Path,
+) -> None:
+    random, D, K, allowed = np.random.default_rng(0), 800, 5, 48 << 20
+    centres = random.normal(size=(K, D)).astype(np.float32)
+    for name, n_train in (("small", 2000), ("large", 80_000)):
+        with DatasetWriter(tmp_path / name, name=name, n_labels=K) as writer:
+            for part, n in [("train", 10_000)] * -(-n_train // 10_000) + [("test", 1000)]:
+                labels = random.integers(0, K, n)
+                X = centres[labels] + 3 * random.normal(size=(n, D)).astype(np.float32)
+                rows = csr(np.arange(n + 1) * D, np.tile(np.arange(D), n), X.ravel(), D)
+                writer.add(part, rows, pattern(np.arange(n + 1), labels, K))
+            data = writer.finish(source={"format": "made"})
+    assert data.train.X.indices.nbytes + data.train.X.data.nbytes > 10 * allowed
+    bits = {limit: limited(tmp_path, limit) for limit in (allowed, 0)}
+    shutil.rmtree(tmp_path)
+    assert bits[allowed] == bits[0]
+
+
+def limited(folder: Path, allowed: int) -> str:
+    """Train in a process that can take `allowed` more bytes of memory; return the hash."""
+    # A thread that a library starts takes 1 MiB instead of 8.
+    shell = ["/bin/sh", "-c", 'ulimit -S -s 1024; exec "$@"', "sh"]
+    done = subprocess.run(
+        [*shell, sys.executable, "-c", LIMITED, str(folder), str(allowed)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-1]
 
 
 def test_many_labels_over_text_need_no_predictions_of_all_rows(
@@ -132,9 +208,11 @@ def test_threads_give_the_same_bits(
 def test_ray_gives_the_same_bits(
     digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path, ray: Any, solver: str
 ) -> None:
-    spec = spec_of(digits, solver, pool="ray", workers=2)
-    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", job=solver)
-    assert result.sha256 == reference[solver].sha256
+    for workers in (1, 2, 4):
+        spec, out = spec_of(digits, solver, pool="ray", workers=workers), tmp_path / str(workers)
+        job = f"{solver}-{workers}"
+        result = train(spec, run_dir=out.with_suffix(".run"), out=out, job=job)
+        assert result.sha256 == reference[solver].sha256
 
 
 @pytest.mark.drill

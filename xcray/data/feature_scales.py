@@ -10,12 +10,16 @@ from xcray.arrays import CSR, Float64, frozen
 
 # a feature is large if its square is more than this many times those of all smaller ones together
 MAX_SQUARE_RATIO: Final = 10.0
+ENTRIES_AT_A_TIME: Final = 1 << 20  # 8 MB of squares
 
 
 def mean_squares(X: CSR) -> Float64:
-    """Return the mean square of each feature: (D,) float64. X: (N, D)."""
-    squares = np.square(X.data, dtype=np.float64)
-    sums = np.bincount(X.indices, weights=squares, minlength=X.n_cols)
+    """Return the mean square of each feature: (D,) float64. X: (N, D), read in slices."""
+    sums = np.zeros(X.n_cols)
+    for lo in range(0, X.nnz, ENTRIES_AT_A_TIME):
+        entries = slice(lo, lo + ENTRIES_AT_A_TIME)
+        squares = np.square(X.data[entries], dtype=np.float64)
+        sums += np.bincount(X.indices[entries], weights=squares, minlength=X.n_cols)
     return frozen(sums / max(X.n_rows, 1), np.float64)
 
 

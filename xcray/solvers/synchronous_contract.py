@@ -138,13 +138,15 @@ class TrainingRows(NamedTuple):
     """Rows of a data set, mapped from files, from which each worker takes its share.
 
     X (N, D), Y (N, K), weights (N,) or None: of the training part. held_out: X and Y of the
-    held-out rows, or None.
+    held-out rows, or None. in_memory: whether workers can copy their rows; if not, solvers that can
+    read them again in each pass do so, with the same result.
     """
 
     X: CSR
     Y: Pattern
     weights: Float32 | None = None
     held_out: tuple[CSR, Pattern, Float32 | None] | None = None
+    in_memory: bool = True
 
 
 class SynchronousSolver(Solver, Protocol):

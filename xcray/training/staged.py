@@ -29,7 +29,7 @@ from xcray.storage.atomic import (
 )
 from xcray.system.blas_threads import limit_blas_threads
 from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape
-from xcray.training.capacity.preflight import Estimate
+from xcray.training.capacity.preflight import Estimate, memory_limits
 from xcray.training.epoch_progress import resume_note
 from xcray.training.epoch_strategy import EpochStrategy, make_worker_group, outcome_report
 from xcray.training.observer import TrainingObserver
@@ -57,6 +57,7 @@ class StagedTraining(EpochStrategy):
         self._solver = solver
         self._history: list[dict[str, Any]] = []
         self._position = START  # in the timeline, after the last saved stage
+        self._in_memory = True  # whether workers copy their rows, see `TrainingRows`
         self.stages: tuple[Stage, ...] = ()
 
     def run_settings(self) -> dict[str, Any]:
@@ -64,9 +65,16 @@ class StagedTraining(EpochStrategy):
         return {}
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
+        """Return the estimate with rows in memory, or without if they do not fit."""
+        free = min(memory_limits(self._at.spec).values(), default=0)
+        estimate = self._estimate(in_memory=True)
+        self._in_memory = estimate.memory <= free
+        return estimate if self._in_memory else self._estimate(in_memory=False)
+
+    def _estimate(self, in_memory: bool) -> Estimate:
         """See `xcray.training.capacity.epoch_resources`."""
         shape = problem_shape(self._at.dataset, self._at.dataset.n_features)
-        needs = self._solver.resources(shape, self.workers)
+        needs = self._solver.resources(shape, self.workers, in_memory)
         spec, sparse = self._at.spec, needs._replace(weights=0)
         estimate = complete_estimate(spec, self.workers, self._at.dataset, shape, sparse)
         model = estimate.model + 4 * needs.weights
@@ -123,7 +131,9 @@ class StagedTraining(EpochStrategy):
         """Fit stages until all are done or the time is up; after a node loss, go on."""
         at = self._at
         path, content_hash = str(at.dataset.path.resolve()), at.dataset.content_hash
-        factory = SynchronousWorkerFactory(self._solver, path, content_hash, self.workers)
+        factory = SynchronousWorkerFactory(
+            self._solver, path, content_hash, self.workers, self._in_memory
+        )
         store = _store_bytes(self._solver, at)
         group = make_worker_group(at.spec, factory, self.workers, at.job, store)
         observer.discard_since(self._position)

@@ -52,13 +52,14 @@ class SynchronousWorkerFactory:
     """Creates the workers of a synchronous training.
 
     solver: its class must be importable by the workers. path, content_hash: of the data set, which
-    all nodes must see. workers: number of workers.
+    all nodes must see. workers: number of workers. in_memory: see `TrainingRows`.
     """
 
     solver: SynchronousSolver | StagesSolver
     path: str
     content_hash: str
     workers: int
+    in_memory: bool = True
 
     def create_worker(self, worker: str, stopped: Callable[[], bool], /) -> Any:
         """Return the solver's worker, which takes its share of the rows."""
@@ -73,7 +74,8 @@ class SynchronousWorkerFactory:
                 "put it on a file system that all nodes share",
                 code="UNSEEN",
             ) from error
-        return self.solver.create_worker(training_rows(data), number, self.workers, stopped)
+        rows = training_rows(data)._replace(in_memory=self.in_memory)
+        return self.solver.create_worker(rows, number, self.workers, stopped)
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""

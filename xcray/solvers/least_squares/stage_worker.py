@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, csr
 from xcray.errors import Stopped
 from xcray.features.columns import Columns
-from xcray.features.pipeline import FeaturePipeline, Rows
+from xcray.features.pipeline import FeaturePipeline
 from xcray.solvers.declarations import Link
 from xcray.solvers.lbfgs import scores_to_residuals
 from xcray.solvers.least_squares.gram import gram_of_chunks, weighted_gram
+from xcray.solvers.least_squares.shard_rows import CopiedRows, MappedRows, ShardRows
 from xcray.solvers.least_squares.stages import (
     Features,
     FittedStage,
     calibrate,
+    chunk_rows,
     feature_chunks,
     powers,
 )
@@ -51,7 +53,8 @@ class StageWorker:
 
     shards: in ascending order. link: as in `LeastSquaresWorker`. Methods are functions of their
     arguments and the rows. Predictions are kept until a method is called with other stages, and
-    features of a block until it has others, if they take at most `kept_bytes`.
+    features of a block until it has others, if they take at most `kept_bytes`. mapped: the rows of
+    all shards (N, D), if shards do not hold their rows; they are then read again in each pass.
     """
 
     def __init__(
@@ -60,13 +63,17 @@ class StageWorker:
         link: Link,
         stopped: Callable[[], bool] = lambda: False,
         kept_bytes: int = KEPT_BYTES,
+        mapped: CSR | None = None,
     ) -> None:
         self._link, self._stopped, self._kept_bytes = link, stopped, kept_bytes
         self._shards = [with_targets(shard, link) for shard in shards]
+        self._rows: list[ShardRows] = [
+            CopiedRows(shard) if mapped is None else MappedRows(mapped, shard.rows)
+            for shard in shards
+        ]
         self._predictions: dict[int, _ShardPredictions] = {}
         self._kept: dict[int, list[tuple[int, Float32]]] = {}
         self._kept_for = ""
-        self._by_column: dict[int, Any] = {}
 
     def gram(self, step: int, block: Block, double: bool) -> tuple[Float64 | None, float | None]:
         """Return the lower triangle of the preconditioner of a block without ridge, and 0.
@@ -84,7 +91,7 @@ class StageWorker:
             X = csr(Z.indptr, Z.indices, Z.data, Z.shape[1])
             part = shard._replace(X=X, dense=None, weights=weights)
             return weighted_gram(part, double=double, stopped=self._stopped), 0.0
-        width = _rows(shard).shape[1] if block.features is None else block.features.n_outputs
+        width = width_of(self._rows[step], block.features)
         chunks = self._chunks
         return gram_of_chunks(
             lambda: chunks(step, block.features), weights, width, double=double
@@ -101,7 +108,7 @@ class StageWorker:
             return None, None
         shard, at = self._shards[step], self._advance(step, block.stages)
         residuals = scores_to_residuals if self._link == "softmax" else identity_residuals
-        width = _rows(shard).shape[1] if block.features is None else block.features.n_outputs
+        width = width_of(self._rows[step], block.features)
         G, loss = np.zeros((width, shard.targets.n_cols)), 0.0
         for lo, Z in self._chunks(step, block.features):
             hi = lo + Z.shape[0]
@@ -192,8 +199,7 @@ class StageWorker:
             self._kept, self._kept_for = {}, name
         chunks: list[tuple[int, Float32]] = []
         keep = step not in self._kept and features is not None and self._fits(features.n_outputs)
-        rows = _rows(self._shards[step])
-        for chunk in self._kept.get(step) or feature_chunks(rows, features):
+        for chunk in self._kept.get(step) or self._new_chunks(step, features):
             if self._stopped():
                 raise Stopped("stopped between two chunks of rows; finished stages are kept")
             if keep:
@@ -201,6 +207,16 @@ class StageWorker:
             yield chunk
         if keep:
             self._kept[step] = chunks
+
+    def _new_chunks(
+        self, step: int, features: FeaturePipeline | None
+    ) -> Iterator[tuple[int, Float32]]:
+        """Yield the dense features of a shard in chunks."""
+        rows = self._rows[step]
+        size = chunk_rows(max(rows.width, width_of(rows, features)))
+        for first in range(0, rows.shape[0], size):
+            taken = rows.take(first, min(first + size, rows.shape[0]))
+            yield from ((first + lo, Z) for lo, Z in feature_chunks(taken, features))
 
     def _sparse_chunks(self, step: int, Z: Features) -> Iterator[tuple[int, Features]]:
         """Yield sparse features of a shard in chunks of rows."""
@@ -211,22 +227,15 @@ class StageWorker:
             yield lo, Z if size >= Z.shape[0] else Z[lo : lo + size]
 
     def _sparse_block(self, step: int, features: FeaturePipeline | None) -> Features | None:
-        """Return the columns of a sparse shard as a scipy matrix (n, n_outputs), else None.
-
-        Time: proportional to the number of their entries, after the first call.
-        """
-        if self._shards[step].dense is not None or not isinstance(features, Columns | None):
-            return None
-        return self._columns(step, features)
+        """Return the columns of a sparse shard as a scipy matrix (n, n_outputs), else None."""
+        if self._rows[step].sparse and isinstance(features, Columns | None):
+            return self._rows[step].columns(features)
+        return None
 
     def _columns(self, step: int, features: FeaturePipeline | None) -> Features:
-        """Return columns of a shard as a scipy CSR matrix (n, n_outputs); None: all of them."""
-        if features is None:
-            return self._shards[step].X.to_scipy()
-        assert isinstance(features, Columns)
-        if step not in self._by_column:
-            self._by_column[step] = self._shards[step].X.to_scipy().tocsc()
-        return self._by_column[step][:, features.numbers].tocsr()
+        """Return columns of a shard as a scipy CSR matrix (n, n_outputs)."""
+        assert isinstance(features, Columns | None)
+        return self._rows[step].columns(features)
 
     def _fits(self, n_outputs: int) -> bool:
         """Return whether that many features of all rows of this worker can be kept."""
@@ -241,9 +250,9 @@ def _is_prefix(stages: Sequence[FittedStage], others: Sequence[FittedStage]) -> 
     )
 
 
-def _rows(shard: Shard) -> Rows:
-    """Return the rows of a shard, dense if it has them."""
-    return shard.X if shard.dense is None else shard.dense
+def width_of(rows: ShardRows, features: FeaturePipeline | None) -> int:
+    """Return the number of features of the rows; None: of the input."""
+    return rows.shape[1] if features is None else features.n_outputs
 
 
 def curvature(yhat: Float32) -> Float64:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from xcray.arrays import CSR, Int64, frozen
+from xcray.arrays import CSR, Int64, csr, frozen
 from xcray.errors import ParameterError
 from xcray.features.chain import Chain
 from xcray.features.columns import Columns
@@ -28,7 +28,7 @@ from xcray.solvers.declarations import (
     StoppingRule,
 )
 from xcray.solvers.least_squares.solver import MAX_FEATURES, SHARD_SEED
-from xcray.solvers.least_squares.stage_worker import StageWorker
+from xcray.solvers.least_squares.stage_worker import KEPT_BYTES, StageWorker
 from xcray.solvers.least_squares.stages import FittedStage
 from xcray.solvers.least_squares.stagewise import StageFitter, UpdateRule
 from xcray.solvers.multinomial import make_shard, shard_rows, total_weight
@@ -42,11 +42,12 @@ FOURIER, COLUMNS, GRADIENT, INPUT = "fourier", "columns", "gradient", "input"
 ONE_RIDGE, STAGE_RIDGE = 0.05, 0.2
 BANDWIDTH: Final = 0.7  # of the median distance; measured on MNIST
 SAMPLE_ROWS: Final = 4000  # rows of which the median distance is computed
+ROWS_AT_A_TIME: Final = 256  # of this sample
 PAIR_SECONDS: Final = 4e-11  # per row and pair of features of a block: moments and products
 FEATURE_SECONDS: Final = 4e-11  # per row, input and random feature
 MAX_CALIBRATED_LABELS: Final = 4096  # their moments take 1.6 GB
+CHUNK_BYTES: Final = 16 << 20  # rows and features of a chunk
 MAX_PREDICTIONS: Final = 1 << 27  # more predictions of rows are not kept if that is possible
-KEPT_SHARE: Final = 1 << 30  # features that a worker keeps between two passes, at most
 
 
 class StagesSolver(Solver):
@@ -106,11 +107,15 @@ class StagesSolver(Solver):
         """Return a worker with every `workers`-th shard from `number` on."""
         options: Any = {"total": total_weight(data.Y, data.weights), "weights": data.weights}
         n = data.X.n_rows
+        X = data.X if data.in_memory else csr(np.zeros(n + 1), [], [], data.X.n_cols)
         shards = [
-            make_shard(data.X, data.Y, shard_rows(n, self.shards, SHARD_SEED, shard), **options)
+            make_shard(X, data.Y, shard_rows(n, self.shards, SHARD_SEED, shard), **options)
             for shard in range(number, self.shards, workers)
         ]
-        return StageWorker(shards, self.method(n, simplex=True).link, stopped)
+        link = self.method(n, simplex=True).link
+        if data.in_memory:
+            return StageWorker(shards, link, stopped)
+        return StageWorker(shards, link, stopped, kept_bytes=0, mapped=data.X)
 
     def fit(
         self, workers: WorkerCalls, data: TrainingRows, stages: tuple[FittedStage, ...] = ()
@@ -133,23 +138,28 @@ class StagesSolver(Solver):
         blocks = self.blocks(data.X, lambda: method.order_by_gradient(workers))
         yield from method.fit(workers, islice(blocks, len(stages), None), stages)
 
-    def resources(self, shape: ProblemShape, workers: int) -> ResourceNeeds:
-        """Return the needs: second moments of a block, its features, predictions and stages.
+    def resources(self, shape: ProblemShape, workers: int, in_memory: bool = True) -> ResourceNeeds:
+        """Return the needs: rows, second moments of a block, its features, predictions and stages.
 
-        Raises ParameterError for more labels than a calibration can have.
+        in_memory: see `TrainingRows`. Raises ParameterError for more labels than a calibration can
+        have.
         """
         self.check_labels(shape.labels)
         block = self.n_weights(shape.features)
         moments, W = 8 * block**2, 4 * block * shape.labels
         weights = self.n_stages * block * shape.labels
         predictions = 16 * shape.rows * shape.labels
-        features = min(KEPT_SHARE, 4 * block * shape.rows // workers)
+        features = min(KEPT_BYTES, 4 * block * shape.rows // workers)
+        rows = 2.5 * shape.n_bytes
+        if not in_memory:
+            entries = 8 * shape.entries + 4 * shape.rows * shape.features * shape.dense
+            features, rows = 0, 2.5 * (shape.n_bytes - entries)
         seconds = self.n_stages * shape.rows * block * (PAIR_SECONDS * block)
         seconds += self.n_stages * shape.rows * block * FEATURE_SECONDS * shape.features
         if self.by_moments(shape.rows, shape.labels):
             predictions, features = 0, 8 * self.n_stages * block**2
             seconds = PAIR_SECONDS * weights * block * self.n_stages
-        worker = int(2.5 * shape.n_bytes + predictions) // workers + features + 2 * moments + 4 * W
+        worker = int(rows + predictions) // workers + features + 2 * moments + 4 * W + CHUNK_BYTES
         store = (workers + 1) * (moments + 2 * W) + 4 * weights
         return ResourceNeeds(
             3 * moments + 4 * weights, worker, store, 4 * weights, weights, seconds
@@ -334,9 +344,16 @@ class _RandomFeatures:
         self._pca = fit_pca(X, components, centred=False) if components else None
         self._n_inputs, self._seed = components or X.n_cols, seed
         chosen = np.random.default_rng(seed).permutation(X.n_rows)[:SAMPLE_ROWS]
-        rows = take_rows(X, frozen(np.sort(chosen), np.int64))
-        sample = rows if self._pca is None else self._pca.transform(rows)
+        sample = self._transform(X, frozen(np.sort(chosen), np.int64))
         self._bandwidth = bandwidth * _median_distance(sample, seed)
+
+    def _transform(self, X: CSR, numbers: Int64) -> Rows:
+        """Return rows of X or of their components, which are computed some rows at a time."""
+        if self._pca is None:
+            return take_rows(X, numbers)
+        parts = np.array_split(numbers, max(1, -(-len(numbers) // ROWS_AT_A_TIME)))
+        transform = self._pca.transform
+        return np.concatenate([transform(take_rows(X, frozen(p, np.int64))) for p in parts])
 
     def block(self, number: int, n_outputs: int) -> FeaturePipeline:
         """Return features number `number`."""

@@ -65,7 +65,7 @@ def feature_chunks(
     At most CHUNK_CELLS features, and as many scores of `n_labels` labels, belong to a chunk.
     """
     n, width = rows.shape[0], rows.shape[1] if features is None else features.n_outputs
-    size = max(1, CHUNK_CELLS // max(width, n_labels, 1))
+    size = chunk_rows(max(width, n_labels))
     for lo in range(0, n, size):
         hi = min(lo + size, n)
         chunk = row_range(rows, lo, hi) if isinstance(rows, CSR) else rows[lo:hi]
@@ -75,3 +75,8 @@ def feature_chunks(
             yield lo, chunk.to_scipy() if sparse else chunk.to_scipy().toarray()
         else:
             yield lo, chunk
+
+
+def chunk_rows(width: int) -> int:
+    """Return the number of rows of a chunk of `feature_chunks`; width: features or labels."""
+    return max(1, CHUNK_CELLS // max(width, 1))

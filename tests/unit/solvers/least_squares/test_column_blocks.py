@@ -9,9 +9,10 @@ import pytest
 
 from tests.naive import multinomial as naive
 from tests.unit.solvers.least_squares.test_stagewise import LAM, SHARDS, K, N, Work, ridge
-from xcray.arrays import Int64
+from xcray.arrays import CSR, Int64, csr_from
 from xcray.features.columns import Columns, column_blocks
 from xcray.solvers.least_squares import stage_worker
+from xcray.solvers.least_squares.shard_rows import CopiedRows, MappedRows
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
 from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.workers.local_group import SerialGroup
@@ -136,3 +137,28 @@ def test_moments_keep_no_predictions_and_give_the_same_bits_with_any_number_of_w
     one, three = (list(method.fit(calls(method, workers=w), blocks())) for w in (1, 3))
     for first, other in zip(one, three, strict=True):
         assert first.W.tobytes() == other.W.tobytes()
+
+
+@pytest.mark.parametrize("columns", [None, np.array([0, 3, 7])])
+def test_mapped_rows_are_the_copied_ones(columns: Any) -> None:
+    X, Y, c = problem()
+    numbers: Int64 = np.arange(5, N, 3)
+    features = None if columns is None else Columns(D, columns)
+    for density in (0.04, 0.6):
+        dense = np.where(np.random.default_rng(1).random(X.shape) < density, X + 1, 0)
+        shard = naive.shard_of(dense, Y, c, numbers, density < 0.05)
+        copied, mapped = CopiedRows(shard), MappedRows(csr_from(dense), numbers)
+        assert (copied.shape, copied.width, copied.sparse) == (
+            mapped.shape,
+            mapped.width,
+            mapped.sparse,
+        )
+        for lo, hi in ((0, 7), (7, len(numbers))):
+            ours, theirs = mapped.take(lo, hi), copied.take(lo, hi)
+            assert dense_of(ours).tobytes() == dense_of(theirs).tobytes()
+        assert (mapped.columns(features) != copied.columns(features)).nnz == 0
+
+
+def dense_of(rows: Any) -> Any:
+    """Return rows as a dense array."""
+    return rows.to_scipy().toarray() if isinstance(rows, CSR) else rows
