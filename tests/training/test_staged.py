@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,6 +32,7 @@ from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, staged, train
 from xcray.training.run import TrainResult
 from xcray.workers.pool import StopFlag
+from xcray.workers.ray.session import local_ray
 
 PARAMS: dict[str, dict[str, Any]] = {
     "stagewise": {"stages": 3, "block_size": 60},
@@ -52,6 +54,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
             labels = pattern(np.arange(len(rows) + 1), y[rows], 10)
             writer.add(part, csr_from(X[rows] / np.float32(16)), labels)
         return writer.finish(source={"format": "digits"})
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """Start a local Ray with four CPUs; no other cluster is used."""
+    with local_ray(num_cpus=4) as cluster:
+        yield cluster
 
 
 def spec_of(data: Dataset, solver: str, **changes: Any) -> TrainSpec:

@@ -14,7 +14,7 @@ from xcray.features.pipeline import FeaturePipeline
 from xcray.solvers.declarations import Link
 from xcray.solvers.lbfgs import scores_to_residuals
 from xcray.solvers.least_squares.gram import gram_of_chunks, weighted_gram
-from xcray.solvers.least_squares.shard_rows import CopiedRows, MappedRows, ShardRows
+from xcray.solvers.least_squares.row_readers import CopiedRows, MappedRows, RowReader
 from xcray.solvers.least_squares.stages import (
     Features,
     FittedStage,
@@ -67,7 +67,7 @@ class StageWorker:
     ) -> None:
         self._link, self._stopped, self._kept_bytes = link, stopped, kept_bytes
         self._shards = [with_targets(shard, link) for shard in shards]
-        self._rows: list[ShardRows] = [
+        self._rows: list[RowReader] = [
             CopiedRows(shard) if mapped is None else MappedRows(mapped, shard.rows)
             for shard in shards
         ]
@@ -250,7 +250,7 @@ def _is_prefix(stages: Sequence[FittedStage], others: Sequence[FittedStage]) -> 
     )
 
 
-def width_of(rows: ShardRows, features: FeaturePipeline | None) -> int:
+def width_of(rows: RowReader, features: FeaturePipeline | None) -> int:
     """Return the number of features of the rows; None: of the input."""
     return rows.shape[1] if features is None else features.n_outputs
 

@@ -12,7 +12,7 @@ from tests.unit.solvers.least_squares.test_stagewise import LAM, SHARDS, K, N, W
 from xcray.arrays import CSR, Int64, csr_from
 from xcray.features.columns import Columns, column_blocks
 from xcray.solvers.least_squares import stage_worker
-from xcray.solvers.least_squares.shard_rows import CopiedRows, MappedRows
+from xcray.solvers.least_squares.row_readers import CopiedRows, MappedRows
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
 from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.workers.local_group import SerialGroup

@@ -1,4 +1,4 @@
-"""Rows of a shard for staged trainings: copied into memory, or read from mapped files each time."""
+"""Readers of a shard's rows: copied into memory, or read from mapped files each time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS_AT_A_TIME: Final = 4096  # mapped rows of which columns are taken at a time
 ENTRIES_AT_A_TIME: Final = 1 << 17  # mapped entries that are copied at a time: 1 MB
 
 
-class ShardRows(Protocol):
+class RowReader(Protocol):
     """Rows (n, D) of a shard.
 
     shape; width: mean number of values of a row in memory; sparse: whether most entries are 0, so
@@ -37,7 +37,7 @@ class ShardRows(Protocol):
 
 
 class CopiedRows:
-    """Rows that a shard holds in memory, see `ShardRows`."""
+    """Rows that a shard holds in memory, see `RowReader`."""
 
     def __init__(self, shard: Shard) -> None:
         self._X, self._dense = shard.X, shard.dense
@@ -45,11 +45,11 @@ class CopiedRows:
         self.width = _width(shard.X.nnz, self)
 
     def take(self, lo: int, hi: int) -> Rows:
-        """See `ShardRows`."""
+        """See `RowReader`."""
         return row_range(self._X, lo, hi) if self._dense is None else self._dense[lo:hi]
 
     def columns(self, features: Columns | None) -> Features:
-        """See `ShardRows`. Time: that of the entries returned, after the first call."""
+        """See `RowReader`. Time: that of the entries returned, after the first call."""
         if features is None:
             return self._X.to_scipy()
         return self._by_column[:, features.numbers].tocsr()
@@ -61,7 +61,7 @@ class CopiedRows:
 
 
 class MappedRows:
-    """Rows `numbers` (n,) of mapped X (N, D), see `ShardRows`: memory for a chunk at a time.
+    """Rows `numbers` (n,) of mapped X (N, D), see `RowReader`: memory for a chunk at a time.
 
     Chunks have the same numbers, bit by bit, as `CopiedRows` of the same shard.
     """
@@ -74,7 +74,7 @@ class MappedRows:
         self.width = _width(entries, self)
 
     def take(self, lo: int, hi: int) -> Rows:
-        """See `ShardRows`."""
+        """See `RowReader`."""
         if self.sparse:
             return take_rows(self._X, self._numbers[lo:hi])
         dense: Float32 = np.zeros((hi - lo, self.shape[1]), np.float32)
@@ -86,7 +86,7 @@ class MappedRows:
         return dense
 
     def columns(self, features: Columns | None) -> Features:
-        """See `ShardRows`. Time: that of reading all rows; memory: that of the result."""
+        """See `RowReader`. Time: that of reading all rows; memory: that of the result."""
         from scipy.sparse import vstack
 
         parts = []
@@ -96,7 +96,7 @@ class MappedRows:
         return vstack(parts, format="csr")
 
 
-def _width(entries: int, rows: ShardRows) -> int:
+def _width(entries: int, rows: RowReader) -> int:
     """Return the mean number of values of a row in memory."""
     n, d = rows.shape
     return entries // max(n, 1) if rows.sparse else d
