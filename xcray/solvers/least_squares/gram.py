@@ -10,9 +10,11 @@ import numpy as np
 from xcray.arrays import Float32, Float64
 from xcray.errors import Stopped, missing_extra
 from xcray.solvers.multinomial import Shard
+from xcray.system.blas import add_second_moments
 
 # returns an iterator of (first row number, dense rows) over all rows
 Chunks: TypeAlias = Callable[[], Iterator[tuple[int, Float32]]]
+Moments: TypeAlias = Float32 | Float64
 CHUNK_CELLS: Final = 1 << 21  # entries of dense rows that are weighted at a time: 8 MB of float32
 # From this share of non-zero entries, a dense product is faster than a sparse one: it does about
 # 400 times as many multiplications per second.
@@ -21,10 +23,10 @@ MIN_DENSE_SHARE: Final = 0.05
 
 def weighted_gram(
     shard: Shard, *, double: bool, stopped: Callable[[], bool] = lambda: False
-) -> Float64:
-    """Return the lower triangle of sum_i c_i x_i x_i' of a shard, zeros above: (D', D') float64.
+) -> Moments:
+    """Return the lower triangle of sum_i c_i x_i x_i' of a shard, zeros above: (D', D').
 
-    double: multiply in float64 instead of float32, as is also done if products overflow. Rows with
+    double: use float64 instead of float32, as is also done if products overflow. Rows with
     few entries are multiplied as sparse ones, at a cost of the sum of the squared row lengths.
     Raises Stopped if `stopped` returns True between two chunks, and Unavailable if scipy is
     missing.
@@ -37,7 +39,7 @@ def weighted_gram(
         return gram_of_chunks(_chunks(rows, d, stopped), shard.weights, d, double=double)
     rows = rows.multiply(np.sqrt(shard.weights)[:, None]).tocsr()
     rows = rows.astype(np.float64 if double else np.float32)
-    gram = np.asarray(np.tril((rows.T @ rows).toarray()), np.float64)
+    gram: Moments = np.tril((rows.T @ rows).toarray())
     if double or np.isfinite(gram).all():
         return gram
     return weighted_gram(shard, double=True, stopped=stopped)
@@ -45,26 +47,21 @@ def weighted_gram(
 
 def gram_of_chunks(
     chunks: Chunks, weights: Float64, n_columns: int, *, double: bool = False
-) -> Float64:
+) -> Moments:
     """Return the lower triangle of the second moments of rows that are given in chunks.
 
-    chunks: returns an iterator of (lo, Z) with the rows from `lo` on, (n, n_columns) float32.
-    weights: (N,) of all rows. A chunk is added in place by the symmetric product of BLAS, which
-    does half the work of a general one. double: as in `weighted_gram`.
+    It is float32, or float64 with `double` and if products overflow. chunks: returns an iterator of
+    (lo, Z) with the rows from `lo` on, (n, n_columns) float32. weights: (N,) of all rows. A chunk
+    is added in place by the symmetric product of BLAS, which does half the work of a general one.
     """
-    try:
-        from scipy.linalg.blas import dsyrk, ssyrk
-    except ModuleNotFoundError as error:
-        raise missing_extra(error) from None
-    syrk, dtype = (dsyrk, np.float64) if double else (ssyrk, np.float32)
+    dtype = np.float64 if double else np.float32
     gram = np.zeros((n_columns, n_columns), dtype, order="F")
     root: Any = np.sqrt(weights).astype(dtype)[:, None]
     with np.errstate(over="ignore"):
         for lo, Z in chunks():
-            rows = Z * root[lo : lo + len(Z)]
-            gram = syrk(1.0, rows.T, beta=1.0, c=gram, lower=1, overwrite_c=1)
+            add_second_moments(gram, np.ascontiguousarray(Z * root[lo : lo + len(Z)]))
     if double or np.isfinite(gram).all():
-        return np.asarray(gram, np.float64)
+        return gram
     return gram_of_chunks(chunks, weights, n_columns, double=True)
 
 
@@ -92,7 +89,7 @@ def solver_of(gram: Float64, ridge: float) -> Callable[[Float64], Float64] | Non
         from scipy.linalg import LinAlgError, cho_factor, cho_solve
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None
-    matrix = gram.copy()
+    matrix = gram.copy(order="F")
     matrix.flat[:: len(gram) + 1] += ridge
     try:
         factor = cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from xcray.arrays import Float64
 from xcray.errors import ParameterError
 from xcray.solvers.least_squares.gram import solver_of
@@ -17,7 +19,7 @@ def sum_over_shards(
     """Return the sums of arrays and values of a method over all shards, in the order of shards.
 
     method: (step, *args) -> (array, value) of the worker's shard number `step`, or (None, None);
-    an array is one of NumPy or a sparse one of scipy.
+    an array is one of NumPy, which is added in float64, or a sparse one of scipy.
     Worker w of P holds shards w, w + P, ... The caller holds the arrays of one shard per worker at
     a time.
     """
@@ -27,9 +29,22 @@ def sum_over_shards(
         for handle, value in workers.call(method, step, *args):
             if value is not None:
                 part = workers.fetch(handle)
-                arrays = [arrays[0] + part] if arrays else [part]
+                arrays = [_add(arrays[0], part)] if arrays else [_own(part)]
                 total += value
     return arrays[0], total
+
+
+def _own(part: Any) -> Any:
+    """Return a float64 copy of an array that may be shared; a sparse one unchanged."""
+    return part.astype(np.float64) if isinstance(part, np.ndarray) else part
+
+
+def _add(array: Any, part: Any) -> Any:
+    """Return the sum; an array of NumPy is changed in place."""
+    if isinstance(array, np.ndarray):
+        array += part
+        return array
+    return array + part
 
 
 def preconditioner(

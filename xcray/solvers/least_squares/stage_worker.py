@@ -13,7 +13,7 @@ from xcray.features.columns import Columns
 from xcray.features.pipeline import FeaturePipeline
 from xcray.solvers.declarations import Link
 from xcray.solvers.lbfgs import scores_to_residuals
-from xcray.solvers.least_squares.gram import gram_of_chunks, weighted_gram
+from xcray.solvers.least_squares.gram import Moments, gram_of_chunks, weighted_gram
 from xcray.solvers.least_squares.row_readers import CopiedRows, MappedRows, RowReader
 from xcray.solvers.least_squares.stages import (
     Features,
@@ -75,7 +75,7 @@ class StageWorker:
         self._kept: dict[int, list[tuple[int, Float32]]] = {}
         self._kept_for = ""
 
-    def gram(self, step: int, block: Block, double: bool) -> tuple[Float64 | None, float | None]:
+    def gram(self, step: int, block: Block, double: bool) -> tuple[Moments | None, float | None]:
         """Return the lower triangle of the preconditioner of a block without ridge, and 0.
 
         These are the second moments of the features of this worker's shard number `step`, and for

@@ -10,7 +10,7 @@ from xcray.arrays import Float64, csr
 from xcray.errors import Stopped
 from xcray.solvers.declarations import Link
 from xcray.solvers.lbfgs import scores_to_residuals
-from xcray.solvers.least_squares.gram import weighted_gram
+from xcray.solvers.least_squares.gram import Moments, weighted_gram
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.row_operator import RowOperator
 from xcray.solvers.synchronous_contract import HeldOut, top_k
@@ -40,7 +40,7 @@ class LeastSquaresWorker:
         """Return the number of training rows of this worker."""
         return None, sum(len(shard.rows) for shard, _ in self._shards)
 
-    def gram(self, step: int, double: bool) -> tuple[Float64 | None, float | None]:
+    def gram(self, step: int, double: bool) -> tuple[Moments | None, float | None]:
         """Return the second moments (D', D') of this worker's shard number `step`, and 0.
 
         Returns (None, None) if the worker has no such shard. double: see `weighted_gram`.
