@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from xcray.index.scorer import Contributions, check_one_row, check_query
 from xcray.index.search_result import SearchResult, best_positions
 from xcray.index.simplex import project_on_simplex
 from xcray.index.validate_rows import check_rows
+
+MAX_DOUBLE_BYTES: Final = 64 << 20  # dense weights that a scorer keeps in float64, at most
 
 
 class StageCalibration(NamedTuple):
@@ -68,11 +70,16 @@ class StagedScorer:
         self.n_labels = len(stages[0].b)
         for number, stage in enumerate(stages):
             _check_shapes(stage, number, n_inputs, self.n_labels)
+        self._weights = _in_float64([stage.W for stage in stages])
 
     @property
     def n_bytes(self) -> int:
-        """Return the size of weights, biases and calibrations in bytes, without the features."""
-        return sum(array.nbytes for stage in self.stages for array in _arrays(stage))
+        """Return the size of weights, biases and calibrations in bytes, without the features.
+
+        Copies of weights in float64 are included.
+        """
+        doubles = [W.nbytes for W in self._weights if not isinstance(W, CSR) and W.itemsize == 8]
+        return sum(doubles, sum(array.nbytes for stage in self.stages for array in _arrays(stage)))
 
     @property
     def is_compiled(self) -> bool:
@@ -155,11 +162,11 @@ class StagedScorer:
     def _replay(self, row: CSR | Float32, end: float) -> tuple[Float64, bool]:
         """Return the scores (K,) of one row, and whether all stages were done before `end`."""
         yhat = np.zeros(self.n_labels)
-        for stage in self.stages:
+        for stage, W in zip(self.stages, self._weights, strict=True):
             if time.perf_counter() >= end:
                 return yhat, False
             outputs = row if stage.features is None else stage.features.transform(row)
-            z = yhat + _product(outputs, stage.W) + stage.b
+            z = yhat + _product(outputs, W) + stage.b
             yhat = z if stage.calibration is None else _calibrate(z, stage.calibration)
         return yhat, True
 
@@ -200,11 +207,22 @@ def _entries(row: CSR | Float32) -> tuple[Int32, Float64]:
     return indices, row[0, indices].astype(np.float64)
 
 
-def _product(row: CSR | Float32, W: Float32 | CSR) -> Float64:
+def _in_float64(weights: Sequence[Float32 | CSR]) -> list[Float32 | Float64 | CSR]:
+    """Return the weights of stages, dense ones in float64 if all of them take little memory."""
+    dense = sum(W.size for W in weights if not isinstance(W, CSR))
+    if 8 * dense > MAX_DOUBLE_BYTES:
+        return list(weights)
+    return [W if isinstance(W, CSR) else W.astype(np.float64) for W in weights]
+
+
+def _product(row: CSR | Float32, W: Float32 | Float64 | CSR) -> Float64:
     """Return row (1, d) times W (d, K): (K,) float64."""
+    if not isinstance(row, CSR) and not isinstance(W, CSR) and W.dtype == np.float64:
+        whole: Float64 = row[0].astype(np.float64) @ W
+        return whole
     indices, values = _entries(row)
     if not isinstance(W, CSR):
-        product: Float64 = values @ W[indices].astype(np.float64)
+        product: Float64 = values @ W[indices].astype(np.float64, copy=False)
         return product
     out = np.zeros(W.n_cols)
     for feature, value in zip(indices, values, strict=True):

@@ -10,6 +10,7 @@ import pytest
 from xcray.arrays import CSR, Float32, Float64, csr_from
 from xcray.errors import InputError, NotFound, ParameterError, ShapeMismatch
 from xcray.features.fourier import random_fourier
+from xcray.index import staged
 from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Scorer, SparseScorer
 from xcray.index.search import SearchIndex
@@ -188,3 +189,15 @@ def test_projection_on_the_simplex_is_the_nearest_point() -> None:
 def test_best_positions_are_those_of_a_stable_sort(k: int) -> None:
     scores = RANDOM.integers(0, 40, 1000).astype(np.float64)  # with many ties
     assert best_positions(scores, k).tolist() == np.argsort(-scores, kind="stable")[:k].tolist()
+
+
+def test_weights_kept_in_float64_give_the_scores_of_those_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    doubled = StagedScorer(STAGES, D)
+    monkeypatch.setattr(staged, "MAX_DOUBLE_BYTES", 0)
+    single = StagedScorer(STAGES, D)
+    assert doubled.n_bytes > single.n_bytes
+    for rows in (X, csr_from(X)):
+        expected = single.scores(rows, range(K))
+        assert doubled.scores(rows, range(K)) == pytest.approx(expected, rel=1e-13, abs=1e-13)
