@@ -73,6 +73,31 @@ def test_it_is_saved_loaded_and_pickled(digits: Any, tmp_path: Path, kind: type[
     assert mine == pytest.approx(scores, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        StagewiseRegression(stages=2, block_size=100),
+        StagewiseRegression("calibrated", stages=2, block_size=100),
+        CalibratedLeastSquares(rounds=3),
+    ],
+)
+def test_probabilities_add_up_to_one_and_fit_held_out_rows(digits: Any, estimator: Any) -> None:
+    X, y, X_test, y_test = digits
+    p = estimator.fit(X, y).predict_proba(X_test)
+    assert p.sum(axis=1) == pytest.approx(1.0, abs=1e-6)
+    assert p.min() >= 0.0
+    assert brier(p, y_test) < 0.2 < brier(np.full(p.shape, 0.1), y_test)
+
+
+def brier(p: Any, y: Any) -> float:
+    """Return the mean squared distance of probabilities and classes."""
+    return float(np.square(p - np.eye(p.shape[1])[y]).sum(axis=1).mean())
+
+
+def test_a_linear_rule_has_no_probabilities() -> None:
+    assert not hasattr(StagewiseRegression("linear"), "predict_proba")
+
+
 def test_several_labels_per_row() -> None:
     rng = np.random.default_rng(1)
     X = rng.normal(size=(300, 8)).astype(np.float32)

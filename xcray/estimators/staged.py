@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.metaestimators import available_if
 
 from xcray.arrays import CSR, Float64, TopK, frozen
 from xcray.errors import InputError
+from xcray.estimators.dsmlr import softmax
 from xcray.estimators.least_squares import RowWorkerFactory
 from xcray.estimators.linear import CHUNK_ROWS, LinearEstimator, drop_unweighted
-from xcray.index.staged import Stage
+from xcray.index.staged import Stage, link_of
 from xcray.kernels.sparse import row_range
 from xcray.model.model import Model, ModelContent
 from xcray.solvers.least_squares.staged_solvers import (
@@ -56,13 +59,33 @@ class StagedEstimator(LinearEstimator):
         self.stages_ = tuple(Stage(s.W, zeros, s.features, s.calibration) for s in fitted)
         return self
 
+    @available_if(lambda self: self.get_params().get("rule") != "linear")
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the probabilities of all labels: (N, K) dense.
+
+        Rows add up to 1 with the rule "logistic", and with one label per training row. Otherwise
+        they are the calibrated predictions of each label, cut off next to 0 and 1.
+        """
+        rows, least = self._rows(X), np.finfo(np.float64).eps
+        link = self._link()
+        parts = [
+            softmax(scores) if link == "softmax" else np.clip(scores, least, 1.0 - least)
+            for scores in self._scores(rows)
+        ]
+        return np.vstack([np.empty((0, len(self.classes_))), *parts])
+
+    def _link(self) -> str:
+        """Return how the scores of the fitted stages become probabilities."""
+        logistic = self.get_params().get("rule") == "logistic"
+        return link_of(self.stages_, "softmax" if logistic else "identity")
+
     def _restore(self, model: Model) -> None:
         """Take the stages of a model."""
         self.stages_ = model.stages
 
     def _content(self, labels: list[str], features: list[str]) -> ModelContent:
         """Return the stages with these names."""
-        return ModelContent(None, None, labels, features, stages=self.stages_)
+        return ModelContent(None, None, labels, features, stages=self.stages_, link=self._link())
 
     def _top_k(self, rows: CSR, k: int) -> TopK:
         """Return the k best labels of rows (n, D)."""

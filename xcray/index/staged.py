@@ -55,6 +55,12 @@ class Stage(NamedTuple):
     calibration: StageCalibration | None = None
 
 
+def link_of(stages: Sequence[Stage], link: str) -> str:
+    """Return "probability" for scores on the probability simplex, else `link`."""
+    last = stages[-1].calibration if stages else None
+    return "probability" if last is not None and last.simplex else link
+
+
 class StagedScorer:
     """The scorer of a chain of stages. Exact: it computes the scores of all labels."""
 
@@ -126,6 +132,16 @@ class StagedScorer:
         out = np.empty((X.shape[0], len(numbers)))
         for i in range(len(out)):
             out[i] = self._replay(_row(X, i), math.inf)[0][numbers]
+        return out
+
+    def log_partition(self, X: CSR | Float32) -> Float64:
+        """Return the log of the sum of exp(score) over all labels of each row: (n,) float64."""
+        _check_rows(X, self.n_inputs)
+        out = np.empty(X.shape[0])
+        for i in range(len(out)):
+            scores = self._replay(_row(X, i), math.inf)[0]
+            largest = scores.max()
+            out[i] = largest + math.log(np.exp(scores - largest).sum())
         return out
 
     def rank(self, X: CSR | Float32, label: int) -> int:

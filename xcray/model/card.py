@@ -69,6 +69,12 @@ LOGARITHMS = (
     "Scores are logarithms of probabilities, but for a number that all labels of a row "
     "share: compare them within one query only."
 )
+SCORES = {
+    "identity": MARGINS,
+    "softmax": LOGARITHMS,
+    "probability": "Scores are probabilities that add up to one over all labels. They are those of "
+    "the training, without calibration on held-out rows.",
+}
 SOFTMAX = """
 ## Probabilities
 
@@ -108,7 +114,7 @@ def render_card(manifest: Mapping[str, Any]) -> str:
         certificates=_certificate_rows(manifest["report"], manifest["params"].get("eps")),
         calibration=_calibration_section(manifest["stages"][0]["calibration"])
         or (SOFTMAX.format(n_labels=n_labels) if manifest["link"] == "softmax" else ""),
-        scores=LOGARITHMS if manifest["link"] == "softmax" else MARGINS,
+        scores=SCORES[manifest["link"]],
         probabilities=PROBABILITIES if manifest["stages"][0]["calibration"] else "",
         partial=_partial_note(manifest.get("partial"), n_labels),
         history=_history_section(manifest.get("provenance", ())),

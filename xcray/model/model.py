@@ -43,7 +43,7 @@ from xcray.storage.arrow import read_table, write_matrix
 from xcray.storage.atomic import sha256_arrays
 from xcray.storage.verified import VerifiedFiles
 
-LINKS = ("identity", "softmax")
+LINKS = ("identity", "softmax", "probability")
 MAX_SEARCHED_LABELS = 100_000  # labels of a model that are searched for a similar name
 LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
 
@@ -140,7 +140,7 @@ class Model:
         """Meaning of scores, one of LINKS.
 
         "identity": margins; "softmax": logarithms of probabilities that add up to one over
-        all labels.
+        all labels; "probability": these probabilities.
         """
         return str(self.manifest["link"])
 

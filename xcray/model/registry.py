@@ -33,7 +33,7 @@ class ModelVersion(NamedTuple):
     """One version, from its manifest.
 
     shape: (labels, features); measures: fractions; n_bytes: on disk; calibrated: whether it
-    gives probabilities, by curves or by softmax.
+    gives probabilities, by curves or by its link.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Registry:
             ),
             shape=(manifest["shape"][0], manifest["shape"][1]),
             n_bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
-            calibrated=CALIBRATION in manifest["files"] or manifest.get("link") == "softmax",
+            calibrated=CALIBRATION in manifest["files"] or manifest.get("link") != "identity",
             **{
                 key: manifest[key]
                 for key in ("sha256", "created", "solver", "nnz", "measures", "dataset_hash")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from xcray.index.filters import LabelFilter
 from xcray.index.log_partition import LogPartition, softmax
 from xcray.index.scorer import Scorer
 from xcray.index.search_result import NOT_COMPUTED, SearchResult
+from xcray.index.staged import StagedScorer
 from xcray.metrics import evaluate
 from xcray.model.model import Model
 from xcray.predict.arrow import to_arrow
@@ -43,15 +45,25 @@ class Predictor:
         self.model = model
         self.threads = threads
         self.scorer: Scorer = model.scorer(threads)
-        self._log_partition = LogPartition(model.search) if model.link == "softmax" else None
+        self._log_partition = self._make_partition() if model.link == "softmax" else None
         self._filters = FilterCache(model)
 
     @property
     def probability_source(self) -> str | None:
-        """Return the source of probabilities: "curves" if calibrated, "softmax", or None."""
+        """Return the source of probabilities: "curves" if calibrated, else by the link.
+
+        "softmax": from scores and `log_normaliser`; "scores": the scores are probabilities; None:
+        there are none.
+        """
         if self.model.calibration is not None:
             return "curves"
-        return None if self._log_partition is None else "softmax"
+        return {"softmax": "softmax", "probability": "scores"}.get(self.model.link)
+
+    def _make_partition(self) -> Callable[[CSR], Float64]:
+        """Return the log-partition function of a softmax model."""
+        if isinstance(self.scorer, StagedScorer):
+            return self.scorer.log_partition
+        return partial(LogPartition(self.model.search).compute, threads=self.threads)
 
     def predict(self, rows: Any, k: int = 5) -> TopK:
         """Return the k best labels of each row with scores, best first, ties by lower label number.
@@ -117,10 +129,10 @@ class Predictor:
         """
         if self._log_partition is None:
             raise ParameterError(
-                f"scores of this model are margins (link {self.model.link!r}): they have no "
-                "log_normaliser"
+                f"scores of this model have the link {self.model.link!r}: only those of softmax "
+                "models have a log_normaliser"
             )
-        return self._log_partition.compute(self.features(rows), threads=self.threads)
+        return self._log_partition(self.features(rows))
 
     def filter(
         self, allow: Any = None, deny: Any = None, *, sets: SetLookup | None = None
@@ -166,12 +178,15 @@ class Predictor:
         their scores; a probability can be higher than the one before it.
 
         Other softmax models return exp(score - log_normaliser), normalised over all labels of the
-        model, also if the search had a filter. top: from `search(..., probabilities=True)`. Raises
+        model, also if the search had a filter, and chains that end on the probability simplex
+        return their scores. top: from `search(..., probabilities=True)`. Raises
         NotCalibrated if the model has neither, ParameterError for results without log_normaliser.
         """
         self.require_probabilities()
         if self.model.calibration is not None:
             return self.model.calibration.estimate(top.labels, top.scores, filtered=filtered)
+        if self.probability_source == "scores":
+            return top.scores
         log_normaliser = top.log_normaliser if isinstance(top, SearchResult) else NOT_COMPUTED
         if len(log_normaliser) != len(top.scores):
             raise ParameterError(
@@ -183,9 +198,10 @@ class Predictor:
     def table(self, result: SearchResult, *, filtered: bool = False) -> pa.Table:
         """Return a search result as an Arrow table, see `to_arrow`.
 
-        It has probabilities if the model is calibrated, or softmax and they were requested.
+        It has probabilities if the model is calibrated or its scores are probabilities, or if it is
+        softmax and they were requested.
         """
-        has_probabilities = self.probability_source == "curves" or (
+        has_probabilities = self.probability_source in ("curves", "scores") or (
             self.probability_source == "softmax"
             and len(result.log_normaliser) == len(result.scores)
         )

@@ -33,10 +33,13 @@ class Solver(Protocol):
     """
 
     revision: ClassVar[int]
-    link: ClassVar[Link]
     records: ClassVar[RecordSchema]
     exports: ClassVar[Exports] = "weights"
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (CompileCase(),)
+
+    @property
+    def link(self) -> Link:
+        """Return how scores become probabilities."""
 
     @property
     def stopping(self) -> StoppingRule:

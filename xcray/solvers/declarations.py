@@ -8,9 +8,10 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 Family: TypeAlias = Literal["independent", "joint", "rotation", "synchronous"]
-# from scores to probabilities: margins have none, softmax models have their own
-Link: TypeAlias = Literal["identity", "softmax"]
-LINKS: Final[tuple[Link, ...]] = ("identity", "softmax")
+# from scores to probabilities: margins have none, softmax models have their own, and scores of
+# the link "probability" are probabilities
+Link: TypeAlias = Literal["identity", "softmax", "probability"]
+LINKS: Final[tuple[Link, ...]] = ("identity", "softmax", "probability")
 # what a training publishes: one sparse matrix of weights and a bias per label
 Exports: TypeAlias = Literal["weights"]
 # Share of the weights that remains if small ones are dropped. A guess.

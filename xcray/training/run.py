@@ -12,6 +12,7 @@ from xcray.arrays import CSR, Float32, TopK
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped
+from xcray.index.staged import link_of
 from xcray.metrics import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
@@ -233,7 +234,7 @@ class _TrainingRun:
             self.dataset.label_names,
             self.dataset.feature_names,
             text=self.dataset.text,
-            link=self.solver.link,
+            link=link_of(self.strategy.stages, self.solver.link),
             calibration=self.calibration,
             row_norm=self.solver.row_norm,
             stages=self.strategy.stages,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.chain_models import LABELS, ROWS, STAGES, D, K, replay, staged_content
 from xcray.errors import Corrupt, ParameterError, ShapeMismatch
-from xcray.index.staged import StagedScorer
+from xcray.index.staged import StagedScorer, link_of
 from xcray.model import directory
 from xcray.model.diff import diff
 from xcray.model.model import Model, TrainingRecord, write_model
@@ -63,6 +63,23 @@ def test_facts_of_a_chain(model: Model) -> None:
 def test_a_chain_has_no_matrix_of_weights(model: Model, name: str) -> None:
     with pytest.raises(ParameterError, match=r"m is a chain of 2 stages.*needs a linear model"):
         getattr(model, name)
+
+
+@pytest.mark.parametrize(("link", "simplex"), [("softmax", False), ("probability", True)])
+def test_probabilities_follow_the_link(tmp_path: Path, link: str, simplex: bool) -> None:
+    last = STAGES[-1]._replace(calibration=STAGES[-1].calibration if simplex else None)
+    stages = (*STAGES[:-1], last)
+    content = staged_content(stages, link=link_of(stages, "softmax"))
+    write_model(tmp_path / "m", content, TrainingRecord("stagewise", {}, "0" * 64))
+    predictor = Predictor(Model.open(tmp_path / "m"))
+    assert predictor.model.link == link
+    scores = replay(ROWS, stages)
+    expected = scores if simplex else np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    answer = predictor.search(ROWS, K, probabilities=True)
+    found = np.take_along_axis(expected, answer.labels, axis=1)
+    assert predictor.probabilities(answer) == pytest.approx(found, rel=1e-5)
+    assert predictor.probabilities(answer).sum(axis=1) == pytest.approx(1.0)
+    assert "probabilities" in predictor.table(answer).column_names
 
 
 def test_label_details_are_refused(model: Model) -> None:

@@ -154,6 +154,7 @@ def _warm_up_search(predictor: Predictor) -> None:
     # wide lists need a transposed copy of the weights for it, made on demand
     if (
         predictor.probability_source == "softmax"
+        and model.linear is not None
         and predictor.model.search.lists.width == NARROW_BYTES
     ):
         predictor.log_normaliser(row)

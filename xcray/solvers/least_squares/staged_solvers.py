@@ -58,14 +58,18 @@ class StagesSolver(Solver):
     """
 
     family: ClassVar[Literal["synchronous"]] = "synchronous"
-    link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     lam: float
     shards: int
     seed: int
+
+    @property
+    def link(self) -> Link:
+        """Return the link of models whose last stage has no calibration."""
+        return self.method(1, simplex=True).link
 
     @property
     def n_stages(self) -> int:
@@ -112,10 +116,9 @@ class StagesSolver(Solver):
             make_shard(X, data.Y, shard_rows(n, self.shards, SHARD_SEED, shard), **options)
             for shard in range(number, self.shards, workers)
         ]
-        link = self.method(n, simplex=True).link
         if data.in_memory:
-            return StageWorker(shards, link, stopped)
-        return StageWorker(shards, link, stopped, kept_bytes=0, mapped=data.X)
+            return StageWorker(shards, self.link, stopped)
+        return StageWorker(shards, self.link, stopped, kept_bytes=0, mapped=data.X)
 
     def fit(
         self, workers: WorkerCalls, data: TrainingRows, stages: tuple[FittedStage, ...] = ()
