@@ -29,6 +29,7 @@ from benchmarks.common import arguments, dataset, in_folder
 from xcray.arrays import CSR, Float64, Pattern, csr, frozen
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining, SweepProgress
+from xcray.solvers.indexed_bcd.row_store import RowsInMemory
 from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver, IndexedBCDState
 
 BLOCKS, BLOCK_SWEEPS = 20, 3
@@ -102,10 +103,10 @@ def full(task: Task, curve: Curve, local: IndexedBCDState, settings: LabelSettin
     gap, volumes = np.inf, 0
     while gap > settings.gap:
         rng.shuffle(order)
-        kernel.sweep(local.rows, state, order, np.inf, -np.inf)
+        kernel.sweep(rows_in_memory(local), state, order, np.inf, -np.inf)
         volumes += 1
         curve.add(state.v, volumes, int((state.alpha > 0.0).sum()))
-        loss = kernel.hinge_sum(local.rows, state, order)
+        loss = kernel.hinge_sum(rows_in_memory(local), state, order, 0.0)
         gap = float(state.v @ state.v) + loss - float(state.alpha.sum())
 
 
@@ -120,7 +121,7 @@ def block_minimisation(
         for block in rng.permutation(BLOCKS):
             for _ in range(BLOCK_SWEEPS):
                 rng.shuffle(blocks[block])
-                kernel.sweep(local.rows, state, blocks[block], np.inf, -np.inf)
+                kernel.sweep(rows_in_memory(local), state, blocks[block], np.inf, -np.inf)
             volumes, visits = volumes + 1.0 / BLOCKS, visits + 1
             curve.add(state.v, volumes, int((state.alpha > 0.0).sum()))
 
@@ -132,10 +133,22 @@ def indexed(task: Task, curve: Curve, local: IndexedBCDState, settings: LabelSet
         curve.add(progress.v, progress.reads / task.X.n_rows, progress.support)
 
     training = LabelTraining(
-        local.rows, local.scratch, local.selection, task.YT.row(0), 0, settings, observe=observe
+        local.store,
+        local.scratch,
+        local.selection,
+        local.positives(0),
+        0,
+        settings,
+        observe=observe,
     )
     result, _ = training.train()
     curve.add(result.v, training.reads / task.X.n_rows, result.support)
+
+
+def rows_in_memory(local: IndexedBCDState) -> kernel.HingeRows:
+    """Return the rows of a training without a memory limit."""
+    assert isinstance(local.store, RowsInMemory)
+    return local.store.rows
 
 
 def new_state(task: Task, local: IndexedBCDState) -> kernel.DualState:

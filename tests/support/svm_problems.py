@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from xcray.arrays import CSR, Pattern, csr_from, frozen
+from xcray.data.dataset import Dataset
+from xcray.data.writer import DatasetWriter
+from xcray.kernels.sparse import transpose_pattern
 
 
 class SVMProblem(NamedTuple):
@@ -32,3 +36,10 @@ def svm_problem(seed: int, n: int = 900, d: int = 8, flipped: float = 0.05) -> S
     positives = np.flatnonzero(y > 0)
     YT = Pattern(frozen([0, len(positives)], np.int64), frozen(positives, np.int32), n)
     return SVMProblem(csr_from(X), y, YT)
+
+
+def svm_dataset(problem: SVMProblem, path: Path) -> Dataset:
+    """Return the problem as a data set in the directory `path`."""
+    with DatasetWriter(path, name="svm", n_labels=1) as writer:
+        writer.add("train", problem.X, transpose_pattern(problem.YT))
+        return writer.finish(source={"format": "synthetic"})

@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 
 from xcray.cli.main import main
+from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.model.model import Model
+from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
+from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 from xcray.training import TrainSpec, train
+from xcray.training.independent import IndependentLabels
 from xcray.training.run import TrainResult
+from xcray.training.strategy import TrainingContext
 
 PARAMS = {"selection": "forest", "first_rows": 20, "query_rows": 10}
 
@@ -51,6 +56,60 @@ def test_threads_give_the_same_model(
     spec = replace(spec, pool="threads", workers=workers)
     other = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     assert other.sha256 == result.sha256
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Return a synthetic data set with 4,000 rows and a metric forest."""
+    synthetic = {"rows": 4_000, "features": 200, "labels": 5, "seed": 7}
+    folder = tmp_path_factory.mktemp("larger") / "data"
+    dataset = build("synthetic", {}, folder, BuildOptions.from_dict({"synthetic": synthetic}))
+    build_forest_directory(dataset, 16)
+    return dataset
+
+
+def compare_with_paged(
+    dataset: Dataset, place: Path, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare a training with one whose workers have a quarter of the bytes of the rows."""
+    params = {**PARAMS, "leaf_rows": 16}
+    spec = TrainSpec(str(dataset.path), solver="indexed-bcd", pool=pool, workers=2, params=params)
+    whole = train(spec, run_dir=place / "run", out=place / "model", job="whole")
+    limit = 2 * (dataset.train.X.nnz + dataset.train.n_rows)
+    monkeypatch.setattr(IndependentLabels, "rows_limit", lambda strategy: limit)
+    paged = train(spec, run_dir=place / "paged", out=place / "other", job="paged")
+    assert whole.report["bytes_read"] == 0 < paged.report["bytes_read"]
+    assert paged.sha256 == whole.sha256
+
+
+@pytest.mark.parametrize("pool", ["serial", "threads"])
+def test_rows_on_disk_give_the_same_model(
+    larger: Dataset, tmp_path: Path, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare_with_paged(larger, tmp_path, pool, monkeypatch)
+
+
+@pytest.mark.drill
+def test_rows_on_disk_give_the_same_model_on_ray(
+    larger: Dataset, tmp_path: Path, ray: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare_with_paged(larger, tmp_path, "ray", monkeypatch)
+
+
+def test_the_memory_limit_leaves_bytes_for_the_rows(larger: Dataset, tmp_path: Path) -> None:
+    def rows_limit(memory_limit: int | str | None, workers: int) -> int | None:
+        spec = TrainSpec(str(larger.path), solver="indexed-bcd", memory_limit=memory_limit)
+        solver = IndexedBCDSolver()
+        context = TrainingContext(spec, larger, solver, tmp_path, "job")
+        return IndependentLabels(context, solver, workers).rows_limit()
+
+    one, two = (rows_limit("10GiB", workers) for workers in (1, 2))
+    assert rows_limit(None, 1) is None
+    assert rows_limit(1, 1) == 1
+    assert one is not None
+    assert two is not None
+    assert 9 << 30 < one < 10 << 30
+    assert 2 * two < one < 2.1 * two
 
 
 @pytest.mark.drill

@@ -17,9 +17,9 @@ from xcray.solvers.parameters import make_parameters
 class IndexedSVM(LinearEstimator):
     """One-vs-rest linear SVM with truncated loss; see `xcray.solvers.indexed_bcd.solver`.
 
-    C, s, eps, selection, query_rows, first_rows, max_rounds, max_sweeps, seed: as in the solver.
-    n_jobs: number of threads; None for one, -1 for all cores. The bits of the model do not depend
-    on it. With several labels per row, the labels with a score above 0 are predicted.
+    C, s, eps, selection, leaf_rows, query_rows, first_rows, max_rounds, max_sweeps, seed: as in the
+    solver. n_jobs: number of threads; None for one, -1 for all cores. The bits of the model do not
+    depend on it. With several labels per row, the labels with a score above 0 are predicted.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
     structured (objective, outliers, support, gap and more of every class), n_features_in_.
@@ -39,6 +39,7 @@ class IndexedSVM(LinearEstimator):
         s: float = 1.0,
         eps: float = 0.001,
         selection: str = "exact",
+        leaf_rows: int = 256,
         query_rows: int = 1000,
         first_rows: int = 10_000,
         max_rounds: int = 20,
@@ -51,6 +52,7 @@ class IndexedSVM(LinearEstimator):
         self.s = s
         self.eps = eps
         self.selection = selection
+        self.leaf_rows = leaf_rows
         self.query_rows = query_rows
         self.first_rows = first_rows
         self.max_rounds = max_rounds

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Pattern
+from xcray.data.dataset import Dataset
 from xcray.solvers.declarations import (
     CompileCase,
     Exports,
@@ -109,6 +110,15 @@ class _TaskSolver(Solver, Protocol):
         float32 above 0, factors of the sample losses; None for 1. Raises ParameterError if the
         weights do not fit or the solver does not support weights.
         """
+
+    def load_dataset(self, dataset: Dataset, memory_limit: int | None = None) -> SolverState:
+        """Return the state of a worker that sees the directory of a data set.
+
+        memory_limit: bytes that the rows and what is derived from them can take, for solvers that
+        can read rows from disk. By default the mapped training part is loaded, without a limit.
+        """
+        train = dataset.train
+        return self.load(train.X, train.XT, train.YT, train.weights)
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
         """Return the terms of each label's cost: (K, T) float64, non-negative.

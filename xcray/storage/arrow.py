@@ -285,6 +285,14 @@ def _column_offsets(path: Path, names: Iterable[str] = ("indices", "values")) ->
         ]
 
 
+def blob_offset(path: Path) -> int:
+    """Return the position in its file of the bytes of `BlobWriter`. Raises NotFound or Corrupt."""
+    if read_table(path).column_names[-1:] != ["blocks"]:
+        raise Corrupt(f"{path.name} has no column 'blocks' at its end")
+    (offset,) = _column_offsets(path, ("blocks",))
+    return offset
+
+
 def read_csr(path: Path) -> CSR:
     """Map a CSR of `write_matrix`; arrays are views of the file. Raises NotFound or Corrupt."""
     table, indptr, indices = _read_rows(path)

@@ -25,6 +25,7 @@ from xcray.training.capacity.preflight import (
     Estimate,
     entries_per_label,
     estimate,
+    memory_limits,
     worker_bytes,
 )
 from xcray.training.observer import TrainingObserver
@@ -111,6 +112,15 @@ class IndependentLabels:
         """Return the per-class report with certificates and costs."""
         return class_table(block, self._solver, timeline)
 
+    def rows_limit(self) -> int | None:
+        """Return the bytes that the memory limit leaves for the rows of a worker; None for all."""
+        spec = self._context.spec
+        if spec.memory_limit is None:
+            return None
+        no_labels = frozen([], np.int32)
+        left = memory_limits(spec)["memory_limit"] - self.estimate(no_labels, 0.0).memory
+        return max(1, left // self.workers)
+
     def _make_pool(self) -> Pool:
         """Return the pool of the spec."""
         context = self._context
@@ -122,8 +132,9 @@ class IndependentLabels:
                 self.workers,
                 context.job,
                 checkpoint_dir=context.run_dir,
+                memory_limit=self.rows_limit(),
             )
-        state = self._solver.load(*self._data)
+        state = self._solver.load_dataset(context.dataset, self.rows_limit())
         set_checkpoint_dir(self._solver, state, context.run_dir)
         return make_local_pool(context.spec.pool, self._solver, state, self.workers)
 
@@ -174,10 +185,11 @@ def make_ray_pool(
     workers: int,
     job: str,
     checkpoint_dir: Path | None = None,
+    memory_limit: int | None = None,
 ) -> Pool:
     """Return a pool of Ray actors, on the spec's cluster or on a local Ray.
 
-    checkpoint_dir: see `RayPool`.
+    checkpoint_dir, memory_limit: see `SolverTask`.
     """
     try:
         from xcray.workers.ray.pool import (
@@ -190,7 +202,7 @@ def make_ray_pool(
         raise missing_ray(error) from None
     data_path = str(dataset.path.resolve())
     checkpoint_path = str(checkpoint_dir.resolve()) if checkpoint_dir is not None else None
-    task = SolverTask(solver, data_path, dataset.content_hash, checkpoint_path)
+    task = SolverTask(solver, data_path, dataset.content_hash, checkpoint_path, memory_limit)
     policy, request = scaling_policy_for(spec.ray_address), ONE_CPU
     if policy is not None:
         request = ResourceRequest(memory=PROCESS_BYTES + worker_bytes(solver, dataset.train, 0)[0])

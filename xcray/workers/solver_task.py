@@ -20,6 +20,7 @@ class SolverTask:
 
     solver: its class must be importable by the workers. path, content_hash: of the data set.
     checkpoint_dir: the run's directory, where a joint solver keeps its state if its node sees it.
+    memory_limit: bytes of a worker's rows, see `load_dataset` of a solver.
     """
 
     counter: ClassVar[tuple[str, str]] = ("xcray_classes_solved", "Classes solved by this worker")
@@ -28,19 +29,22 @@ class SolverTask:
     path: str
     content_hash: str
     checkpoint_dir: str | None = None
+    memory_limit: int | None = None
 
     def open(self) -> SolverState | None:
         """Map the data set if this node has it with this content; None otherwise."""
         dataset = open_dataset(self.path, self.content_hash)
         if dataset is None:
             return None
-        train = dataset.train
-        return self.load(train.X, train.XT, train.YT, train.weights)
+        return self._with_checkpoints(self.solver.load_dataset(dataset, self.memory_limit))
 
     def load(self, *shared: Any) -> SolverState:
         """Load X, XT, YT and the row weights, mapped from disk or from the object store."""
         X, XT, YT, weights = shared
-        local = self.solver.load(csr(*X), csr(*XT), pattern(*YT), weights)
+        return self._with_checkpoints(self.solver.load(csr(*X), csr(*XT), pattern(*YT), weights))
+
+    def _with_checkpoints(self, local: SolverState) -> SolverState:
+        """Set the checkpoint directory of a state, and return it."""
         directory = Path(self.checkpoint_dir) if self.checkpoint_dir is not None else None
         set_checkpoint_dir(self.solver, local, directory)
         return local

@@ -349,6 +349,48 @@ def set_weights(
     print_dataset(set_weights(Dataset.open(directory), read_weights(weights), out), json)
 
 
+@app.command()
+def index(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
+    ],
+    leaf_size: Annotated[
+        int, typer.Option(help="Maximum rows of a leaf, which is a page that is read at once.")
+    ] = 256,
+    memory_limit: Annotated[
+        str, typer.Option(help="Memory that the command can take, like 4GiB.")
+    ] = "1GiB",
+    json: output.JsonOption = False,
+) -> None:
+    """Build the metric forest of the training rows, for the solver indexed-bcd.
+
+    The forest is part of the directory and serves every label, parameter and job. With it,
+    trainings read rows page by page within their --memory-limit.
+    """
+    from xcray.data.dataset import Dataset
+    from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory, open_forest
+    from xcray.system.memory import anonymous_bytes
+    from xcray.system.units import format_bytes, parse_bytes
+
+    dataset = Dataset.open(directory)
+    limit = max(1, parse_bytes(memory_limit) - (anonymous_bytes() or 0))
+    path = build_forest_directory(dataset, leaf_size, limit)
+    indexed = open_forest(dataset, leaf_size).indexed
+    figures = {
+        "path": str(path),
+        "rows": len(indexed.norms),
+        "trees": len(indexed.trees) - 1,
+        "leaves": indexed.pages.n_pages,
+        "leaf_size": leaf_size,
+    }
+    size = sum(file.stat().st_size for file in path.iterdir())
+    if json:
+        output.print_json({**figures, "bytes": size})
+    else:
+        output.print_pairs({**figures, "size": format_bytes(size)})
+
+
 def print_dataset(dataset: Dataset, as_json: bool) -> None:
     """Print a data set."""
     figures = dataset_summary(dataset)

@@ -5,6 +5,8 @@
 v = (w, b), and every row x_i has an additional feature of value 1. Dual variables alpha_i are in
 [0, cost_i], and v = sum_i alpha_i y_i x_i.
 
+Rows are numbered by their position on pages; a page is a range of positions.
+
 Scores are stored with the length of the path that v has travelled so far. While v has moved by at
 most r since a score was stored, the score has changed by at most r |x_i|. A row that the bound
 excludes is not read.
@@ -30,15 +32,21 @@ EXHAUSTED_ROWS = 20
 
 
 class HingeRows(NamedTuple):
-    """Rows of all classes. X: (N, D); norms: (N,) of the rows with the 1; costs: (N,) above 0."""
+    """Rows in memory, all or some of N.
+
+    X: (M, D); row i is row slots[i - first] of X. norms: (N,) of the rows with the 1; costs: (N,)
+    above 0.
+    """
 
     X: CSR
+    slots: Int32
+    first: int
     norms: Float64
     costs: Float64
 
 
 class Pages(NamedTuple):
-    """Pages of rows. indptr: (pages + 1,); rows: (N,) row numbers, each once."""
+    """Pages of rows. indptr: (pages + 1,) positions; rows: (N,) row of the data at a position."""
 
     indptr: Int64
     rows: Int32
@@ -84,6 +92,12 @@ class Query(NamedTuple):
 
 
 @inner()
+def slot(rows: HingeRows, i: int) -> int:
+    """Return the row of X that is row i."""
+    return int(rows.slots[i - rows.first])
+
+
+@inner()
 def dot(X: CSR, i: int, v: Float64) -> float:
     """Return v.x_i, with the additional feature."""
     total = v[X.n_cols]
@@ -107,20 +121,22 @@ def sweep(
     """Take one step for each row of `order`; return the rows that remain, and gradients.
 
     order: (n,) row numbers, reordered in place. Rows at a bound whose gradient is above `high` (at
-    0) or below `low` (at the cost) are moved to the end and not counted. Infinite limits keep all
-    rows. Returns their number, and the largest and smallest projected gradient.
+    0) or below `low` (at the cost) are moved to the end and not counted; the others keep their
+    order, so a sweep in parts has the same result. Infinite limits keep all rows. Returns their
+    number, and the largest and smallest projected gradient.
     """
-    X, n, t = rows.X, len(order), 0
+    X, shrunk, n_shrunk = rows.X, np.empty(len(order), np.int64), 0
     largest, smallest = -np.inf, np.inf
-    while t < n:
+    for t in range(len(order)):
         i = order[t]
         y, alpha, cost = state.y[i], state.alpha[i], rows.costs[i]
-        gradient = y * dot(X, i, state.v) - 1.0
+        at = slot(rows, i)
+        gradient = y * dot(X, at, state.v) - 1.0
         if (alpha == 0.0 and gradient > high) or (alpha == cost and gradient < low):
-            n -= 1
-            order[t], order[n] = order[n], i
+            shrunk[n_shrunk] = i
+            n_shrunk += 1
             continue
-        t += 1
+        order[t - n_shrunk] = i
         projected = gradient
         if alpha == 0.0:
             projected = min(gradient, 0.0)
@@ -130,8 +146,10 @@ def sweep(
         if projected != 0.0:
             norm = rows.norms[i]
             new = min(max(alpha - gradient / (norm * norm), 0.0), cost)
-            add_row(X, i, y * (new - alpha), state.v)
+            add_row(X, at, y * (new - alpha), state.v)
             state.alpha[i] = new
+    n = len(order) - n_shrunk
+    order[n:] = shrunk[:n_shrunk]
     return n, largest, smallest
 
 
@@ -140,34 +158,53 @@ def drop_rows(rows: HingeRows, state: DualState, order: Int64) -> None:
     """Set the dual variables of some rows to 0, and update v."""
     for i in order:
         if state.alpha[i] != 0.0:
-            add_row(rows.X, i, -state.y[i] * state.alpha[i], state.v)
+            add_row(rows.X, slot(rows, i), -state.y[i] * state.alpha[i], state.v)
             state.alpha[i] = 0.0
 
 
 @numba.njit(nogil=True, cache=True)
-def hinge_sum(rows: HingeRows, state: DualState, order: Int64) -> float:
-    """Return the loss of some rows at the present v."""
-    total = 0.0
+def hinge_sum(rows: HingeRows, state: DualState, order: Int64, total: float) -> float:
+    """Return `total` plus the loss of some rows at the present v."""
     for i in order:
-        total += rows.costs[i] * max(0.0, 1.0 - state.y[i] * dot(rows.X, i, state.v))
+        margin = state.y[i] * dot(rows.X, slot(rows, i), state.v)
+        total += rows.costs[i] * max(0.0, 1.0 - margin)
     return float(total)
 
 
 @inner()
-def is_satisfied(rows: HingeRows, state: DualState, i: int, path: float) -> bool:
+def is_satisfied(norms: Float64, state: DualState, i: int, path: float) -> bool:
     """Return whether the stored score proves that row i has no loss."""
     at = state.scored_at[i]
-    change = rows.norms[i] * (path - at + ROUNDING * path)
+    change = norms[i] * (path - at + ROUNDING * path)
     return bool(at >= 0.0 and state.y[i] * state.scores[i] - change > 1.0)
 
 
 @inner()
-def is_certain_outlier(rows: HingeRows, state: DualState, s: float, i: int, path: float) -> bool:
+def is_certain_outlier(norms: Float64, state: DualState, s: float, i: int, path: float) -> bool:
     """Return whether row i is an outlier, and the stored score proves that it remains one."""
     at = state.scored_at[i]
-    change = rows.norms[i] * (path - at + ROUNDING * path)
+    change = norms[i] * (path - at + ROUNDING * path)
     known = at >= 0.0 and state.status[i] == OUTLIER
     return bool(known and state.y[i] * state.scores[i] + change < -s)
+
+
+@inner()
+def is_certain(norms: Float64, state: DualState, s: float, i: int, path: float) -> bool:
+    """Return whether the stored score and status give the loss of row i."""
+    return bool(
+        state.status[i] != UNKNOWN
+        and (is_satisfied(norms, state, i, path) or is_certain_outlier(norms, state, s, i, path))
+    )
+
+
+@inner()
+def can_enter(norms: Float64, state: DualState, i: int, path: float) -> bool:
+    """Return whether row i is not active, and can violate the margin as far as is known."""
+    return bool(
+        not state.is_active[i]
+        and state.status[i] != OUTLIER
+        and not is_satisfied(norms, state, i, path)
+    )
 
 
 @inner()
@@ -175,21 +212,23 @@ def read_row(
     rows: HingeRows, state: DualState, reference: OutlierRule, i: int, path: float
 ) -> float:
     """Store the score of row i, and its status if that is unknown; return y_i times the score."""
+    at = slot(rows, i)
     if state.status[i] == UNKNOWN:
-        margin = state.y[i] * dot(rows.X, i, reference.v)
+        margin = state.y[i] * dot(rows.X, at, reference.v)
         state.status[i] = OUTLIER if margin < -reference.s else INLIER
-    state.scores[i] = dot(rows.X, i, state.v)
+    state.scores[i] = dot(rows.X, at, state.v)
     state.scored_at[i] = path
     return float(state.y[i] * state.scores[i])
 
 
 @numba.njit(nogil=True, cache=True)
-def classify(
+def refresh_rows(
     rows: HingeRows, state: DualState, reference: OutlierRule, path: float, order: Int64
 ) -> None:
-    """Read some rows: store their scores, and their status if it is unknown."""
+    """Read the rows of `order` whose loss is not certain: store their scores and status."""
     for i in order:
-        read_row(rows, state, reference, i, path)
+        if not is_certain(rows.norms, state, reference.s, i, path):
+            read_row(rows, state, reference, i, path)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -199,33 +238,72 @@ def shuffle_rows(order: Int64, counter: np.uint64) -> np.uint64:
 
 
 @numba.njit(nogil=True, cache=True)
-def refresh_scores(
+def plan_pages(
+    norms: Float64,
+    state: DualState,
+    s: float,
+    path: float,
+    pages: Pages,
+    order: Int64,
+    waits: Int32,
+    begin: int,
+    sizes: Int64,
+    max_size: int,
+    needed: Int64,
+) -> tuple[int, int]:
+    """Find the pages that a query or refresh will read, from position `begin` of `order`.
+
+    waits: as in `query_pages`; an empty array plans `refresh_pages`. sizes: (pages,) bytes. needed:
+    output, positions in `order`. Ends after `max_size` bytes or more, or `len(needed)` pages.
+    Returns the next position and the number of pages to read.
+    """
+    position, count, size = begin, 0, 0
+    while position < len(order) and size < max_size and count < len(needed):
+        page = order[position]
+        is_needed = False
+        if len(waits) == 0 or waits[page] == 0:
+            for i in range(pages.indptr[page], pages.indptr[page + 1]):
+                if len(waits) > 0:
+                    is_needed = can_enter(norms, state, i, path)
+                else:
+                    is_needed = not state.is_active[i] and not is_certain(norms, state, s, i, path)
+                if is_needed:
+                    break
+        if is_needed:
+            needed[count] = position
+            count += 1
+            size += sizes[page]
+        position += 1
+    return position, count
+
+
+@numba.njit(nogil=True, cache=True)
+def refresh_pages(
     rows: HingeRows,
     state: DualState,
     reference: OutlierRule,
     path: float,
     pages: Pages,
-    begin: int,
+    span: tuple[int, int],
     max_rows: int,
 ) -> tuple[int, int]:
-    """Read the rows whose loss is not certain, page by page from `begin`.
+    """Read the inactive rows whose loss is not certain.
+
+    span: first and last page (not included) to visit.
 
     Ends after the page with which at least `max_rows` rows were visited; returns the next page, and
     the rows of the pages that were read. Afterwards the stored scores of the visited rows give
     their exact loss, truncated for outliers.
     """
-    indptr, members = pages.indptr, pages.rows
+    indptr = pages.indptr
+    begin, end = span
     reads, page = 0, begin
-    while page < len(indptr) - 1 and indptr[page] - indptr[begin] < max_rows:
+    while page < end and indptr[page] - indptr[begin] < max_rows:
         is_needed = False
-        for p in range(indptr[page], indptr[page + 1]):
-            i = int(members[p])
-            if state.status[i] != UNKNOWN and (
-                is_satisfied(rows, state, i, path)
-                or is_certain_outlier(rows, state, reference.s, i, path)
-            ):
+        for i in range(indptr[page], indptr[page + 1]):
+            if state.is_active[i] or is_certain(rows.norms, state, reference.s, i, path):
                 continue
-            is_needed = is_needed or not state.is_active[i]
+            is_needed = True
             read_row(rows, state, reference, i, path)
         reads += indptr[page + 1] - indptr[page] if is_needed else 0
         page += 1
@@ -241,35 +319,31 @@ def query_pages(
     pages: Pages,
     order: Int64,
     skips: tuple[Int32, int],
-    begin: int,
+    span: tuple[int, int],
     limits: Query,
     violating: Int64,
 ) -> tuple[int, int, int]:
     """Collect inactive rows that violate the margin and are not outliers, page by page.
 
-    order: page numbers, visited from position `begin`.
+    order: page numbers. span: first and last position (not included) to visit.
     skips: for how many queries each page is skipped, changed in place, and the value for a page
     that is exhausted. violating: output; its size is limits.violating plus the largest page.
     Returns the next position, and the numbers of violating rows and of rows in pages that were
     read. A page is read if a stored score does not exclude one of its inactive rows.
     """
-    indptr, members = pages.indptr, pages.rows
+    indptr = pages.indptr
     waits, wait = skips
-    n_violating, reads, position = 0, 0, begin
-    while position < len(order) and n_violating < limits.violating and reads < limits.reads:
+    position, end = span
+    n_violating, reads = 0, 0
+    while position < end and n_violating < limits.violating and reads < limits.reads:
         page = order[position]
         position += 1
         if waits[page] > 0:
             waits[page] -= 1
             continue
         before, is_needed = n_violating, False
-        for p in range(indptr[page], indptr[page + 1]):
-            i = int(members[p])
-            if (
-                state.is_active[i]
-                or state.status[i] == OUTLIER
-                or is_satisfied(rows, state, i, path)
-            ):
+        for i in range(indptr[page], indptr[page + 1]):
+            if not can_enter(rows.norms, state, i, path):
                 continue
             is_needed = True
             margin = read_row(rows, state, reference, i, path)
@@ -280,3 +354,37 @@ def query_pages(
         if EXHAUSTED_ROWS * (n_violating - before) < indptr[page + 1] - indptr[page]:
             waits[page] = wait
     return position, n_violating, reads
+
+
+@numba.njit(nogil=True, cache=True)
+def sum_losses(
+    state: DualState, costs: Float64, s: float, outliers: np.ndarray
+) -> tuple[float, float]:
+    """Return the losses of the inliers, and of all rows truncated at 1 + s, by stored scores.
+
+    outliers: (N,) bool output, the rows beyond the boundary by more than s.
+    """
+    convex, truncated = 0.0, 0.0
+    for i in range(len(costs)):
+        margin = state.y[i] * state.scores[i]
+        loss = costs[i] * max(1.0 - margin, 0.0)
+        convex += loss if state.status[i] == INLIER else 0.0
+        truncated += min(loss, costs[i] * (1.0 + s))
+        outliers[i] = margin < -s
+    return convex, truncated
+
+
+@numba.njit(nogil=True, cache=True)
+def violating_rows(state: DualState) -> Int64:
+    """Return the inactive inliers whose stored score violates the margin, in ascending order."""
+    count = 0
+    for write in range(2):
+        out = np.empty(count if write else 0, np.int64)
+        count = 0
+        for i in range(len(state.y)):
+            violates = state.y[i] * state.scores[i] < 1.0 and state.status[i] == INLIER
+            if violates and not state.is_active[i]:
+                if write:
+                    out[count] = i
+                count += 1
+    return out

@@ -19,24 +19,24 @@ from xcray.kernels.inner import inner
 from xcray.kernels.training.dual_hinge import dot
 
 PIVOTS = 16  # children of a node
-NO_PIVOT = -1
 
 
 class Forest(NamedTuple):
     """Trees of one data set.
 
     Node t has the children first_child[t] .. first_child[t] + n_children[t] - 1; a leaf has none.
-    pivot: (nodes,) the row that represents a node in its parent, NO_PIVOT for a root. leaf:
-    (nodes,) page number of a leaf, -1 for others. roots: (trees,) nodes. products: (nodes, PIVOTS)
-    squared cosine of the pivot of a node with those of its siblings.
+    leaf: (nodes,) page number of a leaf, -1 for others. roots: (trees,) nodes. products: (nodes,
+    PIVOTS) squared cosine of the pivot of a node with those of its siblings. pivots: (nodes, D) the
+    row that represents a node in its parent, empty for a root; norms: (nodes,) of these rows.
     """
 
     first_child: Int32
     n_children: Int32
-    pivot: Int64
     leaf: Int32
     roots: Int32
     products: Float64
+    pivots: CSR
+    norms: Float64
 
 
 @numba.njit(nogil=True, cache=True)
@@ -119,13 +119,13 @@ def pop(keys: Float64, nodes: Int32, n: int) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def order_leaves(X: CSR, norms: Float64, forest: Forest, v: Float64, order: Int64) -> int:
+def order_leaves(forest: Forest, v: Float64, order: Int64) -> int:
     """Write the page numbers of all leaves, nearest to the hyperplane v first; return their number.
 
     Best bin first: a child is ranked by the distance of v to the boundary between the child and the
     nearest child of the same node, and at least by the rank of its node. order: (leaves,) output.
     """
-    keys, nodes = np.empty(len(forest.pivot)), np.empty(len(forest.pivot), np.int32)
+    keys, nodes = np.empty(len(forest.leaf)), np.empty(len(forest.leaf), np.int32)
     length = np.sqrt(np.dot(v, v))
     scale = 1.0 / length if length > 0.0 else 0.0
     n, n_leaves = 0, 0
@@ -142,8 +142,7 @@ def order_leaves(X: CSR, norms: Float64, forest: Forest, v: Float64, order: Int6
         first, k = forest.first_child[node], forest.n_children[node]
         best = 0
         for c in range(k):
-            r = forest.pivot[first + c]
-            cosine = dot(X, r, v) * scale / norms[r]
+            cosine = dot(forest.pivots, first + c, v) * scale / forest.norms[first + c]
             squares[c] = cosine * cosine
             if squares[c] < squares[best]:
                 best = c

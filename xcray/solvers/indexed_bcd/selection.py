@@ -1,4 +1,4 @@
-"""RowSelection of rows: which pages of rows a query visits, and in which order.
+"""Selection of rows: which pages of rows a query visits, and in which order.
 
 A page is a set of rows. All strategies have one contract: a query returns rows that violate the
 margin, are not active and are not outliers, and reads only rows whose stored score does not exclude
@@ -7,20 +7,24 @@ them. Strategies differ in the pages, in their order, and in when a query ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Int64, frozen
 from xcray.kernels.training import metric_forest as kernel
 from xcray.kernels.training.dual_hinge import Pages
-from xcray.kernels.training.metric_forest import NO_PIVOT, PIVOTS, Forest
+from xcray.solvers.indexed_bcd.forest import LEAF_ROWS, IndexedRows
 
-PAGE_ROWS: Final = 256
-TREE_ROWS: Final = 1 << 14
 # queries for which an exhausted page is skipped
 SKIPPED_QUERIES: Final = 4
+
+
+class FirstRows(NamedTuple):
+    """Rows of the first rough solution. rows: positions, ascending; reads: rows that are read."""
+
+    rows: Int64
+    reads: int
 
 
 class RowSelection(Protocol):
@@ -38,27 +42,40 @@ class RowSelection(Protocol):
     def order(self, v: Float64, rng: np.random.Generator) -> Int64:
         """Return page numbers in the order of a query with weights v (D + 1,)."""
 
+    def first_rows(self, positives: Int64, count: int, rng: np.random.Generator) -> FirstRows:
+        """Return about `count` rows, half of them positives if there are enough.
 
-class ExactScan:
+        positives: (n,) ascending positions of the rows of the class.
+        """
+
+
+class _ConsecutivePages:
+    """Pages of consecutive rows, and first rows from anywhere."""
+
+    def __init__(self, X: CSR) -> None:
+        ends = np.append(np.arange(0, X.n_rows, LEAF_ROWS), X.n_rows)
+        rows = frozen(np.arange(X.n_rows), np.int32)
+        self.pages = Pages(frozen(ends, np.int64), rows)
+
+    def first_rows(self, positives: Int64, count: int, rng: np.random.Generator) -> FirstRows:
+        """Return random rows, see `RowSelection`."""
+        return _sample(np.arange(len(self.pages.rows)), positives, count, rng)
+
+
+class ExactScan(_ConsecutivePages):
     """All pages in the order of the rows; the rows with the largest violation."""
 
     is_exhaustive, skipped_queries = True, 0
-
-    def __init__(self, X: CSR) -> None:
-        self.pages = _consecutive(X.n_rows)
 
     def order(self, v: Float64, rng: np.random.Generator) -> Int64:
         """Return all pages in ascending order."""
         return np.arange(self.pages.n_pages)
 
 
-class RandomPages:
+class RandomPages(_ConsecutivePages):
     """Pages of consecutive rows in random order."""
 
     is_exhaustive, skipped_queries = False, SKIPPED_QUERIES
-
-    def __init__(self, X: CSR) -> None:
-        self.pages = _consecutive(X.n_rows)
 
     def order(self, v: Float64, rng: np.random.Generator) -> Int64:
         """Return all pages in random order."""
@@ -66,103 +83,76 @@ class RandomPages:
 
 
 class ForestLeaves:
-    """Leaves of a metric forest, nearest to the hyperplane first.
-
-    norms: (N,) of the rows with the additional feature. seed: of the trees.
-    """
+    """Leaves of a metric forest, nearest to the hyperplane first."""
 
     is_exhaustive, skipped_queries = False, SKIPPED_QUERIES
 
-    def __init__(self, X: CSR, norms: Float64, seed: int) -> None:
-        self._X, self._norms = X, norms
-        self.forest, self.pages = build_forest(X, norms, seed)
+    def __init__(self, indexed: IndexedRows) -> None:
+        self.indexed, self.pages = indexed, indexed.pages
 
     def order(self, v: Float64, rng: np.random.Generator) -> Int64:
         """Return all leaves, best bin first."""
         order = np.empty(self.pages.n_pages, np.int64)
-        kernel.order_leaves(self._X, self._norms, self.forest, v, order)
+        kernel.order_leaves(self.indexed.forest, v, order)
         return order
 
+    def first_rows(self, positives: Int64, count: int, rng: np.random.Generator) -> FirstRows:
+        """Return rows of random trees, and of the pages of a few random positives.
 
-def make_selection(name: str, X: CSR, norms: Float64, seed: int) -> RowSelection:
-    """Return the strategy `name`: "exact", "pages" or "forest"."""
-    if name == "forest":
-        return ForestLeaves(X, norms, seed)
-    return RandomPages(X) if name == "pages" else ExactScan(X)
-
-
-def build_forest(X: CSR, norms: Float64, seed: int) -> tuple[Forest, Pages]:
-    """Return a metric forest of the rows X (N, D), and its leaves as pages.
-
-    Each tree has a random block of at most TREE_ROWS rows. The same input gives the same bits.
-    """
-    builder = _ForestBuilder(X, norms, np.random.default_rng(seed))
-    return builder.build()
-
-
-class _ForestBuilder:
-    """Nodes, in the order of their creation, and leaves of a forest."""
-
-    def __init__(self, X: CSR, norms: Float64, rng: np.random.Generator) -> None:
-        self._X, self._norms, self._rng = X, norms, rng
-        self._dense = np.zeros((PIVOTS, X.n_cols + 1))
-        self._nodes: list[list[int]] = []  # first child, number of children, pivot, leaf
-        self._products: list[Float64] = []
-        self._leaves: list[Int64] = []
-
-    def build(self) -> tuple[Forest, Pages]:
-        """Build all trees."""
-        shuffled = self._rng.permutation(self._X.n_rows)
-        count = max(1, -(-len(shuffled) // TREE_ROWS))
-        roots = [self._add_node(NO_PIVOT, np.zeros(PIVOTS)) for _ in range(count)]
-        pending = list(zip(roots, np.array_split(shuffled, count), strict=True))
-        while pending:
-            node, members = pending.pop()
-            pending += self._split(node, members)
-        columns = np.array(self._nodes, np.int64).T
-        first, children, pivot, leaf = columns
-        forest = Forest(
-            frozen(first, np.int32),
-            frozen(children, np.int32),
-            frozen(pivot, np.int64),
-            frozen(leaf, np.int32),
-            frozen(roots, np.int32),
-            frozen(np.stack(self._products), np.float64),
-        )
-        ends = np.cumsum([0, *map(len, self._leaves)])
-        return forest, Pages(frozen(ends, np.int64), frozen(np.concatenate(self._leaves), np.int32))
-
-    def _add_node(self, pivot: int, products: Float64) -> int:
-        """Add a node; return its number."""
-        self._nodes.append([0, 0, pivot, -1])
-        self._products.append(products)
-        return len(self._nodes) - 1
-
-    def _split(self, node: int, members: Int64) -> Iterator[tuple[int, Int64]]:
-        """Turn a node into a leaf, or yield its children with their rows."""
-        if len(members) <= PAGE_ROWS:
-            self._nodes[node][3] = len(self._leaves)
-            self._leaves.append(members)
-            return
-        n_pivots = min(PIVOTS, -(-2 * len(members) // PAGE_ROWS))
-        pivots = self._rng.choice(members, n_pivots, replace=False)
-        nearest = np.empty(len(members), np.int32)
-        kernel.assign_to_pivots(self._X, self._norms, members, pivots, nearest, self._dense)
-        counts = np.bincount(nearest, minlength=n_pivots)
-        if counts.max() == len(members):  # copies of one row
-            parts = np.array_split(members, n_pivots)
-            pivots = np.array([part[0] for part in parts])
-        else:
-            parts = [members[nearest == k] for k in np.flatnonzero(counts)]
-            pivots = pivots[counts > 0]
-        products = np.zeros((PIVOTS, PIVOTS))
-        kernel.pivot_products(self._X, self._norms, pivots, products)
-        self._nodes[node][:2] = [len(self._nodes), len(parts)]
-        for pivot, part, row in zip(pivots, parts, products, strict=False):
-            yield self._add_node(int(pivot), row), part
+        A tree is a random sample of all rows and lies in consecutive pages, so few reads find many
+        rows. The pages of positives matter to rare classes.
+        """
+        indptr, trees = self.pages.indptr, self.indexed.trees
+        chosen = np.zeros(self.pages.n_pages, bool)
+        found = 0
+        for tree in rng.permutation(len(trees) - 1):
+            if found >= count:
+                break
+            first, last = np.searchsorted(indptr, trees[tree : tree + 2])
+            chosen[first:last] = True
+            found += int(trees[tree + 1] - trees[tree])
+        some = rng.choice(positives, min(len(positives), 1 + count // LEAF_ROWS), replace=False)
+        chosen[np.searchsorted(indptr, some, "right") - 1] = True
+        readable = np.flatnonzero(np.repeat(chosen, np.diff(indptr)))
+        rows, _ = _sample(readable, positives, count, rng)
+        return FirstRows(rows, len(readable))
 
 
-def _consecutive(n_rows: int) -> Pages:
-    """Return pages of PAGE_ROWS consecutive rows."""
-    ends = np.append(np.arange(0, n_rows, PAGE_ROWS), n_rows)
-    return Pages(frozen(ends, np.int64), frozen(np.arange(n_rows), np.int32))
+def _sample(readable: Int64, positives: Int64, count: int, rng: np.random.Generator) -> FirstRows:
+    """Return random rows of `readable` (ascending), half of them positives if there are enough."""
+    half = -(-count // 2)
+    is_positive = np.isin(readable, positives, assume_unique=True)
+    parts = [
+        rng.choice(each, min(half, len(each)), replace=False)
+        for each in (readable[is_positive], readable[~is_positive])
+    ]
+    rows = np.sort(np.concatenate(parts))
+    return FirstRows(rows, len(rows))
+
+
+class LeafScan(ForestLeaves):
+    """All leaves in the order on disk; the rows with the largest violation."""
+
+    is_exhaustive, skipped_queries = True, 0
+
+    def order(self, v: Float64, rng: np.random.Generator) -> Int64:
+        """Return all leaves in ascending order."""
+        return np.arange(self.pages.n_pages)
+
+
+class RandomLeaves(ForestLeaves):
+    """Leaves in random order."""
+
+    def order(self, v: Float64, rng: np.random.Generator) -> Int64:
+        """Return all leaves in random order."""
+        return rng.permutation(self.pages.n_pages)
+
+
+def make_selection(name: str, X: CSR) -> RowSelection:
+    """Return the strategy `name`, "exact" or "pages", for rows X (N, D) in memory."""
+    return ExactScan(X) if name == "exact" else RandomPages(X)
+
+
+def make_leaf_selection(name: str, indexed: IndexedRows) -> RowSelection:
+    """Return the strategy `name`, "exact", "pages" or "forest", whose pages are leaves."""
+    return {"exact": LeafScan, "pages": RandomLeaves, "forest": ForestLeaves}[name](indexed)

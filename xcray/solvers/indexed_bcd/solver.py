@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, csr, frozen
+from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen
+from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Stopped
-from xcray.kernels.sparse import row_norms_sq
-from xcray.kernels.training.dual_hinge import DualState, HingeRows
+from xcray.kernels.training.dual_hinge import DualState
 from xcray.kernels.training.hinge import HINGE, Objective, null_objective
 from xcray.kernels.training.metric_forest import PIVOTS
 from xcray.solvers.contract import IndependentSolver, label_gaps, summarize_records
@@ -23,19 +23,41 @@ from xcray.solvers.declarations import (
     StoppingRule,
     TaskNeeds,
 )
+from xcray.solvers.indexed_bcd.forest import (
+    LEAF_ROWS,
+    IndexedRows,
+    build_forest,
+    extended_norms,
+)
+from xcray.solvers.indexed_bcd.forest_directory import (
+    MAX_LEAF_ROWS,
+    MIN_LEAF_ROWS,
+    StoredForest,
+    has_forest,
+    open_forest,
+)
 from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining
-from xcray.solvers.indexed_bcd.selection import RowSelection, make_selection
+from xcray.solvers.indexed_bcd.paged_rows import PagedRows
+from xcray.solvers.indexed_bcd.row_store import RowsInMemory, RowStore
+from xcray.solvers.indexed_bcd.selection import (
+    RowSelection,
+    make_leaf_selection,
+    make_selection,
+)
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.system.units import format_bytes
 
 SELECTIONS = ("exact", "pages", "forest")
-# of a class, in addition to the scratch memory: row numbers, margins, losses, outliers
+AUTO = "auto"
+# in addition to the scratch memory: norms, losses, row numbers, outliers
 BYTES_PER_ROW = 64
 
 RECORDS = RecordSchema(
     RecordField("sweeps", np.int32, "sweeps of coordinate descent", "sweeps"),
     RecordField("queries", np.int32, "queries for violating rows", "queries"),
     RecordField("rows_read", np.int64, "rows of the pages that were read", "rows_read"),
+    RecordField("bytes_read", np.int64, "bytes read from disk within a memory limit", "bytes_read"),
     RecordField("n_active", np.int32, "active rows at the end", "active"),
     RecordField("support", np.int32, "rows with a non-zero dual variable", "support"),
     RecordField("outliers", np.int32, "rows whose loss is truncated", "outliers"),
@@ -52,17 +74,27 @@ RECORDS = RecordSchema(
 class IndexedBCDState:
     """State of a worker: shared read-only rows and selection, and scratch memory of one class.
 
-    The scratch needs 27 bytes per row and 8 per feature.
+    positions: (N,) of the rows on the pages; None for their order in the data. The scratch needs 27
+    bytes per row and 8 per feature.
     """
 
-    rows: HingeRows
+    store: RowStore
     YT: Pattern
     selection: RowSelection
     scratch: DualState
+    positions: Int32 | None = None
 
     def clone_for_thread(self) -> IndexedBCDState:
         """Return the same rows and selection with separate scratch memory."""
-        return IndexedBCDState(self.rows, self.YT, self.selection, _new_scratch(self.rows.X))
+        store = self.store.clone()
+        scratch = _new_scratch(len(store.costs), store.n_cols)
+        return IndexedBCDState(store, self.YT, self.selection, scratch, self.positions)
+
+    def positives(self, label: int) -> Int64:
+        """Return the positions of the rows of a label on the pages: (n,), ascending."""
+        rows = self.YT.row(label)
+        places = rows if self.positions is None else np.sort(self.positions[rows])
+        return frozen(places, np.int64)
 
 
 @dataclass(frozen=True)
@@ -87,8 +119,8 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
     read only if the change of the weights since it was last read can have changed its loss. The
     convex problem ends when its duality gap over all rows that are not outliers is at most `eps`
     times the null objective. A label without rows gets no weights and the bias -1. The loss of a
-    row can have a weight (`load`). State at a worker: X,
-    the norms of its rows, the selection, and scratch memory (see `IndexedBCDState`).
+    row can have a weight (`load`). State at a worker: the store of X (in memory, mapped, or pages
+    on disk), the norms of its rows, the selection, and scratch memory (see `IndexedBCDState`).
 
         Example:
             >>> IndexedBCDSolver(s=2.0).selection
@@ -98,11 +130,11 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
     classification with limited memory", KDD 2013: Algorithm 1, eq. 1-13, section 4. Differs from
     the paper: convex problems end on a certificate over all rows, not on the precision of queries.
     Bounds of the scores exclude rows that need not be read. The first weights solve the problem
-    without truncation roughly, from as many positives as negatives and from queries. The forest is
-    in memory, so it saves reads of rows, not memory.
+    without truncation roughly, from as many positives as negatives and from queries; with
+    a forest they are of random trees.
     """
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
@@ -122,7 +154,15 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
         above=0.0,
         high=1.0,
     )
-    selection: str = parameter("exact", "order in which queries visit the rows", choices=SELECTIONS)
+    selection: str = parameter(
+        "exact",
+        "order in which queries visit the rows; auto: forest if X exceeds the memory limit, else "
+        "pages",
+        choices=(*SELECTIONS, AUTO),
+    )
+    leaf_rows: int = parameter(
+        LEAF_ROWS, "maximum rows of a leaf of the forest", low=MIN_LEAF_ROWS, high=MAX_LEAF_ROWS
+    )
     query_rows: int = parameter(1000, "rows that a query adds to the active ones", low=1)
     first_rows: int = parameter(
         10_000, "random rows of the first rough solution, half of them positives", low=1
@@ -131,7 +171,7 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
     max_sweeps: int = parameter(300, "maximum number of sweeps per convex problem", low=1)
     seed: int = parameter(
         0,
-        "seed of the forest, and of the random order of rows; every class has its own stream",
+        "seed of the random order of rows; every class has its own stream",
         low=0,
         high=2**31 - 1,
     )
@@ -161,6 +201,7 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
             "support_vectors": int(records["support"].sum()),
             "outliers": int(records["outliers"].sum()),
             "rows_read": int(records["rows_read"].sum()),
+            "bytes_read": int(records["bytes_read"].sum()),
         }
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> IndexedBCDState:
@@ -170,10 +211,64 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
         above 0, factors of the row losses; None for 1. Raises ParameterError for another length or
         a weight that is not above 0.
         """
-        norms = frozen(np.sqrt(row_norms_sq(X) + 1.0), np.float64)
-        rows = HingeRows(X, norms, self._costs(weights, X.n_rows))
-        selection = make_selection(self.selection, X, norms, self.seed)
-        return IndexedBCDState(rows, YT, selection, _new_scratch(X))
+        indexed = build_forest(X, self.leaf_rows) if self.selection == "forest" else None
+        return self._state_in_memory(X, YT, self._costs(weights, X.n_rows), indexed)
+
+    def load_dataset(self, dataset: Dataset, memory_limit: int | None = None) -> IndexedBCDState:
+        """Return the state of a worker that sees the directory of a data set.
+
+        The forest of `xcray data index` is used if there is one; it has the bits of one that is
+        built in memory. If the rows exceed `memory_limit` (bytes), they are read from it page by
+        page, and cache and active rows stay within the limit. Raises ParameterError if the limit is
+        too small, or if there is no forest then; Corrupt if the forest is damaged.
+        """
+        train = dataset.train
+        n_bytes = 8 * (train.X.nnz + train.n_rows)
+        is_paged = memory_limit is not None and n_bytes > memory_limit
+        name = self.selection
+        if name == AUTO:
+            name = "forest" if is_paged else "pages"
+        if is_paged and not has_forest(dataset):
+            raise ParameterError(
+                f"the rows of {dataset.path.name} have {format_bytes(n_bytes)}, the memory limit "
+                f"leaves {format_bytes(memory_limit or 0)}: run `xcray data index {dataset.path}` "
+                "first, or raise the limit"
+            )
+        costs = self._costs(train.weights, train.n_rows)
+        if is_paged and memory_limit is not None:
+            stored = open_forest(dataset, self.leaf_rows)
+            return self._paged_state(stored, train.YT, costs, name, memory_limit)
+        if name != "forest":
+            return self._state_in_memory(train.X, train.YT, costs, None)
+        if has_forest(dataset):
+            indexed = open_forest(dataset, self.leaf_rows).indexed
+        else:
+            indexed = build_forest(train.X, self.leaf_rows)
+        return self._state_in_memory(train.X, train.YT, costs, indexed)
+
+    def _paged_state(
+        self, stored: StoredForest, YT: Pattern, costs: Float64, name: str, memory_limit: int
+    ) -> IndexedBCDState:
+        """Return the state of a worker whose rows are on disk. costs: (N,) by row."""
+        indexed = stored.indexed
+        store = PagedRows(stored, frozen(costs[indexed.pages.rows], np.float64), memory_limit)
+        scratch = _new_scratch(len(costs), store.n_cols)
+        selection = make_leaf_selection(name, indexed)
+        return IndexedBCDState(store, YT, selection, scratch, indexed.positions)
+
+    def _state_in_memory(
+        self, X: CSR, YT: Pattern, costs: Float64, indexed: IndexedRows | None
+    ) -> IndexedBCDState:
+        """Return the state of a worker whose rows are in memory. costs: (N,) by row."""
+        scratch = _new_scratch(X.n_rows, X.n_cols)
+        if indexed is None:
+            selection = make_selection("exact" if self.selection == "exact" else "pages", X)
+            store = RowsInMemory(X, selection.pages.rows, extended_norms(X), costs)
+            return IndexedBCDState(store, YT, selection, scratch)
+        selection = make_leaf_selection("forest", indexed)
+        rows = indexed.pages.rows
+        store = RowsInMemory(X, rows, indexed.norms, frozen(costs[rows], np.float64))
+        return IndexedBCDState(store, YT, selection, scratch, indexed.positions)
 
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of the arrays of a class, and of the pivots while a forest is built."""
@@ -214,13 +309,13 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
             weights.append(v[columns[-1]])
             bias[i] = v[-1]
         indptr = np.searchsorted(np.concatenate(rows), np.arange(len(labels) + 1))
-        W = csr(indptr, np.concatenate(columns), np.concatenate(weights), local.rows.X.n_cols)
+        W = csr(indptr, np.concatenate(columns), np.concatenate(weights), local.store.n_cols)
         return SolvedLabels(labels, W, frozen(bias, np.float64), records)
 
     def null_objective(self, local: IndexedBCDState, label: int) -> float:
         """Return the hinge objective of w = 0 with the best bias."""
-        costs = local.rows.costs
-        positive = float(costs[local.YT.row(label)].sum())
+        costs = local.store.costs
+        positive = float(costs[local.positives(label)].sum())
         objective = Objective(HINGE, 0.0, 1.0, 1.0, 1.0)
         return float(null_objective(objective, positive, float(costs.sum()) - positive))
 
@@ -246,9 +341,10 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
         self, local: IndexedBCDState, label: int, record: np.ndarray, check: Callable[[], None]
     ) -> Float64:
         """Return the weights and the bias of a label (D + 1,); write its record (1,)."""
-        positives, settings = local.YT.row(label), self.label_settings(local, label)
+        positives, settings = local.positives(label), self.label_settings(local, label)
+        bytes_before = local.store.bytes_read
         training = LabelTraining(
-            local.rows, local.scratch, local.selection, positives, label, settings, check
+            local.store, local.scratch, local.selection, positives, label, settings, check
         )
         result, stationary = training.train()
         values = {
@@ -258,6 +354,7 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
             "sweeps": training.sweeps,
             "queries": training.queries,
             "rows_read": training.reads,
+            "bytes_read": local.store.bytes_read - bytes_before,
             "n_active": training.n_active,
             "support": result.support,
             "outliers": int(result.outliers.sum()),
@@ -283,13 +380,12 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
         return frozen(float(self.C) * weights.astype(np.float64), np.float64)
 
 
-def _new_scratch(X: CSR) -> DualState:
+def _new_scratch(n: int, n_features: int) -> DualState:
     """Return scratch memory of one class; a training resets it."""
-    n = X.n_rows
     return DualState(
         np.empty(n, np.int8),
         np.empty(n),
-        np.empty(X.n_cols + 1),
+        np.empty(n_features + 1),
         np.zeros(n),
         np.empty(n),
         np.empty(n, np.uint8),

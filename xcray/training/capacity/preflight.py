@@ -200,7 +200,7 @@ def estimate(
     default = min(MAX_PROBE_SECONDS, PROBE_SHARE * float(work.seconds.sum()))
     seconds = default if probe_seconds is None else probe_seconds
     rates = (
-        run_probe(solver, dataset.train, work, seconds)
+        run_probe(solver, dataset, work, seconds)
         if seconds > 0.0 and solver.family == "independent"
         else MeasuredRates()
     )
@@ -398,7 +398,9 @@ def scratch_bytes(
     return int(fixed + linear[:3].sum() + filled), int(linear[3] - filled)
 
 
-def run_probe(solver: TaskSolver, train: Split, work: LabelWork, seconds: float) -> MeasuredRates:
+def run_probe(
+    solver: TaskSolver, dataset: Dataset, work: LabelWork, seconds: float
+) -> MeasuredRates:
     """Solve a few labels, spread over all cost levels, and return the measured rates.
 
     Labels slower than expected end the probe. The solved blocks are discarded.
@@ -406,7 +408,7 @@ def run_probe(solver: TaskSolver, train: Split, work: LabelWork, seconds: float)
     picked = _probe_labels(work, seconds)
     if not len(picked):
         return MeasuredRates()
-    state = solver.load(train.X, train.XT, train.YT, train.weights)
+    state = solver.load_dataset(dataset)
     solver.warm_up()
     if len(picked) > 1:
         # The first call touches the mapped files, which takes extra time once.

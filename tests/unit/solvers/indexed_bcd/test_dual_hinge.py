@@ -10,6 +10,7 @@ from tests.support.svm_problems import SVMProblem, svm_problem
 from xcray.arrays import csr
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.kernels.training.dual_hinge import INLIER, OUTLIER, UNKNOWN, DualState, HingeRows
+from xcray.solvers.indexed_bcd.row_store import RowsInMemory
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 
 NO_OUTLIERS = 1e30
@@ -34,7 +35,8 @@ def start(problem: SVMProblem, C: float = 0.3) -> tuple[HingeRows, DualState]:
         (state.is_active, False),
     ):
         array.fill(value)
-    return local.rows, state
+    assert isinstance(local.store, RowsInMemory)
+    return local.store.rows, state
 
 
 def one_page(n: int) -> kernel.Pages:
@@ -54,7 +56,7 @@ def test_sweeps_are_those_of_the_reference(small: SVMProblem) -> None:
 def test_the_loss_of_rows_is_that_of_the_reference(small: SVMProblem) -> None:
     rows, state = start(small)
     kernel.sweep(rows, state, np.arange(120), np.inf, -np.inf)
-    loss = kernel.hinge_sum(rows, state, np.arange(120)) + 0.5 * state.v @ state.v
+    loss = kernel.hinge_sum(rows, state, np.arange(120), 0.0) + 0.5 * state.v @ state.v
     assert loss == pytest.approx(naive.primal(small.dense, small.y, rows.costs, state.v))
 
 
@@ -95,7 +97,7 @@ def test_a_query_returns_the_violating_rows_that_are_not_outliers(small: SVMProb
         one_page(120),
         np.arange(1),
         (np.zeros(1, np.int32), 4),
-        0,
+        (0, 1),
         kernel.Query(120, 121),
         out,
     )
@@ -112,10 +114,10 @@ def test_rows_that_bounds_exclude_are_not_read_and_have_no_loss(small: SVMProble
     reference, pages = kernel.OutlierRule(state.v.copy(), NO_OUTLIERS), one_page(120)
     for _ in range(20):
         kernel.sweep(rows, state, np.arange(120), np.inf, -np.inf)
-    _, reads = kernel.refresh_scores(rows, state, reference, 1.0, pages, 0, 120)
+    _, reads = kernel.refresh_pages(rows, state, reference, 1.0, pages, (0, 1), 120)
     before, move = state.v.copy(), 0.05
     state.v[:] += move / np.sqrt(len(state.v))
-    kernel.refresh_scores(rows, state, reference, 1.0 + move, pages, 0, 120)
+    kernel.refresh_pages(rows, state, reference, 1.0 + move, pages, (0, 1), 120)
     not_read = state.scored_at == 1.0
     assert reads == 120
     assert 10 < not_read.sum() < 110

@@ -109,10 +109,10 @@ def test_objectives_decrease_and_the_last_outliers_are_stable(
     solver = IndexedBCDSolver(**SMALL, s=0.5, eps=1e-4, selection=selection)
     local = load(solver, noisy)
     training = LabelTraining(
-        local.rows,
+        local.store,
         local.scratch,
         local.selection,
-        noisy.YT.row(0),
+        local.positives(0),
         0,
         solver.label_settings(local, 0),
     )
@@ -170,10 +170,10 @@ def test_weights_are_observed_only_after_sweeps(noisy: SVMProblem) -> None:
     solver = IndexedBCDSolver(**SMALL)
     local, points = load(solver, noisy), list[SweepProgress]()
     training = LabelTraining(
-        local.rows,
+        local.store,
         local.scratch,
         local.selection,
-        noisy.YT.row(0),
+        local.positives(0),
         0,
         solver.label_settings(local, 0),
         observe=points.append,
@@ -205,5 +205,5 @@ def test_bad_input_names_the_fix(noisy: SVMProblem) -> None:
         solver.solve(load(solver, noisy), frozen([1], np.int32))
     with pytest.raises(ParameterError, match="3000 finite numbers above 0"):
         load(solver, noisy, np.zeros(3_000, np.float32))
-    with pytest.raises(ParameterError, match="exact, pages, forest"):
+    with pytest.raises(ParameterError, match="exact, pages, forest, auto"):
         IndexedBCDSolver(selection="tree")

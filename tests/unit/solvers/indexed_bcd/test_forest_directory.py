@@ -1,0 +1,135 @@
+"""The metric forest on disk: the bits of the one in memory, damage, other data, memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.svm_problems import svm_dataset, svm_problem
+from xcray.arrays import frozen
+from xcray.cli.main import main
+from xcray.data.dataset import Dataset
+from xcray.errors import Corrupt, ParameterError
+from xcray.kernels.sparse import take_rows
+from xcray.solvers.indexed_bcd import forest_directory as directory
+from xcray.solvers.indexed_bcd.forest import build_forest
+from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory, open_forest
+from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
+
+SMALL = {"C": 0.1, "first_rows": 60, "query_rows": 40, "max_sweeps": 3000}
+FIRST = frozen([0], np.int32)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    """Return a data set of two trees."""
+    return svm_dataset(svm_problem(3, n=20_000), tmp_path / "svm")
+
+
+@pytest.mark.parametrize("memory_limit", [directory.DEFAULT_LIMIT, 13_000_000])
+def test_it_is_the_forest_in_memory(dataset: Dataset, memory_limit: int) -> None:
+    build_forest_directory(dataset, 100, memory_limit)
+    stored, built = open_forest(dataset, 100).indexed, build_forest(dataset.train.X, 100)
+    for name in ("forest", "pages"):
+        for ours, theirs in zip(getattr(stored, name), getattr(built, name), strict=True):
+            if isinstance(ours, tuple):  # the pivots
+                assert (ours.to_scipy() != theirs.to_scipy()).nnz == 0
+            else:
+                assert ours.tobytes() == theirs.tobytes()
+    assert stored.norms.tobytes() == built.norms.tobytes()
+    assert stored.positions.tobytes() == built.positions.tobytes()
+    assert stored.trees.tolist() == built.trees.tolist()
+
+
+def test_a_page_is_one_range_of_the_file(dataset: Dataset) -> None:
+    build_forest_directory(dataset)
+    stored = open_forest(dataset, 256)
+    pages, content = stored.indexed.pages, stored.file.path.read_bytes()
+    for page in (0, 7, pages.n_pages - 1):
+        rows = pages.rows[pages.indptr[page] : pages.indptr[page + 1]].astype(np.int64)
+        expected = take_rows(dataset.train.X, rows)
+        piece = content[stored.file.offsets[page] : stored.file.offsets[page + 1]]
+        assert piece == expected.indices.tobytes() + expected.data.tobytes()
+
+
+def test_every_training_uses_it_and_gives_the_same_bits(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solvers = [IndexedBCDSolver(**SMALL, selection="forest", s=s) for s in (0.5, 2.0)]
+    before = [solver.solve(solver.load_dataset(dataset), FIRST).digest() for solver in solvers]
+    build_forest_directory(dataset)
+    monkeypatch.setattr("xcray.solvers.indexed_bcd.solver.build_forest", None)
+    after = [solver.solve(solver.load_dataset(dataset), FIRST).digest() for solver in solvers]
+    assert before == after
+
+
+def test_another_leaf_size_names_both_fixes(dataset: Dataset) -> None:
+    build_forest_directory(dataset, 100)
+    with pytest.raises(ParameterError, match=r"leaf_rows=100, or run .*--leaf-size 256"):
+        IndexedBCDSolver(selection="forest").load_dataset(dataset)
+
+
+def cut(path: Path) -> None:
+    """Remove the last two bytes of a file."""
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def flip(path: Path) -> None:
+    """Change one byte in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        (directory.NODES, flip),
+        (directory.PIVOT_ROWS, flip),
+        (directory.PIVOT_ROWS, Path.unlink),
+        (directory.PAGES, cut),
+        (directory.PAGES, Path.unlink),
+        (directory.MANIFEST, cut),
+        (directory.MANIFEST, Path.unlink),
+    ],
+)
+def test_damage_is_refused_with_the_fix(
+    dataset: Dataset, file: str, damage: Callable[[Path], None]
+) -> None:
+    damage(build_forest_directory(dataset) / file)
+    with pytest.raises(Corrupt, match=r"forest of svm .*again with `xcray data index .*svm`"):
+        open_forest(dataset, 256)
+    build_forest_directory(dataset)
+    open_forest(dataset, 256)
+
+
+def test_the_forest_of_other_data_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    other = svm_dataset(svm_problem(4, n=20_000), tmp_path / "other")
+    build_forest_directory(other).rename(dataset.path / directory.DIRECTORY)
+    with pytest.raises(Corrupt, match=r"other data.*`xcray data index .*svm`"):
+        IndexedBCDSolver(selection="forest").load_dataset(dataset)
+
+
+def test_too_little_memory_is_refused(dataset: Dataset) -> None:
+    with pytest.raises(ParameterError, match="raise --memory-limit"):
+        build_forest_directory(dataset, 256, 1_000_000)
+    assert sorted(path.name for path in dataset.path.iterdir()) == [
+        "labels.arrow",
+        "manifest.json",
+        "train",
+    ]
+
+
+def test_the_command_builds_it(dataset: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "index", str(dataset.path), "--leaf-size", "64", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["rows"] == 20_000
+    assert figures["trees"] == 2
+    assert figures["leaves"] >= 20_000 / 64
+    assert open_forest(dataset, 64).indexed.pages.n_pages == figures["leaves"]
+    assert main(["data", "index", str(dataset.path), "--leaf-size", "2"]) == 2
+    assert "16 to 16384" in capsys.readouterr().err

@@ -1,0 +1,307 @@
+"""A metric forest in the directory of its data set, built within a memory limit.
+
+metric-forest/
+  manifest.json   content hash of the data set, rows of a leaf, sizes, SHA-256 of the files
+  forest.arrow    nodes, order of the rows, norms; position and CRC-32 of every page
+  pivots.arrow    the rows that represent nodes
+  pages.arrow     the rows in the order of the leaves; a page is contiguous: indices, then values
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import CSR, Int32, Int64, csr, frozen
+from xcray.data.dataset import Dataset
+from xcray.errors import Corrupt, ParameterError, XcrayError
+from xcray.kernels.sparse import row_range, take_rows
+from xcray.kernels.training.dual_hinge import Pages
+from xcray.kernels.training.metric_forest import PIVOTS, Forest
+from xcray.solvers.indexed_bcd.forest import (
+    LEAF_ROWS,
+    TREE_ROWS,
+    ForestBuilder,
+    IndexedRows,
+    assign_trees,
+    build_tree,
+    extended_norms,
+)
+from xcray.storage.array_files import read_arrays, write_arrays
+from xcray.storage.arrow import BlobWriter, blob_offset, read_csr, write_matrix
+from xcray.storage.atomic import (
+    create_staging_directory,
+    discard_directory,
+    file_digests,
+    publish_directory,
+    read_json,
+    verify_files,
+    write_json,
+)
+from xcray.system.units import format_bytes
+
+DIRECTORY: Final = "metric-forest"
+MANIFEST, NODES, PIVOT_ROWS, PAGES = "manifest.json", "forest.arrow", "pivots.arrow", "pages.arrow"
+SCHEMA_VERSION: Final = 1
+MIN_LEAF_ROWS, MAX_LEAF_ROWS = 16, TREE_ROWS
+DEFAULT_LIMIT: Final = 1 << 30
+BYTES_PER_ROW: Final = 64  # of the data set, during a build
+BYTES_PER_ENTRY: Final = 8  # column index and value
+
+
+class PageFile(NamedTuple):
+    """The pages of rows on disk.
+
+    path: of the file. offsets: (pages + 1,) in the file. checksums: (pages,) CRC-32. lengths: (N,)
+    entries of each row, by position. name: of the data set's directory, for messages.
+    """
+
+    path: Path
+    offsets: Int64
+    checksums: np.ndarray
+    lengths: Int32
+    n_cols: int
+    name: str
+
+
+class StoredForest(NamedTuple):
+    """A forest on disk. Its arrays are views of mapped files; the rows are read page by page."""
+
+    indexed: IndexedRows
+    file: PageFile
+
+
+def has_forest(dataset: Dataset) -> bool:
+    """Return whether the directory of the data set holds a forest."""
+    return (dataset.path / DIRECTORY).exists()
+
+
+def open_forest(dataset: Dataset, leaf_rows: int) -> StoredForest:
+    """Map the forest in the directory of a data set.
+
+    Raises Corrupt if it is damaged or belongs to other data, ParameterError if its leaves do not
+    have `leaf_rows`; both name the command that builds it again.
+    """
+    folder = dataset.path / DIRECTORY
+    try:
+        manifest = read_json(folder / MANIFEST)
+        _check_manifest(dataset, manifest)
+        if manifest["leaf_rows"] != leaf_rows:
+            raise ParameterError(
+                f"the metric forest of {dataset.path.name} has leaves of {manifest['leaf_rows']} "
+                f"rows, not {leaf_rows}: train with leaf_rows={manifest['leaf_rows']}, or run "
+                f"`xcray data index {dataset.path} --leaf-size {leaf_rows}`"
+            )
+        files = manifest["files"]
+        verify_files(folder, {name: files[name] for name in (NODES, PIVOT_ROWS)})
+        if (folder / PAGES).stat().st_size != files[PAGES]["bytes"]:
+            raise Corrupt(f"{PAGES} does not have the {files[PAGES]['bytes']} bytes of its size")
+        arrays = read_arrays(folder / NODES)
+        indexed = _indexed_rows(arrays, read_csr(folder / PIVOT_ROWS))
+        offsets = frozen(blob_offset(folder / PAGES) + arrays["offsets"], np.int64)
+    except (Corrupt, OSError, LookupError, TypeError, XcrayError) as error:
+        if isinstance(error, ParameterError):
+            raise
+        reason = str(error) if isinstance(error, XcrayError) else type(error).__name__
+        raise Corrupt(
+            f"the metric forest of {dataset.path.name} cannot be used: {reason}; "
+            f"build it again with `xcray data index {dataset.path}`",
+            file=DIRECTORY,
+        ) from error
+    path = folder / PAGES
+    columns = dataset.n_features
+    name = str(dataset.path)
+    file = PageFile(path, offsets, arrays["checksums"], arrays["lengths"], columns, name)
+    return StoredForest(indexed, file)
+
+
+def _check_manifest(dataset: Dataset, manifest: Any) -> None:
+    """Raise Corrupt if a manifest is of another version or another data set."""
+    if manifest["schema_version"] != SCHEMA_VERSION:
+        raise Corrupt(f"it has schema version {manifest['schema_version']}, not {SCHEMA_VERSION}")
+    if manifest["content_hash"] != dataset.content_hash:
+        raise Corrupt(
+            f"it belongs to other data, with content hash {str(manifest['content_hash'])[:12]}"
+        )
+
+
+def _indexed_rows(arrays: dict[str, np.ndarray], pivots: CSR) -> IndexedRows:
+    """Return the forest of the stored arrays."""
+    forest = Forest(
+        arrays["first_child"],
+        arrays["n_children"],
+        arrays["leaf"],
+        arrays["roots"],
+        arrays["products"],
+        pivots,
+        arrays["pivot_norms"],
+    )
+    pages = Pages(arrays["indptr"], arrays["rows"])
+    return IndexedRows(forest, pages, arrays["positions"], arrays["norms"], arrays["trees"])
+
+
+def build_forest_directory(
+    dataset: Dataset, leaf_rows: int = LEAF_ROWS, memory_limit: int = DEFAULT_LIMIT
+) -> Path:
+    """Build the forest of the training rows, and replace the one in the directory.
+
+    One pass over the rows writes them, grouped by tree, to a temporary file; then one tree after
+    the other is built from it. leaf_rows: most rows of a leaf. memory_limit: bytes of anonymous
+    memory, in addition to those of the process before. Raises ParameterError if they are too few
+    or `leaf_rows` is out of range.
+    """
+    if not MIN_LEAF_ROWS <= leaf_rows <= MAX_LEAF_ROWS:
+        raise ParameterError(
+            f"leaves must have {MIN_LEAF_ROWS} to {MAX_LEAF_ROWS} rows, not {leaf_rows}"
+        )
+    X, target = dataset.train.X, dataset.path / DIRECTORY
+    chunk_bytes = _check_limit(X, memory_limit)
+    staged = create_staging_directory(target)
+    try:
+        with TemporaryFile(dir=staged) as spill:
+            blocks = _group_by_tree(X, spill.fileno(), chunk_bytes)
+            _write_forest(X, blocks, leaf_rows, staged)
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "content_hash": dataset.content_hash,
+            "leaf_rows": leaf_rows,
+            "n_rows": X.n_rows,
+            "n_features": dataset.n_features,
+            "files": file_digests(staged),
+        }
+        write_json(staged / MANIFEST, manifest)
+        if target.exists():
+            discard_directory(target)
+        publish_directory(staged, target)
+    finally:
+        discard_directory(staged)
+    return target
+
+
+def _check_limit(X: CSR, memory_limit: int) -> int:
+    """Return the bytes of a chunk of rows. Raises ParameterError if a build does not fit."""
+    trees = max(1, -(-X.n_rows // TREE_ROWS))
+    tree = BYTES_PER_ENTRY * X.nnz // trees + 8 * PIVOTS * (X.n_cols + 1) + 100 * TREE_ROWS
+    needed = BYTES_PER_ROW * X.n_rows + 4 * tree
+    if memory_limit < needed:
+        raise ParameterError(
+            f"the metric forest of {X.n_rows:,} rows needs {format_bytes(needed)}, the memory limit"
+            f" is {format_bytes(memory_limit)}: raise --memory-limit"
+        )
+    return max(1 << 16, (memory_limit - BYTES_PER_ROW * X.n_rows) // 8)
+
+
+class _TreeFile(NamedTuple):
+    """A file of rows grouped by tree: all column indices, then all values.
+
+    starts: (trees + 1,) first entry of each tree.
+    """
+
+    handle: int
+    starts: Int64
+
+    def position(self, entry: int, values: bool) -> int:
+        """Return the position in the file of an entry's column index or value."""
+        return 4 * (entry + int(self.starts[-1]) * values)
+
+
+def _group_by_tree(X: CSR, handle: int, chunk_bytes: int) -> Iterator[tuple[Int64, CSR]]:
+    """Write the rows to a file in one pass, and yield the rows of every tree.
+
+    Yields row numbers (n,), ascending, and the rows (n, D), in the order of the trees.
+    """
+    tree_of, lengths = assign_trees(X.n_rows), np.diff(X.indptr).astype(np.int32)
+    entries = np.bincount(tree_of, lengths).astype(np.int64)
+    spill = _TreeFile(handle, np.concatenate([[0], np.cumsum(entries)]))
+    fill, lo = spill.starts[:-1].copy(), 0
+    while lo < X.n_rows:
+        limit = X.indptr[lo] + chunk_bytes // BYTES_PER_ENTRY
+        hi = max(lo + 1, int(np.searchsorted(X.indptr, limit, "right")) - 1)
+        _write_chunk(row_range(X, lo, hi), tree_of[lo:hi], spill, fill)
+        lo = hi
+    ends = np.cumsum(np.bincount(tree_of))
+    order = np.argsort(tree_of, kind="stable").astype(np.int32)
+    for tree, end in enumerate(ends):
+        rows = order[ends[tree - 1] if tree else 0 : end].astype(np.int64)
+        yield rows, _read_tree(spill, tree, lengths[rows], X.n_cols)
+
+
+def _write_chunk(X: CSR, tree_of: Int32, spill: _TreeFile, fill: Int64) -> None:
+    """Append rows to their trees. fill: (trees,) next entry of each tree, changed in place."""
+    order = np.argsort(tree_of, kind="stable")
+    grouped, trees = take_rows(X, order), tree_of[order]
+    first = np.append(np.flatnonzero(np.diff(trees, prepend=-1)), len(trees))
+    for a, b in pairwise(first):
+        tree, lo, hi = trees[a], grouped.indptr[a], grouped.indptr[b]
+        for is_value, array in enumerate((grouped.indices, grouped.data)):
+            place = spill.position(int(fill[tree]), bool(is_value))
+            _write_all(spill.handle, array[lo:hi].tobytes(), place)
+        fill[tree] += hi - lo
+
+
+def _read_tree(spill: _TreeFile, tree: int, lengths: Int32, n_cols: int) -> CSR:
+    """Return the rows of a tree. lengths: (n,) entries of its rows."""
+    first, last = int(spill.starts[tree]), int(spill.starts[tree + 1])
+    indices, values = (
+        np.frombuffer(os.pread(spill.handle, 4 * (last - first), spill.position(first, v)), kind)
+        for v, kind in ((False, np.int32), (True, np.float32))
+    )
+    return csr(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), indices, values, n_cols)
+
+
+def _write_all(handle: int, data: bytes, position: int) -> None:
+    """Write all bytes, because the system can write fewer per call."""
+    left = memoryview(data)
+    while len(left):
+        n = os.pwrite(handle, left, position)
+        left, position = left[n:], position + n
+
+
+def _write_forest(
+    X: CSR, blocks: Iterator[tuple[Int64, CSR]], leaf_rows: int, folder: Path
+) -> None:
+    """Build the trees of `blocks`, and write all files except the manifest."""
+    merged, norms = ForestBuilder(X.n_cols), np.empty(X.n_rows)
+    rows, lengths, sizes, checksums = list[Int32](), list[Int32](), [0], list[int]()
+    with BlobWriter(folder / PAGES, BYTES_PER_ENTRY * X.nnz, {}, {}) as writer:
+        end = 0
+        for number, (members, block) in enumerate(blocks):
+            tree = build_tree(block, number, leaf_rows)
+            norms[members] = extended_norms(block)
+            for leaf in tree.leaves:
+                page = take_rows(block, leaf)
+                data = page.indices.tobytes() + page.data.tobytes()
+                writer.write(end, np.frombuffer(data, np.uint8))
+                end += len(data)
+                sizes.append(end)
+                checksums.append(zlib.crc32(data))
+                rows.append(members[leaf].astype(np.int32))
+                lengths.append(np.diff(page.indptr).astype(np.int32))
+            merged.add(tree)
+    indexed = merged.finish(np.concatenate(rows), norms)
+    forest = indexed.forest
+    write_matrix(folder / PIVOT_ROWS, forest.pivots)
+    arrays: dict[str, np.ndarray] = {
+        "first_child": forest.first_child,
+        "n_children": forest.n_children,
+        "leaf": forest.leaf,
+        "roots": forest.roots,
+        "products": forest.products,
+        "pivot_norms": forest.norms,
+        "indptr": indexed.pages.indptr,
+        "rows": indexed.pages.rows,
+        "positions": indexed.positions,
+        "norms": indexed.norms,
+        "trees": indexed.trees,
+        "offsets": np.array(sizes, np.int64),
+        "checksums": np.array(checksums, np.uint32),
+        "lengths": np.concatenate(lengths),
+    }
+    write_arrays(folder / NODES, arrays)

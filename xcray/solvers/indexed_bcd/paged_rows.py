@@ -1,0 +1,311 @@
+"""Rows on disk: a cache of pages and a buffer of the active rows, within a limit of memory."""
+
+from __future__ import annotations
+
+import os
+import weakref
+import zlib
+from collections import OrderedDict
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import CSR, Float64, Int64, csr, frozen
+from xcray.errors import Corrupt, ParameterError
+from xcray.kernels.sparse import take_rows
+from xcray.kernels.training.dual_hinge import HingeRows
+from xcray.kernels.training.row_buffer import compact_rows
+from xcray.solvers.indexed_bcd.forest_directory import PageFile, StoredForest
+from xcray.solvers.indexed_bcd.row_store import Plan, RowStore, Visit
+from xcray.system.units import format_bytes
+
+READ_AHEAD_ROWS: Final = 1024  # average rows that are read together
+MIN_CACHE_PAGES: Final = 8
+BUFFER_STEPS: Final = 16  # in which the buffer grows
+ENTRY_BYTES, ROW_BYTES = 8, 8  # of the buffer of active rows
+
+
+class PageReader:
+    """Reads pages with one positional read each, and compares their checksums.
+
+    Threads can use one reader.
+    """
+
+    def __init__(self, file: PageFile) -> None:
+        self._file = file
+        self._handle = os.open(file.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._handle)
+        if hasattr(os, "posix_fadvise"):  # the system must not read more than was requested
+            os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def read(self, pages: list[int]) -> list[bytes]:
+        """Return the bytes of pages. Raises Corrupt with the number of a damaged page."""
+        return [self._read_page(page) for page in pages]
+
+    def _read_page(self, page: int) -> bytes:
+        """Return the bytes of a page."""
+        file = self._file
+        first, last = (int(offset) for offset in file.offsets[page : page + 2])
+        data = os.pread(self._handle, last - first, first)
+        if len(data) != last - first or zlib.crc32(data) != file.checksums[page]:
+            raise Corrupt(
+                f"page {page} of {file.path.name} is not what was written (its checksum differs): "
+                f"build the metric forest again with `xcray data index {file.name}`",
+                file=file.path.name,
+            )
+        return data
+
+
+class _PageBatch(NamedTuple):
+    """Pages that are read together.
+
+    end: next position in the order. needed: positions to read. missing: pages that are not in the
+    cache; reading: their bytes, None if there are none.
+    """
+
+    end: int
+    needed: Int64
+    missing: list[int]
+    reading: Future[list[bytes]] | None
+
+
+class PagedRows(RowStore):
+    """Rows that are read from disk when they are needed.
+
+    The active rows are in a buffer that grows in steps. The rest of the memory, at least an eighth,
+    is a cache of pages, from which those that were not used for the longest time are removed. If
+    the active rows do not fit, every sweep reads them again, in parts. While a batch of pages is in
+    use, a thread reads the next.
+
+    costs: (N,) by position. memory_limit: bytes of cache and buffer. Raises ParameterError if it is
+    too small for a few pages.
+    """
+
+    def __init__(self, stored: StoredForest, costs: Float64, memory_limit: int) -> None:
+        self._stored, self._file, self._limit = stored, stored.file, memory_limit
+        self._reader = PageReader(stored.file)
+        self._indptr = stored.indexed.pages.indptr
+        self.norms, self.costs, self.n_cols = stored.indexed.norms, costs, stored.file.n_cols
+        n_rows, n_bytes = len(costs), int(np.diff(stored.file.offsets[[0, -1]])[0])
+        self.average = n_bytes / ENTRY_BYTES / max(n_rows, 1)
+        page_rows = int(np.diff(self._indptr).max())
+        # the bytes of a page in the cache, with the starts of its rows
+        self._sizes = np.diff(stored.file.offsets) + 8 * (np.diff(self._indptr) + 1)
+        self._cache: OrderedDict[int, CSR] = OrderedDict()
+        self._used = 0  # bytes of the cache, with those that are being read
+        self._set_sizes(memory_limit)
+        self._local_slots = frozen(np.arange(page_rows), np.int32)
+        self._none = self._hinge_rows(csr([0], [], [], self.n_cols), 0)
+        self._thread: ThreadPoolExecutor | None = None
+        self.bytes_read = 0
+        self._new_buffer(n_rows)
+
+    def _set_sizes(self, memory_limit: int) -> None:
+        """Divide the memory. Raises ParameterError if it is too small."""
+        largest = int(self._sizes.max())
+        cache_bytes = max(memory_limit // 8, MIN_CACHE_PAGES * largest)
+        if memory_limit < 2 * cache_bytes:
+            raise ParameterError(
+                f"a memory limit that leaves {format_bytes(memory_limit)} for pages and active "
+                f"rows is too small for pages of {format_bytes(largest)}: raise it by "
+                f"{format_bytes(2 * cache_bytes - memory_limit)}, use fewer workers, or build the "
+                "metric forest again with a smaller --leaf-size"
+            )
+        per_row = self.average * ENTRY_BYTES
+        self._batch_bytes = min(cache_bytes // 4, max(1, int(READ_AHEAD_ROWS * per_row)))
+        self._max_buffer = memory_limit - cache_bytes
+
+    def _new_buffer(self, n_rows: int) -> None:
+        """Create an empty buffer of active rows."""
+        row_bytes = ROW_BYTES + ENTRY_BYTES * max(self.average, 1.0)
+        self._max_rows = min(n_rows, int(self._max_buffer / row_bytes))
+        self._buffer_indptr = np.zeros(self._max_rows + 1, np.int64)
+        self._max_entries = (self._max_buffer - self._buffer_indptr.nbytes) // ENTRY_BYTES
+        self._indices, self._data = np.empty(0, np.int32), np.empty(0, np.float32)
+        self._slots = np.full(n_rows, -1, np.int32)
+        self._n_buffered, self._is_complete = 0, True
+        self._active = np.empty(0, np.int64)
+        self._resize_buffer(0)
+
+    def _resize_buffer(self, n_entries: int) -> None:
+        """Make the buffer as large as `n_entries` and the rest of a step; remove pages for it."""
+        step = max(1, self._max_entries // BUFFER_STEPS)
+        size = min(-(-n_entries // step) * step, self._max_entries)
+        self._cache_bytes = self._limit - self._buffer_indptr.nbytes - ENTRY_BYTES * size
+        self._make_room(0)
+        # In place, so that the old and the new arrays never exist together. The views of the old
+        # ones are replaced here.
+        self._indices.resize(size, refcheck=False)
+        self._data.resize(size, refcheck=False)
+        X = CSR(
+            frozen(self._buffer_indptr, np.int64),
+            frozen(self._indices, np.int32),
+            frozen(self._data, np.float32),
+            self.n_cols,
+        )
+        self._rows = HingeRows(X, frozen(self._slots, np.int32), 0, self.norms, self.costs)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the pages in the cache or being read, and of the buffer."""
+        return self._used + self._buffer_indptr.nbytes + ENTRY_BYTES * len(self._indices)
+
+    def clone(self) -> PagedRows:
+        """Return a store of the same pages, with its own memory of the same size."""
+        return PagedRows(self._stored, self.costs, self._limit)
+
+    def activate(self, rows: Int64) -> None:
+        """Copy rows into the buffer, if they fit."""
+        self._active = np.concatenate([self._active, rows])
+        self._is_complete = self._is_complete and self._fits(rows)
+        if self._is_complete:
+            self._add_to_buffer(rows)
+
+    def keep(self, rows: Int64) -> None:
+        """Remove all rows from the buffer except `rows`."""
+        self._active = rows.copy()
+        if self._is_complete:
+            self._compact(rows)
+            return
+        self._clear()
+        self._is_complete = self._fits(rows)
+        if self._is_complete:
+            self._add_to_buffer(rows)
+
+    def active_parts(self, rows: Int64) -> Iterator[tuple[Int64, HingeRows]]:
+        """Yield parts of `rows`; if not all active rows are in the buffer, read them first."""
+        lo, largest = 0, self.slice_rows
+        while lo < len(rows):
+            part = rows[lo : lo + largest]
+            if not self._is_complete:
+                self._clear()
+                part = part[: self._count_fitting(part)]
+                self._add_to_buffer(part)
+            lo += len(part)
+            yield part, self._rows
+
+    def visits(self, order: Int64, plan: Plan) -> Generator[Visit, None, None]:
+        """Yield the rows of pages, and read the next ones meanwhile."""
+        batch, following = self._begin(order, plan, 0), None
+        try:
+            while batch is not None:
+                following = self._begin(order, plan, batch.end)
+                pages = self._finish(order, batch)
+                last = 0
+                for position in batch.needed:
+                    page = int(order[position])
+                    last = int(position) + 1
+                    yield Visit(self._hinge_rows(pages[page], int(self._indptr[page])), last)
+                if last < batch.end:
+                    yield Visit(self._none, batch.end)
+                batch, following = following, None
+        finally:
+            if following is not None:  # its pages stay in the cache
+                self._finish(order, following)
+
+    def _begin(self, order: Int64, plan: Plan, begin: int) -> _PageBatch | None:
+        """Plan the batch at position `begin`, and start to read it; None at the end."""
+        if begin >= len(order):
+            return None
+        end, needed = plan(begin, self._batch_bytes, self._sizes)
+        pages = order[needed].tolist()
+        missing = []
+        for page in pages:
+            if page in self._cache:
+                self._cache.move_to_end(page)
+            else:
+                missing.append(page)
+        self._make_room(int(self._sizes[missing].sum()))
+        if not missing:
+            return _PageBatch(end, needed, missing, None)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "xcray-pages")
+        return _PageBatch(end, needed, missing, self._thread.submit(self._reader.read, missing))
+
+    def _finish(self, order: Int64, batch: _PageBatch) -> dict[int, CSR]:
+        """Wait for the pages of a batch; return them by number."""
+        if batch.reading is not None:
+            for page, data in zip(batch.missing, batch.reading.result(), strict=True):
+                self.bytes_read += len(data)
+                if page in self._cache:  # an earlier batch has read it meanwhile
+                    self._used -= int(self._sizes[page])
+                self._cache[page] = self._decode(page, data)
+        return {page: self._cache[page] for page in order[batch.needed].tolist()}
+
+    def _make_room(self, n_bytes: int) -> None:
+        """Remove pages until `n_bytes` more fit, and reserve them."""
+        while self._cache and self._used + n_bytes > self._cache_bytes:
+            page, _ = self._cache.popitem(last=False)
+            self._used -= int(self._sizes[page])
+        self._used += n_bytes
+
+    def _decode(self, page: int, data: bytes) -> CSR:
+        """Return the rows of a page as views of its bytes."""
+        first, last = self._indptr[page], self._indptr[page + 1]
+        starts = np.zeros(last - first + 1, np.int64)
+        np.cumsum(self._file.lengths[first:last], out=starts[1:])
+        n = len(data) // ENTRY_BYTES
+        indices = np.frombuffer(data, np.int32, n)
+        return csr(starts, indices, np.frombuffer(data, np.float32, n, 4 * n), self.n_cols)
+
+    def _hinge_rows(self, X: CSR, first: int) -> HingeRows:
+        """Return the rows of a page whose first row is `first`."""
+        return HingeRows(X, self._local_slots, first, self.norms, self.costs)
+
+    def _fits(self, rows: Int64) -> bool:
+        """Return whether rows fit into the rest of the buffer."""
+        return self._count_fitting(rows) == len(rows)
+
+    def _count_fitting(self, rows: Int64) -> int:
+        """Return how many of the first rows fit into the rest of the buffer."""
+        left = self._max_entries - int(self._buffer_indptr[self._n_buffered])
+        ends = np.cumsum(self._file.lengths[rows], dtype=np.int64)
+        return min(int(np.searchsorted(ends, left, "right")), self._max_rows - self._n_buffered)
+
+    def _add_to_buffer(self, rows: Int64) -> None:
+        """Copy rows into the buffer, page by page."""
+        if not len(rows):
+            return
+        used = int(self._buffer_indptr[self._n_buffered])
+        needed = used + int(self._file.lengths[rows].sum(dtype=np.int64))
+        if needed > len(self._indices):
+            self._resize_buffer(needed)
+        rows = np.sort(rows)
+        page_of = np.searchsorted(self._indptr, rows, "right") - 1
+        pages, begins = np.unique(page_of, return_index=True)
+        parts = np.split(rows, begins[1:])
+        for visit, part in zip(self.visits(pages, _plan_all(pages)), parts, strict=True):
+            picked = take_rows(visit.rows.X, part - visit.rows.first)
+            n, begin = self._n_buffered, int(self._buffer_indptr[self._n_buffered])
+            self._indices[begin : begin + picked.nnz] = picked.indices
+            self._data[begin : begin + picked.nnz] = picked.data
+            self._buffer_indptr[n + 1 : n + 1 + len(part)] = begin + picked.indptr[1:]
+            self._slots[part] = np.arange(n, n + len(part))
+            self._n_buffered += len(part)
+
+    def _compact(self, rows: Int64) -> None:
+        """Remove all rows except `rows` from the buffer, in place."""
+        kept = rows[np.argsort(self._slots[rows])]
+        places = self._slots[kept].astype(np.int64)
+        compact_rows(self._buffer_indptr, self._indices, self._data, places)
+        self._slots.fill(-1)
+        self._slots[kept] = np.arange(len(kept))
+        self._n_buffered = len(kept)
+        self._resize_buffer(int(self._buffer_indptr[len(kept)]))
+
+    def _clear(self) -> None:
+        """Empty the buffer."""
+        self._n_buffered = 0
+
+
+def _plan_all(order: Int64) -> Plan:
+    """Return a plan that reads all pages of `order`."""
+
+    def plan(begin: int, max_size: int, sizes: Int64) -> tuple[int, Int64]:
+        ends = np.cumsum(sizes[order[begin:]])
+        end = begin + min(1 + int(np.searchsorted(ends, max_size)), len(ends))
+        return end, np.arange(begin, end)
+
+    return plan
