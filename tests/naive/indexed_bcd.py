@@ -39,3 +39,16 @@ def solve_dual(
             alpha[i] = np.clip(alpha[i] - gradient / (z @ z), 0.0, costs[i])
     v = Z.T @ alpha
     return v, float(alpha.sum() - 0.5 * v @ v)
+
+
+def pegasos(X: np.ndarray, y: np.ndarray, costs: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return v after one projected step for each row of `order`."""
+    Z = np.column_stack([X, np.ones(len(X))])
+    v, radius = np.zeros(Z.shape[1]), np.sqrt(costs.sum())
+    for t, i in enumerate(order, 1):
+        violates = y[i] * (Z[i] @ v) < 1.0
+        v *= 1.0 - 1.0 / t
+        if violates:
+            v += y[i] * len(X) * costs[i] / t * Z[i]
+        v *= min(1.0, radius / max(np.linalg.norm(v), 1e-300))
+    return v

@@ -45,6 +45,11 @@ BUILT_IN: Final = {
     ),
     "stagewise": "xcray.solvers.least_squares.staged_solvers:StagewiseSolver",
     "indexed-bcd": "xcray.solvers.indexed_bcd.solver:IndexedBCDSolver",
+    "block-minimisation": "xcray.solvers.indexed_bcd.baselines:BlockMinimisationSolver",
+    "selective-block-minimisation": (
+        "xcray.solvers.indexed_bcd.baselines:SelectiveBlockMinimisationSolver"
+    ),
+    "pegasos": "xcray.solvers.indexed_bcd.baselines:PegasosSolver",
 }
 
 

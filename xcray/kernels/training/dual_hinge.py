@@ -388,3 +388,11 @@ def violating_rows(state: DualState) -> Int64:
                     out[count] = i
                 count += 1
     return out
+
+
+@numba.njit(nogil=True, cache=True)
+def write_margins(rows: HingeRows, state: DualState, order: Int64, margins: Float64) -> None:
+    """Write y_i v.x_i of the rows of `order` (n,) to `margins` (n,)."""
+    for t in range(len(order)):
+        i = order[t]
+        margins[t] = state.y[i] * dot(rows.X, slot(rows, i), state.v)

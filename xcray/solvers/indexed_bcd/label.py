@@ -199,7 +199,6 @@ class LabelTraining:
         last = self.sweeps + self._settings.max_sweeps
         self._sweep(self._active)
         self._grow()
-        self._drop_idle()
         while True:
             self._polish(last)
             result = self._evaluate()
@@ -207,6 +206,9 @@ class LabelTraining:
             if gap <= self._settings.gap or self.sweeps >= last:
                 return result
             self._activate(kernel.violating_rows(self._state))
+            for _ in range(FIRST_SWEEPS):
+                self._sweep(self._active)
+            self._drop_idle()
 
     def _grow(self) -> None:
         """Add rows by queries, until a query finds few."""
@@ -219,6 +221,7 @@ class LabelTraining:
             window = (self._window + np.arange(size)) % max(len(self._active) - len(new), 1)
             self._window = int(window[-1]) + 1 if size else 0
             self._sweep(np.concatenate([new, self._active[window]]))
+            self._drop_idle()
 
     def _query(self) -> tuple[Int64, int]:
         """Return violating rows that are not active, and how many rows were read."""

@@ -8,16 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen
+from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
 from xcray.data.dataset import Dataset
-from xcray.errors import ParameterError, Stopped
-from xcray.kernels.training.dual_hinge import DualState
-from xcray.kernels.training.hinge import HINGE, Objective, null_objective
+from xcray.errors import ParameterError
 from xcray.kernels.training.metric_forest import PIVOTS
-from xcray.solvers.contract import IndependentSolver, label_gaps, summarize_records
+from xcray.solvers.contract import summarize_records
 from xcray.solvers.declarations import (
     CompileCase,
-    Link,
     RecordField,
     RecordSchema,
     StoppingRule,
@@ -37,15 +34,11 @@ from xcray.solvers.indexed_bcd.forest_directory import (
     open_forest,
 )
 from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining
+from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest, HingeState, new_scratch
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
-from xcray.solvers.indexed_bcd.row_store import RowsInMemory, RowStore
-from xcray.solvers.indexed_bcd.selection import (
-    RowSelection,
-    make_leaf_selection,
-    make_selection,
-)
-from xcray.solvers.parameters import Parameters, parameter
-from xcray.solvers.solved_labels import SolvedLabels
+from xcray.solvers.indexed_bcd.row_store import RowsInMemory
+from xcray.solvers.indexed_bcd.selection import make_leaf_selection, make_selection
+from xcray.solvers.parameters import parameter
 from xcray.system.units import format_bytes
 
 SELECTIONS = ("exact", "pages", "forest")
@@ -61,7 +54,7 @@ RECORDS = RecordSchema(
     RecordField("n_active", np.int32, "active rows at the end", "active"),
     RecordField("support", np.int32, "rows with a non-zero dual variable", "support"),
     RecordField("outliers", np.int32, "rows whose loss is truncated", "outliers"),
-    RecordField("stationary", np.int8, "1 if other outliers would not lower the objective"),
+    RecordField("changing", np.int8, "1 if other outliers could lower the objective"),
     RecordField("objective", np.float64, "objective with the truncated loss", "objective"),
     RecordField("primal", np.float64, "primal objective of the last convex problem"),
     RecordField("dual", np.float64, "dual objective of the last convex problem"),
@@ -70,35 +63,8 @@ RECORDS = RecordSchema(
 )
 
 
-@dataclass
-class IndexedBCDState:
-    """State of a worker: shared read-only rows and selection, and scratch memory of one class.
-
-    positions: (N,) of the rows on the pages; None for their order in the data. The scratch needs 27
-    bytes per row and 8 per feature.
-    """
-
-    store: RowStore
-    YT: Pattern
-    selection: RowSelection
-    scratch: DualState
-    positions: Int32 | None = None
-
-    def clone_for_thread(self) -> IndexedBCDState:
-        """Return the same rows and selection with separate scratch memory."""
-        store = self.store.clone()
-        scratch = _new_scratch(len(store.costs), store.n_cols)
-        return IndexedBCDState(store, self.YT, self.selection, scratch, self.positions)
-
-    def positives(self, label: int) -> Int64:
-        """Return the positions of the rows of a label on the pages: (n,), ascending."""
-        rows = self.YT.row(label)
-        places = rows if self.positions is None else np.sort(self.positions[rows])
-        return frozen(places, np.int64)
-
-
 @dataclass(frozen=True)
-class IndexedBCDSolver(Parameters, IndependentSolver):
+class IndexedBCDSolver(HingeOneVsRest):
     """One-vs-rest linear SVM with truncated hinge loss, trained on the rows near the boundary.
 
     For every label k, independent of all others, with y_i = +1 if row i has label k and -1
@@ -120,7 +86,7 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
     convex problem ends when its duality gap over all rows that are not outliers is at most `eps`
     times the null objective. A label without rows gets no weights and the bias -1. The loss of a
     row can have a weight (`load`). State at a worker: the store of X (in memory, mapped, or pages
-    on disk), the norms of its rows, the selection, and scratch memory (see `IndexedBCDState`).
+    on disk), the norms of its rows, the selection, and scratch memory (see `HingeState`).
 
         Example:
             >>> IndexedBCDSolver(s=2.0).selection
@@ -135,14 +101,11 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
     """
 
     revision: ClassVar[int] = 2
-    link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
         CompileCase(),
         CompileCase({"selection": "forest"}, "dense"),
     )
-    # seconds per entry of X and per row, on two sets; refined at run time
-    cost_rates: ClassVar[tuple[float, ...]] = (3e-8, 3e-8)
 
     C: float = parameter(1.0, "weight of a row's loss", above=0.0)
     s: float = parameter(
@@ -186,13 +149,9 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
     def certified(self, records: np.ndarray) -> np.ndarray:
         """Return (n,) bool: a gap of at most `eps` of the null objective, and final outliers."""
         is_small = records["gap"] <= self.eps * records["null"]
-        certified: np.ndarray = (records["rounds"] >= 0) & is_small & (records["stationary"] == 1)
+        certified: np.ndarray = (records["rounds"] >= 0) & is_small & (records["changing"] == 0)
         certified |= records["positives"] == 0
         return certified
-
-    def largest_gap(self, records: np.ndarray) -> float:
-        """Return the largest gap of a class, relative to its null objective."""
-        return float(label_gaps(records).max(initial=0.0))
 
     def summarize(self, records: np.ndarray) -> dict[str, Any]:
         """Return the default counts, support vectors, outliers, and rows of pages read."""
@@ -204,7 +163,7 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
             "bytes_read": int(records["bytes_read"].sum()),
         }
 
-    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> IndexedBCDState:
+    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> HingeState:
         """Return the state of a worker; builds the forest if it is selected.
 
         X: (N, D); XT: (D, N), not used; YT: (K, N), the rows of each label. weights: (N,) float32
@@ -212,9 +171,9 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
         a weight that is not above 0.
         """
         indexed = build_forest(X, self.leaf_rows) if self.selection == "forest" else None
-        return self._state_in_memory(X, YT, self._costs(weights, X.n_rows), indexed)
+        return self._state_in_memory(X, YT, self.row_costs(weights, X.n_rows), indexed)
 
-    def load_dataset(self, dataset: Dataset, memory_limit: int | None = None) -> IndexedBCDState:
+    def load_dataset(self, dataset: Dataset, memory_limit: int | None = None) -> HingeState:
         """Return the state of a worker that sees the directory of a data set.
 
         The forest of `xcray data index` is used if there is one; it has the bits of one that is
@@ -234,7 +193,7 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
                 f"leaves {format_bytes(memory_limit or 0)}: run `xcray data index {dataset.path}` "
                 "first, or raise the limit"
             )
-        costs = self._costs(train.weights, train.n_rows)
+        costs = self.row_costs(train.weights, train.n_rows)
         if is_paged and memory_limit is not None:
             stored = open_forest(dataset, self.leaf_rows)
             return self._paged_state(stored, train.YT, costs, name, memory_limit)
@@ -248,78 +207,34 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
 
     def _paged_state(
         self, stored: StoredForest, YT: Pattern, costs: Float64, name: str, memory_limit: int
-    ) -> IndexedBCDState:
+    ) -> HingeState:
         """Return the state of a worker whose rows are on disk. costs: (N,) by row."""
         indexed = stored.indexed
         store = PagedRows(stored, frozen(costs[indexed.pages.rows], np.float64), memory_limit)
-        scratch = _new_scratch(len(costs), store.n_cols)
+        scratch = new_scratch(len(costs), store.n_cols)
         selection = make_leaf_selection(name, indexed)
-        return IndexedBCDState(store, YT, selection, scratch, indexed.positions)
+        return HingeState(store, YT, selection, scratch, indexed.positions)
 
     def _state_in_memory(
         self, X: CSR, YT: Pattern, costs: Float64, indexed: IndexedRows | None
-    ) -> IndexedBCDState:
+    ) -> HingeState:
         """Return the state of a worker whose rows are in memory. costs: (N,) by row."""
-        scratch = _new_scratch(X.n_rows, X.n_cols)
+        scratch = new_scratch(X.n_rows, X.n_cols)
         if indexed is None:
             selection = make_selection("exact" if self.selection == "exact" else "pages", X)
             store = RowsInMemory(X, selection.pages.rows, extended_norms(X), costs)
-            return IndexedBCDState(store, YT, selection, scratch)
+            return HingeState(store, YT, selection, scratch)
         selection = make_leaf_selection("forest", indexed)
         rows = indexed.pages.rows
         store = RowsInMemory(X, rows, indexed.norms, frozen(costs[rows], np.float64))
-        return IndexedBCDState(store, YT, selection, scratch, indexed.positions)
+        return HingeState(store, YT, selection, scratch, indexed.positions)
 
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of the arrays of a class, and of the pivots while a forest is built."""
         pivots = 8 * PIVOTS * (X.n_cols + 1) if self.selection == "forest" else 0
         return TaskNeeds(BYTES_PER_ROW * X.n_rows + 24 * X.n_cols + pivots, equal_costs=True)
 
-    def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
-        """Return the entries and the rows of X for each label: (K, 2); see `load`."""
-        return frozen(np.tile([float(X.nnz), float(X.n_rows)], (YT.n_rows, 1)), np.float64)
-
-    def solve(
-        self, local: IndexedBCDState, labels: Int32, stopped: Callable[[], bool] = lambda: False
-    ) -> SolvedLabels:
-        """Solve `labels` (n,) one after the other; the rows of the result are in their order.
-
-        `stopped` is called every 200 ms or more often; if it returns True, Stopped is raised.
-        Raises ParameterError for a label that does not exist.
-        """
-        labels = frozen(labels, np.int32)
-        for label in labels[(labels < 0) | (labels >= local.YT.n_rows)]:
-            raise ParameterError(
-                f"there is no label {label}: the data have labels 0 to {local.YT.n_rows - 1}"
-            )
-
-        def check() -> None:
-            if stopped():
-                raise Stopped("stopped between two slices of a class; finished batches are kept")
-
-        records, bias = np.zeros(len(labels), RECORDS.dtype), np.full(len(labels), -1.0)
-        records["label"], records["stationary"] = labels, 1
-        rows, columns, weights = (
-            [np.empty(0, dtype)] for dtype in (np.int64, np.int32, np.float32)
-        )
-        for i in np.flatnonzero(np.diff(local.YT.indptr)[labels]):
-            v = self._solve_label(local, int(labels[i]), records[i : i + 1], check)
-            columns.append(np.flatnonzero(v[:-1].astype(np.float32)))
-            rows.append(np.full(len(columns[-1]), i))
-            weights.append(v[columns[-1]])
-            bias[i] = v[-1]
-        indptr = np.searchsorted(np.concatenate(rows), np.arange(len(labels) + 1))
-        W = csr(indptr, np.concatenate(columns), np.concatenate(weights), local.store.n_cols)
-        return SolvedLabels(labels, W, frozen(bias, np.float64), records)
-
-    def null_objective(self, local: IndexedBCDState, label: int) -> float:
-        """Return the hinge objective of w = 0 with the best bias."""
-        costs = local.store.costs
-        positive = float(costs[local.positives(label)].sum())
-        objective = Objective(HINGE, 0.0, 1.0, 1.0, 1.0)
-        return float(null_objective(objective, positive, float(costs.sum()) - positive))
-
-    def label_settings(self, local: IndexedBCDState, label: int) -> LabelSettings:
+    def label_settings(self, local: HingeState, label: int) -> LabelSettings:
         """Return the parameters of the training of a label."""
         return LabelSettings(
             s=float(self.s),
@@ -331,14 +246,8 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
             seed=self.seed,
         )
 
-    def warm_up(self) -> None:
-        """Compile or load the kernels, on a problem of two rows."""
-        X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
-        local = self.load(X, X, Pattern(frozen([0, 1], np.int64), frozen([0], np.int32), 2))
-        self.solve(local, frozen([0], np.int32))
-
-    def _solve_label(
-        self, local: IndexedBCDState, label: int, record: np.ndarray, check: Callable[[], None]
+    def solve_label(
+        self, local: HingeState, label: int, record: np.ndarray, check: Callable[[], None]
     ) -> Float64:
         """Return the weights and the bias of a label (D + 1,); write its record (1,)."""
         positives, settings = local.positives(label), self.label_settings(local, label)
@@ -358,7 +267,7 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
             "n_active": training.n_active,
             "support": result.support,
             "outliers": int(result.outliers.sum()),
-            "stationary": stationary,
+            "changing": not stationary,
             "objective": result.objective,
             "primal": result.primal,
             "dual": result.dual,
@@ -368,26 +277,3 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
         for name, value in values.items():
             record[name] = value
         return result.v
-
-    def _costs(self, weights: Float32 | None, n_rows: int) -> Float64:
-        """Return C times the weight of each row: (N,)."""
-        weights = frozen(np.ones(n_rows) if weights is None else weights, np.float32)
-        if weights.shape != (n_rows,) or not (np.isfinite(weights) & (weights > 0.0)).all():
-            raise ParameterError(
-                f"sample weights must be {n_rows} finite numbers above 0, one for each row; "
-                "leave out rows of weight 0"
-            )
-        return frozen(float(self.C) * weights.astype(np.float64), np.float64)
-
-
-def _new_scratch(n: int, n_features: int) -> DualState:
-    """Return scratch memory of one class; a training resets it."""
-    return DualState(
-        np.empty(n, np.int8),
-        np.empty(n),
-        np.empty(n_features + 1),
-        np.zeros(n),
-        np.empty(n),
-        np.empty(n, np.uint8),
-        np.empty(n, bool),
-    )

@@ -13,9 +13,10 @@ from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, ParameterError
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory, open_forest
+from xcray.solvers.indexed_bcd.one_vs_rest import HingeState
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
 from xcray.solvers.indexed_bcd.selection import ForestLeaves, LeafScan, RandomLeaves
-from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver, IndexedBCDState
+from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver
 
 FIRST = frozen([0], np.int32)
 SMALL = {"C": 1.0, "eps": 0.01, "first_rows": 200, "query_rows": 100, "leaf_rows": 32}
@@ -36,7 +37,7 @@ def n_bytes(dataset: Dataset) -> int:
     return 8 * (dataset.train.X.nnz + dataset.train.n_rows)
 
 
-def paged(solver: IndexedBCDSolver, dataset: Dataset, limit: int) -> IndexedBCDState:
+def paged(solver: IndexedBCDSolver, dataset: Dataset, limit: int) -> HingeState:
     """Return the state of a worker with `limit` bytes; its rows are on disk."""
     local = solver.load_dataset(dataset, limit)
     assert isinstance(local.store, PagedRows)

@@ -14,7 +14,8 @@ from xcray.arrays import csr_from, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose
 from xcray.solvers.indexed_bcd.label import LabelTraining, SweepProgress
-from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver, IndexedBCDState
+from xcray.solvers.indexed_bcd.one_vs_rest import HingeState
+from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver
 from xcray.solvers.solved_labels import SolvedLabels
 
 NO_OUTLIERS = 1e30
@@ -31,7 +32,7 @@ def noisy() -> SVMProblem:
 
 def load(
     solver: IndexedBCDSolver, problem: SVMProblem, weights: np.ndarray | None = None
-) -> IndexedBCDState:
+) -> HingeState:
     """Return the state of a worker."""
     return solver.load(problem.X, transpose(problem.X), problem.YT, weights)
 
