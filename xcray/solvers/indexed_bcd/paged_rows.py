@@ -114,7 +114,9 @@ class PagedRows(RowStore):
                 "metric forest again with a smaller --leaf-size"
             )
         per_row = self.average * ENTRY_BYTES
-        self._batch_bytes = min(cache_bytes // 4, max(1, int(READ_AHEAD_ROWS * per_row)))
+        # Three batches must fit, each with the page that ends it: the one in use, the next, and the
+        # one before, whose pages can have been used later than those of the next.
+        self._batch_bytes = min(cache_bytes // 8, max(1, int(READ_AHEAD_ROWS * per_row)))
         self._max_buffer = memory_limit - cache_bytes
 
     def _new_buffer(self, n_rows: int) -> None:

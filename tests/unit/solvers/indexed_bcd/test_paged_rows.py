@@ -12,6 +12,8 @@ from tests.support.svm_problems import svm_dataset, svm_problem
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, ParameterError
+from xcray.kernels.sparse import take_rows
+from xcray.solvers.indexed_bcd import paged_rows
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory, open_forest
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeState
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
@@ -81,6 +83,25 @@ def test_it_stays_within_the_limit(dataset: Dataset, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(store, "_decode", measure)
     solver.solve(local, FIRST)
     assert 0.9 * limit < max(sizes) <= limit
+
+
+def test_pages_are_those_of_any_order_in_the_smallest_cache(dataset: Dataset) -> None:
+    stored = open_forest(dataset, 32)
+    pages, rng = stored.indexed.pages, np.random.default_rng(0)
+    sizes = np.diff(stored.file.offsets) + 8 * (np.diff(pages.indptr) + 1)
+    limit, large = 16 * int(sizes.max()), np.flatnonzero(sizes > 0.9 * sizes.max())
+    store = PagedRows(stored, np.ones(ROWS), limit)
+    every = np.arange(ROWS)
+    store.activate(every[: store._count_fitting(every)])  # the cache has what is left
+    for _ in range(300):
+        order = rng.permutation(large[:12])
+        visits = store.visits(order, paged_rows._plan_all(order))
+        for page, visit in zip(order, visits, strict=True):
+            first, last = pages.indptr[page : page + 2]
+            expected = take_rows(dataset.train.X, pages.rows[first:last].astype(np.int64))
+            assert visit.rows.first == first
+            assert visit.rows.X.data.tobytes() == expected.data.tobytes()
+        assert store.memory_bytes <= limit
 
 
 def test_auto_chooses_by_the_limit(dataset: Dataset) -> None:
