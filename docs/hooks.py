@@ -30,6 +30,7 @@ OUTSIDE = {
     "studies/README.md": "studies.md",
     "notebooks/quickstart.ipynb": "tutorials/quickstart.md",
     "notebooks/least_squares.ipynb": "tutorials/least_squares.md",
+    "notebooks/indexed_bcd.ipynb": "tutorials/indexed_bcd.md",
     **{f"examples/{path.name}": f"tutorials/{path.stem}.md" for path in ROOT.glob("examples/*.py")},
 }
 REPOSITORY = {page: path for path, page in OUTSIDE.items()}
