@@ -25,6 +25,7 @@ from typing import Any
 # top-level module -> the extra that installs it (see pyproject.toml)
 EXTRAS = {
     **dict.fromkeys(("scipy", "sklearn"), "sklearn"),
+    "nmslib": "memoir",
     **dict.fromkeys(
         (
             *(

@@ -15,6 +15,7 @@ from xcray.model.model import Model
 from xcray.solvers import describe_solver, make_solver
 from xcray.solvers.memoir import state
 from xcray.training import TrainSpec, train
+from xcray.training.report.render import draw_report
 from xcray.workers.local_pool import ThreadPool
 from xcray.workers.pool import StopFlag
 
@@ -52,6 +53,20 @@ def test_threads_give_the_same_model_on_one_core(reference, tmp_path):
         replace(spec, pool="threads", workers=3), run_dir=tmp_path / "run", out=tmp_path / "model"
     )
     assert other.sha256 == result.sha256
+
+
+def test_the_report_says_what_an_approximate_search_missed(tiny, tmp_path):
+    params = {"rounds": 6, "batch": 100, "oracle": "lsh", "bits": 128}
+    spec = TrainSpec(str(tiny.path), solver="memoir", pool="serial", params=params)
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    rounds = result.report["oracle"]
+    assert [each["round"] for each in rounds] == [1, 2, 3, 4, 5, 6]
+    assert rounds[0]["agreement"] == 1.0  # W is 0
+    assert any(each["mean"] > 0.0 for each in rounds)
+    assert all(0.0 <= each["mean"] <= each["p95"] <= each["largest"] for each in rounds[1:])
+    report = draw_report(result.model_path, tmp_path / "report")
+    assert report["pictures"]["oracle"] == "oracle.png"
+    assert (tmp_path / "report" / "oracle.png").stat().st_size > 1000
 
 
 @pytest.mark.drill

@@ -42,6 +42,9 @@ class MEMOIR(LinearEstimator):
         step: str = "sample",
         margin: float = 1.0,
         oracle: str = "exact",
+        bits: int = 64,
+        components: int = 0,
+        max_margin_error: float = 0.0,
         group: int = 1,
         draws: str = "rows",
         labels: str = "all",
@@ -64,6 +67,9 @@ class MEMOIR(LinearEstimator):
         self.step = step
         self.margin = margin
         self.oracle = oracle
+        self.bits = bits
+        self.components = components
+        self.max_margin_error = max_margin_error
         self.group = group
         self.draws = draws
         self.labels = labels

@@ -183,6 +183,10 @@ class JointSolver(_TaskSolver, Protocol):
         """
         return
 
+    def read_facts(self, directory: Path) -> dict[str, Any]:
+        """Return what the training wrote about itself in `directory`, for the report."""
+        return {}
+
 
 # a solver whose work is tasks
 TaskSolver: TypeAlias = IndependentSolver | JointSolver

@@ -105,8 +105,11 @@ class IndependentLabels:
             self.workers = pool.status().peak or self.workers  # the workers that actually joined
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
-        """Return the counts and the solver's summary."""
-        return summarize_block(block, self._solver)
+        """Return the counts, the solver's summary, and what a joint solver wrote while training."""
+        solver, facts = self._solver, dict[str, Any]()
+        if solver.family == "joint":
+            facts = solver.read_facts(self._context.run_dir)
+        return {**summarize_block(block, solver), **facts}
 
     def class_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
         """Return the per-class report with certificates and costs."""

@@ -10,7 +10,9 @@ import numpy as np
 
 from xcray.arrays import CSR, Int64, csr
 from xcray.errors import Stopped
+from xcray.index.approximate import INDEXES
 from xcray.kernels.training import memoir as kernel
+from xcray.solvers.memoir.oracle import IndexOracle, OracleErrors
 
 if TYPE_CHECKING:
     from xcray.solvers.memoir.solver import MemoirSolver
@@ -41,6 +43,8 @@ class Rounds:
         self.state["scale"] = 1.0
         self._counts = np.bincount(problem.classes, minlength=K)
         self._begin = np.cumsum(self._counts) - self._counts
+        self.errors: list[OracleErrors] = []  # of the rounds whose rivals an index found
+        self._index = IndexOracle(problem, solver)
         self._seen = np.flatnonzero(self._counts)
 
     def draw(self, number: int) -> tuple[Int64, np.ndarray]:
@@ -83,6 +87,34 @@ class Rounds:
         )
         samples, numbers = self.draw(number)
         at["position"] = at["searched"] = 0
+        if not self.uses_index:
+            self._advance(settings, samples, numbers, step, stopped)
+            return
+        self._index.start()
+        size = solver.group if solver.group > 1 else self.batch
+        for lo in range(0, self.batch, size):
+            hi = min(lo + size, self.batch)
+            rivals = self._index.rivals(self.weights(), samples[lo:hi], numbers[lo:hi])
+            self.scratch.rivals[lo:hi], at["searched"] = rivals, hi
+            self._advance(settings, samples[:hi], numbers[:hi], step, stopped)
+        self.errors.append(self._index.finish(number))
+
+    @property
+    def uses_index(self) -> bool:
+        """Whether an index finds rivals: until its mean margin error is larger than allowed."""
+        limit, solver = self.solver.max_margin_error, self.solver
+        is_bad = bool(self.errors) and 0.0 < limit < self.errors[-1].mean
+        return solver.oracle in INDEXES and solver.oracle != "exact" and not is_bad
+
+    def _advance(
+        self,
+        settings: kernel.MemoirSettings,
+        samples: Int64,
+        numbers: np.ndarray,
+        step: float,
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Take the steps of the samples behind the last one that is done."""
         reason = kernel.BUDGET
         while reason != kernel.DONE:
             if stopped():

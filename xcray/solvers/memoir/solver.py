@@ -31,8 +31,11 @@ from xcray.solvers.memoir.rounds import Rounds
 from xcray.solvers.memoir.state import MemoirCheckpoint, MemoirTraining
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.atomic import read_json, write_json
 
 BYTES_PER_WEIGHT = 80  # of the pools, while they grow, and of the output
+ORACLE_FILE = "oracle.json"
+MAX_ORACLE_ROUNDS = 500  # in a report
 COPY_BYTES = 24  # per weight, of the mean and of the best weights
 RECORDS = RecordSchema(
     *WEIGHT_FIELDS,
@@ -78,8 +81,10 @@ class MemoirSolver(Parameters, JointSolver):
     margin takes its step, then W is projected on |W| <= 1/sqrt(lam). l1: after the steps all
     weights move towards 0 by eta lam / 2.
 
-    The search is exact: it scores all classes with a weight on a feature of the row. Among classes
-    with score 0 the choice is random. oracle="random" draws r at random instead, as a control.
+    The search is exact by default: it scores all classes with a weight on a feature of the row.
+    Among classes with score 0 the choice is random. oracle="sw-graph" and "lsh" search with an
+    approximate index, as the paper does, and report by round how much they miss (`OracleErrors`);
+    on sparse data they are slower and less accurate. "random" draws r at random, as a control.
     Labels without samples are not in the problem: no weights, bias -1. One task trains all classes
     on one core.
 
@@ -98,9 +103,10 @@ class MemoirSolver(Parameters, JointSolver):
             'joint'
 
     Source: "MEMOIR: Multi-class Extreme Classification with Inexact Margin", Algorithms 1 and 2.
-    Differs from it: the search is exact over growable lists, and faster than its approximate ones;
-    W changes after every sample (`group` draws); the radius of the projection is 1/sqrt(lam), not
-    the 2/sqrt(lam) of its lemma; l1 shrinks all weights, not only those of touched classes.
+    Differs from it: the default search is exact over growable lists, and faster than the
+    approximate ones; W changes after every sample (`group` draws); the radius of the projection is
+    1/sqrt(lam), not the 2/sqrt(lam) of its lemma; l1 shrinks all weights, not only those of touched
+    classes.
     """
 
     revision: ClassVar[int] = 1
@@ -132,8 +138,19 @@ class MemoirSolver(Parameters, JointSolver):
     )
     oracle: str = parameter(
         "exact",
-        "search of the most violating class; random: a control",
-        choices=("exact", "random"),
+        "search of the most violating class; sw-graph, lsh: by an approximate index of W, which is "
+        "built for each group of draws (for each round with group=1); random: a control",
+        choices=("exact", "sw-graph", "lsh", "random"),
+    )
+    bits: int = parameter(64, "lsh: length of a code, a multiple of 64", low=64, high=8192)
+    components: int = parameter(
+        0, "lsh: singular vectors of W that rows are projected on; 0: none", low=0
+    )
+    max_margin_error: float = parameter(
+        0.0,
+        "sw-graph, lsh: search exactly after a round in which the mean score of the rivals found "
+        "is lower than that of the exact ones by more than this; 0: never",
+        low=0.0,
     )
     group: int = parameter(1, "draws whose classes are searched before W changes", low=1, high=1000)
     draws: str = parameter(
@@ -175,6 +192,8 @@ class MemoirSolver(Parameters, JointSolver):
                 f"eta0 * lam must be below 1 + eta_step, not {self.eta0 * self.lam:g}: "
                 "lower eta0 or lam"
             )
+        if self.bits % 64:
+            raise ParameterError(f"bits must be a multiple of 64, not {self.bits}")
 
     @property
     def stopping(self) -> StoppingRule:
@@ -209,6 +228,14 @@ class MemoirSolver(Parameters, JointSolver):
     def set_checkpoint_dir(self, local: MemoirState, directory: Path | None) -> None:
         """Let the training save its state in `directory` after rounds; None saves nothing."""
         local.checkpoint_dir = directory
+
+    def read_facts(self, directory: Path) -> dict[str, Any]:
+        """Return the figures of an approximate search by round, see `OracleErrors`."""
+        path = directory / ORACLE_FILE
+        if not path.is_file():
+            return {}
+        rounds = read_json(path)["oracle"]
+        return {"oracle": rounds[:: -(-len(rounds) // MAX_ORACLE_ROUNDS)]}
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> MemoirState:
         """Return the state of a worker.
@@ -268,6 +295,9 @@ class MemoirSolver(Parameters, JointSolver):
             training.run_round(stopped)
             if checkpoint and checkpoint.is_due:
                 checkpoint.save(training)
+        if local.checkpoint_dir is not None and training.rounds.errors:
+            rounds = [each._asdict() for each in training.rounds.errors]
+            write_json(local.checkpoint_dir / ORACLE_FILE, {"oracle": rounds})
         return _solved(training, local, self.prune, labels)
 
     def warm_up(self) -> None:

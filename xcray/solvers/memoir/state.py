@@ -14,6 +14,7 @@ from xcray.errors import Corrupt
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training.class_weights import update_mean
 from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, count_hits
+from xcray.solvers.memoir.oracle import OracleErrors
 from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Rounds
 from xcray.storage.array_files import Arrays, read_arrays, write_arrays
 
@@ -105,6 +106,7 @@ class MemoirCheckpoint:
             "numbers": numbers,
             "state": training.rounds.state.view(np.uint8),
             "counts": np.stack(training.counts),
+            "oracle": np.array(training.rounds.errors).reshape(-1, len(OracleErrors._fields)),
             **_list_arrays(training.rounds.lists),
             **_matrix_arrays("mean", training.mean),
             **_matrix_arrays("best", training.best),
@@ -122,6 +124,7 @@ class MemoirCheckpoint:
             self._path.rename(self._path.with_suffix(".damaged"))
             return
         rounds = training.rounds
+        rounds.errors = [OracleErrors(*each) for each in arrays["oracle"].tolist()]
         training.number, training.best_number = (int(each) for each in arrays["numbers"])
         training.counts = HeldOutCounts(*arrays["counts"])
         D = len(rounds.lists.heads)

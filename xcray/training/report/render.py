@@ -13,6 +13,7 @@ from xcray.errors import InputError
 from xcray.model.model import Model
 from xcray.solvers import SOLVERS
 from xcray.storage.atomic import write_bytes, write_json
+from xcray.training.report.oracle_plot import draw_oracle
 from xcray.training.report.stages_plot import draw_stages
 from xcray.training.report.timeline import describe_timeline, timeline_document
 
@@ -362,6 +363,14 @@ def _draw_stages(model: Model, report: Mapping[str, Any], path: Path) -> None:
     draw_stages(path, training["history"], report["name"], note)
 
 
+def _draw_oracle(model: Model, report: Mapping[str, Any], path: Path) -> None:
+    """Draw the errors of an approximate search by round."""
+    training = report["training"]
+    seconds = sum(each["build_seconds"] for each in training["oracle"])
+    note = f"indexes took {seconds:.3g} s to build; samples were searched exactly, too"
+    draw_oracle(path, training["oracle"], report["name"], note)
+
+
 def _picture_functions(
     model: Model,
 ) -> dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]:
@@ -370,6 +379,7 @@ def _picture_functions(
     optional = {
         "stages": (_draw_stages, history if model.linear is None else None),
         "descent": (_draw_objective, history if model.linear is not None else None),
+        "oracle": (_draw_oracle, model.manifest["report"].get("oracle")),
         "calibration": (_draw_calibration, model.calibration_facts),
     }
     return {**_COMMON_PICTURES, **{name: draw for name, (draw, there) in optional.items() if there}}

@@ -1,0 +1,133 @@
+"""MEMOIR with approximate indexes: rivals, margin errors, the switch to exact search, resuming."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.solvers.test_memoir import D, K, N, local_of, problem, saved_round, solved
+from xcray.arrays import CSR, TopK, csr_from, frozen
+from xcray.errors import ParameterError, Stopped
+from xcray.index.approximate import ExactIndex
+from xcray.solvers.memoir import oracle, state
+from xcray.solvers.memoir.oracle import IndexOracle, OracleErrors
+from xcray.solvers.memoir.rounds import Rounds
+from xcray.solvers.memoir.solver import ORACLE_FILE, MemoirSolver
+from xcray.storage.atomic import read_json
+
+SETTINGS: dict[str, Any] = {"rounds": 6, "batch": 30, "oracle": "lsh", "seed": 3}
+USED = K - 1  # classes with rows
+
+
+class LastRows:
+    """An index that finds the last rows, whatever the query is."""
+
+    def __init__(self, W: CSR) -> None:
+        self._exact = ExactIndex(W)
+
+    def query(self, X: CSR, k: int) -> TopK:
+        """Return the last k rows with their exact scores."""
+        top = self._exact.query(X, USED)
+        chosen = top.labels >= top.labels.shape[1] - k
+        shape = (X.n_rows, k)
+        return TopK(
+            frozen(top.labels[chosen].reshape(shape), np.int32),
+            frozen(top.scores[chosen].reshape(shape), np.float64),
+        )
+
+
+def weights() -> tuple[Any, CSR]:
+    """Return weights of the classes with rows, dense and sparse."""
+    W = np.random.default_rng(4).normal(size=(USED, D)).astype(np.float32)
+    return W.astype(np.float64), csr_from(W)
+
+
+@pytest.mark.parametrize("index", [ExactIndex, LastRows])
+def test_rivals_and_margin_errors_are_those_of_the_definition(
+    monkeypatch: pytest.MonkeyPatch, index: Any
+) -> None:
+    monkeypatch.setattr(oracle, "build_index", lambda name, W, **_: index(W))
+    X, Y = problem()
+    solver = MemoirSolver(**SETTINGS, margin=0.5)
+    samples_of = local_of(solver, X, Y).problem
+    dense, W = weights()
+    samples, random = np.arange(len(samples_of.rows)), np.zeros(len(samples_of.rows), np.uint64)
+    search = IndexOracle(samples_of, solver)
+    found = search.rivals(W, samples, random)
+    errors = []
+    for sample, rival in zip(samples, found, strict=True):
+        i, y = samples_of.rows[sample], samples_of.classes[sample]
+        scores = np.where(Y[i, :USED], -np.inf, X[i].astype(np.float64) @ dense.T)
+        best = int(scores.argmax())
+        expected = best if index is ExactIndex else USED - 3 + int(scores[-3:].argmax())
+        errors.append(scores[best] - scores[expected])
+        own = X[i].astype(np.float64) @ dense[y]
+        assert rival == (expected if own - scores[expected] < 0.5 else -1)
+    figures = search.finish(7)
+    assert figures.round == 7
+    assert figures.mean == pytest.approx(np.mean(errors), abs=1e-6)
+    assert figures.p95 == pytest.approx(np.quantile(errors, 0.95), abs=1e-6)
+    assert figures.largest == pytest.approx(max(errors), abs=1e-6)
+    assert figures.agreement == pytest.approx(np.mean(np.array(errors) == 0.0))
+    assert figures.queries_per_second > 0.0
+
+
+def test_rows_with_all_classes_have_no_rival() -> None:
+    X, _ = problem()
+    solver = MemoirSolver(**SETTINGS)
+    local = local_of(solver, X, np.ones((N, K), bool))
+    W = csr_from(np.ones((K, D), np.float32))
+    numbers = np.arange(20, dtype=np.uint64)
+    found = IndexOracle(local.problem, solver).rivals(W, np.arange(20), numbers)
+    assert (found == -1).all()
+
+
+def test_many_bits_train_nearly_as_the_exact_search() -> None:
+    X, Y = problem(labels_per_row=1)
+    settings = {**SETTINGS, "rounds": 40, "group": 30}
+    exact = solved(MemoirSolver(**{**settings, "oracle": "exact"}), X, Y)
+    hashed = solved(MemoirSolver(**settings, bits=4096), X, Y)
+    hits = [
+        (X @ block.W.to_scipy().toarray().T).argmax(axis=1) == Y.argmax(axis=1)
+        for block in (exact, hashed)
+    ]
+    assert abs(hits[0].mean() - hits[1].mean()) < 0.1
+
+
+def test_a_large_margin_error_switches_to_the_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle, "build_index", lambda name, W, **_: LastRows(W))
+    X, Y = problem()
+    for limit, expected in ((0.0, 6), (1e9, 6), (0.05, 2)):
+        solver = MemoirSolver(**SETTINGS, max_margin_error=limit)
+        rounds = Rounds(local_of(solver, X, Y).problem, solver, 30)
+        for number in range(1, 7):
+            rounds.run(number, solver.step_size(number), lambda: False)
+        assert len(rounds.errors) == expected  # W is 0 in the first round: no error
+        assert rounds.uses_index == (expected == 6)
+
+
+def test_figures_are_written_and_a_training_resumes_with_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
+    X, Y = problem()
+    solver, labels = MemoirSolver(**SETTINGS), frozen(np.arange(K), np.int32)
+    whole = solved(solver, X, Y)
+    local = local_of(solver, X, Y)
+    solver.set_checkpoint_dir(local, tmp_path)
+    assert solver.read_facts(tmp_path) == {}
+    with pytest.raises(Stopped):
+        solver.solve(local, labels, lambda: saved_round(tmp_path / "memoir.arrow") == 3)
+    resumed = solver.solve(local, labels)
+    assert resumed.W.data.tobytes() == whole.W.data.tobytes()
+    figures = solver.read_facts(tmp_path)["oracle"]
+    assert figures == read_json(tmp_path / ORACLE_FILE)["oracle"]
+    assert [each["round"] for each in figures] == [1, 2, 3, 4, 5, 6]
+    assert set(figures[0]) == set(OracleErrors._fields)
+
+
+def test_bits_are_a_multiple_of_64() -> None:
+    with pytest.raises(ParameterError, match="multiple of 64, not 100"):
+        MemoirSolver(bits=100)
