@@ -38,7 +38,7 @@ class IndexedSVM(LinearEstimator):
         C: float = 1.0,
         s: float = 1.0,
         eps: float = 0.001,
-        selection: str = "exact",
+        selection: str = "auto",
         leaf_rows: int = 256,
         query_rows: int = 1000,
         first_rows: int = 10_000,

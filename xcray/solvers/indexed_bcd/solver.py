@@ -90,7 +90,7 @@ class IndexedBCDSolver(HingeOneVsRest):
 
         Example:
             >>> IndexedBCDSolver(s=2.0).selection
-            'exact'
+            'auto'
 
     Source: Yen, Chang, Lin, Lin, Lin, "Indexed block coordinate descent for large-scale linear
     classification with limited memory", KDD 2013: Algorithm 1, eq. 1-13, section 4. Differs from
@@ -118,7 +118,7 @@ class IndexedBCDSolver(HingeOneVsRest):
         high=1.0,
     )
     selection: str = parameter(
-        "exact",
+        AUTO,
         "order in which queries visit the rows; auto: forest if X exceeds the memory limit, else "
         "pages",
         choices=(*SELECTIONS, AUTO),
