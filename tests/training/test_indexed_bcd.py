@@ -16,6 +16,7 @@ from xcray.model.model import Model
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 from xcray.training import TrainSpec, train
+from xcray.training.capacity import preflight
 from xcray.training.independent import IndependentLabels
 from xcray.training.run import TrainResult
 from xcray.training.strategy import TrainingContext
@@ -96,7 +97,11 @@ def test_rows_on_disk_give_the_same_model_on_ray(
     compare_with_paged(larger, tmp_path, "ray", monkeypatch)
 
 
-def test_the_memory_limit_leaves_bytes_for_the_rows(larger: Dataset, tmp_path: Path) -> None:
+def test_the_memory_limit_leaves_bytes_for_the_rows(
+    larger: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "anonymous_bytes", lambda: 100 << 20)
+
     def rows_limit(memory_limit: int | str | None, workers: int) -> int | None:
         spec = TrainSpec(str(larger.path), solver="indexed-bcd", memory_limit=memory_limit)
         solver = IndexedBCDSolver()

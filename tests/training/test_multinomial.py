@@ -23,7 +23,7 @@ from xcray.cli.main import main
 from xcray.client import Client
 from xcray.data.dataset import Dataset
 from xcray.data.weights import set_weights
-from xcray.errors import Conflict, InputError, ParameterError, Refused, Stopped
+from xcray.errors import Conflict, InputError, Refused, Stopped
 from xcray.jobs.home import Home
 from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.runner.monitor import MonitorOptions
@@ -43,7 +43,6 @@ from xcray.training.epoch_strategy import EPOCHS_FILE, shorten_history, thin_his
 from xcray.training.report.render import draw_report
 from xcray.training.report.timeline import read_timeline
 from xcray.training.rotation import interval, strategy
-from xcray.training.tuning.search import TuneSpec
 from xcray.training.weight_checkpoints import WeightCheckpoints
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import LOST, TimelinePosition, read_streams
@@ -436,8 +435,6 @@ def test_weights_of_rows_count(tiny: Dataset, trained: dict[str, Any], tmp_path:
 def test_unsupported_operations_are_refused_with_a_fix(
     tiny: Dataset, trained: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(ParameterError, match="train it once for each value"):
-        TuneSpec(TrainSpec(str(tiny.path), solver="dsmlr"), {"lam": (0.1, 0.01)})
     with pytest.raises(InputError, match="train the whole model again"):
         retrain_labels(
             trained["dsmlr"].model_path, tiny.path, tmp_path / "out", [tiny.label_names[0].as_py()]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -45,7 +44,8 @@ class Predictor:
         self.model = model
         self.threads = threads
         self.scorer: Scorer = model.scorer(threads)
-        self._log_partition = self._make_partition() if model.link == "softmax" else None
+        is_sum = model.link == "softmax" and model.linear is not None
+        self._log_partition = LogPartition(model.search) if is_sum else None
         self._filters = FilterCache(model)
 
     @property
@@ -58,12 +58,6 @@ class Predictor:
         if self.model.calibration is not None:
             return "curves"
         return {"softmax": "softmax", "probability": "scores"}.get(self.model.link)
-
-    def _make_partition(self) -> Callable[[CSR], Float64]:
-        """Return the log-partition function of a softmax model."""
-        if isinstance(self.scorer, StagedScorer):
-            return self.scorer.log_partition
-        return partial(LogPartition(self.model.search).compute, threads=self.threads)
 
     def predict(self, rows: Any, k: int = 5) -> TopK:
         """Return the k best labels of each row with scores, best first, ties by lower label number.
@@ -127,12 +121,15 @@ class Predictor:
         log_normaliser). Raises as `predict`, and ParameterError for models whose scores are
         margins.
         """
-        if self._log_partition is None:
+        if self.model.link != "softmax":
             raise ParameterError(
                 f"scores of this model have the link {self.model.link!r}: only those of softmax "
                 "models have a log_normaliser"
             )
-        return self._log_partition(self.features(rows))
+        if self._log_partition is None:
+            assert isinstance(self.scorer, StagedScorer)
+            return self.scorer.log_partition(self.features(rows))
+        return self._log_partition.compute(self.features(rows), threads=self.threads)
 
     def filter(
         self, allow: Any = None, deny: Any = None, *, sets: SetLookup | None = None

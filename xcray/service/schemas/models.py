@@ -145,7 +145,8 @@ class VersionView(View):
     measures: dict[str, Any]
     dataset_hash: str
     calibrated: bool = Field(
-        description="Whether it has probabilities: by calibration curves, or from softmax."
+        description="Whether it has probabilities: by calibration curves, from softmax, or as "
+        "scores."
     )
 
 

@@ -42,16 +42,17 @@ class OracleErrors(NamedTuple):
 class IndexOracle:
     """Finds rivals under weights that do not change within a group of samples.
 
-    It counts queries, their seconds and those of building, and compares the first samples of a
-    round with an exact search.
+    It counts queries, their seconds and those of building, and compares some samples of a round
+    with an exact search.
     """
 
     def __init__(self, problem: MemoirProblem, solver: MemoirSolver) -> None:
         self._problem, self._solver = problem, solver
-        self.start()
+        self.start(1)
 
-    def start(self) -> None:
-        """Start a round."""
+    def start(self, groups: int) -> None:
+        """Start a round; each of its groups gives an equal share of the sample."""
+        self._sample = -(-SAMPLE_ROWS // groups)
         self._errors: list[Float64] = []
         self._agreed: list[np.ndarray] = []
         self._build_seconds = self._query_seconds = 0.0
@@ -75,8 +76,7 @@ class IndexOracle:
         self._build_seconds += built - began
         self._queries += len(samples)
         rivals, scores = _first_other(top.labels, top.scores, own, numbers)
-        if len(self._errors) == 0:
-            self._compare(W, X, own, rivals, scores)
+        self._compare(W, X, own, rivals, scores)
         own_scores: Float64 = np.empty((len(samples), 1))
         score_candidates(X, W, frozen(classes[:, None], np.int32), own_scores)
         violated = own_scores[:, 0] - scores < solver.margin
@@ -101,7 +101,7 @@ class IndexOracle:
 
     def _compare(self, W: CSR, X: CSR, own: Pattern, rivals: Int32, scores: Float64) -> None:
         """Record the margin errors of the first samples that have a rival."""
-        n = min(SAMPLE_ROWS, X.n_rows)
+        n = min(self._sample, X.n_rows)
         exact = (X.to_scipy()[:n].astype(np.float64) @ W.to_scipy().astype(np.float64).T).toarray()
         exact[own.to_scipy()[:n].nonzero()] = -np.inf
         best = exact.max(axis=1)

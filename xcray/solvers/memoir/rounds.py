@@ -90,8 +90,8 @@ class Rounds:
         if not self.uses_index:
             self._advance(settings, samples, numbers, step, stopped)
             return
-        self._index.start()
         size = solver.group if solver.group > 1 else self.batch
+        self._index.start(-(-self.batch // size))
         for lo in range(0, self.batch, size):
             hi = min(lo + size, self.batch)
             rivals = self._index.rivals(self.weights(), samples[lo:hi], numbers[lo:hi])
