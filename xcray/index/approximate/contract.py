@@ -17,10 +17,6 @@ class InnerProductIndex(Protocol):
     Scores are exact: only the choice of the rows can be wrong. Immutable and thread-safe.
     """
 
-    @property
-    def n_bytes(self) -> int:
-        """Return the size of the index in bytes, without W; 0 if it is unknown."""
-
     def query(self, X: CSR, k: int) -> TopK:
         """Return up to k rows for each query of X (n, D): best first, ties by lower number.
 

@@ -17,11 +17,6 @@ class ExactIndex:
         self._W = W
         self._search = SearchIndex.build(W, frozen(np.zeros(W.n_rows), np.float32))
 
-    @property
-    def n_bytes(self) -> int:
-        """Return the size of the lists in bytes."""
-        return self._search.n_bytes
-
     def query(self, X: CSR, k: int) -> TopK:
         """See `InnerProductIndex`."""
         check_width(X, self._W)

@@ -44,12 +44,6 @@ class HashIndex:
         products += np.outer(extension, random.standard_normal(bits)).astype(np.float32)
         self._codes = _pack(products)
 
-    @property
-    def n_bytes(self) -> int:
-        """Return the size of codes, directions and singular vectors."""
-        vectors = 0 if self._components is None else self._components.nbytes
-        return int(self._codes.nbytes + self._directions.nbytes + vectors)
-
     def query(self, X: CSR, k: int) -> TopK:
         """See `InnerProductIndex`."""
         check_width(X, self._W)

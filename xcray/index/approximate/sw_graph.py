@@ -41,11 +41,6 @@ class SmallWorldIndex:
             self._graph.createIndex({**settings, "indexThreadQty": 1})
             self._graph.setQueryTimeParams({"efSearch": ef_search})
 
-    @property
-    def n_bytes(self) -> int:
-        """Return 0: nmslib gives no size."""
-        return 0
-
     def query(self, X: CSR, k: int) -> TopK:
         """See `InnerProductIndex`. Runs on one thread."""
         check_width(X, self._W)
