@@ -12,15 +12,14 @@ The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from benchmarks.common import arguments, in_folder
 from xcray.features.fourier import RandomFourier, random_fourier
 from xcray.index.staged import Stage, StagedScorer
 
@@ -80,27 +79,30 @@ def milliseconds(runs: dict[str, Callable[[Any], Any]], rows: Any) -> dict[str, 
     return {name: round(1e3 * float(np.median(each)), 3) for name, each in times.items()}
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stages", type=int, default=16)
-    parser.add_argument("--features", type=int, default=2000)
-    parser.add_argument("--json", type=Path, help="file for the results")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures."""
     stages = chain(options.stages, options.features)
     scorer = StagedScorer(stages, INPUTS)
     rows = np.random.default_rng(1).normal(size=(64, INPUTS)).astype(np.float32)
-    runs = {"answer": lambda row: scorer.top_k(row, 5), "products": plain_products(stages)}
+    functions = {"answer": lambda row: scorer.top_k(row, 5), "products": plain_products(stages)}
     report: dict[str, Any] = {"stages": options.stages, "features": options.features}
-    report["milliseconds"] = milliseconds(runs, rows)
+    report["milliseconds"] = milliseconds(functions, rows)
     scores = scorer.scores(rows, list(range(LABELS)))
     exact = np.array([in_float64(stages, row[None]) for row in rows])
     report["largest_difference"] = float(np.abs(scores - exact).max())
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2))
-    print(json.dumps(report))
+    return report
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = arguments(
+        __doc__ or "",
+        stages={"type": int, "default": 16},
+        features={"type": int, "default": 2000},
+    )
+    with threadpool_limits(limits=1, user_api="blas"):
+        in_folder(lambda _: run(options), options.json)
 
 
 if __name__ == "__main__":
-    with threadpool_limits(limits=1, user_api="blas"):
-        main()
+    main()

@@ -11,7 +11,6 @@ Wabbit is measured where `pip install vowpalwabbit` was done; Falkon and EigenPr
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import LinearSVC
 from threadpoolctl import threadpool_limits
 
+from benchmarks.common import arguments, in_folder
 from benchmarks.least_squares.__main__ import (
     COMPONENTS,
     FOURIER,
@@ -112,14 +112,8 @@ def write_vw(path: Path, rows: Rows) -> None:
             out.write(f"{label + 1} | {pairs}\n")
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run all programs one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--features", type=int, default=512)
-    parser.add_argument("--methods", default="", help="names, separated by commas; default: all")
-    parser.add_argument("--json", type=Path, help="file for the results")
-    options = parser.parse_args()
     raw = load(options.data / "mnist.npz", held_out=False)
     pca = fit_pca(raw[0].X, COMPONENTS, centred=False)
     inputs = [Rows(pca.transform(each.X), each.y) for each in raw]
@@ -137,10 +131,18 @@ def main() -> None:
     for name in chosen:
         results[name] = runs[name]()
         write(method=name, features=options.features, **results[name])
-    report = {"features": options.features, "results": results}
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2))
-    print(json.dumps(report))
+    return {"features": options.features, "results": results}
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = arguments(
+        __doc__ or "",
+        features={"type": int, "default": 512},
+        methods={"default": "", "help": "names, separated by commas; default: all"},
+    )
+    with threadpool_limits(limits=1, user_api="blas"):
+        in_folder(lambda _: run(options), options.json)
 
 
 def _liblinear(name: str, train: Rows, test: Rows) -> dict[str, float]:
@@ -150,5 +152,4 @@ def _liblinear(name: str, train: Rows, test: Rows) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    with threadpool_limits(limits=1, user_api="blas"):
-        main()
+    main()

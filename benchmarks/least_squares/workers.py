@@ -11,16 +11,15 @@ last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 import threading
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from benchmarks.common import arguments, in_folder
 from benchmarks.least_squares.__main__ import COMPONENTS, Rows, load, write
 from xcray import CalibratedLeastSquares
 from xcray.features.pca import fit_pca
@@ -57,13 +56,8 @@ def syrk_ratio() -> float:
     return 2 * (middle - begin) / (time.perf_counter() - middle)
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the pairs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="file for the results")
-    options = parser.parse_args()
     train, _ = load(options.data / "mnist.npz", held_out=False)
     rows = Rows(fit_pca(train.X, COMPONENTS, centred=False).transform(train.X), train.y)
     fit_seconds(Rows(rows.X[:2000], rows.y[:2000]), 2)  # compile
@@ -73,12 +67,15 @@ def main() -> None:
         pairs.append({"one": one, "two": two, "ratio": one / two, "syrk_ratio": syrk_ratio()})
         write(**{name: round(value, 2) for name, value in pairs[-1].items()})
     middle = {name: median(pair[name] for pair in pairs) for name in pairs[0]}
-    report = {"features": FEATURES, "ratio": middle["one"] / middle["two"], "medians": middle}
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2))
-    print(json.dumps(report))
+    return {"features": FEATURES, "ratio": middle["one"] / middle["two"], "medians": middle}
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = arguments(__doc__ or "", pairs={"type": int, "default": 3})
+    with threadpool_limits(limits=1, user_api="blas"):
+        in_folder(lambda _: run(options), options.json)
 
 
 if __name__ == "__main__":
-    with threadpool_limits(limits=1, user_api="blas"):
-        main()
+    main()
