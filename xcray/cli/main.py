@@ -13,7 +13,7 @@ import typer
 
 from xcray import __version__
 from xcray.cli.models import evaluate, label_details, models, predict, predict_batch
-from xcray.cli.service import health, jobs, keys, runner, serve, store
+from xcray.cli.service import health, jobs, keys, runner, serve, store, top
 from xcray.cli.setup import compile_kernels, demo, doctor
 from xcray.cli.terminal.output import (
     BAD_INPUT,
@@ -64,6 +64,7 @@ app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("compile-kernels")(compile_kernels.compile_kernels)
 app.command("health")(health.health)
+app.command("top")(top.top)
 
 
 def show_version(is_requested: bool) -> None:

@@ -17,7 +17,7 @@ import httpx
 
 from xcray.client.connection import Connection
 from xcray.client.resources import Datasets, Jobs, Models, quote_reference
-from xcray.client.types import ExplanationInfo, Predictions, SolverInfo
+from xcray.client.types import ExplanationInfo, Predictions, ReadinessInfo, SolverInfo
 
 __all__ = ["Client"]
 
@@ -64,6 +64,17 @@ class Client:
     def close(self) -> None:
         """Close the connections."""
         self._connection.close()
+
+    def readiness(self) -> ReadinessInfo:
+        """Return whether the service accepts requests, and why if it does not.
+
+        Raises Unavailable if it does not answer.
+        """
+        return cast(ReadinessInfo, self._connection.get_status("/readyz")[1])
+
+    def metrics(self) -> str:
+        """Return the metrics in the text format of Prometheus; needs the scope metrics or admin."""
+        return self._connection.get_text("/metrics", {})[0]
 
     def predict(
         self,

@@ -138,6 +138,17 @@ class Connection:
         response = self._request_with_retries("GET", path, query=query)
         return response.text, response.headers
 
+    def get_status(self, path: str) -> tuple[int, Any]:
+        """Return the status and the JSON of a path whose errors have content, without retries.
+
+        Raises Unavailable if the service does not answer.
+        """
+        try:
+            response = self._http.request("GET", path)
+        except httpx.HTTPError as error:
+            raise self._unreachable_error(error) from error
+        return response.status_code, _decode(response)
+
     def _request_with_retries(
         self,
         method: str,

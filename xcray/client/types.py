@@ -125,6 +125,18 @@ class ModelInfo(TypedDict):
     latest: Version | None
 
 
+class ReadinessInfo(TypedDict):
+    """Whether a service accepts requests.
+
+    reasons: why not; degraded: problems of trainings or of some models only. Both are empty without
+    a key.
+    """
+
+    ready: bool
+    reasons: list[str]
+    degraded: list[str]
+
+
 class LabelSetSummary(TypedDict):
     """Summary of a label set."""
 
