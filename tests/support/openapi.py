@@ -120,7 +120,8 @@ SEMANTIC_CODES = {
     "UNKNOWN_PARAMETER": "the parameters that the solver has",
     "UPLOAD_TRUNCATED": "another checksum",
 }
-OPEN_OPERATIONS = ("POST /v1/jobs", "POST /v1/datasets")  # parameters of solvers and readers
+# parameters of solvers and readers
+OPEN_OPERATIONS = ("POST /v1/jobs", "POST /v1/jobs:estimate", "POST /v1/datasets")
 BINARY_CODES = ("ENCODING", "JSON_INVALID")  # bytes that are not a JSON object and its tensors
 
 

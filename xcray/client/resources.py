@@ -11,6 +11,7 @@ from urllib.parse import quote
 from xcray.client.connection import Connection
 from xcray.client.types import (
     DatasetInfo,
+    EstimateInfo,
     EventInfo,
     JobInfo,
     LabelDetails,
@@ -153,6 +154,18 @@ FINAL_STATUSES: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 MANIFEST: Final = "_manifest.json"  # of the files of a batch prediction
 
 
+def training_request(
+    dataset: str,
+    model: str,
+    solver: str,
+    params: Mapping[str, Any] | None,
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the body of a request that submits or estimates a training."""
+    named = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {})}
+    return {**named, **more}
+
+
 class Jobs(Resource):
     """/v1/jobs, batch predictions included."""
 
@@ -173,14 +186,24 @@ class Jobs(Resource):
         timeout_seconds, expires_seconds, max_attempts. By default an idempotency key is generated,
         so that a lost response does not create a second job.
         """
-        body = {
-            "dataset": dataset,
-            "model": model,
-            "solver": solver,
-            "params": dict(params or {}),
-            **more,
-        }
+        body = training_request(dataset, model, solver, params, more)
         return cast(JobInfo, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
+
+    def estimate(
+        self,
+        *,
+        dataset: str,
+        model: str,
+        solver: str = "ppdsparse",
+        params: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> EstimateInfo:
+        """Estimate memory, disk and time of a training without submitting it; see `submit`."""
+        body = training_request(dataset, model, solver, params, more)
+        return cast(
+            EstimateInfo,
+            self._connection.request("POST", "/v1/jobs:estimate", body=body, is_repeatable=True),
+        )
 
     def predict(
         self,

@@ -42,6 +42,30 @@ class JobInfo(TypedDict):
     max_attempts: int | None
 
 
+class EstimateInfo(TypedDict):
+    """Estimated needs of a training, on the machine of the service.
+
+    problem: why it does not fit, None if it does. memory_bytes: anonymous memory of all workers
+    (worker_bytes each) and the driver. available_bytes: left by each limit. selection_core_seconds:
+    the most that `auto` takes before the training. probed_labels: solved for the estimate.
+    """
+
+    fits: bool
+    problem: str | None
+    workers: int
+    worker_bytes: int
+    memory_bytes: int
+    available_bytes: dict[str, int]
+    mapped_bytes: int
+    disk_bytes: int
+    disk_free_bytes: int
+    weights: int
+    core_seconds: float
+    seconds: float
+    selection_core_seconds: float | None
+    probed_labels: int
+
+
 class Output(TypedDict):
     """The output of a batch prediction: files in input order, each with its rows and checksum."""
 

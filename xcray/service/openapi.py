@@ -95,6 +95,7 @@ EXTRA_STATUSES: Final[dict[str, tuple[int, ...]]] = {
     "datasets_delete": (409, 412),
     "datasets_upload": (409, 507),
     "jobs_delete": (409, 412),
+    "jobs_estimate": (404, 409),
     "jobs_resume": (409, 412),
     "jobs_stop": (409, 412),
     "jobs_submit": (404, 409),
@@ -128,6 +129,12 @@ ROUTING_KEY: Final = {
     "description": "Selects the version of an alias with a traffic split: "
     "the same key gets the same version.",
     "schema": {"type": "string"},
+}
+_JOB_REQUEST: Final = {
+    "dataset": "pydocs",
+    "model": "pydocs",
+    "params": {"lam": 0.01},
+    "max_seconds": 600,
 }
 _TEXT: Final = "read rows of a csv file into dictionaries"
 _INFERENCE: Final = {
@@ -165,13 +172,9 @@ EXAMPLES: Final[dict[str, Any]] = {
     "inference_repository_index": {"ready": False},
     "inference_unload": {},
     "inference_version_infer": _INFERENCE,
+    "jobs_estimate": _JOB_REQUEST,
     "jobs_stop_all": {"model": "pydocs", "status": "PENDING"},
-    "jobs_submit": {
-        "dataset": "pydocs",
-        "model": "pydocs",
-        "params": {"lam": 0.01},
-        "max_seconds": 600,
-    },
+    "jobs_submit": _JOB_REQUEST,
     "keys_create": {"name": "notebook", "scopes": ["predict"], "expires_seconds": 86400},
     "models_put_set": {"labels": ["csv", "json"]},
     "models_set_alias": {"version": 1},

@@ -12,13 +12,20 @@ import typer
 
 from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
-from xcray.cli.terminal.progress import Reporter, format_progress, make_reporter, progress_from_json
+from xcray.cli.terminal.progress import (
+    Reporter,
+    format_duration,
+    format_progress,
+    make_reporter,
+    progress_from_json,
+)
 from xcray.cli.training.report import PngOption, print_timeline
 from xcray.cli.training.train import ParameterOption, SolverOption, format_partial, print_measures
-from xcray.errors import InputError
+from xcray.errors import InputError, Refused
 
 if TYPE_CHECKING:
     from xcray.client import Client
+    from xcray.client.types import EstimateInfo
     from xcray.client.types import JobInfo as ClientJob
 
 app = typer.Typer(
@@ -90,6 +97,12 @@ def submit(
         str | None, typer.Option(help="Idempotency key; the same key returns the same job.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Wait and show the progress.")] = False,
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate", help="Print memory, disk and time that it needs; submit nothing."
+        ),
+    ] = False,
     server: ServerOption = None,
     json: output.JsonOption = False,
 ) -> None:
@@ -121,6 +134,9 @@ def submit(
         more["memory_limit"] = parse_bytes(memory_limit)
     spec |= {name: value for name, value in more.items() if value is not None}
     with make_client(server) as client:
+        if estimate:
+            print_estimate(client.jobs.estimate(**spec), json)
+            return
         job = client.jobs.submit(**spec, idempotency_key=key)
         if watch:
             raise typer.Exit(follow(client, job["id"], json))
@@ -128,6 +144,30 @@ def submit(
         output.print_json(job)
     else:
         output.print_line(f"{job['id']} {job['status']}; xcray jobs watch {job['id']}")
+
+
+def print_estimate(estimate: EstimateInfo, as_json: bool) -> None:
+    """Print the estimate of a training. Raises Refused if it does not fit."""
+    if as_json:
+        output.print_json(estimate)
+    else:
+        size = output.format_bytes
+        available = (f"{size(free)} ({name})" for name, free in estimate["available_bytes"].items())
+        selection = estimate["selection_core_seconds"]
+        pairs = {
+            "workers": f"{estimate['workers']} of {size(estimate['worker_bytes'])}",
+            "memory": size(estimate["memory_bytes"]),
+            "available": ", ".join(available) or "unknown",
+            "mapped data": size(estimate["mapped_bytes"]),
+            "disk": f"{size(estimate['disk_bytes'])}, {size(estimate['disk_free_bytes'])} free",
+            "core time": format_duration(estimate["core_seconds"]),
+            "time": format_duration(estimate["seconds"]),
+        }
+        if selection is not None:
+            pairs["core time of --auto, at most"] = format_duration(selection)
+        output.print_pairs(pairs)
+    if estimate["problem"] is not None:
+        raise Refused(estimate["problem"])
 
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

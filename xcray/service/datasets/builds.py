@@ -29,19 +29,9 @@ from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
 from xcray.storage.atomic import discard_directory, read_json, sync_path, write_json
+from xcray.system.child_process import inherited_environment
 
 INGEST_COMMAND = (sys.executable, "-m", "xcray.service.datasets.ingest")
-# no tokens and no addresses
-INHERITED_VARIABLES = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "TMPDIR",
-    "PYTHONPATH",
-    "PYTHONHASHSEED",
-    "VIRTUAL_ENV",
-)
 EXIT_PROBLEMS = {
     -signal.SIGXCPU: {
         "code": "TIME_LIMIT",
@@ -252,10 +242,12 @@ class Builder:
 
     async def _run_child(self, request_path: Path) -> int:
         """Run the child process and return its exit code, negative for a signal."""
-        environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
         command = (*self._command, str(request_path), str(os.getpid()))
         child = await asyncio.create_subprocess_exec(
-            *command, env=environment, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
+            *command,
+            env=inherited_environment(),
+            start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL,
         )
         try:
             async with asyncio.timeout(2 * self._settings.build_seconds):

@@ -9,10 +9,6 @@ with the same suffix (request-7.json, outcome-7.json): {"stats": ...} or {"probl
 
 from __future__ import annotations
 
-import ctypes
-import os
-import resource
-import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -24,16 +20,17 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, XcrayError
 from xcray.service.datasets.statistics import statistics
 from xcray.storage.atomic import read_json, write_json
+from xcray.system.child_process import limit_this_process
 
 MAX_ERRORS = 20
-PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
     """Build the requested data set; return 0 on success."""
     request_path = Path(arguments[0])
     request = read_json(request_path)
-    _apply_limits(request["limits"], int(arguments[1]))
+    limits = request["limits"]
+    limit_this_process(int(arguments[1]), limits["seconds"], limits["memory_bytes"])
     outcome = run_build(request, request_path.parent)
     write_json(request_path.with_name(request_path.name.replace("request", "outcome", 1)), outcome)
     return 0 if "stats" in outcome else 1
@@ -87,22 +84,6 @@ def _strip_folders(entry: Mapping[str, Any], folders: tuple[Path, ...]) -> dict[
                 value = value.replace(f"{folder}/", "")
         out[name] = value
     return out
-
-
-def _apply_limits(limits: Mapping[str, int], parent: int) -> None:
-    """Limit memory and processor time, disable core files, lower the priority.
-
-    The process is also killed when its parent dies.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the signal was set up
-        sys.exit(1)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (limits["seconds"], limits["seconds"] + 5))
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"], limits["memory_bytes"]))
-    os.nice(5)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from xcray.jobs.store.jobs import JobFilter, JobSubmission
 from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.model.model import Model
 from xcray.service.app_state import AppState, app_state_of
+from xcray.service.estimates import estimate_in_child
 from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.etags import (
@@ -37,6 +38,7 @@ from xcray.service.routes import sse
 from xcray.service.routes.datasets import find_ready
 from xcray.service.schemas import (
     ClassPage,
+    EstimateView,
     JobPage,
     JobRequest,
     JobView,
@@ -187,6 +189,22 @@ def index(
         page_token=page_token,
     )
     return reply(request, {"jobs": [job_fields(job) for job in jobs], "next_page_token": token})
+
+
+@router.post(":estimate", openapi_extra=openapi_body(JobRequest))
+def estimate(
+    request: Request,
+    caller: Submitter,
+    body: Annotated[JobRequest, Depends(json_body(JobRequest))],
+) -> EstimateView:
+    """Estimate memory, disk and time of a training, without submitting it.
+
+    Takes some seconds: labels are solved in a process of their own.
+    """
+    app_state = app_state_of(request)
+    record = find_ready(app_state, caller.tenant, body.dataset)
+    spec = _training_spec(app_state, body, record.path)
+    return EstimateView(**estimate_in_child(spec, app_state.home.path))
 
 
 @router.post(":stop", openapi_extra=openapi_body(StopRequest))

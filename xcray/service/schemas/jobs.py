@@ -150,6 +150,32 @@ class JobView(View):
     max_attempts: int | None
 
 
+class EstimateView(View):
+    """Estimated needs of a training, on the machine that answers.
+
+    `problem` says why it does not fit (fits: false). `memory_bytes` is the anonymous memory of all
+    `workers` (of `worker_bytes` each) and the driver; `available_bytes` is left by each limit.
+    `mapped_bytes` are data files that the system can drop. `core_seconds` and `seconds` are of
+    solving with the given parameters; `selection_core_seconds` is the most that `auto` takes
+    before. `probed_labels` were solved for the estimate; 0: it is based on sizes alone.
+    """
+
+    fits: bool
+    problem: str | None
+    workers: int
+    worker_bytes: int
+    memory_bytes: int
+    available_bytes: dict[str, int]
+    mapped_bytes: int
+    disk_bytes: int
+    disk_free_bytes: int
+    weights: int
+    core_seconds: float
+    seconds: float
+    selection_core_seconds: float | None
+    probed_labels: int
+
+
 class StopRequest(Strict):
     """Which jobs to stop: waiting and running jobs that match all given filters."""
 

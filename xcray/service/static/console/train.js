@@ -1,7 +1,7 @@
 // The form of a training, made from the solvers' own parameter tables.
 import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment } from "/static/console/api.js";
-import { Button, Field, Trouble, useLoaded } from "/static/console/parts.js";
+import { Button, Facts, Field, Trouble, bytes, count, duration, useLoaded } from "/static/console/parts.js";
 
 // "0 <= value <= 1" in words, from the limits of a parameter.
 function range({ low, high, above }) {
@@ -30,12 +30,22 @@ function params(fields, solver) {
   return result;
 }
 
+function Estimate({ of }) {
+  const available = Object.entries(of.available_bytes).map(([name, free]) => `${bytes(free)} (${name})`).join(", ");
+  return html`<section aria-live="polite"><h2>Estimate</h2><${Trouble} error=${!of.fits && { message: of.problem }} /><${Facts} of=${[
+    ["time", duration(of.seconds)], ["core time", duration(of.core_seconds)], ["choice of parameters, at most", of.selection_core_seconds && duration(of.selection_core_seconds)],
+    ["memory", bytes(of.memory_bytes)], ["available", available], ["mapped data", bytes(of.mapped_bytes)], ["disk", `${bytes(of.disk_bytes)} of ${bytes(of.disk_free_bytes)}`],
+    ["workers", of.workers], ["weights", count(of.weights)], ["based on", of.probed_labels ? `${count(of.probed_labels)} labels solved` : "sizes alone"],
+  ]} /></section>`;
+}
+
 export function Train({ query }) {
   const key = useRef(newKey());  // the same for a repeated click, so that it creates one job
   const lastBody = useRef("");
   const [name, setName] = useState(null);
   const [sending, setSending] = useState(false);
   const [failed, setFailed] = useState(null);
+  const [estimate, setEstimate] = useState(null);
   const [found, error] = useLoaded(async () => ({
     solvers: (await get("/v1/solvers")).solvers,
     sets: (await get("/v1/datasets?limit=1000")).datasets.filter((set) => set.status === "READY"),
@@ -45,24 +55,37 @@ export function Train({ query }) {
   const { solvers, sets, job } = found, old = job?.spec || {};
   const solver = solvers.find((each) => each.name === (name ?? old.solver)) || solvers[0];
   const isAuto = solver.name === "ppdsparse";
-  const submit = async (event) => {
-    event.preventDefault();
-    const fields = new FormData(event.target);
+  const bodyOf = (form) => {
+    const fields = new FormData(form);
     const body = { dataset: fields.get("dataset"), model: fields.get("model"), solver: solver.name, params: params(fields, solver), workers: Number(fields.get("workers")), calibrate: fields.has("calibrate") };
     for (const kept of ["ks", "memory_limit"]) if (old[kept]) body[kept] = old[kept];
     if (isAuto && fields.has("auto")) Object.assign(body, { auto: true, ...(old.auto && { select: old.select }) });
     if (fields.get("pool")) body.pool = fields.get("pool");
     if (fields.get("max_seconds")) body.max_seconds = Number(fields.get("max_seconds"));
-    if (lastBody.current && lastBody.current !== JSON.stringify(body)) key.current = newKey();
-    lastBody.current = JSON.stringify(body);
+    return body;
+  };
+  const perform = async (action) => {
     setSending(true);
     setFailed(null);
     try {
-      location.hash = `#/jobs/${(await change("POST", "/v1/jobs", body, { "Idempotency-Key": key.current })).id}`;
+      await action();
     } catch (problem) {
       setFailed(problem);
-      setSending(false);
     }
+    setSending(false);
+  };
+  const showEstimate = (form) => form.reportValidity() && perform(async () => {
+    setEstimate(null);
+    setEstimate(await change("POST", "/v1/jobs:estimate", bodyOf(form)));
+  });
+  const submit = (event) => {
+    event.preventDefault();
+    const body = bodyOf(event.target);
+    if (lastBody.current && lastBody.current !== JSON.stringify(body)) key.current = newKey();
+    lastBody.current = JSON.stringify(body);
+    perform(async () => {
+      location.hash = `#/jobs/${(await change("POST", "/v1/jobs", body, { "Idempotency-Key": key.current })).id}`;
+    });
   };
   if (!sets.length) return html`<h1>Train</h1><p>There is no data set that is READY: <a href="#/datasets">upload a file</a>.</p>`;
   return html`<h1>Train</h1><form onSubmit=${submit} aria-label="Train"><div class="fields">
@@ -76,5 +99,6 @@ export function Train({ query }) {
       ${isAuto && html`<p><label><input type="checkbox" name="auto" checked=${old.auto} /> Choose parameters on held-out training rows</label></p>`}
     </div>
     <details open=${Object.keys(old.params || {}).length > 0}><summary>Parameters of ${solver.name}</summary><div class="fields" key=${solver.name}>${solver.parameters.map((each) => html`<${Parameter} of=${each} value=${solver.name === old.solver ? old.params?.[each.name] : undefined} />`)}</div></details>
-    <p><${Button} type="submit" class="main" scope="submit" disabled=${sending}>Train<//></p><${Trouble} error=${failed} /></form>`;
+    <p><${Button} type="submit" class="main" scope="submit" disabled=${sending}>Train<//> <${Button} scope="submit" disabled=${sending} onClick=${(event) => showEstimate(event.target.form)}>Estimate<//></p>
+    <${Trouble} error=${failed} />${estimate && html`<${Estimate} of=${estimate} />`}</form>`;
 }

@@ -1,0 +1,102 @@
+"""Estimates before a job is submitted: over REST, with the client and with the command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from tests.support.live_service import PATIENCE, serving, settings_for
+from xcray.cli.main import main
+from xcray.client import Client
+from xcray.data.dataset import Dataset
+from xcray.service.app import create_app
+
+
+class Service(NamedTuple):
+    """A served app, a plain client, and the folder of its READY data set `small`."""
+
+    url: str
+    http: httpx.Client
+    data: Path
+
+
+@pytest.fixture(scope="module")
+def service(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("estimates")
+    data = folder / "small"
+    shutil.copytree(tiny.path, data)
+    app = create_app(settings_for(folder / "home"))
+    app.state.app_state.store.datasets.add("small", str(data), stats={"n_labels": 40})
+    with (
+        serving(app) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
+    ):
+        yield Service(url, http, data)
+
+
+def estimate(service: Service, **more: Any) -> httpx.Response:
+    body = {"dataset": "small", "model": "m", "pool": "threads", "workers": 2, **more}
+    return service.http.post("/v1/jobs:estimate", json=body)
+
+
+def test_an_estimate_has_figures_and_submits_nothing(service: Service) -> None:
+    answer = estimate(service)
+    assert answer.status_code == 200
+    found = answer.json()
+    assert (found["fits"], found["problem"], found["workers"]) == (True, None, 2)
+    assert 0 < found["probed_labels"] <= 40
+    assert found["memory_bytes"] > 2 * found["worker_bytes"] > 0
+    assert 0 < found["disk_bytes"] < found["disk_free_bytes"]
+    assert 0.0 < found["core_seconds"] < 600.0
+    assert found["selection_core_seconds"] is None
+    assert service.http.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_auto_has_its_own_figure(service: Service) -> None:
+    found = estimate(service, auto=True).json()
+    assert found["selection_core_seconds"] > found["core_seconds"]
+
+
+@pytest.mark.parametrize("solver", ["stagewise", "dsmlr", "memoir"])
+def test_every_family_is_estimated(service: Service, solver: str) -> None:
+    found = estimate(service, solver=solver).json()
+    assert found["memory_bytes"] > 0
+
+
+def test_a_training_that_does_not_fit_is_an_answer_with_the_reason(service: Service) -> None:
+    answer = estimate(service, memory_limit=1000)
+    assert answer.status_code == 200
+    assert answer.json()["fits"] is False
+    assert "memory_limit leaves" in answer.json()["problem"]
+
+
+def test_wrong_requests_are_refused_as_at_a_submission(service: Service) -> None:
+    assert estimate(service, dataset="nothing").status_code == 404
+    refused = estimate(service, params={"lam": -1})
+    assert (refused.status_code, refused.json()["code"]) == (422, "PARAMETER")
+
+
+def test_the_client_and_the_command(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    with Client(service.url) as client:
+        assert client.jobs.estimate(dataset="small", model="m", pool="serial")["workers"] == 1
+    submit = ["jobs", "submit", "small", "--model", "m", "--estimate", "--server", service.url]
+    assert main([*submit, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is True
+    assert main([*submit, "--memory-limit", "1kB"]) != 0
+    printed = capsys.readouterr()
+    assert "core time" in printed.out
+    assert "--memory-limit leaves" in printed.err
+
+
+def test_a_damaged_data_set_is_named_without_folders(service: Service) -> None:
+    for path in service.data.glob("*.json"):
+        path.write_text("{")
+    answer = estimate(service)
+    assert (answer.status_code, answer.json()["code"]) == (503, "CORRUPT")
+    assert str(service.data.parent) not in answer.text
