@@ -39,7 +39,7 @@ WORDS = {
 }
 OTHER_WORDS = [f"word{i}" for i in range(300)]
 BAD_LINES = '{"text": "broken", "labels": \n{"txt": "no text", "labels": ["csv"]}\n'
-PAGES = ("", "datasets", "train", "jobs", "models", "models/topics", "ask")
+PAGES = ("", "datasets", "train", "jobs", "models", "models/topics", "ask", "admin")
 ENDLESS = {"epochs": 1_000_000, "tolerance": 0.0, "history": 0, "steps": "sqrt", "rate": 1e-6}
 
 
@@ -226,6 +226,27 @@ def test_a_job_is_watched_stopped_and_resumed(live: Live, pages: Browsing | None
     page.get_by_text("Status: RUNNING").wait_for()
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Status: STOPPED").wait_for()
+    events = page.get_by_label("Events", exact=True).locator("tbody tr")
+    events.first.filter(has_text="STOPPED, attempt: 2").wait_for()  # newest first
+
+
+def test_the_workers_of_a_job_are_on_a_timeline(live: Live, pages: Browsing | None) -> None:
+    job = live.http.get("/v1/jobs", params={"model": "topics"}).json()["jobs"][-1]
+    timeline = live.http.get(f"/v1/jobs/{job['id']}/timeline").json()
+    assert timeline["batches"]
+    if pages is None:
+        return
+    page = pages.open(f"/#/jobs/{job['id']}", key=live.keys["read"])
+    lanes = page.get_by_role("img", name="timeline:")
+    lanes.wait_for()
+    assert lanes.locator("rect.done").count() == len(timeline["batches"])
+    drawn = lanes.bounding_box()
+    for bar in lanes.locator("rect.done").all():
+        box = bar.bounding_box()
+        assert box["x"] >= drawn["x"] - 1
+        assert box["x"] + box["width"] <= drawn["x"] + drawn["width"] + 1
+    events = page.get_by_label("Events", exact=True).locator("tbody tr")
+    assert "SUCCEEDED" in events.first.inner_text()
 
 
 def test_a_key_without_the_scope_is_refused_with_the_reason(
@@ -255,6 +276,44 @@ def test_a_key_without_the_scope_is_refused_with_the_reason(
     assert {status for status, _ in pages.refused} == {401, 403}
 
 
+def test_an_admin_creates_and_revokes_a_key(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/admin", key=live.keys["read"])
+    page.get_by_text("this needs a key with the scope admin").wait_for()
+    assert page.get_by_role("button", name="Create the key").is_disabled()
+    page = pages.open("/#/admin", key=live.keys["admin"])
+    page.get_by_label("Name", exact=True).fill("notebook")
+    page.get_by_role("group", name="Scopes").get_by_label("read:").check()
+    page.get_by_label("Tenant", exact=True).first.fill("team")
+    page.get_by_label("Valid for days").fill("2")
+    page.get_by_text("Limits of this key").click()
+    page.get_by_label("Waiting jobs").fill("7")
+    page.get_by_role("button", name="Create the key").click()
+    secret = page.get_by_label("secret").inner_text()
+    created = next(
+        key for key in live.http.get("/v1/keys").json()["keys"] if key["name"] == "notebook"
+    )
+    assert (created["tenant"], created["limits"]) == ("team", {"max_queued": 7})
+    assert sorted(created["scopes"]) == ["predict", "read"]
+    assert created["expires"] is not None
+    headers = {"authorization": f"Bearer {secret}"}
+    assert live.http.get("/v1/jobs", headers=headers).json() == {
+        "jobs": [],
+        "next_page_token": None,
+    }
+
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Revoke notebook").click()
+    page.get_by_role("button", name="Revoke notebook").wait_for(state="detached")
+    until(lambda: live.http.get("/v1/jobs", headers=headers).status_code == 401, live.home)
+    page.get_by_label("Action").fill("key.revoke")
+    page.get_by_role("button", name="Filter").click()
+    rows = page.get_by_label("Audit log", exact=True).locator("tbody tr")
+    rows.filter(has_text=created["id"]).wait_for()
+    rows.filter(has_text="key.create").first.wait_for(state="detached")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1200])
 def test_pages_fit_the_width_and_have_names(
@@ -264,7 +323,8 @@ def test_pages_fit_the_width_and_have_names(
         return
     page = pages.open("/", width, live.keys["admin"], color_scheme=scheme)
     page.get_by_role("heading", name="Overview").wait_for()
-    for name in PAGES:
+    job = live.http.get("/v1/jobs", params={"model": "topics"}).json()["jobs"][-1]
+    for name in (*PAGES, f"jobs/{job['id']}", f"datasets/{job['spec']['dataset']}"):
         page.goto(f"{live.url}/#/{name}")
         page.get_by_role("heading", level=1).wait_for()
         page.wait_for_load_state("networkidle")

@@ -2,6 +2,7 @@
 import { html, render, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { forgetKey, savedKey, saveKey } from "/static/session.js";
 import { missingScopes } from "/static/console/api.js";
+import { Admin } from "/static/console/admin.js";
 import { Ask } from "/static/console/ask.js";
 import { Dataset, Datasets } from "/static/console/datasets.js";
 import { Job, Jobs } from "/static/console/jobs.js";
@@ -9,8 +10,8 @@ import { Model, Models } from "/static/console/models.js";
 import { Overview } from "/static/console/overview.js";
 import { Train } from "/static/console/train.js";
 
-const LINKS = { "": "Overview", datasets: "Data sets", train: "Train", jobs: "Jobs", models: "Models", ask: "Ask" };
-const PAGES = { "": Overview, datasets: Datasets, train: Train, jobs: Jobs, models: Models, ask: Ask };
+const LINKS = { "": "Overview", datasets: "Data sets", train: "Train", jobs: "Jobs", models: "Models", ask: "Ask", admin: "Admin" };
+const PAGES = { "": Overview, datasets: Datasets, train: Train, jobs: Jobs, models: Models, ask: Ask, admin: Admin };
 const DETAILS = { datasets: Dataset, jobs: Job, models: Model };
 
 // "#/jobs/ID?a=b" -> page "jobs", id "ID", query {a: "b"}

@@ -1,7 +1,7 @@
 // Data sets: upload with progress, the report of invalid lines, sizes.
 import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment, upload } from "/static/console/api.js";
-import { Button, bytes, count, Facts, Field, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { Button, bytes, count, Facts, Field, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 
 const FORMATS = ["jsonl", "csv", "tsv", "svmlight", "xc", "parquet", "npz"];
 
@@ -13,8 +13,7 @@ export function Datasets() {
     ${list && html`<${Table} caption="Data sets" columns=${["name", "status", "rows#", "labels#", "features#", "created (UTC)"]} empty="There is no data set yet: upload a file."
       rows=${list.datasets.map((set) => [html`<a href=${`#/datasets/${set.id}`}>${set.name}</a>`, html`<${Status} value=${set.status} />`,
         count(set.stats.splits?.train?.n_rows), count(set.stats.n_labels), count(set.stats.n_features), when(set.created)])} />
-      <p>${page.length > 0 && html`<${Button} onClick=${() => setPage(page.slice(0, -1))}>Newer<//>`}
-      ${list.next_page_token && html`<${Button} onClick=${() => setPage([...page, list.next_page_token])}>Older<//>`}</p>`}`;
+      <${Pager} page=${page} setPage=${setPage} next=${list.next_page_token} />`}`;
 }
 
 function Upload() {

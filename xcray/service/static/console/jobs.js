@@ -1,7 +1,8 @@
 // Jobs: the list, and one job followed live by its event stream.
 import { html, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, getText, readEvents, segment } from "/static/console/api.js";
-import { Button, count, duration, Facts, Plot, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { Button, count, duration, Facts, Pager, Plot, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { Events, Timeline } from "/static/console/timeline.js";
 
 const STATES = ["", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"];
 const isOver = (status) => ["STOPPED", "SUCCEEDED", "FAILED"].includes(status);
@@ -15,35 +16,35 @@ export function Jobs() {
   return html`<h1>Jobs</h1><p><label>Status <select value=${status} onChange=${(event) => { setPage([]); setStatus(event.target.value); }}>${STATES.map((name) => html`<option value=${name}>${name || "all"}</option>`)}</select></label></p>
     <${Trouble} error=${error} />${list && html`<${Table} caption="Jobs" columns=${["name", "kind", "status", "phase", "created (UTC)"]} empty="There is no such job."
       rows=${list.jobs.map((job) => [html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, job.kind, html`<${Status} value=${job.status} />`, job.phase, when(job.created)])} />
-    <p>${page.length > 0 && html`<${Button} onClick=${() => setPage(page.slice(0, -1))}>Newer<//>`}
-      ${list.next_page_token && html`<${Button} onClick=${() => setPage([...page, list.next_page_token])}>Older<//>`}</p>`}`;
+    <${Pager} page=${page} setPage=${setPage} next=${list.next_page_token} />`}`;
 }
 
-// Follow the events of a job: [latest progress, epochs, number of state changes, error].
+// Follow the events of a job: [latest progress, epochs, other events, error].
 function useEvents(id, attempt) {
   const [progress, setProgress] = useState(null);
   const [epochs, setEpochs] = useState([]);
-  const [changes, setChanges] = useState(0);
+  const [events, setEvents] = useState([]);
   const [error, setError] = useState(null);
   useEffect(() => {
     const stop = new AbortController();
     setEpochs([]);
+    setEvents([]);
     const onEvent = (kind, data) => {
       if (kind === "progress") setProgress(data);
       else if (kind === "epoch") setEpochs((old) => [...old.filter((each) => each.epoch < data.epoch), data]);
-      else setChanges((n) => n + 1);
+      else setEvents((old) => [...old, [kind, data]]);
     };
     readEvents(`/v1/jobs/${segment(id)}/events`, onEvent, stop.signal).catch(setError);
     return () => stop.abort();
   }, [id, attempt]);
-  return [progress, epochs, changes, error];
+  return [progress, epochs, events, error];
 }
 
 export function Job({ id }) {
   const [turn, setTurn] = useState(0);  // another attempt has another stream
   const [failed, setFailed] = useState(null);
-  const [progress, epochs, changes, streamError] = useEvents(id, turn);
-  const [job, error, reload] = useLoaded(() => get(`/v1/jobs/${segment(id)}`), [id, changes]);
+  const [progress, epochs, events, streamError] = useEvents(id, turn);
+  const [job, error, reload] = useLoaded(() => get(`/v1/jobs/${segment(id)}`), [id, events.length]);
   if (!job) return html`<h1>Job</h1><${Trouble} error=${error} />`;
   const act = async (method, path, question) => {
     if (question && !confirm(question)) return;
@@ -74,7 +75,8 @@ export function Job({ id }) {
       ["Model", job.result?.model && html`<a href=${`#/models/${job.result.model}`}>${job.result.model}, version ${job.result.version}</a>`]]} />
     ${epochs.length > 1 && html`<${Plot} title="Objective by epoch" x="epoch" y="objective" xs=${epochs.map((each) => each.epoch)} ys=${epochs.map((each) => each.objective)} />`}
     ${job.status === "SUCCEEDED" && job.kind === "train" && html`<${Gaps} id=${id} /><${Measures} of=${job.result.measures} />`}
-    <${Log} id=${id} over=${isOver(job.status)} />
+    ${job.kind === "train" && job.started && html`<${Timeline} id=${id} running=${!isOver(job.status)} />`}
+    <${Events} events=${events} /><${Log} id=${id} over=${isOver(job.status)} />
     ${job.kind === "train" && html`<${Calls} job=${job} />`}`;
 }
 

@@ -2,7 +2,7 @@
 import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, getText, segment } from "/static/console/api.js";
 import { Measures } from "/static/console/jobs.js";
-import { Button, bytes, count, Facts, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { Button, bytes, count, Facts, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 
 export function Models() {
   const [list, error] = useLoaded(async () => (await get("/v1/models")).models, [], 10);
@@ -67,8 +67,7 @@ function Labels({ reference }) {
   return html`<h2>Labels</h2><form role="search" onSubmit=${submit}><label>Part of the name <input type="search" name="search" /></label> <button>Search</button></form>
     <${Trouble} error=${error} />${list && html`<${Table} caption="Labels" columns=${["label", "training rows#", "gap#", "weights#"]} empty="No label matches." rows=${list.labels.map((each) => [
       html`<button type="button" aria-expanded=${each.label === label} onClick=${() => setLabel(each.label)}>${each.label}</button>`, count(each.positives), each.gap === null ? "" : each.gap.toExponential(1), count(each.weights)])} />
-    <p>${page.length > 0 && html`<${Button} onClick=${() => setPage(page.slice(0, -1))}>Previous<//>`}
-      ${list.next_page_token && html`<${Button} onClick=${() => setPage([...page, list.next_page_token])}>Next<//>`}</p>`}
+    <${Pager} page=${page} setPage=${setPage} next=${list.next_page_token} names=${["Previous", "Next"]} />`}
     ${label !== null && html`<${Label} reference=${reference} label=${label} />`}`;
 }
 

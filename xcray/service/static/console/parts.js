@@ -44,10 +44,14 @@ export const Table = ({ caption, columns, rows, empty }) => (rows.length === 0 ?
   </table></div>`);
 
 // A control that the service refused to this key is disabled and says why.
-export const Button = ({ scope, disabled, children, ...rest }) => {
+export const Button = ({ scope, disabled, label, children, ...rest }) => {
   const refused = missingScopes.has(scope);
-  return html`<button type="button" ...${rest} disabled=${disabled || refused} title=${refused ? `needs a key with the scope ${scope}` : undefined}>${children}</button>`;
+  return html`<button type="button" aria-label=${label} ...${rest} disabled=${disabled || refused} title=${refused ? `needs a key with the scope ${scope}` : undefined}>${children}</button>`;
 };
+
+// Buttons of a list. page: tokens of the pages up to the one shown; next: token of the next page.
+export const Pager = ({ page, setPage, next, names = ["Newer", "Older"] }) => html`<p>${page.length > 0 && html`<${Button} onClick=${() => setPage(page.slice(0, -1))}>${names[0]}<//>`}
+  ${next && html`<${Button} onClick=${() => setPage([...page, next])}>${names[1]}<//>`}</p>`;
 
 export const Field = ({ label, help, id, children }) => html`<div class="field"><label for=${id}>${label}</label>${children}${help && html`<small>${help}</small>`}</div>`;
 
