@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.support.missing_tools import say
 from tests.support.service_processes import process, until
 from xcray.data.text.pipeline import TextPipeline
 from xcray.jobs.home import Home
-from xcray.model.model import TrainingRecord, write_model
+from xcray.model.model import Model, TrainingRecord, write_model
 from xcray.service.models.registries import Registries
 from xcray.service.routes.health import ASSETS
 
@@ -249,6 +250,87 @@ def test_the_workers_of_a_job_are_on_a_timeline(live: Live, pages: Browsing | No
     assert "SUCCEEDED" in events.first.inner_text()
 
 
+def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path: Path) -> None:
+    for lam in (0.01, 0.1):
+        body = {"dataset": "topics", "model": "pair", "params": {"lam": lam}, "calibrate": True}
+        job = live.http.post("/v1/jobs", json=body)
+        _wait(live, job.headers["location"], "SUCCEEDED")
+    expected = live.http.get("/v1/models/pair:diff").json()
+    assert [each["version"] for each in expected["versions"]] == [1, 2]
+    assert expected["params"] == {"lam": [0.01, 0.1]}
+    if pages is None:
+        return
+    page = pages.open("/#/models/pair", key=live.keys["submit"])
+    measures = page.get_by_label("Measures", exact=True)
+    measures.get_by_role("columnheader", name="version 1").wait_for()
+    p1 = expected["versions"][1]["measures"]["P@1"]
+    assert (
+        measures.get_by_role("row", name=re.compile("^P@1")).inner_text().split("\t")[1]
+        == f"{p1:.4f}"
+    )
+    for name in ("Labels by duality gap", "Recall and precision, tenths of the labels"):
+        page.get_by_role("img", name=name).wait_for()
+    page.get_by_role("img", name="Observed by predicted probability, first label").wait_for()
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_label("Parameters that differ").get_by_role("row", name="lam").wait_for()
+    changed = page.get_by_label("Labels that differ").get_by_role("row", name="changed")
+    assert changed.inner_text().split("\t")[1] == str(expected["changed"]["count"])
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    with tarfile.open(download.value.path()) as file:
+        file.extractall(tmp_path, filter="data")
+    sha256 = expected["versions"][1]["sha256"]
+    assert Model.open(tmp_path / "pair-2").sha256 == sha256
+
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete version 1").click()
+    page.get_by_role("button", name="Delete version 1").wait_for(state="detached")
+    assert live.http.get("/v1/models/pair").json()["versions"] == [2]
+
+
+def test_a_question_with_filters_and_another_label(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/ask", key=live.keys["predict"])
+    page.get_by_label("Text", exact=True).fill("read csv rows")
+    page.get_by_label("Model", exact=True).select_option("topics")
+    page.get_by_text("Filters").click()
+    page.get_by_label("Never these labels").fill("csv")
+    page.get_by_role("button", name="Ask").click()
+    labels = page.get_by_label("Labels", exact=True).locator("tbody tr")
+    labels.first.wait_for()
+    assert labels.count() == 2
+    assert "csv" not in " ".join(labels.all_inner_texts())
+    page.get_by_label("Another label").fill("csv")
+    page.get_by_role("button", name="Why not?").click()
+    page.get_by_role("heading", name="Why not csv").wait_for()
+    page.get_by_text("Rank 1 of all labels.").wait_for()
+    page.get_by_label("Another label").fill("nothing")
+    page.get_by_role("button", name="Why not?").click()
+    page.get_by_role("alert").get_by_text("nothing").wait_for()
+    link = page.get_by_role("link", name="Link to this question").get_attribute("href")
+    again = pages.open(f"/{link}", key=live.keys["predict"])
+    again.get_by_label("Labels", exact=True).locator("tbody tr").first.wait_for()
+    assert again.get_by_label("Never these labels").input_value() == "csv"
+    assert again.get_by_label("Labels", exact=True).locator("tbody tr").count() == 2
+
+
+def test_a_data_set_is_drawn_with_example_rows(live: Live, pages: Browsing | None) -> None:
+    sets = live.http.get("/v1/datasets").json()["datasets"]
+    path = next(each["id"] for each in sets if each["name"] == "topics")
+    found = live.http.get(f"/v1/datasets/{path}/figures?examples=3").json()
+    assert sum(found["rows_per_label"]["counts"]) == 3
+    if pages is None:
+        return
+    page = pages.open(f"/#/datasets/{path}", key=live.keys["read"])
+    for name in ("Training rows per label", "Labels per training row", "Features per training row"):
+        page.get_by_role("img", name=name).wait_for()
+    rows = page.get_by_label("Example rows: train").locator("tbody tr")
+    first = found["parts"]["train"]["examples"][0]
+    assert rows.first.inner_text().split("\t")[1] == ", ".join(first["labels"])
+    assert first["features"][0]["feature"] in rows.first.inner_text()
+
+
 def test_a_key_without_the_scope_is_refused_with_the_reason(
     live: Live, pages: Browsing | None, tmp_path: Path
 ) -> None:
@@ -351,7 +433,7 @@ def test_the_keyboard_is_enough(live: Live, pages: Browsing | None) -> None:
     assert page.evaluate("document.activeElement.tagName") == "MAIN"
     page.keyboard.press("Tab")
     page.keyboard.type("json object")
-    for _ in range(4):  # model, number of labels, probabilities, the button
+    for _ in range(5):  # model, number of labels, probabilities, filters, the button
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Why json").wait_for()

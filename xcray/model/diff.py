@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from xcray.arrays import Float32, Int32, Int64
+from xcray.arrays import CSR, Int64
 from xcray.model.model import Model
+
+BLOCK_WEIGHTS: Final = 1 << 22  # weights of one model that are compared in one step
 
 
 class ModelDiff(NamedTuple):
@@ -39,25 +43,27 @@ def diff(a: Model, b: Model) -> ModelDiff:
     Repeated label names in a model are compared by their first occurrence. Labels of a chain of
     stages are identical if all of both models is.
     """
-    rows_a, rows_b = (
-        _first_numbers(a.label_names.to_pylist()),
-        _first_numbers(b.label_names.to_pylist()),
-    )
-    both = [name for name in rows_a if name in rows_b]
-    to_a = _feature_map(a, b)
+    rows_a, rows_b = _first_numbers(a.label_names), _first_numbers(b.label_names)
+    names_a, names_b = a.label_names.take(pa.array(rows_a)), b.label_names.take(pa.array(rows_b))
+    positions = pc.fill_null(pc.index_in(names_a, value_set=names_b), -1)
+    to_b = np.asarray(positions.to_numpy(zero_copy_only=False), np.int64)
+    in_both = to_b >= 0
     if a.linear is None or b.linear is None:  # labels of a chain share its stages
-        same = set(both) if a.sha256 == b.sha256 else set()
+        same = np.full(int(in_both.sum()), a.sha256 == b.sha256)
     else:
-        same = {name for name in both if _same_row(a, rows_a[name], b, rows_b[name], to_a)}
+        same = _same_rows(a, rows_a[in_both], b, rows_b[to_b[in_both]])
+    both = names_a.filter(pa.array(in_both))
+    is_added = np.ones(len(rows_b), bool)
+    is_added[to_b[in_both]] = False
     measures = {
         name: (a.measures.get(name), b.measures.get(name))
         for name in sorted({*a.measures, *b.measures})
     }
     return ModelDiff(
-        added=tuple(name for name in rows_b if name not in rows_a),
-        removed=tuple(name for name in rows_a if name not in rows_b),
-        identical=tuple(name for name in both if name in same),
-        changed=tuple(name for name in both if name not in same),
+        added=_selected(names_b, is_added),
+        removed=_selected(names_a, ~in_both),
+        identical=_selected(both, same),
+        changed=_selected(both, ~same),
         same_content=a.sha256 == b.sha256,
         nnz=(a.nnz, b.nnz),
         n_features=(a.n_features, b.n_features),
@@ -65,12 +71,15 @@ def diff(a: Model, b: Model) -> ModelDiff:
     )
 
 
-def _first_numbers(names: list[str]) -> dict[str, int]:
-    """Return the first number of each name, in the order of numbers."""
-    out: dict[str, int] = {}
-    for i, name in enumerate(names):
-        out.setdefault(name, i)
-    return out
+def _first_numbers(names: pa.LargeStringArray) -> Int64:
+    """Return the number of the first occurrence of each name, ascending."""
+    codes = names.dictionary_encode().indices.to_numpy()
+    return np.unique(codes, return_index=True)[1].astype(np.int64)
+
+
+def _selected(names: pa.LargeStringArray, mask: NDArray[np.bool_]) -> tuple[str, ...]:
+    """Return the names that a mask selects."""
+    return tuple(names.filter(pa.array(mask)).to_pylist())
 
 
 def _feature_map(a: Model, b: Model) -> Int64 | None:
@@ -84,18 +93,35 @@ def _feature_map(a: Model, b: Model) -> Int64 | None:
     return np.asarray(pc.fill_null(positions, -1).to_numpy(zero_copy_only=False), np.int64)
 
 
-def _same_row(a: Model, i: int, b: Model, j: int, to_a: Int64 | None) -> bool:
-    """Whether two labels have bit-identical bias and weights on the same features."""
-    if a.b[i : i + 1].tobytes() != b.b[j : j + 1].tobytes():
-        return False
-    (features, weights), (others, values) = a.W.row(i), _renumber_row(*b.W.row(j), to_a)
-    return bool(np.array_equal(features, others)) and weights.tobytes() == values.tobytes()
+def _same_rows(a: Model, rows_a: Int64, b: Model, rows_b: Int64) -> NDArray[np.bool_]:
+    """Return which pairs of labels have bit-identical bias and weights on the same features."""
+    to_a = _feature_map(a, b)
+    lengths = a.W.indptr[rows_a + 1] - a.W.indptr[rows_a]
+    same: NDArray[np.bool_] = a.b[rows_a].view(np.int32) == b.b[rows_b].view(np.int32)
+    same &= lengths == b.W.indptr[rows_b + 1] - b.W.indptr[rows_b]
+    todo = np.flatnonzero(same & (lengths > 0))
+    blocks = np.cumsum(lengths[todo]) // BLOCK_WEIGHTS
+    for pairs in np.split(todo, np.flatnonzero(np.diff(blocks)) + 1):
+        own, other = _entries(a.W, rows_a[pairs], None), _entries(b.W, rows_b[pairs], to_a)
+        differs = (own[0] != other[0]) | (own[1] != other[1])
+        if len(pairs):
+            starts = np.concatenate([[0], np.cumsum(lengths[pairs])[:-1]])
+            same[pairs] = ~np.logical_or.reduceat(differs, starts)
+    return same
 
 
-def _renumber_row(features: Int32, weights: Float32, to_a: Int64 | None) -> tuple[Any, Float32]:
-    """Return a row with the feature numbers of the other model, ascending."""
-    if to_a is None:
+def _entries(W: CSR, rows: Int64, to_other: Int64 | None) -> tuple[Any, Any]:
+    """Return the feature numbers and the bits of the weights of rows, one row after the other.
+
+    to_other: new numbers of the features; each row is then sorted again.
+    """
+    lengths = W.indptr[rows + 1] - W.indptr[rows]
+    row = np.repeat(np.arange(len(rows)), lengths)
+    ends = np.cumsum(lengths)
+    at = np.arange(len(row)) + (W.indptr[rows] - ends + lengths)[row]
+    features, weights = W.indices[at], W.data[at].view(np.int32)
+    if to_other is None:
         return features, weights
-    numbers = to_a[features]
-    order = np.argsort(numbers, kind="stable")
+    numbers = to_other[features]
+    order = np.lexsort((numbers, row))
     return numbers[order], weights[order]

@@ -59,6 +59,7 @@ from xcray.service.routes import (
     models,
     predict,
     solvers,
+    versions,
 )
 from xcray.service.settings import Settings
 from xcray.service.supervision import leadership_for, retention_of
@@ -227,7 +228,7 @@ def _build_app(
     )
     problems.install_handlers(app)
     for module in (
-        (predict, batch, datasets, jobs, labels, models, solvers, inference, keys, health)
+        (predict, batch, datasets, jobs, labels, models, versions, solvers, inference, keys, health)
         if all_routes
         else (health,)
     ):

@@ -93,6 +93,7 @@ EXTRA_STATUSES: Final[dict[str, tuple[int, ...]]] = {
     "batch_submit": (404, 409, 507),
     "datasets_create": (404, 409, 507),
     "datasets_delete": (409, 412),
+    "datasets_figures": (409,),
     "datasets_upload": (409, 507),
     "jobs_delete": (409, 412),
     "jobs_estimate": (404, 409),
@@ -239,7 +240,13 @@ LINKS: Final = (
             target,
             {"name": "$response.body#/name", "version": "$response.body#/latest/version"},
         )
-        for target in ("models_show_version", "models_card", "inference_version_infer")
+        for target in (
+            "models_show_version",
+            "models_card",
+            "versions_figures",
+            "versions_archive",
+            "inference_version_infer",
+        )
     ),
     Link(
         "models_put_set",

@@ -27,6 +27,7 @@ from xcray.jobs.store.jobs import JobFilter
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets import builds as building
 from xcray.service.datasets.fetching import fetch
+from xcray.service.datasets.figures import dataset_figures
 from xcray.service.datasets.statistics import statistics
 from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import check_media_type, json_body, openapi_body
@@ -40,7 +41,13 @@ from xcray.service.http.etags import (
 )
 from xcray.service.http.idempotency import IdempotencyKey, creation_reply, replay_response
 from xcray.service.http.strict_json import loads
-from xcray.service.schemas import DatasetPage, DatasetRequest, DatasetView, UploadView
+from xcray.service.schemas import (
+    DatasetFiguresView,
+    DatasetPage,
+    DatasetRequest,
+    DatasetView,
+    UploadView,
+)
 from xcray.service.schemas.base import SHA256_PATTERN
 from xcray.storage.atomic import check_name
 
@@ -182,6 +189,24 @@ def show(
     return reply(request, dataset_fields(record), counter_etag(record.version))
 
 
+@router.get(
+    "/v1/datasets/{dataset_id}/figures", response_model=DatasetFiguresView, responses=NOT_MODIFIED
+)
+def figures(
+    request: Request,
+    caller: Reader,
+    dataset_id: str,
+    examples: Annotated[int, Query(ge=0, le=100, description="Example rows per part.")] = 5,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Return histograms of a READY data set (rows per label, labels per row) and example rows."""
+    record = app_state_of(request).store.datasets.get(dataset_id, caller.tenant)
+    _require_ready(record, dataset_id)
+    return reply(
+        request, DatasetFiguresView(**dataset_figures(Dataset.open(record.path), examples))
+    )
+
+
 @router.delete("/v1/datasets/{dataset_id}", status_code=204)
 async def delete(
     request: Request, caller: Submitter, dataset_id: str, if_match: IfMatch = None
@@ -222,6 +247,12 @@ def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecor
         )
     ready = [record for record in candidates if record.status == building.READY]
     record = (ready or candidates)[0]
+    _require_ready(record, reference)
+    return record
+
+
+def _require_ready(record: DatasetRecord, reference: str) -> None:
+    """Raise Conflict unless a data set is READY."""
     if record.status != building.READY:
         building_now = record.status == building.BUILDING
         fix = (
@@ -234,7 +265,6 @@ def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecor
             code="DATASET_NOT_READY",
             dataset=record.id,
         )
-    return record
 
 
 def _iter_records(app_state: AppState, tenant: str) -> Iterator[DatasetRecord]:

@@ -93,7 +93,7 @@ def show_version(
     """Return one version: sizes, evaluation measures, and provenance."""
     return reply(
         request,
-        _version_view(app_state_of(request).registry_of(caller.tenant).describe(name, version)),
+        version_view(app_state_of(request).registry_of(caller.tenant).describe(name, version)),
     )
 
 
@@ -327,7 +327,7 @@ def _model_view(app_state: AppState, tenant: str, name: str) -> ModelView:
     versions = registry.versions(_require_model(registry, name))
     latest = None
     with suppress(Corrupt, OSError):  # `states` reports it after the first attempt to load it
-        latest = _version_view(registry.describe(name, versions[-1]))
+        latest = version_view(registry.describe(name, versions[-1]))
     return ModelView(
         name=name,
         versions=versions,
@@ -390,7 +390,7 @@ def _pair_view(pair: VersionPair, sums: dict[str, float]) -> PairView:
     )
 
 
-def _version_view(version: ModelVersion) -> VersionView:
+def version_view(version: ModelVersion) -> VersionView:
     """Return a version as a view, without its path."""
     fields = {
         name: getattr(version, name)

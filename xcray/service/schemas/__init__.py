@@ -6,7 +6,13 @@ Requests are strict: no unknown fields, no strings for numbers, no NaN.
 from __future__ import annotations
 
 from xcray.service.schemas.base import Problem, Strict, View
-from xcray.service.schemas.datasets import DatasetPage, DatasetRequest, DatasetView, UploadView
+from xcray.service.schemas.datasets import (
+    DatasetFiguresView,
+    DatasetPage,
+    DatasetRequest,
+    DatasetView,
+    UploadView,
+)
 from xcray.service.schemas.jobs import (
     AttemptSpan,
     BatchSpan,
@@ -22,6 +28,9 @@ from xcray.service.schemas.jobs import (
 )
 from xcray.service.schemas.models import (
     AliasRequest,
+    DiffView,
+    FiguresView,
+    FirstLabels,
     LabelPage,
     LabelSummaryView,
     LabelView,
@@ -63,12 +72,16 @@ __all__ = [
     "CertificateView",
     "ClassPage",
     "ContributionView",
+    "DatasetFiguresView",
     "DatasetPage",
     "DatasetRequest",
     "DatasetView",
+    "DiffView",
     "EstimateView",
     "ExplainReply",
     "ExplainRequest",
+    "FiguresView",
+    "FirstLabels",
     "Health",
     "Instance",
     "JobPage",

@@ -70,6 +70,13 @@ class View(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="null")
 
 
+class HistogramView(View):
+    """A histogram: `counts[i]` values lie in [edges[i], edges[i + 1]); the last bin has its end."""
+
+    edges: list[float]
+    counts: list[int]
+
+
 class Problem(View):
     """An error (RFC 9457, application/problem+json)."""
 

@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from xcray.service.schemas.base import ID_PATTERN, SHA256_PATTERN, Name, Strict, View
+from xcray.service.schemas.base import (
+    ID_PATTERN,
+    SHA256_PATTERN,
+    HistogramView,
+    Name,
+    Strict,
+    View,
+)
 
 UploadId = Annotated[str, Field(json_schema_extra={"pattern": ID_PATTERN})]
 
@@ -81,3 +88,37 @@ class DatasetPage(View):
 
     datasets: list[DatasetView]
     next_page_token: str | None
+
+
+class ExampleFeature(View):
+    """A feature of a row, and its value."""
+
+    feature: str
+    value: float
+
+
+class ExampleRow(View):
+    """A row: `labels` are the first of `n_labels`, `features` the largest of `n_features`."""
+
+    row: int
+    n_labels: int
+    labels: list[str]
+    n_features: int
+    features: list[ExampleFeature]
+
+
+class PartFigures(View):
+    """The rows of a part. The histograms are those of `sampled_rows` rows, evenly spaced."""
+
+    n_rows: int
+    sampled_rows: int
+    labels_per_row: HistogramView
+    features_per_row: HistogramView
+    examples: list[ExampleRow]
+
+
+class DatasetFiguresView(View):
+    """A data set in figures. rows_per_label: training rows of each label; parts: train, test."""
+
+    rows_per_label: HistogramView
+    parts: dict[str, PartFigures]

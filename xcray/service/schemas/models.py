@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from xcray.service.schemas.base import WHOLE, Strict, View
+from xcray.service.schemas.base import WHOLE, HistogramView, Strict, View
 from xcray.service.schemas.predict import Answerer
 
 Version = Annotated[int, Field(ge=1, le=2**31), WHOLE]
@@ -169,6 +169,52 @@ class ModelPage(View):
     """All models, by name."""
 
     models: list[ModelView]
+
+
+class GapsView(HistogramView):
+    """Duality gaps of the labels as shares of their null objectives, and the requested `eps`."""
+
+    eps: float | None
+
+
+class FiguresView(View):
+    """The training of a version in figures; null where the version does not record them.
+
+    by_frequency: for ten groups of labels, rarest first, with equally many "labels" or "positives":
+    their training rows (least, most), their part of P@k, recall@k and precision@k. calibration: by
+    k, the "ece" and the "groups" (rows, mean predicted probability, observed share), also for the
+    sigmoid of the score ("_sigmoid").
+    """
+
+    params: dict[str, Any]
+    training: dict[str, Any]
+    by_frequency: dict[str, list[dict[str, Any]]] | None
+    calibration: dict[str, dict[str, Any]] | None
+    gaps: GapsView | None
+
+
+class FirstLabels(View):
+    """A number of labels, and the first names."""
+
+    count: int
+    first: list[str]
+
+
+class DiffView(View):
+    """The differences from the first to the second of `versions`.
+
+    params: parameters that differ, each with both values. identical: number of labels whose bias
+    and weights have the same bits; changed: other labels of both versions; same_content: whether
+    the versions have the same SHA-256.
+    """
+
+    versions: list[VersionView]
+    params: dict[str, list[Any]]
+    same_content: bool
+    identical: int
+    added: FirstLabels
+    removed: FirstLabels
+    changed: FirstLabels
 
 
 class SetSummary(View):

@@ -1,7 +1,7 @@
 // Ask a model: labels with scores and probabilities, and the words that count for a label.
 import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, segment } from "/static/console/api.js";
-import { Button, Field, Table, Trouble, useLoaded } from "/static/console/parts.js";
+import { Button, count, Field, Table, Trouble, useLoaded } from "/static/console/parts.js";
 
 // Text -> [[piece, contribution]]: a word counts for the features that it is, or is a part of.
 export function highlight(text, contributions) {
@@ -21,15 +21,17 @@ function Words({ text, why }) {
   const largest = Math.max(1e-12, ...pieces.map(([, value]) => Math.abs(value)));
   return html`<p class="answer" aria-label="text with the words that count">${pieces.map(([piece, value]) => (value === 0 ? piece
     : html`<mark class=${value > 0 ? "for" : "against"} style=${{ "--strength": `${15 + 45 * Math.abs(value) / largest}%` }} title=${`${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(3)}`}>${piece}</mark>`))}</p>
-    <p class="note">Score ${why.score.toFixed(3)} = bias ${why.bias.toFixed(3)} + the words${why.n_rest ? html` + ${why.rest.toFixed(3)} of ${why.n_rest} more words` : ""}; underlined words count against the label.</p>
+    <p>Rank ${count(why.rank)} of all labels${why.rank > 1 ? `, ${why.gap_to_top.toFixed(3)} below the best score` : ""}${why.gap_to_kth > 0 ? ` and ${why.gap_to_kth.toFixed(3)} below the fifth` : ""}.</p><p class="note">Score ${why.score.toFixed(3)} = bias ${why.bias.toFixed(3)} + the words${why.n_rest ? html` + ${why.rest.toFixed(3)} of ${why.n_rest} more words` : ""}; underlined words count against the label.</p>
     <${Table} caption="Contributions" columns=${["feature", "value in the text#", "weight#", "contribution#"]} empty="No word of the text counts for this label." rows=${why.contributions.map((each) => [each.feature, each.x.toFixed(3), each.weight.toFixed(3), each.contribution.toFixed(3)])} />`;
 }
+
+const lines = (text) => (text || "").split("\n").map((line) => line.trim()).filter(Boolean);
 
 // One question; the reply names the version, so that the link and the words are of that version.
 function Answer({ question }) {
   const [label, setLabel] = useState(null);
   const [found, error] = useLoaded(async () => {
-    const body = { instances: [{ text: question.text }], top_k: question.k, certificate: true, ...(question.probabilities && { probabilities: true }) };
+    const body = { instances: [{ text: question.text }], top_k: question.k, certificate: true, ...(question.allow.length && { allow: question.allow }), ...(question.deny.length && { deny: question.deny }), ...(question.probabilities && { probabilities: true }) };
     const begun = performance.now();
     const reply = await change("POST", `/v1/models/${segment(question.model)}:predict`, body);
     return { reply, ms: performance.now() - begun };
@@ -39,22 +41,25 @@ function Answer({ question }) {
   const [why, whyError] = useLoaded(async () => (shown === undefined ? null : change("POST", `/v1/models/${segment(pinned)}:explain`, { instance: { text: question.text }, label: shown, top: 50 })), [pinned, shown, question]);
   if (!found) return error ? html`<${Trouble} error=${error} />` : html`<p role="status">Asking.</p>`;
   const { labels, scores, probabilities, certificate } = found.reply.predictions[0];
-  const link = `#/ask?${new URLSearchParams({ model: pinned, text: question.text, k: question.k, ...(question.probabilities && { p: 1 }) })}`;
-  return html`<h2>Answer</h2><p role="status">Version ${found.reply.model.version} of ${found.reply.model.name}, ${found.ms.toFixed(0)} ms with the network. ${certificate.exact ? "Proven exact: no other label has a larger score." : "Not proven exact."} <a href=${link}>Link to this question</a></p>
+  const link = `#/ask?${new URLSearchParams({ model: pinned, text: question.text, k: question.k, ...(question.probabilities && { p: 1 }), ...(question.allow.length && { allow: question.allow.join("\n") }), ...(question.deny.length && { deny: question.deny.join("\n") }) })}`;
+  const whyNot = (event) => { event.preventDefault(); setLabel(new FormData(event.target).get("label").trim()); };
+  const isAnswer = labels.includes(shown);
+  return html`<h2>Answer</h2><p role="status">Version ${found.reply.model.version} of ${found.reply.model.name}, ${found.ms.toFixed(0)} ms with the network. ${certificate.exact ? `Proven exact: no other ${question.allow.length || question.deny.length ? "allowed " : ""}label has a larger score.` : "Not proven exact."} <a href=${link}>Link to this question</a></p>
     ${found.reply.warnings?.map((warning) => html`<div class="problem">${warning.message}</div>`)}
     <${Table} caption="Labels" columns=${["label", "score#", ...(probabilities ? ["probability#"] : [])]} rows=${labels.map((name, i) => [
-      html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, scores[i].toFixed(3), ...(probabilities ? [probabilities[i].toFixed(3)] : [])])} />
-    <h2>Why ${shown}</h2><${Trouble} error=${whyError} />${why && why.label === shown && html`<${Words} text=${question.text} why=${why} />`}`;
+      html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, scores[i].toFixed(3), ...(probabilities ? [probabilities[i].toFixed(3)] : [])])} empty="No label is allowed." />
+    <form onSubmit=${whyNot} aria-label="Why not"><label>Another label <input name="label" required maxlength="10000" /></label> <button>Why not?</button></form>
+    ${shown !== undefined && html`<h2>${isAnswer ? "Why" : "Why not"} ${shown}</h2>`}<${Trouble} error=${whyError} />${why && why.label === shown && html`<${Words} text=${question.text} why=${why} />`}`;
 }
 
 export function Ask({ query }) {
   const [models, error] = useLoaded(async () => (await get("/v1/models")).models.filter((model) => model.latest), []);
-  const [question, setQuestion] = useState(query.model && query.text ? { model: query.model, text: query.text, k: Number(query.k) || 5, probabilities: Boolean(query.p) } : null);
+  const [question, setQuestion] = useState(query.model && query.text ? { model: query.model, text: query.text, k: Number(query.k) || 5, probabilities: Boolean(query.p), allow: lines(query.allow), deny: lines(query.deny) } : null);
   const [name, setName] = useState(query.model ?? null);
   const submit = (event) => {
     event.preventDefault();
     const fields = new FormData(event.target);
-    setQuestion({ model: fields.get("model"), text: fields.get("text"), k: Number(fields.get("k")), probabilities: fields.has("probabilities") });
+    setQuestion({ model: fields.get("model"), text: fields.get("text"), k: Number(fields.get("k")), probabilities: fields.has("probabilities"), allow: lines(fields.get("allow")), deny: lines(fields.get("deny")) });
   };
   if (!models) return html`<h1>Ask</h1><${Trouble} error=${error} />`;
   const names = models.flatMap((model) => [model.name, ...Object.keys(model.aliases).filter((alias) => alias !== "latest").map((alias) => `${model.name}@${alias}`)]);
@@ -66,6 +71,9 @@ export function Ask({ query }) {
       <div class="fields"><${Field} id="ask-model" label="Model"><select id="ask-model" name="model" onChange=${(event) => setName(event.target.value)}>${names.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select><//>
       <${Field} id="k" label="Number of labels"><input id="k" name="k" type="number" min="1" max="100" required defaultValue=${query.k ?? 5} /><//>
       <p><label><input type="checkbox" name="probabilities" checked=${Boolean(query.p)} /> Probabilities (of models that have them)</label></p></div>
+      <details open=${Boolean(query.allow || query.deny)}><summary>Filters</summary><div class="fields">
+        <${Field} id="allow" label="Only these labels" help="One per line; set:NAME for the labels of a label set"><textarea id="allow" name="allow" rows="3">${query.allow ?? ""}</textarea><//>
+        <${Field} id="deny" label="Never these labels" help="In the same form"><textarea id="deny" name="deny" rows="3">${query.deny ?? ""}</textarea><//></div></details>
       <${Button} type="submit" class="main" scope="predict">Ask<//></form>
     ${question && html`<${Answer} question=${question} />`}`;
 }

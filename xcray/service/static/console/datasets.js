@@ -1,6 +1,7 @@
 // Data sets: upload with progress, the report of invalid lines, sizes.
 import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment, upload } from "/static/console/api.js";
+import { CountHistogram } from "/static/console/charts.js";
 import { Button, bytes, count, Facts, Field, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 
 const FORMATS = ["jsonl", "csv", "tsv", "svmlight", "xc", "parquet", "npz"];
@@ -68,7 +69,20 @@ export function Dataset({ id }) {
     ${stats.warnings?.length > 0 && html`<h2>Warnings</h2><ul>${stats.warnings.map((warning) => html`<li>${warning.message}</li>`)}</ul>`}
     ${stats.splits && html`<h2>Statistics</h2><${Table} caption="Statistics" columns=${["part", "rows#", "features per row#", "labels per row#"]} rows=${Object.entries(stats.splits).map(([part, split]) => [
       part, count(split.n_rows), (split.x_nnz / Math.max(1, split.n_rows)).toFixed(1), (split.y_nnz / Math.max(1, split.n_rows)).toFixed(2)])} />
-      <p>Training rows per label: ${(stats.splits.train.y_nnz / Math.max(1, stats.n_labels)).toFixed(1)} on average.</p>`}
+      <p>Training rows per label: ${(stats.splits.train.y_nnz / Math.max(1, stats.n_labels)).toFixed(1)} on average.</p><${Figures} id=${id} />`}
     <p>${set.status === "READY" && html`<a href=${`#/train?dataset=${segment(set.id)}&model=${segment(set.name)}`}>Train on it</a> `}
       <${Button} scope="submit" onClick=${remove}>Delete<//></p><${Trouble} error=${failed} />`;
+}
+
+// Plots and example rows. The lengths of rows are those of a sample if there are many rows.
+function Figures({ id }) {
+  const [of, error] = useLoaded(() => get(`/v1/datasets/${segment(id)}/figures`), [id]);
+  if (!of) return html`<${Trouble} error=${error} />`;
+  const { train } = of.parts, sampled = train.sampled_rows < train.n_rows ? ` of ${count(train.sampled_rows)} rows` : "";
+  return html`<div class="plots"><${CountHistogram} title="Training rows per label" x="training rows" y="labels" of=${of.rows_per_label} />
+      <${CountHistogram} title=${`Labels per training row${sampled}`} x="labels" y="rows" of=${train.labels_per_row} />
+      <${CountHistogram} title=${`Features per training row${sampled}`} x="features" y="rows" of=${train.features_per_row} /></div>
+    ${Object.entries(of.parts).map(([part, { examples }]) => html`<h2>Example rows: ${part}</h2><${Table} caption=${`Example rows: ${part}`} columns=${["row#", "labels", "largest features"]} rows=${examples.map((row) => [count(row.row),
+      `${row.labels.join(", ")}${row.n_labels > row.labels.length ? `, ... (${count(row.n_labels)})` : ""}`,
+      `${row.features.map(({ feature, value }) => `${feature} ${Number(value.toPrecision(3))}`).join(", ")}${row.n_features > row.features.length ? `, ... (${count(row.n_features)})` : ""}`])} />`)}`;
 }

@@ -1,7 +1,8 @@
 // Jobs: the list, and one job followed live by its event stream.
 import { html, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, getText, readEvents, segment } from "/static/console/api.js";
-import { Button, count, duration, Facts, Pager, Plot, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { Chart } from "/static/console/charts.js";
+import { Button, count, duration, Facts, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 import { Events, Timeline } from "/static/console/timeline.js";
 
 const STATES = ["", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"];
@@ -73,7 +74,7 @@ export function Job({ id }) {
       ["Time left", job.status === "RUNNING" ? duration(now.eta) : ""], ["Created (UTC)", when(job.created)], ["Started (UTC)", when(job.started)], ["Finished (UTC)", when(job.finished)],
       ["Data set", job.spec.dataset && html`<a href=${`#/datasets/${job.spec.dataset}`}>${job.spec.dataset}</a>`],
       ["Model", job.result?.model && html`<a href=${`#/models/${job.result.model}`}>${job.result.model}, version ${job.result.version}</a>`]]} />
-    ${epochs.length > 1 && html`<${Plot} title="Objective by epoch" x="epoch" y="objective" xs=${epochs.map((each) => each.epoch)} ys=${epochs.map((each) => each.objective)} />`}
+    ${epochs.length > 1 && html`<${Chart} title="Objective by epoch" x="epoch" y="objective" xs=${epochs.map((each) => each.epoch)} series=${[{ label: "objective", values: epochs.map((each) => each.objective) }]} />`}
     ${job.status === "SUCCEEDED" && job.kind === "train" && html`<${Gaps} id=${id} /><${Measures} of=${job.result.measures} />`}
     ${job.kind === "train" && job.started && html`<${Timeline} id=${id} running=${!isOver(job.status)} />`}
     <${Events} events=${events} /><${Log} id=${id} over=${isOver(job.status)} />
@@ -89,7 +90,7 @@ function Notes({ result }) {
   return notes.map((note) => html`<div class="problem">${note}</div>`);
 }
 
-export const Measures = ({ of }) => {
+const Measures = ({ of }) => {
   const rows = Object.entries(of || {}).filter(([, value]) => typeof value === "number");
   return html`<h2>Measures</h2><${Table} caption="Measures" columns=${["measure", "value#"]} empty="None: no rows were held out." rows=${rows.map(([name, value]) => [name, value.toFixed(4)])} />`;
 };

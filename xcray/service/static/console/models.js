@@ -1,8 +1,8 @@
 // Models: versions, card, measures, aliases, labels with search.
 import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { change, get, getText, segment } from "/static/console/api.js";
-import { Measures } from "/static/console/jobs.js";
-import { Button, bytes, count, Facts, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { change, get, segment } from "/static/console/api.js";
+import { Button, count, Facts, Pager, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
+import { Version, Versions } from "/static/console/versions.js";
 
 export function Models() {
   const [list, error] = useLoaded(async () => (await get("/v1/models")).models, [], 10);
@@ -11,13 +11,26 @@ export function Models() {
 }
 
 export function Model({ id, query }) {
+  const [failed, setFailed] = useState(null);
   const [model, error, reload] = useLoaded(() => get(`/v1/models/${segment(id)}`), [id]);
   if (!model) return html`<h1>Model</h1><${Trouble} error=${error} />`;
   const version = Number(query.version || model.versions[model.versions.length - 1]);
+  const remove = async (number) => {
+    if (!confirm(`Delete version ${number} of ${model.name} and its files? Its number is not used again.`)) return;
+    setFailed(null);
+    try {
+      await change("DELETE", `/v1/models/${segment(id)}/versions/${number}`);
+      if (model.versions.length === 1 || number === version) location.hash = model.versions.length === 1 ? "#/models" : `#/models/${id}`;
+      if (model.versions.length > 1) reload();
+    } catch (problem) {
+      setFailed(problem);
+    }
+  };
   return html`<h1>Model ${model.name}</h1><${Trouble} error=${error} />
-    <h2>Versions</h2><${Table} caption="Versions" columns=${["version#", "state", "reason"]} rows=${[...model.states].reverse().map((each) => [
-      html`<a href=${`#/models/${id}?version=${each.version}`} aria-current=${each.version === version ? "true" : undefined}>${each.version}</a>`, html`<${Status} value=${each.state} />`, each.reason || ""])} />
-    <${Aliases} model=${model} version=${version} reload=${reload} /><${Version} name=${id} version=${version} /><${Labels} reference=${`${id}:${version}`} />`;
+    <h2>Versions</h2><${Table} caption="Versions" columns=${["version#", "state", "reason", ""]} rows=${[...model.states].reverse().map((each) => [
+      html`<a href=${`#/models/${id}?version=${each.version}`} aria-current=${each.version === version ? "true" : undefined}>${each.version}</a>`, html`<${Status} value=${each.state} />`, each.reason || "",
+      html`<${Button} scope="submit" label=${`Delete version ${each.version}`} onClick=${() => remove(each.version)}>Delete<//>`])} /><${Trouble} error=${failed} />
+    <${Aliases} model=${model} version=${version} reload=${reload} /><${Versions} name=${id} numbers=${model.versions} version=${version} /><${Version} name=${id} version=${version} /><${Labels} reference=${`${id}:${version}`} />`;
 }
 
 function Aliases({ model, version, reload }) {
@@ -43,16 +56,6 @@ function Aliases({ model, version, reload }) {
       alias, model.splits[alias] ? model.splits[alias].split.map((share) => `version ${share.version}: ${(100 * share.weight).toFixed(0)} %`).join(", ") + (model.splits[alias].shadow ? `, shadow ${model.splits[alias].shadow.version}` : "") : `version ${model.aliases[alias]}`,
       html`<${Button} scope="submit" disabled=${model.aliases[alias] === version && !model.splits[alias]} onClick=${() => set(alias)}>Set to version ${version}<//> <${Button} scope="submit" onClick=${() => move("DELETE", alias, `Remove the alias ${alias}? Requests to ${model.name}@${alias} are then refused.`)}>Remove<//>`])} />
     <form onSubmit=${submit} aria-label="New alias"><label>New alias for version ${version} <input name="alias" required pattern="[a-z0-9][a-z0-9._\\-]*" /></label> <${Button} type="submit" scope="submit">Set<//></form><${Trouble} error=${failed} />`;
-}
-
-function Version({ name, version }) {
-  const [found, error] = useLoaded(async () => ({ of: await get(`/v1/models/${segment(name)}/versions/${version}`), card: await getText(`/v1/models/${segment(name)}/versions/${version}/card`) }), [name, version]);
-  if (!found) return html`<${Trouble} error=${error} />`;
-  const { of, card } = found;
-  return html`<h2>Version ${version}</h2><${Facts} of=${[["Solver", of.solver], ["Labels", count(of.n_labels)], ["Features", count(of.n_features)], ["Weights", count(of.nnz)], ["Size", bytes(of.n_bytes)],
-      ["Probabilities", of.calibrated ? "yes" : "no"], ["Created (UTC)", when(of.created)], ["SHA-256", `${of.sha256.slice(0, 16)}...`]]} />
-    <${Measures} of=${of.measures} /><details><summary>Model card</summary><pre tabindex="0">${card}</pre></details>
-    <p><a href=${`#/ask?model=${segment(`${name}:${version}`)}`}>Ask this version</a></p>`;
 }
 
 // A model that is a chain of stages has no weights by label; the service says so and this shows it.

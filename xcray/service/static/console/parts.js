@@ -1,6 +1,5 @@
 // Parts that several pages use. Values are set as text, never as markup.
-import { html, useEffect, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import uPlot from "/static/vendor/uplot-1.6.32/uPlot.esm.js";
+import { html, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { missingScopes } from "/static/console/api.js";
 
 export const count = (n) => (n === undefined || n === null ? "" : n.toLocaleString("en"));
@@ -54,19 +53,3 @@ export const Pager = ({ page, setPage, next, names = ["Newer", "Older"] }) => ht
   ${next && html`<${Button} onClick=${() => setPage([...page, next])}>${names[1]}<//>`}</p>`;
 
 export const Field = ({ label, help, id, children }) => html`<div class="field"><label for=${id}>${label}</label>${children}${help && html`<small>${help}</small>`}</div>`;
-
-// One line over x. The table below it is what a screen reader gets.
-export function Plot({ title, x, y, xs, ys }) {
-  const place = useRef(null);
-  useEffect(() => {
-    const color = getComputedStyle(document.documentElement).getPropertyValue("color") || "gray";
-    const accent = matchMedia("(prefers-color-scheme: dark)").matches ? "#74b3f2" : "#0b5cad";
-    const axis = (label) => ({ label, stroke: color, grid: { stroke: "#8884" }, ticks: { stroke: "#8884" } });
-    const plot = new uPlot({
-      width: Math.max(260, place.current.clientWidth), height: 240, scales: { x: { time: false } },
-      series: [{ label: x }, { label: y, stroke: accent, width: 2 }], axes: [axis(x), axis(y)],
-    }, [xs, ys], place.current);
-    return () => plot.destroy();
-  }, [xs.length, ys[ys.length - 1]]);
-  return html`<figure class="plot"><figcaption>${title}</figcaption><div ref=${place} role="img" aria-label=${`${title}: ${count(ys.length)} points, from ${ys[0]} to ${ys[ys.length - 1]}`}></div></figure>`;
-}

@@ -1,0 +1,117 @@
+"""Figures of data sets and versions, differences of versions, and the files of a version."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.support.live_service import PATIENCE, serving, settings_for
+from xcray.data.dataset import Dataset
+from xcray.model.model import Model
+from xcray.service.app import create_app
+from xcray.service.datasets import figures as dataset_figures
+from xcray.training.run import train
+from xcray.training.spec import TrainSpec
+
+
+class Service(NamedTuple):
+    """A served app with the data set `small` and two versions of the model `topics`."""
+
+    http: httpx.Client
+    data: Dataset
+    dataset_id: str
+    models: dict[int, Model]
+
+
+@pytest.fixture(scope="module")
+def service(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("figures")
+    app = create_app(settings_for(folder / "home"))
+    state = app.state.app_state
+    shutil.copytree(tiny.path, folder / "data")
+    record = state.store.datasets.add("small", str(folder / "data"), stats={"n_labels": 40})
+    registry, models = state.registry_of("default"), {}
+    for version, lam in ((1, 0.01), (2, 0.1)):
+        spec = TrainSpec(dataset=str(tiny.path), pool="serial", params={"lam": lam})
+        train(spec, run_dir=folder / f"run{version}", out=folder / f"m{version}")
+        registry.publish("topics", folder / f"m{version}")
+        models[version] = Model.open(registry.resolve(f"topics:{version}"))
+    with (
+        serving(app) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
+    ):
+        yield Service(http, tiny, record.id, models)
+
+
+def test_histograms_and_examples_of_a_data_set(service: Service) -> None:
+    found = service.http.get(f"/v1/datasets/{service.dataset_id}/figures?examples=3").json()
+    assert sum(found["rows_per_label"]["counts"]) == service.data.n_labels
+    train_part, split = found["parts"]["train"], service.data.train
+    lengths = np.diff(split.X.indptr)
+    edges = train_part["features_per_row"]["edges"]
+    assert edges[:4] == [0, 1, 2, 4]
+    assert train_part["features_per_row"]["counts"] == np.histogram(lengths, edges)[0].tolist()
+    assert edges[-1] > lengths.max()
+    assert [row["row"] for row in train_part["examples"]] == [
+        0,
+        (split.n_rows - 1) // 2,
+        split.n_rows - 1,
+    ]
+    first = train_part["examples"][0]
+    assert first["labels"] == [service.data.label_names[int(j)].as_py() for j in split.Y.row(0)]
+    values = [each["value"] for each in first["features"]]
+    assert values == sorted(split.X.row(0)[1].tolist(), key=abs, reverse=True)[:20]
+
+
+def test_the_rows_read_are_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_figures, "MAX_SAMPLED_ROWS", 10)
+    part = dataset_figures.dataset_figures(service.data, 0)["parts"]["train"]
+    assert (part["sampled_rows"], part["n_rows"]) == (10, service.data.train.n_rows)
+    assert sum(part["labels_per_row"]["counts"]) == 10
+    assert part["examples"] == []
+
+
+def test_a_data_set_that_is_not_ready_is_refused(service: Service) -> None:
+    assert service.http.get("/v1/datasets/ds_none/figures").status_code == 404
+
+
+def test_figures_of_a_version(service: Service) -> None:
+    found = service.http.get("/v1/models/topics/versions/2/figures").json()
+    assert found["params"]["lam"] == 0.1
+    assert found["calibration"] is None
+    assert found["training"]["classes"] == service.models[2].n_labels
+    classes = service.models[2].classes
+    assert classes is not None
+    positives = classes.column("positives").to_numpy() > 0
+    assert sum(found["gaps"]["counts"]) == positives.sum()
+    limit = found["gaps"]["edges"].index(pytest.approx(found["gaps"]["eps"]))
+    assert sum(found["gaps"]["counts"][limit:]) == 0  # every label reached its certificate
+
+
+def test_differences_of_versions(service: Service) -> None:
+    found = service.http.get("/v1/models/topics:diff").json()
+    assert [each["version"] for each in found["versions"]] == [1, 2]
+    assert found["params"] == {"lam": [0.01, 0.1]}
+    assert found["added"] == found["removed"] == {"count": 0, "first": []}
+    assert found["identical"] + found["changed"]["count"] == service.models[1].n_labels
+    same = service.http.get("/v1/models/topics:diff?from=2&to=2").json()
+    assert same["same_content"]
+    assert (same["params"], same["changed"]["count"]) == ({}, 0)
+    assert service.http.get("/v1/models/topics:diff?from=3").status_code == 404
+    assert service.http.get("/v1/models/nothing:diff").status_code == 404
+
+
+def test_the_archive_is_the_model_directory(service: Service, tmp_path: Path) -> None:
+    answer = service.http.get("/v1/models/topics/versions/1/archive")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    with tarfile.open(fileobj=io.BytesIO(answer.content)) as file:
+        file.extractall(tmp_path, filter="data")
+    assert Model.open(tmp_path / "topics-1").sha256 == service.models[1].sha256

@@ -1,0 +1,71 @@
+"""Figures of a data set for plots, and example rows; from mapped files and a bounded sample."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from xcray.arrays import Int64
+from xcray.data.dataset import Dataset, Split
+
+MAX_SAMPLED_ROWS: Final = 1_000_000  # rows whose lengths are read, evenly spaced
+MAX_NAMES: Final = 20  # labels and features shown of an example
+
+
+def dataset_figures(dataset: Dataset, n_examples: int) -> dict[str, Any]:
+    """Return the fields of `DatasetFiguresView`: histograms and `n_examples` rows per part."""
+    return {
+        "rows_per_label": _histogram(dataset.label_counts),
+        "parts": {
+            part: _part_figures(dataset, split, n_examples)
+            for part, split in dataset.splits.items()
+        },
+    }
+
+
+def _part_figures(dataset: Dataset, split: Split, n_examples: int) -> dict[str, Any]:
+    """Return the figures of one part."""
+    sample = _evenly_spaced(split.n_rows, MAX_SAMPLED_ROWS)
+    return {
+        "n_rows": split.n_rows,
+        "sampled_rows": len(sample),
+        "labels_per_row": _histogram(split.Y.indptr[sample + 1] - split.Y.indptr[sample]),
+        "features_per_row": _histogram(split.X.indptr[sample + 1] - split.X.indptr[sample]),
+        "examples": [
+            _example(dataset, split, int(row)) for row in _evenly_spaced(split.n_rows, n_examples)
+        ],
+    }
+
+
+def _example(dataset: Dataset, split: Split, row: int) -> dict[str, Any]:
+    """Return a row: its first labels by number, and its largest features by magnitude."""
+    labels = split.Y.row(row)
+    features, values = split.X.row(row)
+    order = np.argsort(-np.abs(values), kind="stable")[:MAX_NAMES]
+    names = dataset.feature_names.take(pa.array(features[order].astype(np.int64))).to_pylist()
+    return {
+        "row": row,
+        "n_labels": len(labels),
+        "labels": dataset.label_names.take(
+            pa.array(labels[:MAX_NAMES].astype(np.int64))
+        ).to_pylist(),
+        "n_features": len(features),
+        "features": [
+            {"feature": name, "value": value}
+            for name, value in zip(names, values[order].tolist(), strict=True)
+        ],
+    }
+
+
+def _evenly_spaced(n: int, count: int) -> Int64:
+    """Return at most `count` of the numbers 0 to n - 1, ascending."""
+    return np.linspace(0, n - 1, min(n, count)).astype(np.int64)
+
+
+def _histogram(counts: Any) -> dict[str, Any]:
+    """Return a histogram of counts whose bins begin at 0, 1, 2, 4, 8 and so on."""
+    largest = int(np.max(counts, initial=0))
+    edges = [0, *(1 << power for power in range(largest.bit_length() + 1))]
+    return {"edges": edges, "counts": np.histogram(counts, edges)[0].tolist()}

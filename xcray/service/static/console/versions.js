@@ -1,0 +1,98 @@
+// Versions of a model: measures side by side, differences, and the figures of one version.
+import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
+import { download, get, getText, segment } from "/static/console/api.js";
+import { brief, Chart } from "/static/console/charts.js";
+import { Button, bytes, count, duration, Facts, Field, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+
+const MAX_COLUMNS = 6;
+const SIZES = { solver: (of) => of.solver, "created (UTC)": (of) => when(of.created), labels: (of) => count(of.n_labels), features: (of) => count(of.n_features),
+  weights: (of) => count(of.nnz), size: (of) => bytes(of.n_bytes), probabilities: (of) => (of.calibrated ? "yes" : "no") };
+const value = (number) => (typeof number === "number" ? (Number.isInteger(number) ? count(number) : number.toFixed(4)) : number ?? "");
+const SideBySide = ({ caption, versions }) => {
+  const measures = [...new Set(versions.flatMap((each) => Object.keys(each.measures)))].filter((name) => versions.some((each) => typeof each.measures[name] === "number"));
+  return html`<${Table} caption=${caption} columns=${["", ...versions.map((each) => `version ${each.version}#`)]} rows=${[
+    ...Object.entries(SIZES).map(([name, show]) => [name, ...versions.map(show)]), ...measures.map((name) => [name, ...versions.map((each) => value(each.measures[name]))])]} />`;
+};
+
+// The version shown, and the newest others.
+export function Versions({ name, numbers, version }) {
+  const shown = [...new Set([version, ...[...numbers].reverse()])].slice(0, MAX_COLUMNS).sort((a, b) => b - a);
+  const [versions, error] = useLoaded(() => Promise.all(shown.map((each) => get(`/v1/models/${segment(name)}/versions/${each}`))), [name, String(shown)]);
+  return html`<h2>Measures</h2><${Trouble} error=${error} />${versions && html`<${SideBySide} caption="Measures" versions=${versions} />`}
+    ${numbers.length > shown.length && html`<p class="note">The newest ${shown.length} of ${count(numbers.length)} versions.</p>`}
+    ${numbers.length > 1 && html`<${Compare} name=${name} numbers=${numbers} version=${version} />`}`;
+}
+
+function Compare({ name, numbers, version }) {
+  const [pair, setPair] = useState(null);
+  const earlier = numbers.filter((each) => each < version).pop() ?? numbers.find((each) => each !== version);
+  const submit = (event) => { event.preventDefault(); const fields = new FormData(event.target); setPair([fields.get("from"), fields.get("to")]); };
+  const select = (id, chosen) => html`<select id=${id} name=${id}>${numbers.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select>`;
+  return html`<h2>Differences</h2><form onSubmit=${submit} aria-label="Differences"><div class="fields"><${Field} id="from" label="From version">${select("from", earlier)}<//><${Field} id="to" label="To version">${select("to", version)}<//></div>
+    <button>Compare</button></form>${pair && html`<${Difference} name=${name} pair=${pair} />`}`;
+}
+
+function Difference({ name, pair }) {
+  const [of, error] = useLoaded(() => get(`/v1/models/${segment(name)}:diff?from=${pair[0]}&to=${pair[1]}`), [name, String(pair)]);
+  if (!of || String(of.versions.map((each) => each.version)) !== String(pair)) return error ? html`<${Trouble} error=${error} />` : html`<p role="status">Comparing.</p>`;
+  const names = ({ count: n, first }) => `${first.join(", ")}${n > first.length ? ", ..." : ""}`;
+  return html`<p role="status">${of.same_content ? "Both versions have the same content." : `${count(of.identical)} labels have the same weights, bit for bit.`}</p><${SideBySide} caption="Both versions" versions=${of.versions} />
+    <${Table} caption="Parameters that differ" columns=${["parameter", ...pair.map((each) => `version ${each}`)]} empty="All parameters are equal." rows=${Object.entries(of.params).map(([key, values]) => [key, ...values.map((each) => (each === null ? "none" : String(each)))])} />
+    <${Table} caption="Labels that differ" columns=${["labels", "number#", "names"]} rows=${["added", "removed", "changed"].map((kind) => [kind, count(of[kind].count), names(of[kind])])} />`;
+}
+
+export function Version({ name, version }) {
+  const [failed, setFailed] = useState(null);
+  const [sending, setSending] = useState(false);
+  const path = `/v1/models/${segment(name)}/versions/${version}`;
+  const [found, error] = useLoaded(async () => ({ of: await get(path), card: await getText(`${path}/card`) }), [path]);
+  if (!found) return html`<${Trouble} error=${error} />`;
+  const save = async () => {
+    setFailed(null);
+    setSending(true);
+    await download(`${path}/archive`, `${name}-${version}.tar`).catch(setFailed);
+    setSending(false);
+  };
+  return html`<h2>Version ${version}</h2><${Facts} of=${[["SHA-256", `${found.of.sha256.slice(0, 16)}...`], ["Data set", `${found.of.dataset_hash.slice(0, 16)}...`], ["Aliases", found.of.aliases.join(", ")]]} />
+    <p><a href=${`#/ask?model=${segment(`${name}:${version}`)}`}>Ask this version</a> <${Button} scope="read" disabled=${sending} onClick=${save}>Download (${bytes(found.of.n_bytes)})<//></p><${Trouble} error=${failed} />
+    <details><summary>Model card</summary><pre tabindex="0">${found.card}</pre></details><${Figures} path=${path} />`;
+}
+
+function Figures({ path }) {
+  const [of, error] = useLoaded(() => get(`${path}/figures`), [path]);
+  if (!of) return html`<${Trouble} error=${error} />`;
+  const { training } = of;
+  return html`<h2>Training</h2><${Facts} of=${[["Time", training.makespan !== undefined ? duration(training.makespan) : ""], ["Core time", training.core_seconds !== undefined ? duration(training.core_seconds) : ""], ["Workers", training.workers],
+      ["Labels with a certificate", training.classes_certified !== undefined ? `${count(training.classes_certified)} of ${count(training.classes)}` : ""], ["Epochs", count(training.epochs)], ["Why it ended", training.stopped]]} />
+    <details><summary>Parameters</summary><${Table} caption="Parameters" columns=${["parameter", "value"]} rows=${Object.entries(of.params).map(([name, each]) => [name, String(each)])} /></details>
+    ${of.gaps && of.gaps.counts.some((n) => n > 0) && html`<${Gaps} of=${of.gaps} />`}
+    ${of.by_frequency && html`<h2>By label frequency</h2><div class="plots">${Object.entries(of.by_frequency).map(([equal, groups]) => html`<${Frequency} equal=${equal} groups=${groups} />`)}</div>`}
+    ${of.calibration && html`<h2>Calibration</h2><div class="plots">${Object.entries(of.calibration).map(([k, facts]) => html`<${Reliability} k=${k} facts=${facts} />`)}</div>`}`;
+}
+
+function Gaps({ of }) {
+  const ticks = of.counts.map((_, i) => of.edges[i + 1].toExponential(0));
+  return html`<h2>Certificates</h2><p>Duality gaps of the labels: how far each can be from its optimum, as a share of its null objective.${of.eps === null ? "" : ` At most ${of.eps} was requested.`}</p>
+    <${Chart} title="Labels by duality gap" x="gap, up to" y="labels" bars ticks=${ticks} xs=${ticks.map((_, i) => i)} series=${[{ label: "labels", values: of.counts }]} />`;
+}
+
+// Ten groups of labels, rarest first: equally many labels, or equally many training rows.
+function Frequency({ equal, groups }) {
+  const words = equal === "labels" ? "tenths of the labels" : "tenths of the training positives";
+  const ks = Object.keys(groups[0]).filter((name) => name.startsWith("P@")).map((name) => name.slice(2));
+  const ticks = groups.map(({ least, most }) => (least === null ? "none" : least === most ? brief(least) : `${brief(least)}–${brief(most)}`));
+  const series = (measures) => measures.map((name) => ({ label: name, values: groups.map((group) => group[name] ?? null), dash: name.startsWith("precision") }));
+  const xs = groups.map((_, i) => i);
+  return html`<${Chart} title=${`Part of P@k, ${words}`} x="training rows of a label" y="adds to P@k" ticks=${ticks} xs=${xs} series=${series(ks.map((k) => `P@${k}`))} />
+    <${Chart} title=${`Recall and precision, ${words}`} x="training rows of a label" y="share" ticks=${ticks} xs=${xs} series=${series([...ks.map((k) => `recall@${k}`), `precision@${ks[0]}`])} />`;
+}
+
+function Reliability({ k, facts }) {
+  const lines = { calibrated: ["groups", "ece"], "sigmoid of the score": ["groups_sigmoid", "ece_sigmoid"] };
+  const xs = [...new Set([0, 1, ...Object.values(lines).flatMap(([groups]) => facts[groups].map(([, predicted]) => predicted))])].sort((a, b) => a - b);
+  const series = Object.entries(lines).map(([label, [groups, ece]]) => {
+    const at = new Map(facts[groups].map(([, predicted, observed]) => [predicted, observed]));
+    return { label: `${label}: ECE ${(100 * facts[ece]).toFixed(1)} %`, values: xs.map((x) => at.get(x) ?? null) };
+  });
+  return html`<${Chart} title=${`Observed by predicted probability, first ${k === "1" ? "label" : `${k} labels`}`} x="predicted probability" y="observed share" xs=${xs} series=${[...series, { label: "ideal", diagonal: true, values: xs }]} />`;
+}

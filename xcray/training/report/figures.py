@@ -1,0 +1,52 @@
+"""Figures of a model as JSON of bounded size, for plots that are drawn elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from xcray.model.model import Model
+from xcray.solvers import SOLVERS
+
+GAP_EDGES: Final = 10.0 ** np.arange(-8.0, 0.01, 0.5)  # relative gaps; the ends take the rest
+
+
+def report_figures(model: Model) -> dict[str, Any]:
+    """Return what a model directory knows about its training, JSON-ready.
+
+    "params": of the solver. "training": facts of the training that are one value. "by_frequency":
+    see `measures_by_frequency`, None if it was not measured. "calibration": per k the "ece" and the
+    "groups" (rows, mean predicted probability, observed share) with and without ("_sigmoid")
+    calibration, None for other models. "gaps": "edges" (n + 1) and "counts" (n) of the duality gaps
+    of the labels with training rows, as shares of their null objectives, and the "eps" that was
+    requested; None if the solver has no certificates by label.
+    """
+    report = model.manifest["report"]
+    return {
+        "params": dict(model.manifest["params"]),
+        "training": {
+            name: value for name, value in report.items() if isinstance(value, str | int | float)
+        },
+        "by_frequency": report.get("by_frequency"),
+        "calibration": model.calibration_facts.get("report"),
+        "gaps": _gap_histogram(model),
+    }
+
+
+def _gap_histogram(model: Model) -> dict[str, Any] | None:
+    """Return the histogram of relative gaps; None if the solver records no gaps by label."""
+    table, solver = model.classes, SOLVERS.get(str(model.manifest["solver"]))
+    is_joint = solver is not None and solver.family == "joint"
+    if table is None or is_joint or not {"gap", "null"} <= set(table.column_names):
+        return None
+    gap, null = (table.column(name).to_numpy().astype(np.float64) for name in ("gap", "null"))
+    known = np.isfinite(gap) & (null > 0.0)
+    if "positives" in table.column_names:
+        known &= table.column("positives").to_numpy() > 0
+    shares = np.clip(gap[known] / null[known], GAP_EDGES[0], GAP_EDGES[-1])
+    return {
+        "edges": GAP_EDGES.tolist(),
+        "counts": np.histogram(shares, GAP_EDGES)[0].tolist(),
+        "eps": model.manifest["params"].get("eps"),
+    }
