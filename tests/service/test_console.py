@@ -260,7 +260,11 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
     assert expected["params"] == {"lam": [0.01, 0.1]}
     if pages is None:
         return
-    page = pages.open("/#/models/pair", key=live.keys["submit"])
+    page = pages.open("/#/models", key=live.keys["submit"])
+    page.get_by_label("Part of the name").fill("PAI")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("link", name="topics").wait_for(state="detached")
+    page.get_by_role("link", name="pair").click()
     measures = page.get_by_label("Measures", exact=True)
     measures.get_by_role("columnheader", name="version 1").wait_for()
     p1 = expected["versions"][1]["measures"]["P@1"]

@@ -16,6 +16,7 @@ import pytest
 from tests.support.live_service import PATIENCE, serving, settings_for
 from xcray.data.dataset import Dataset
 from xcray.model.model import Model
+from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.datasets import figures as dataset_figures
 from xcray.training.run import train
@@ -29,6 +30,7 @@ class Service(NamedTuple):
     data: Dataset
     dataset_id: str
     models: dict[int, Model]
+    registry: Registry
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def service(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         serving(app) as url,
         httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
     ):
-        yield Service(http, tiny, record.id, models)
+        yield Service(http, tiny, record.id, models, registry)
 
 
 def test_histograms_and_examples_of_a_data_set(service: Service) -> None:
@@ -94,6 +96,28 @@ def test_figures_of_a_version(service: Service) -> None:
     assert sum(found["gaps"]["counts"]) == positives.sum()
     limit = found["gaps"]["edges"].index(pytest.approx(found["gaps"]["eps"]))
     assert sum(found["gaps"]["counts"][limit:]) == 0  # every label reached its certificate
+
+
+def test_models_are_listed_by_page(service: Service, tmp_path: Path) -> None:
+    for name in ("beta", "alpha-1", "alpha-2"):
+        shutil.copytree(service.models[1].path, tmp_path / name)
+        service.registry.publish(name, tmp_path / name)
+
+    def listed(query: str) -> tuple[list[str], int, str | None]:
+        page = service.http.get(f"/v1/models?{query}").json()
+        return [each["name"] for each in page["models"]], page["total"], page["next_page_token"]
+
+    everything = ["alpha-1", "alpha-2", "beta", "topics"]
+    assert listed("") == (everything, 4, None)
+    names, total, token = listed("limit=3")
+    assert (names, total) == (everything[:3], 4)
+    assert listed(f"limit=3&page_token={token}") == (["topics"], 4, None)
+    assert listed("contains=ALPHA&limit=1") == (["alpha-1"], 2, "alpha-1")
+    assert listed("contains=alpha&limit=2") == (["alpha-1", "alpha-2"], 2, None)
+    assert listed("loaded=true") == ([], 0, None)
+    assert service.http.get("/v1/models/beta/labels?limit=1").is_success  # loads it
+    assert listed("loaded=true") == (["beta"], 1, None)
+    assert listed("page_token=zzz") == ([], 4, None)
 
 
 def test_differences_of_versions(service: Service) -> None:

@@ -607,7 +607,7 @@ def test_streams_end_when_the_service_drains_or_the_job_ends(service: Service) -
 
 def test_models_versions_and_aliases(service: Service, tmp_path: Path) -> None:
     registry, http = service.app_state.registry, service.http
-    assert http.get("/v1/models").json() == {"models": []}
+    assert http.get("/v1/models").json() == {"models": [], "total": 0, "next_page_token": None}
     for seed in (1, 2, 3):
         assert publish(registry, "docs", tmp_path / f"staged-{seed}", seed=seed) == seed
     model = http.get("/v1/models/docs").json()

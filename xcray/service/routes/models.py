@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any
@@ -57,18 +58,38 @@ _CARD: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("", response_model=ModelPage, responses=NOT_MODIFIED)
-def index(request: Request, caller: ModelReader, if_none_match: IfNoneMatch = None) -> Response:
-    """List all models, by name."""
+def index(
+    request: Request,
+    caller: ModelReader,
+    contains: Annotated[
+        str | None, Query(max_length=128, description="Part of the name, in any case.")
+    ] = None,
+    loaded: Annotated[
+        bool, Query(description="Only models with a version in the memory of this process.")
+    ] = False,
+    limit: Annotated[
+        int | None, Query(ge=1, le=1000, description="Default: all models on one page.")
+    ] = None,
+    page_token: Annotated[str | None, Query(max_length=256)] = None,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """List models by name."""
     app_state = app_state_of(request)
-    return reply(
-        request,
-        ModelPage(
-            models=[
-                _model_view(app_state, caller.tenant, name)
-                for name in app_state.registry_of(caller.tenant).names()
-            ]
-        ),
+    names = app_state.registry_of(caller.tenant).names()
+    if contains:
+        names = [name for name in names if contains.lower() in name]
+    if loaded:
+        in_memory = {name for name, _ in app_state.model_cache.loaded_versions(caller.tenant)}
+        names = [name for name in names if name in in_memory]
+    start = bisect_right(names, page_token or "")  # a token is the last name of a page
+    shown = names[start:] if limit is None else names[start : start + limit]
+    has_more = start + len(shown) < len(names)
+    page = ModelPage(
+        models=[_model_view(app_state, caller.tenant, name) for name in shown],
+        total=len(names),
+        next_page_token=shown[-1] if has_more else None,
     )
+    return reply(request, page)
 
 
 @router.get("/{name:modelname}", response_model=ModelView, responses=NOT_MODIFIED)

@@ -166,9 +166,11 @@ class ModelView(View):
 
 
 class ModelPage(View):
-    """All models, by name."""
+    """A page of models, by name. total: the number of models that match, on all pages."""
 
     models: list[ModelView]
+    total: int
+    next_page_token: str | None
 
 
 class GapsView(HistogramView):

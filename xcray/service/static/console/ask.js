@@ -25,6 +25,7 @@ function Words({ text, why }) {
     <${Table} caption="Contributions" columns=${["feature", "value in the text#", "weight#", "contribution#"]} empty="No word of the text counts for this label." rows=${why.contributions.map((each) => [each.feature, each.x.toFixed(3), each.weight.toFixed(3), each.contribution.toFixed(3)])} />`;
 }
 
+const MAX_MODELS = 100;
 const lines = (text) => (text || "").split("\n").map((line) => line.trim()).filter(Boolean);
 
 // One question; the reply names the version, so that the link and the words are of that version.
@@ -53,7 +54,8 @@ function Answer({ question }) {
 }
 
 export function Ask({ query }) {
-  const [models, error] = useLoaded(async () => (await get("/v1/models")).models.filter((model) => model.latest), []);
+  const [part, setPart] = useState("");
+  const [page, error] = useLoaded(() => get(`/v1/models?limit=${MAX_MODELS}&contains=${segment(part)}`), [part]);
   const [question, setQuestion] = useState(query.model && query.text ? { model: query.model, text: query.text, k: Number(query.k) || 5, probabilities: Boolean(query.p), allow: lines(query.allow), deny: lines(query.deny) } : null);
   const [name, setName] = useState(query.model ?? null);
   const submit = (event) => {
@@ -61,14 +63,16 @@ export function Ask({ query }) {
     const fields = new FormData(event.target);
     setQuestion({ model: fields.get("model"), text: fields.get("text"), k: Number(fields.get("k")), probabilities: fields.has("probabilities"), allow: lines(fields.get("allow")), deny: lines(fields.get("deny")) });
   };
-  if (!models) return html`<h1>Ask</h1><${Trouble} error=${error} />`;
-  const names = models.flatMap((model) => [model.name, ...Object.keys(model.aliases).filter((alias) => alias !== "latest").map((alias) => `${model.name}@${alias}`)]);
+  if (!page) return html`<h1>Ask</h1><${Trouble} error=${error} />`;
+  const names = page.models.filter((model) => model.latest).flatMap((model) => [model.name, ...Object.keys(model.aliases).filter((alias) => alias !== "latest").map((alias) => `${model.name}@${alias}`)]);
   if (query.model && !names.includes(query.model)) names.unshift(query.model);
-  if (!names.length) return html`<h1>Ask</h1><p>There is no model yet: <a href="#/train">train one</a>.</p>`;
-  const chosen = name ?? names[0];
+  if (!names.length && !part) return html`<h1>Ask</h1><p>There is no model yet: <a href="#/train">train one</a>.</p>`;
+  const chosen = names.includes(name) ? name : names[0];
+  const isLong = part || page.next_page_token;  // a select of all models would be too long
   return html`<h1>Ask</h1><form onSubmit=${submit} aria-label="Ask">
       <${Field} id="text" label="Text"><textarea id="text" name="text" rows="4" maxlength="100000" required>${query.text ?? ""}</textarea><//>
-      <div class="fields"><${Field} id="ask-model" label="Model"><select id="ask-model" name="model" onChange=${(event) => setName(event.target.value)}>${names.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select><//>
+      <div class="fields">${isLong && html`<${Field} id="part" label="Part of the model's name" help=${`The first ${MAX_MODELS} of ${count(page.total)} models are listed`}><input id="part" type="search" value=${part} onChange=${(event) => setPart(event.target.value)} /><//>`}
+      <${Field} id="ask-model" label="Model"><select id="ask-model" name="model" onChange=${(event) => setName(event.target.value)}>${names.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select><//>
       <${Field} id="k" label="Number of labels"><input id="k" name="k" type="number" min="1" max="100" required defaultValue=${query.k ?? 5} /><//>
       <p><label><input type="checkbox" name="probabilities" checked=${Boolean(query.p)} /> Probabilities (of models that have them)</label></p></div>
       <details open=${Boolean(query.allow || query.deny)}><summary>Filters</summary><div class="fields">

@@ -5,9 +5,15 @@ import { Button, count, Facts, Pager, Status, Table, Trouble, useLoaded } from "
 import { Version, Versions } from "/static/console/versions.js";
 
 export function Models() {
-  const [list, error] = useLoaded(async () => (await get("/v1/models")).models, [], 10);
-  return html`<h1>Models</h1><${Trouble} error=${error} />${list && html`<${Table} caption="Models" columns=${["name", "versions#", "latest#", "solver", "labels#", "features#"]} empty="There is no model yet: train one."
-    rows=${list.map(({ name, versions, latest }) => [html`<a href=${`#/models/${name}`}>${name}</a>`, count(versions.length), ...(latest ? [latest.version, latest.solver, count(latest.n_labels), count(latest.n_features)] : ["", "cannot be read", "", ""])])} />`}`;
+  const [search, setSearch] = useState("");
+  const [page, setPage] = useState([]);
+  const query = new URLSearchParams({ limit: 50, ...(search && { contains: search }), ...(page.length && { page_token: page[page.length - 1] }) });
+  const [list, error] = useLoaded(() => get(`/v1/models?${query}`), [String(query)], 10);
+  const submit = (event) => { event.preventDefault(); setPage([]); setSearch(new FormData(event.target).get("search")); };
+  return html`<h1>Models</h1><form role="search" onSubmit=${submit}><label>Part of the name <input type="search" name="search" /></label> <button>Search</button></form>
+    <${Trouble} error=${error} />${list && html`<${Table} caption="Models" columns=${["name", "versions#", "latest#", "solver", "labels#", "features#"]} empty=${search ? "No model matches." : "There is no model yet: train one."}
+      rows=${list.models.map(({ name, versions, latest }) => [html`<a href=${`#/models/${name}`}>${name}</a>`, count(versions.length), ...(latest ? [latest.version, latest.solver, count(latest.n_labels), count(latest.n_features)] : ["", "cannot be read", "", ""])])} />
+    <${Pager} page=${page} setPage=${setPage} next=${list.next_page_token} names=${["Previous", "Next"]} />${list.total > 50 && html`<p class="note">${count(list.total)} models.</p>`}`}`;
 }
 
 export function Model({ id, query }) {

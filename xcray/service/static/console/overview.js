@@ -24,7 +24,7 @@ export function Overview() {
   const [jobs, jobsError] = useLoaded(async () => ({
     running: await get("/v1/jobs?status=RUNNING&limit=100"), waiting: await get("/v1/jobs?status=PENDING&limit=100"),
   }), [], 3);
-  const [models, modelsError] = useLoaded(async () => (await get("/v1/models")).models, [], 10);
+  const [models, modelsError] = useLoaded(async () => ({ loaded: (await get("/v1/models?loaded=true&limit=100")).models, total: (await get("/v1/models?limit=1")).total }), [], 10);
   const [metrics, metricsError] = useLoaded(async () => {
     const found = samples(await getText("/metrics")), now = performance.now() / 1000;
     const requests = total(found, "xcray_http_requests_total");
@@ -34,14 +34,14 @@ export function Overview() {
     return { rate, p99: p99(found), free: total(found, "xcray_disk_free_bytes"), size: total(found, "xcray_disk_size_bytes") };
   }, [], 5);
   const number = (page) => page && `${count(page.jobs.length)}${page.next_page_token ? " or more" : ""}`;
-  const live = (models || []).filter((model) => model.states.some((state) => state.state === "LOADED"));
+  const live = models?.loaded ?? [];
   return html`<h1>Overview</h1>
     ${[readyError, jobsError, modelsError].map((error) => html`<${Trouble} error=${error} />`)}
     ${ready && html`<${Facts} of=${[
       ["Service", ready.ready ? "ready" : `not ready: ${ready.reasons.join(", ") || "sign in for the reasons"}`],
       ["Degraded", ready.degraded.join(", ")],
       ["Waiting jobs", number(jobs?.waiting)], ["Running jobs", number(jobs?.running)],
-      ["Models", models && `${count(models.length)}, ${count(live.length)} in memory`],
+      ["Models", models && `${count(models.total)}, ${count(live.length)} in memory`],
       ["Requests", metrics?.rate], ["p99 of predictions", metrics?.p99],
       ["Disk", metrics && `${bytes(metrics.free)} free of ${bytes(metrics.size)}`],
     ]} />`}
