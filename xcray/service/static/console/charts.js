@@ -17,7 +17,7 @@ function options({ x, y, xs, series, ticks, bars }, place) {
   const named = ticks && { splits: () => xs, values: (_, splits) => splits.map((at) => ticks[at] ?? ""), rotate: -40, size: 70 };
   const lines = series.map(({ label, dash, diagonal }, i) => ({ label, stroke: diagonal ? "#8a8f96" : colors()[i], width: 2, dash: dash || diagonal ? [6, 4] : undefined, spanGaps: true,
     points: { show: !diagonal && xs.length <= MAX_TABLE_ROWS }, ...(bars && { paths: uPlot.paths.bars({ size: [0.9, 60] }), fill: `${colors()[i]}99`, points: { show: false } }) }));
-  return { width: Math.max(260, place.clientWidth), height: ticks ? 280 : 240, axes: [axis(x, named), axis(y)], series: [{ label: x }, ...lines],
+  return { width: Math.max(260, place.clientWidth), height: ticks ? 280 : 240, axes: [axis(x, named), axis(y, { size: 66 })], series: [{ label: x, ...(ticks && { value: (_, at) => ticks[at] ?? "" }) }, ...lines],
     scales: { x: { time: false, ...(ticks && { range: [-0.6, xs.length - 0.4] }) }, y: bars ? { range: (_, low, high) => [0, Math.max(1, high) * 1.05] } : {} } };
 }
 

@@ -75,8 +75,8 @@ export function Job({ id }) {
       ["Data set", job.spec.dataset && html`<a href=${`#/datasets/${job.spec.dataset}`}>${job.spec.dataset}</a>`],
       ["Model", job.result?.model && html`<a href=${`#/models/${job.result.model}`}>${job.result.model}, version ${job.result.version}</a>`]]} />
     ${epochs.length > 1 && html`<${Chart} title="Objective by epoch" x="epoch" y="objective" xs=${epochs.map((each) => each.epoch)} series=${[{ label: "objective", values: epochs.map((each) => each.objective) }]} />`}
-    ${job.status === "SUCCEEDED" && job.kind === "train" && html`<${Gaps} id=${id} /><${Measures} of=${job.result.measures} />`}
     ${job.kind === "train" && job.started && html`<${Timeline} id=${id} running=${!isOver(job.status)} />`}
+    ${job.status === "SUCCEEDED" && job.kind === "train" && html`<${Gaps} id=${id} /><${Measures} of=${job.result.measures} />`}
     <${Events} events=${events} /><${Log} id=${id} over=${isOver(job.status)} />
     ${job.kind === "train" && html`<${Calls} job=${job} />`}`;
 }

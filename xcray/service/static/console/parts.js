@@ -7,7 +7,8 @@ export const bytes = (n) => {
   const power = n > 0 ? Math.min(5, Math.floor(Math.log2(n) / 10)) : 0;
   return `${(n / 1024 ** power).toFixed(power ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}`;
 };
-export const duration = (s) => (s === null || s === undefined ? "unknown" : s < 90 ? `${s.toFixed(s < 10 ? 1 : 0)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
+export const duration = (s) => (s === null || s === undefined ? "unknown" : s < 0.0995 ? `${Number((1000 * s).toPrecision(2))} ms`
+  : s < 90 ? `${s.toFixed(s < 10 ? 1 : 0)} s` : s < 5400 ? `${Math.round(s / 60)} min` : s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${count(Math.round(s / 86400))} days`);
 export const when = (text) => (text ? `${text.slice(0, 10)} ${text.slice(11, 19)}` : "");
 
 // Call `load` now and every `seconds` (0: once); return [value, error, reload].
