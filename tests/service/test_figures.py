@@ -24,11 +24,12 @@ from xcray.training.spec import TrainSpec
 
 
 class Service(NamedTuple):
-    """A served app with the data set `small` and two versions of the model `topics`."""
+    """A served app with a READY and a BUILDING data set and two versions of the model `topics`."""
 
     http: httpx.Client
     data: Dataset
     dataset_id: str
+    building_id: str
     models: dict[int, Model]
     registry: Registry
 
@@ -40,6 +41,7 @@ def service(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     state = app.state.app_state
     shutil.copytree(tiny.path, folder / "data")
     record = state.store.datasets.add("small", str(folder / "data"), stats={"n_labels": 40})
+    unfinished = state.store.datasets.add("new", str(folder / "new"), status="BUILDING")
     registry, models = state.registry_of("default"), {}
     for version, lam in ((1, 0.01), (2, 0.1)):
         spec = TrainSpec(dataset=str(tiny.path), pool="serial", params={"lam": lam})
@@ -50,7 +52,7 @@ def service(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         serving(app) as url,
         httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
     ):
-        yield Service(http, tiny, record.id, models, registry)
+        yield Service(http, tiny, record.id, unfinished.id, models, registry)
 
 
 def test_histograms_and_examples_of_a_data_set(service: Service) -> None:
@@ -82,6 +84,8 @@ def test_the_rows_read_are_bounded(service: Service, monkeypatch: pytest.MonkeyP
 
 
 def test_a_data_set_that_is_not_ready_is_refused(service: Service) -> None:
+    answer = service.http.get(f"/v1/datasets/{service.building_id}/figures")
+    assert (answer.status_code, answer.json()["code"]) == (409, "DATASET_NOT_READY")
     assert service.http.get("/v1/datasets/ds_none/figures").status_code == 404
 
 
