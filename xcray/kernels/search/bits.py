@@ -52,27 +52,10 @@ def _bits_of(typing: Any, value: Any) -> Any:
     )
 
 
-def _prefetch(typing: Any, data: Any, position: Any) -> Any:
-    """Prefetch the cache line of an array entry; no effect on any result."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        position = builder.bitcast(builder.gep(array.data, [args[1]]), _I8.as_pointer())
-        hint = builder.module.globals.get("llvm.prefetch.p0i8")
-        if hint is None:
-            kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
-            hint = ir.Function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(hint, [position, _I32(0), _I32(3), _I32(1)])  # to read, to all caches, data
-        return context.get_dummy_value()
-
-    return types.void(data, types.int64), generate
-
-
 load16: Callable[..., Any] = intrinsic(_load16)
 load32: Callable[..., Any] = intrinsic(_load32)
 float_of: Callable[..., Any] = intrinsic(_float_of)
 bits_of: Callable[..., Any] = intrinsic(_bits_of)
-prefetch: Callable[..., Any] = intrinsic(_prefetch)
 
 # in a kernel, a Python int has 64 bits; these casts are for type checkers
 int64: Callable[..., Any] = np.int64

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
-from xcray.kernels.search.bits import float32, float64, float_of, int64, load16, load32, prefetch
+from xcray.kernels.prefetch import prefetch
+from xcray.kernels.search.bits import float32, float64, float_of, int64, load16, load32
 from xcray.kernels.search.lists import (
     NARROW_BYTES,
     RANGE_ENTRY_BYTES,

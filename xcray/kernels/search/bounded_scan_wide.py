@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from xcray.arrays import Float64, Int32
 from xcray.kernels.inner import inner
-from xcray.kernels.search.bits import float32, float64, int64, load16, load32, prefetch
+from xcray.kernels.prefetch import prefetch
+from xcray.kernels.search.bits import float32, float64, int64, load16, load32
 from xcray.kernels.search.bounded_scan import (
     MIN_NORMAL,
     ROUNDING,

@@ -32,16 +32,8 @@ from numpy.typing import NDArray
 
 from xcray.arrays import Float64
 from xcray.kernels.inner import inner
-from xcray.kernels.search.bits import (
-    bits_of,
-    float32,
-    float64,
-    float_of,
-    int64,
-    load16,
-    load32,
-    prefetch,
-)
+from xcray.kernels.prefetch import prefetch
+from xcray.kernels.search.bits import bits_of, float32, float64, float_of, int64, load16, load32
 
 Bytes = NDArray[np.uint8]
 

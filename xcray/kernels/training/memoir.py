@@ -29,6 +29,7 @@ from xcray.kernels.inner import inner
 DONE, BUDGET, FULL = 0, 1, 2
 MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(1442695040888963407)
 TOP_BITS = np.uint64(33)
+DENSE_SHARE = 2  # entries per class from which all classes are visited once more
 MAX_TRIES = 64  # random classes tried before the classes are visited in order
 MIN_CAPACITY = 4  # entries of a list that is not empty
 LARGEST = 3e38  # largest size of a stored value
@@ -122,27 +123,70 @@ def score_classes(
 
     Returns the number of classes in `scratch.found`.
     """
-    X, scores, found, n = problem.X, scratch.scores, scratch.found, 0
-    threshold, work = at.threshold, at.work + 1
-    stamp = work  # larger than those of all searches before
-    for a in range(X.indptr[i], X.indptr[i + 1]):
-        f, x = X.indices[a], np.float64(X.data[a])
-        lo = lists.heads[f].begin
-        hi = lo + lists.heads[f].size
-        work += hi - lo
-        for p in range(lo, hi):
-            value = read_value(lists, p, threshold)
-            if value == 0.0:
-                continue
+    X, scores, found, K = problem.X, scratch.scores, scratch.found, problem.Y.n_cols
+    row = X.indices[X.indptr[i] : X.indptr[i + 1]]
+    work, stamp, n = 0, at.work + 1, 0  # stamp: larger than those of all searches before
+    for f in row:
+        work += lists.heads[f].size
+    is_dense = work >= DENSE_SHARE * K  # nearly all classes are scored: they are found at the end
+    if is_dense:
+        for c in range(K):
+            scores[c].value = 0.0
+    for a in range(len(row)):
+        x = np.float64(X.data[X.indptr[i] + a])
+        if is_dense:
+            add_list(lists, row[a], x, scores, stamp, at.threshold)
+        else:
+            n = find_in_list(lists, row[a], x, scores, stamp, at.threshold, found, n)
+    if is_dense:
+        for c in range(K):
+            found[min(n, K - 1)] = c
+            n += scores[c].stamp == stamp
+    at.work += work + 1
+    return n
+
+
+@inner()
+def add_list(
+    lists: FeatureLists, f: Any, x: float, scores: np.ndarray, stamp: int, threshold: float
+) -> None:
+    """Add x times the weights of feature f to the scores, and stamp them."""
+    begin = lists.heads[f].begin
+    for p in range(begin, begin + lists.heads[f].size):
+        value = read_value(lists, p, threshold)
+        if value != 0.0:
             c = lists.entries[p].label
-            score = scores[c]
-            if score.stamp == stamp:
-                score.value += x * value
-            else:
-                score.stamp, score.value = stamp, x * value
-                found[n] = c
-                n += 1
-    at.work = work
+            scores[c].value += x * value
+            scores[c].stamp = stamp
+
+
+@inner()
+def find_in_list(
+    lists: FeatureLists,
+    f: Any,
+    x: float,
+    scores: np.ndarray,
+    stamp: int,
+    threshold: float,
+    found: Int32,
+    n: int,
+) -> int:
+    """Do the same, and append the classes without this stamp to `found`; return their number.
+
+    n: number of classes in `found` before.
+    """
+    begin = lists.heads[f].begin
+    for p in range(begin, begin + lists.heads[f].size):
+        value = read_value(lists, p, threshold)
+        if value == 0.0:
+            continue
+        c = lists.entries[p].label
+        if scores[c].stamp == stamp:
+            scores[c].value += x * value
+        else:
+            scores[c].stamp, scores[c].value = stamp, x * value
+            found[n] = c
+            n += 1
     return n
 
 

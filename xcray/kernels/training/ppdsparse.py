@@ -15,7 +15,7 @@ The primal point is not w(alpha) but `weight`: the weights whose posting lists h
 that the scores of all samples are exactly theirs. Any primal and any dual point bound the optimum
 from two sides. So a change of a weight can be deferred indefinitely if it is worth less to the
 primal than the gap allows: frequent features with small changes cost most and gain least
-(`choose_deferred`). The certified weights are the exported ones.
+(`choose_changes`). The certified weights are the exported ones.
 
 The phases of a class are START -> SCORE -> (SWEEP -> SCORE)* -> EXPORT. `advance` runs such steps
 until a batch of classes is done, its work budget is used up, or the output is full. The next call
@@ -23,7 +23,6 @@ continues from there: all state is in one record (`STATE`) and in the scratch me
 between classes.
 """
 
-import math
 from typing import Any
 
 import numba
@@ -31,6 +30,7 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.inner import inner
+from xcray.kernels.prefetch import prefetch
 from xcray.kernels.random import GAMMA, below, shuffle, stream
 from xcray.kernels.selection import kth_smallest
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, best_bias, null_objective, soft
@@ -48,7 +48,7 @@ INACTIVE, POSITIVE, NEGATIVE = 0, 1, 2  # role of a sample in the active set
 # Tuned on title and abstract data; none of these changes the optimum or the certificate.
 # maximum cost of deferred changes, as share of the null objective, the gap, the requested gap
 FIRST_DEFER_SHARE, EARLY_DEFER_SHARE, LATE_DEFER_SHARE = 3.0, 0.3, 0.65
-# real cost of deferring over the estimate of `choose_deferred`, which treats features separately
+# real cost of deferring over the estimate of `choose_changes`, which treats features separately
 DEFER_COST_FACTOR = 0.4
 # if the gap without deferred changes is below this share of the requested one, apply more changes
 # instead of sweeping again
@@ -63,7 +63,9 @@ TIGHTEN_FACTOR = 0.3
 LIST_OVERHEAD = 32.0  # cost of starting a posting list, in entries
 BLOCK_SAMPLES = 64  # samples whose maximum score is computed first
 NO_SCORE = -1e30
-N_POWERS = 300  # bins of `choose_deferred`, by powers of two from 2^-200 to 2^99
+N_POWERS = 300  # bins of `choose_changes`, by powers of two from 2^-200 to 2^99
+# short rows and lists take most of their time for the first access to memory
+ROWS_AHEAD, LISTS_AHEAD, PREFETCH_ENTRIES, LINE_ENTRIES = 3, 8, 128, 16
 
 
 @inner()
@@ -97,6 +99,15 @@ def number_features(X: CSR, i: int, scratch: PPDSparseScratch, at: Any) -> None:
         scratch.entries[e] = number - 1
         e += 1
     at.n_touched, at.n_entries = n, e
+
+
+@inner()
+def prefetch_row(matrix: CSR, row: int) -> None:
+    """Prefetch the first entries of a row, or of a posting list."""
+    begin, end = matrix.indptr[row], matrix.indptr[row + 1]
+    for p in range(begin, min(end, begin + PREFETCH_ENTRIES), LINE_ENTRIES):
+        prefetch(matrix.indices, p)
+        prefetch(matrix.data, p)
 
 
 @inner()
@@ -243,6 +254,11 @@ def sweep(
         work += hi - lo
         gradient = y * (dot + vb + pull) / o.tau - 1.0 + alpha * inv
         if alpha <= 0.0 and gradient >= 0.0:
+            if not positive:  # shrink: it can be added again after the next scoring pass
+                a -= 1
+                at.n_active -= 1
+                scratch.active[a] = scratch.active[at.n_active]
+                scratch.kind[i] = INACTIVE
             continue
         curvature = (problem.row_sq[i] + 1.0) / o.tau + inv
         step = min(upper, max(0.0, alpha - gradient / curvature)) - alpha
@@ -281,36 +297,48 @@ def after_sweep(o: Objective, at: Any) -> None:
 
 
 @inner()
-def choose_deferred(
+def power_of(value: float) -> int:
+    """Return the number of the bin of a value above 0: its exponent, from -200 to 99, plus 200."""
+    bits: Any = np.float64(value).view(np.int64)
+    power: int = min(N_POWERS - 1, max(0, (bits >> 52) - 1023 + 200))
+    return power
+
+
+@inner()
+def choose_changes(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
 ) -> None:
-    """Choose the changes of weights to defer, those that gain least per entry of a posting list.
+    """Choose the changes of weights to apply: all but those that gain least per entry of a list.
 
-    Together they cost at most `budget`. A change d of weight j changes the primal by about d^2
-    (tau/2 + C sum of x_ij^2 over violating samples) around its minimum.
+    The deferred ones cost at most `budget` together. A change d of weight j changes the primal by
+    about d^2 (tau/2 + C sum of x_ij^2 over violating samples) around its minimum.
     """
+    lam, tau, C, XT = s.objective.lam, s.objective.tau, s.objective.C, problem.XT
     for t in range(at.n_priced, at.n_touched):
         scratch.weight[t], scratch.length[t] = 0.0, 0.0
     at.n_priced = at.n_touched
-    at.share = max(0.05, at.violating / len(scratch.scores)) if at.rounds > 0 else 1.0
-    sums = np.zeros(N_POWERS)
+    share = max(0.05, at.violating / len(scratch.scores)) if at.rounds > 0 else 1.0
+    sums, n = np.zeros(N_POWERS), 0
     for t in range(at.n_touched):
-        change = (
-            np.float32(soft(scratch.v[t], s.objective.lam) / s.objective.tau) - scratch.weight[t]
-        )
+        change = np.float32(soft(scratch.v[t], lam) / tau) - scratch.weight[t]
         if change != 0.0:
             if scratch.length[t] == 0.0:
                 j = scratch.touched[t]
-                scratch.length[t] = problem.XT.indptr[j + 1] - problem.XT.indptr[j] + LIST_OVERHEAD
-                scratch.curvature[t] = s.objective.C * problem.column_sq[j]
-            gain = change * change * (0.5 * s.objective.tau + at.share * scratch.curvature[t])
-            power = math.floor(math.log2(gain / scratch.length[t] + 1e-60)) + 200
-            sums[min(N_POWERS - 1, max(0, power))] += gain
-    waiting, power = 0.0, 0
-    while power < N_POWERS and waiting + sums[power] <= at.budget:
-        waiting += sums[power]
+                scratch.length[t] = XT.indptr[j + 1] - XT.indptr[j] + LIST_OVERHEAD
+                scratch.curvature[t] = C * problem.column_sq[j]
+            gain = change * change * (0.5 * tau + share * scratch.curvature[t])
+            power = power_of(gain / scratch.length[t])
+            sums[power] += gain
+            scratch.chosen[n], scratch.power[n] = t, power
+            n += 1
+    at.waiting, power = 0.0, 0
+    while power < N_POWERS and at.waiting + sums[power] <= at.budget:
+        at.waiting += sums[power]
         power += 1
-    at.waiting, at.worth = waiting, 2.0 ** (power - 200)
+    at.n_chosen = 0
+    for k in range(n):
+        scratch.chosen[at.n_chosen] = scratch.chosen[k]
+        at.n_chosen += scratch.power[k] >= power
 
 
 @inner()
@@ -327,24 +355,43 @@ def score(
     """Apply all changes that are not deferred to the scores, as far as the budget allows."""
     XT, lam, tau = problem.XT, s.objective.lam, s.objective.tau
     if at.position == 0:
-        choose_deferred(problem, s, scratch, at)
-    work = 0
-    t = at.position
-    while t < at.n_touched and work < budget:
-        w = np.float32(soft(scratch.v[t], lam) / tau)
-        change = w - scratch.weight[t]
-        if change != 0.0:
-            gain = change * change * (0.5 * tau + at.share * scratch.curvature[t])
-            if at.waiting == 0.0 or gain >= at.worth * scratch.length[t]:
-                j = scratch.touched[t]
-                lo, hi = XT.indptr[j], XT.indptr[j + 1]
-                walk(XT.indices[lo:hi], XT.data[lo:hi], change, scratch.scores)
-                scratch.weight[t] = w
-                work += hi - lo
-        t += 1
+        choose_changes(problem, s, scratch, at)
+    work, k = 0, at.position
+    while k < at.n_chosen and work < budget:
+        if k + LISTS_AHEAD < at.n_chosen:
+            prefetch_row(XT, scratch.touched[scratch.chosen[k + LISTS_AHEAD]])
+        t = scratch.chosen[k]
+        j, w = scratch.touched[t], np.float32(soft(scratch.v[t], lam) / tau)
+        lo, hi = XT.indptr[j], XT.indptr[j + 1]
+        walk(XT.indices[lo:hi], XT.data[lo:hi], w - scratch.weight[t], scratch.scores)
+        scratch.weight[t] = w
+        work += hi - lo
+        k += 1
     at.work += work
-    at.position = t
+    at.position = k
     return work
+
+
+@inner(fastmath={"reassoc", "nsz"})
+def soft_square(v: Float64, lam: float) -> float:
+    """Return the sum of soft(v_t, lam)^2; SIMD."""
+    square = 0.0
+    for t in range(len(v)):
+        u = v[t] - max(-lam, min(lam, v[t]))
+        square += u * u
+    return square
+
+
+@inner(fastmath={"reassoc", "nsz"})
+def weight_norms(weights: Float32) -> tuple[float, float, int]:
+    """Return the sums of |w_t| and w_t^2, and the number of weights that are not zero; SIMD."""
+    l1, w2, nnz = 0.0, 0.0, 0
+    for t in range(len(weights)):
+        w = np.float64(weights[t])
+        l1 += abs(w)
+        w2 += w * w
+        nnz += w != 0.0
+    return l1, w2, nnz
 
 
 @inner()
@@ -356,13 +403,8 @@ def certify(
     The primal is that of the exported weights with their best bias, the dual that of alpha.
     """
     o = s.objective
-    l1, w2, nnz, dual_w2 = 0.0, 0.0, 0, 0.0
-    for t in range(at.n_touched):
-        dual_w2 += (soft(scratch.v[t], o.lam) / o.tau) ** 2
-        w = np.float64(scratch.weight[t])
-        l1 += abs(w)
-        w2 += w * w
-        nnz += w != 0.0
+    l1, w2, nnz = weight_norms(scratch.weight[: at.n_touched])
+    dual_w2 = soft_square(scratch.v[: at.n_touched], o.lam) / o.tau**2
     first, second, support = 0.0, 0.0, 0
     for i in scratch.active[: at.n_active]:
         alpha = scratch.alpha[i]
@@ -415,6 +457,15 @@ def block_maxima(scores: Any, kind: np.ndarray, maxima: Any) -> None:
             maxima[k] = x if x > maxima[k] else maxima[k]
 
 
+@inner(fastmath={"reassoc"})
+def count_above(values: Any, floor: float) -> int:
+    """Return the number of values above `floor`; SIMD."""
+    count, bound = 0, values.dtype.type(floor)
+    for k in range(len(values)):
+        count += values[k] > bound
+    return count
+
+
 @inner()
 def activate(scratch: PPDSparseScratch, at: Any, i: int) -> None:
     """Make sample i an active negative."""
@@ -444,13 +495,15 @@ def add_violators(
     block_maxima(scratch.scores, scratch.kind, maxima)
     # a negative violates above this score
     floor = -1.0 - bias_of(s.objective, at) + 1e-12
-    cut = kth_smallest(maxima.copy(), n_blocks - quota) if quota < n_blocks else NO_SCORE
     before = at.n_active
     at.counter += GAMMA
-    offset = below(at.counter, n_blocks)
+    offset = int(below(at.counter, n_blocks))
+    cut = NO_SCORE
+    if quota < n_blocks and count_above(maxima, floor) > quota:
+        cut = kth_smallest(maxima.copy(), n_blocks - quota)
     for strict in (True, False):
         for turn in range(n_blocks):
-            k = int((offset + turn) % n_blocks)
+            k = offset + turn if offset + turn < n_blocks else offset + turn - n_blocks
             if at.n_active - before >= 2 * quota or (not strict and at.n_active - before >= quota):
                 break
             if maxima[k] > floor and (maxima[k] > cut if strict else maxima[k] >= cut):
@@ -462,8 +515,12 @@ def add_violators(
                         and (z > cut if strict else z >= cut)
                     ):
                         activate(scratch, at, i)
-    for i in scratch.active[before : at.n_active]:
-        number_features(problem.X, i, scratch, at)
+        if cut <= floor:
+            break
+    for a in range(before, at.n_active):
+        if a + ROWS_AHEAD < at.n_active:
+            prefetch_row(problem.X, scratch.active[a + ROWS_AHEAD])
+        number_features(problem.X, scratch.active[a], scratch, at)
     admitted: int = at.n_active - before
     return admitted
 
@@ -514,22 +571,19 @@ def export(
         s.keep_duals and dual_base + at.support > len(out.samples)
     ):
         return False
-    numbers, features, kept = np.empty(at.nnz, np.int32), np.empty(at.nnz, np.int32), 0
+    keys, kept = np.empty(at.nnz, np.int64), 0  # a feature and its number
     for t in range(at.n_touched):
         scratch.number[scratch.touched[t]] = 0
         if scratch.weight[t] != 0.0:
-            numbers[kept], features[kept] = t, scratch.touched[t]
+            keys[kept] = (np.int64(scratch.touched[t]) << 32) | t
             kept += 1
-    order = np.argsort(features[:kept])
     # a loop: it compiles faster than assignments of slices
-    for place in range(kept):
-        t = numbers[order[place]]
-        out.features[base + place] = scratch.touched[t]
-        out.weights[base + place] = scratch.weight[t]
+    for place, key in enumerate(np.sort(keys[:kept])):
+        out.features[base + place] = key >> 32
+        out.weights[base + place] = scratch.weight[key & 0xFFFFFFFF]
     out.ends[done] = base + kept
     if s.keep_duals:
-        active = scratch.active[: at.n_active]
-        for i in active[np.argsort(active)]:  # np.sort is one more sort to compile
+        for i in np.sort(scratch.active[: at.n_active].astype(np.int64)):  # one kind of sort
             if scratch.alpha[i] > 0.0:
                 out.samples[dual_base] = i
                 out.duals[dual_base] = scratch.alpha[i]
@@ -596,7 +650,7 @@ def advance(
                 after_sweep(s.objective, at)
         elif at.phase == SCORE:
             budget -= score(problem, s, scratch, at, budget)
-            if at.position >= at.n_touched:
+            if at.position >= at.n_chosen:
                 after_score(problem, s, scratch, at)
                 budget -= len(scratch.scores)
         else:

@@ -18,6 +18,7 @@ STATE = np.dtype(
         ("n_active", np.int32),
         ("n_touched", np.int32),
         ("n_priced", np.int32),  # touched features whose change was evaluated
+        ("n_chosen", np.int32),  # changes that the current scoring pass applies
         ("n_entered", np.int32),
         ("n_entries", np.int64),
         ("position", np.int32),  # within the current sweep or scoring pass
@@ -32,8 +33,6 @@ STATE = np.dtype(
         ("strict", np.float64),
         ("budget", np.float64),  # maximum cost of deferred changes to the primal
         ("waiting", np.float64),  # their estimated cost
-        ("share", np.float64),  # of samples whose loss depends on a score change
-        ("worth", np.float64),  # changes that gain less than this per entry are deferred
         ("vb", np.float64),  # tau_bias b(alpha)
         ("center", np.float64),  # bias that sweeps stay near, see `bias_of`
         ("bias", np.float64),
@@ -90,6 +89,8 @@ class PPDSparseScratch(NamedTuple):
     v: Float64  # (D + 1,) by number
     weight: Float32  # (D,) by number: weight contained in `scores`, which is exported
     length: Float32  # (D,) by number: cost of its posting list in entries; 0: unknown
+    chosen: Int32  # (D,) numbers of the features whose change is applied
+    power: Int32  # (D,) bins of their gains per entry, see `choose_changes`
     curvature: Float32  # (D,) by number: C times the sum of squares of its column
     scores: Any  # (N,) weight.x_i, without the bias
     maxima: Any  # (N,) maximum scores of blocks of samples
