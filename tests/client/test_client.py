@@ -68,6 +68,8 @@ def test_data_sets_and_jobs(server: ServerSetup, tmp_path: Path) -> None:
     result = client.datasets.wait(dataset["id"], seconds=120)
     assert (result["status"], result["stats"]["splits"]["test"]["n_rows"]) == ("READY", 20)
     assert next(one["id"] for one in client.datasets.list()) == result["id"]
+    figures = client.datasets.figures(result["id"], examples=2)
+    assert figures["parts"]["train"]["examples"][0]["labels"]
     request: dict[str, Any] = {
         "dataset": result["id"],
         "model": "docs",
@@ -159,6 +161,17 @@ def test_models(server: ServerSetup) -> None:
         models.delete_version("text", 1)
     models.delete_alias("text", "prod")
     assert server.client.health()["status"] == "ok"
+
+
+def test_a_version_is_downloaded_and_compared(server: ServerSetup, tmp_path: Path) -> None:
+    models, target = server.client.models, tmp_path / "text"
+    assert models.download("text", 1, target) == target
+    assert Model.open(target, verify=True).sha256 == models.version("text", 1)["sha256"]
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+    with pytest.raises(Conflict, match="exists already"):
+        models.download("text", 1, target)
+    assert models.diff("text", 1, 1)["same_content"] is True
+    assert models.figures("text", 1)["gaps"] is None  # not trained, so no gaps
 
 
 @pytest.mark.parametrize(

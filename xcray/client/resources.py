@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -140,6 +141,11 @@ class Datasets(Resource):
                 )
             time.sleep(pause)
             pause = min(1.0, pause * 1.5)
+
+    def figures(self, dataset_id: str, examples: int = 5) -> dict[str, Any]:
+        """Return histograms of a READY data set, and at most 100 example rows per part."""
+        place = f"/v1/datasets/{quote_part(dataset_id)}/figures"
+        return dict(self._connection.request("GET", place, query={"examples": examples}))
 
     def delete(self, dataset_id: str) -> None:
         """Delete a data set."""
@@ -384,6 +390,40 @@ class Models(Resource):
     def card(self, name: str, version: int) -> str:
         """Return the model card, in Markdown."""
         return str(self._connection.request("GET", f"{self._path(name, version)}/card"))
+
+    def figures(self, name: str, version: int) -> dict[str, Any]:
+        """Return the training of a version in figures: by label frequency, calibration, gaps."""
+        return dict(self._connection.request("GET", f"{self._path(name, version)}/figures"))
+
+    def diff(self, name: str, start: int | None = None, to: int | None = None) -> dict[str, Any]:
+        """Return the differences between two versions: sizes, measures, parameters, labels.
+
+        start: by default the version before `to`; to: by default the latest.
+        """
+        query = {
+            key: value for key, value in {"from": start, "to": to}.items() if value is not None
+        }
+        place = f"/v1/models/{quote_part(name)}:diff"
+        return dict(self._connection.request("GET", place, query=query))
+
+    def download(self, name: str, version: int, folder: str | Path) -> Path:
+        """Download a version to a new model directory, which appears when it is complete.
+
+        `xcray` checks the checksums when it opens the directory. Raises Conflict if it exists.
+        """
+        target = Path(folder)
+        if target.exists():
+            raise Conflict(f"{target.name} exists already; choose another directory")
+        staged = create_staging_directory(target)
+        try:
+            archive = staged / "archive.tar"
+            self._connection.download(f"{self._path(name, version)}/archive", archive)
+            with tarfile.open(archive) as tar:
+                tar.extractall(staged, filter="data")
+            publish_directory(staged / f"{name}-{version}", target)
+        finally:
+            discard_directory(staged)
+        return target
 
     def delete_version(self, name: str, version: int) -> None:
         """Delete a version that no alias points to."""
