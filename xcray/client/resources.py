@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -418,9 +420,8 @@ class Models(Resource):
         try:
             archive = staged / "archive.tar"
             self._connection.download(f"{self._path(name, version)}/archive", archive)
-            with tarfile.open(archive) as tar:
-                tar.extractall(staged, filter="data")
-            publish_directory(staged / f"{name}-{version}", target)
+            _extract(archive, complete := staged / "model")
+            publish_directory(complete, target)
         finally:
             discard_directory(staged)
         return target
@@ -556,6 +557,24 @@ def quote_reference(model: str) -> str:
             code="BAD_NAME",
         )
     return quote(model, safe="@:")
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    """Write the files of an archive, without the first part of their names, to a new folder.
+
+    Raises Corrupt for anything but files in a folder.
+    """
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            parts, content = member.name.split("/")[1:], tar.extractfile(member)
+            if content is None or not member.isfile() or not parts or {"", ".", ".."} & {*parts}:
+                raise Corrupt(f"the archive has {excerpt(member.name)}, which is not a file of it")
+            target = folder.joinpath(*parts)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with content, target.open("xb") as out:
+                shutil.copyfileobj(content, out)
+                out.flush()
+                os.fsync(out.fileno())
 
 
 def quote_part(name: str) -> str:

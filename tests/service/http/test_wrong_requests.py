@@ -77,7 +77,7 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
     ),
     (
         *("GET", "/v1/models?x=1", None, 422, "UNKNOWN_FIELD"),
-        ("unknown query parameter 'x'; there are: none",),
+        ("unknown query parameter 'x'; there are: contains, loaded, limit, page_token",),
     ),
     # unknown names, in words of the API
     (
