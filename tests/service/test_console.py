@@ -423,6 +423,17 @@ def test_pages_fit_the_width_and_have_names(
     assert (lightness < 100) == (scheme == "dark")
 
 
+def test_an_answer_that_cannot_be_drawn_is_told(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/", key=live.keys["admin"])
+    page.route("**/v1/datasets?*", lambda route: route.fulfill(json={"datasets": [{}]}))
+    page.get_by_role("link", name="Data sets").click()
+    page.get_by_role("heading", name="This page cannot be shown").wait_for()
+    page.get_by_role("link", name="Jobs").click()
+    page.get_by_role("heading", name="Jobs").wait_for()
+
+
 def test_the_keyboard_is_enough(live: Live, pages: Browsing | None) -> None:
     if pages is None:
         return

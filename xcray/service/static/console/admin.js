@@ -29,7 +29,7 @@ function Keys({ keys, reload }) {
   };
   const shown = keys.filter((key) => all || isValid(key));
   return html`<h2>Keys</h2><p><label><input type="checkbox" checked=${all} onChange=${(event) => setAll(event.target.checked)} /> Also revoked and expired keys</label></p>
-    <${Trouble} error=${failed} /><${Table} caption="Keys" columns=${["name", "id", "tenant", "scopes", "created (UTC)", "last used (UTC)", "expires (UTC)", "limits", ""]} empty="There is no key: everyone on this machine has all scopes." rows=${shown.map((key) => [
+    <${Trouble} error=${failed} /><${Table} caption="Keys" columns=${["name", "id", "tenant", "scopes", "created (UTC)", "last used (UTC)", "expires (UTC)", "limits", "change"]} empty="There is no key: everyone on this machine has all scopes." rows=${shown.map((key) => [
       key.name, key.id, key.tenant, key.scopes.join(", "), when(key.created), when(key.last_used) || "never", when(key.expires) || "never",
       Object.entries(key.limits).map(([name, limit]) => `${LIMITS[name] ?? name}: ${count(limit)}`).join(", "),
       key.revoked ? `revoked ${when(key.revoked)}` : html`<${Button} scope="admin" label=${`Revoke ${key.name}`} onClick=${() => revoke(key)}>Revoke<//>`])} />`;

@@ -28,7 +28,8 @@ export async function send(method, path, body, headers = {}) {
   const response = await fetch(path, {
     method, headers: { ...type, ...authorization(), ...headers }, body: body === undefined ? undefined : JSON.stringify(body),
   });
-  if (!response.ok && !(path === "/readyz" && response.status === 503)) throw refuse(response.status, await response.text());
+  const isReadiness = path === "/readyz" && response.headers.get("Content-Type") === "application/json";  // 503 with reasons
+  if (!response.ok && !isReadiness) throw refuse(response.status, await response.text());
   return response;
 }
 

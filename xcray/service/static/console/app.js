@@ -1,5 +1,5 @@
 // The console: navigation, sign-in, and the page that the fragment of the address names.
-import { html, render, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
+import { html, render, useEffect, useErrorBoundary, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { forgetKey, savedKey, saveKey } from "/static/session.js";
 import { missingScopes } from "/static/console/api.js";
 import { Admin } from "/static/console/admin.js";
@@ -33,6 +33,13 @@ function SignIn({ reason, onKey }) {
       <button class="main">Sign in</button></form></main>`;
 }
 
+// A page; an answer that it can't draw leaves the navigation and a message, not an empty window.
+function Content({ Page, id, query }) {
+  const [error] = useErrorBoundary();
+  if (error) return html`<h1>This page cannot be shown</h1><p role="alert">${error.message}. Reload it; if that does not help, the service answers in a form that this console does not know.</p>`;
+  return Page ? html`<${Page} id=${id} query=${query} />` : html`<h1>There is no such page</h1>`;
+}
+
 function App() {
   const [at, setAt] = useState(place());
   const [reason, setReason] = useState(null);
@@ -60,7 +67,7 @@ function App() {
     <header><strong>xcray</strong>
       <nav aria-label="Pages">${Object.entries(LINKS).map(([page, name]) => html`<a href=${`#/${page}`} aria-current=${page === at.page ? "page" : undefined}>${name}</a>`)}</nav>
       <span class="last"><a href="/docs">API</a>${" "}${savedKey() && html`<button type="button" onClick=${signOut}>Sign out</button>`}</span></header>
-    <main id="main" tabindex="-1">${Page ? html`<${Page} key=${`${at.page}/${at.id}/${JSON.stringify(at.query)}`} id=${at.id} query=${at.query} />` : html`<h1>There is no such page</h1>`}</main>`;
+    <main id="main" tabindex="-1"><${Content} key=${`${at.page}/${at.id}/${JSON.stringify(at.query)}`} Page=${Page} id=${at.id} query=${at.query} /></main>`;
 }
 
 render(html`<${App} />`, document.body);

@@ -33,7 +33,7 @@ export function Model({ id, query }) {
     }
   };
   return html`<h1>Model ${model.name}</h1><${Trouble} error=${error} />
-    <h2>Versions</h2><${Table} caption="Versions" columns=${["version#", "state", "reason", ""]} rows=${[...model.states].reverse().map((each) => [
+    <h2>Versions</h2><${Table} caption="Versions" columns=${["version#", "state", "reason", "change"]} rows=${[...model.states].reverse().map((each) => [
       html`<a href=${`#/models/${id}?version=${each.version}`} aria-current=${each.version === version ? "true" : undefined}>${each.version}</a>`, html`<${Status} value=${each.state} />`, each.reason || "",
       html`<${Button} scope="submit" label=${`Delete version ${each.version}`} onClick=${() => remove(each.version)}>Delete<//>`])} /><${Trouble} error=${failed} />
     <${Aliases} model=${model} version=${version} reload=${reload} /><${Versions} name=${id} numbers=${model.versions} version=${version} /><${Version} name=${id} version=${version} /><${Labels} reference=${`${id}:${version}`} />`;
@@ -58,7 +58,7 @@ function Aliases({ model, version, reload }) {
   };
   const submit = (event) => { event.preventDefault(); set(new FormData(event.target).get("alias")); };
   const names = Object.keys(model.aliases).filter((alias) => alias !== "latest");
-  return html`<h2>Aliases</h2><${Table} caption="Aliases" columns=${["alias", "answered by", ""]} empty="There is no alias." rows=${names.map((alias) => [
+  return html`<h2>Aliases</h2><${Table} caption="Aliases" columns=${["alias", "answered by", "change"]} empty="There is no alias." rows=${names.map((alias) => [
       alias, model.splits[alias] ? model.splits[alias].split.map((share) => `version ${share.version}: ${(100 * share.weight).toFixed(0)} %`).join(", ") + (model.splits[alias].shadow ? `, shadow ${model.splits[alias].shadow.version}` : "") : `version ${model.aliases[alias]}`,
       html`<${Button} scope="submit" disabled=${model.aliases[alias] === version && !model.splits[alias]} onClick=${() => set(alias)}>Set to version ${version}<//> <${Button} scope="submit" onClick=${() => move("DELETE", alias, `Remove the alias ${alias}? Requests to ${model.name}@${alias} are then refused.`)}>Remove<//>`])} />
     <form onSubmit=${submit} aria-label="New alias"><label>New alias for version ${version} <input name="alias" required pattern="[a-z0-9][a-z0-9._\\-]*" /></label> <${Button} type="submit" scope="submit">Set<//></form><${Trouble} error=${failed} />`;

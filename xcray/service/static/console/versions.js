@@ -10,7 +10,7 @@ const SIZES = { solver: (of) => of.solver, "created (UTC)": (of) => when(of.crea
 const value = (number) => (typeof number === "number" ? (Number.isInteger(number) ? count(number) : number.toFixed(4)) : number ?? "");
 const SideBySide = ({ caption, versions }) => {
   const measures = [...new Set(versions.flatMap((each) => Object.keys(each.measures)))].filter((name) => versions.some((each) => typeof each.measures[name] === "number"));
-  return html`<${Table} caption=${caption} columns=${["", ...versions.map((each) => `version ${each.version}#`)]} rows=${[
+  return html`<${Table} caption=${caption} columns=${["figure", ...versions.map((each) => `version ${each.version}#`)]} rows=${[
     ...Object.entries(SIZES).map(([name, show]) => [name, ...versions.map(show)]), ...measures.map((name) => [name, ...versions.map((each) => value(each.measures[name]))])]} />`;
 };
 
