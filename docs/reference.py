@@ -37,7 +37,7 @@ PYTHON = {
     "data": ("xcray.data.build", "xcray.data.writer", "xcray.data.splits", "xcray.data.synthetic"),
     "models": ("xcray.model.registry", "xcray.model.card", "xcray.model.diff"),
     "measures": ("xcray.metrics", "xcray.plots"),
-    "client": ("xcray.client.resources", "xcray.client.types"),
+    "client": ("xcray.client.resources", "xcray.client.models", "xcray.client.types"),
     "solvers": tuple(
         f"xcray.solvers.{name}"
         for name in (

@@ -16,7 +16,8 @@ from typing import Any, Self, TypeAlias, cast
 import httpx
 
 from xcray.client.connection import Connection
-from xcray.client.resources import Datasets, Jobs, Models, quote_reference
+from xcray.client.models import Models
+from xcray.client.resources import Datasets, Jobs, quote_reference
 from xcray.client.types import ExplanationInfo, Predictions, ReadinessInfo, SolverInfo
 
 __all__ = ["Client"]
