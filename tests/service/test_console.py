@@ -12,7 +12,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.support.browser import Browsing, browsing, chromium
 from tests.support.chain_models import staged_content
 from tests.support.missing_tools import say
 from tests.support.service_processes import process, until
+from xcray.client.models import extract
 from xcray.data.text.pipeline import TextPipeline
 from xcray.jobs.home import Home
 from xcray.model.model import Model, TrainingRecord, write_model
@@ -281,8 +281,7 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
     assert changed.inner_text().split("\t")[1] == str(expected["changed"]["count"])
     with page.expect_download() as download:
         page.get_by_role("button", name="Download").click()
-    with tarfile.open(download.value.path()) as file:
-        file.extractall(tmp_path, filter="data")
+    extract(Path(download.value.path()), tmp_path / "pair-2")
     sha256 = expected["versions"][1]["sha256"]
     assert Model.open(tmp_path / "pair-2").sha256 == sha256
 

@@ -72,7 +72,7 @@ class Models(Resource):
         try:
             archive = staged / "archive.tar"
             self._connection.download(f"{self._path(name, version)}/archive", archive)
-            _extract(archive, complete := staged / "model")
+            extract(archive, complete := staged / "model")
             publish_directory(complete, target)
         finally:
             discard_directory(staged)
@@ -199,7 +199,7 @@ class Models(Resource):
         return f"/v1/models/{quote_part(name)}/versions/{int(version)}"
 
 
-def _extract(archive: Path, folder: Path) -> None:
+def extract(archive: Path, folder: Path) -> None:
     """Write the files of an archive, without the first part of their names, to a new folder.
 
     Raises Corrupt for anything but files in a folder.
