@@ -21,7 +21,7 @@ ROWS_AHEAD = 3  # distance of prefetches
 
 
 @inner(fastmath={"nnan", "nsz"})
-def inactive_score(scores: Any, kind: np.ndarray, i: int) -> Any:
+def inactive_score(scores: Any, kind: np.ndarray, i: Any) -> Any:
     """Return the score of an inactive sample, NO_SCORE of an active one."""
     return scores[i] if kind[i] == INACTIVE else scores.dtype.type(NO_SCORE)
 
