@@ -27,7 +27,7 @@ from xcray.solvers.declarations import (
     TaskNeeds,
 )
 from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, split_rows, take_held_out
-from xcray.solvers.memoir.rounds import Rounds
+from xcray.solvers.memoir.rounds import Rounds, Share, run_alone
 from xcray.solvers.memoir.state import MemoirCheckpoint, MemoirTraining
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
@@ -52,7 +52,7 @@ class MemoirState:
 
     label_ids: their numbers. positives: (K,) training rows of all classes. held_out: rows for early
     stopping. checkpoint_dir: directory in which the training saves its state and resumes; None to
-    save nothing.
+    save nothing. threads: that search the rivals of a group.
     """
 
     problem: kernel.MemoirProblem
@@ -60,6 +60,7 @@ class MemoirState:
     positives: Int64
     held_out: HeldOutRows | None = None
     checkpoint_dir: Path | None = None
+    threads: int = 1
 
     def clone_for_thread(self) -> MemoirState:
         """Return the same state: the task creates its own arrays."""
@@ -109,7 +110,7 @@ class MemoirSolver(Parameters, JointSolver):
     classes.
     """
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
@@ -222,8 +223,7 @@ class MemoirSolver(Parameters, JointSolver):
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of the weights while training, and of rows that are normalised."""
         copies = COPY_BYTES * ((self.average_from > 0) + (self.early_stopping_rounds > 0))
-        shared = 0 if self.row_norm == "none" else 4 * X.nnz
-        return TaskNeeds(bytes_per_weight=BYTES_PER_WEIGHT + copies, process_bytes=shared)
+        return TaskNeeds(bytes_per_weight=BYTES_PER_WEIGHT + copies)
 
     def set_checkpoint_dir(self, local: MemoirState, directory: Path | None) -> None:
         """Let the training save its state in `directory` after rounds; None saves nothing."""
@@ -248,7 +248,7 @@ class MemoirSolver(Parameters, JointSolver):
                 "memoir has no sample weights; use ppdsparse, or the data set without weights"
             )
         positives = frozen(np.diff(YT.indptr), np.int64)
-        X, held_out = normalize_rows(X, self.row_norm), None
+        held_out = None
         if self.labels == "first":
             YT = transpose_pattern(_first_labels(transpose_pattern(YT)))
         seen = np.flatnonzero(np.diff(YT.indptr))
@@ -259,7 +259,9 @@ class MemoirSolver(Parameters, JointSolver):
             tested = split_rows(Y, self.held_out, self.seed)
             in_training = ~np.isin(rows, tested)
             rows, classes = rows[in_training], classes[in_training]
-            held_out = take_held_out(X, Y, tested) if len(tested) else None
+            if len(tested):
+                held_out = take_held_out(X, Y, tested)
+                held_out = held_out._replace(X=normalize_rows(held_out.X, self.row_norm))
         problem = kernel.MemoirProblem(X, Y, frozen(rows, np.int32), frozen(classes, np.int32))
         return MemoirState(problem, frozen(seen, np.int32), positives, held_out)
 
@@ -287,72 +289,75 @@ class MemoirSolver(Parameters, JointSolver):
             raise ParameterError(
                 f"memoir trains all labels together: give it the {n_labels} labels, each once"
             )
-        training, checkpoint = self._training(local), None
-        if local.checkpoint_dir is not None:
-            checkpoint = MemoirCheckpoint(local.checkpoint_dir / "memoir.arrow")
-            checkpoint.restore(training)
-        while not training.is_done:
-            training.run_round(stopped)
-            if checkpoint and checkpoint.is_due:
-                checkpoint.save(training)
+        training, checkpoint = self.start(local, Share(threads=local.threads))
+        run_alone(training.run(stopped, checkpoint))
         if local.checkpoint_dir is not None and training.rounds.errors:
             rounds = [each._asdict() for each in training.rounds.errors]
             write_json(local.checkpoint_dir / ORACLE_FILE, {"oracle": rounds})
-        return _solved(training, local, self.prune, labels)
+        return self.solved(training, local, labels)
+
+    def start(
+        self, local: MemoirState, share: Share
+    ) -> tuple[MemoirTraining, MemoirCheckpoint | None]:
+        """Return the training at its last checkpoint or at W = 0, and the checkpoint."""
+        training, checkpoint = self._training(local, share), None
+        if local.checkpoint_dir is not None:
+            checkpoint = MemoirCheckpoint(local.checkpoint_dir / "memoir.arrow")
+            checkpoint.restore(training)
+        return training, checkpoint
 
     def warm_up(self) -> None:
         """Compile or load the kernels, on a problem of two samples."""
         X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
         local = self.load(X, X, pattern([0, 1, 2], [0, 1], 2))
         rounds = Rounds(local.problem, self, 2)
-        rounds.run(1, self.step_size(1), lambda: False)
+        run_alone(rounds.run(1, self.step_size(1), lambda: False))
         W = rounds.weights()
         update_mean(W, W, 2)
         best_classes(X, transpose(W), 0, 2, np.zeros(2, np.int64))
+
+    def solved(
+        self, training: MemoirTraining, local: MemoirState, labels: Int32
+    ) -> SolvedLabels:
+        """Return the model in the order of `labels`."""
+        W, n_labels, seen = training.weights(), len(local.positives), local.label_ids
+        is_large = np.abs(W.data) > self.prune
+        owners = np.repeat(seen, np.diff(W.indptr))
+        kept, all_weights = (
+            np.bincount(each, minlength=n_labels) for each in (owners[is_large], owners)
+        )
+        records = np.zeros(n_labels, RECORDS.dtype)
+        records["label"], records["positives"] = np.arange(n_labels), local.positives
+        records["rounds"], records["rounds"][seen] = -1, training.number
+        records["nnz"], records["pruned"] = kept, all_weights - kept
+        records["best_round"] = training.best_number
+        for name, counts in training.counts._asdict().items():
+            records[name][seen] = counts
+        indptr = np.concatenate([[0], np.cumsum(kept)])
+        kept_W = csr(indptr, W.indices[is_large], W.data[is_large], W.n_cols)
+        bias = np.full(n_labels, -1.0)
+        bias[seen] = 0.0
+        return SolvedLabels(
+            labels,
+            take_rows(kept_W, labels.astype(np.int64)),
+            frozen(bias[labels], np.float64),
+            records[labels],
+        )
 
     def step_size(self, number: int) -> float:
         """Return eta of round `number`, from 1."""
         return self.eta0 / (1.0 + self.eta_step * number)
 
-    def _training(self, local: MemoirState) -> MemoirTraining:
+    def _training(self, local: MemoirState, share: Share) -> MemoirTraining:
         """Return the training at W = 0."""
         problem = local.problem
-        rounds = Rounds(problem, self, self.batch_size(problem.Y.n_cols))
+        rounds = Rounds(problem, self, self.batch_size(problem.Y.n_cols), share)
         limit = self.rounds if len(problem.rows) and problem.Y.n_cols > 1 else 0
         return MemoirTraining(rounds, local.held_out, limit)
 
     def batch_size(self, n_labels: int) -> int:
         """Return the number of samples per round."""
         return self.batch or math.ceil(100.0 * math.sqrt(n_labels))
-
-
-def _solved(
-    training: MemoirTraining, local: MemoirState, prune: float, labels: Int32
-) -> SolvedLabels:
-    """Return the model in the order of `labels`."""
-    W, n_labels, seen = training.weights(), len(local.positives), local.label_ids
-    is_large = np.abs(W.data) > prune
-    owners = np.repeat(seen, np.diff(W.indptr))
-    kept, all_weights = (
-        np.bincount(each, minlength=n_labels) for each in (owners[is_large], owners)
-    )
-    records = np.zeros(n_labels, RECORDS.dtype)
-    records["label"], records["positives"] = np.arange(n_labels), local.positives
-    records["rounds"], records["rounds"][seen] = -1, training.number
-    records["nnz"], records["pruned"] = kept, all_weights - kept
-    records["best_round"] = training.best_number
-    for name, counts in training.counts._asdict().items():
-        records[name][seen] = counts
-    indptr = np.concatenate([[0], np.cumsum(kept)])
-    kept_W = csr(indptr, W.indices[is_large], W.data[is_large], W.n_cols)
-    bias = np.full(n_labels, -1.0)
-    bias[seen] = 0.0
-    return SolvedLabels(
-        labels,
-        take_rows(kept_W, labels.astype(np.int64)),
-        frozen(bias[labels], np.float64),
-        records[labels],
-    )
 
 
 def _first_labels(Y: Pattern) -> Pattern:
