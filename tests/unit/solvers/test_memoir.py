@@ -73,7 +73,9 @@ def test_the_kernel_equals_naive_code(monkeypatch, params):
     own = Y if solver.labels == "all" else Y & (np.cumsum(Y, axis=1) == 1)
     own = own[:, local.label_ids]
     rows = normalize_rows(csr_from(X), solver.row_norm).to_scipy().toarray()
-    W = naive.train(rows.astype(float), own, local.problem.rows, local.problem.classes, draws, solver)
+    W = naive.train(
+        rows.astype(float), own, local.problem.rows, local.problem.classes, draws, solver
+    )
     block = solver.solve(local, frozen(np.arange(K), np.int32))
     assert np.abs(W).max() > 0.0
     trained = block.W.to_scipy().toarray()[local.label_ids]

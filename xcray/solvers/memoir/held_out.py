@@ -65,9 +65,7 @@ def take_held_out(X: CSR, Y: Pattern, rows: Int64) -> HeldOutRows:
     return HeldOutRows(take_rows(X, rows), take_pattern_rows(Y, rows))
 
 
-def best_of_rows(
-    W: CSR, rows: HeldOutRows, lo: int, hi: int, stopped: Callable[[], bool]
-) -> Int64:
+def best_of_rows(W: CSR, rows: HeldOutRows, lo: int, hi: int, stopped: Callable[[], bool]) -> Int64:
     """Return the best class of the held-out rows lo .. hi - 1 under the weights W (K, D).
 
     Raises Stopped if `stopped` returns True.

@@ -130,9 +130,7 @@ class Rounds:
         classes = frozen(self.problem.classes[samples], np.int32)
         return kernel.MemoirBatch(X, take_pattern_rows(self.problem.Y, rows), classes, numbers)
 
-    def _advance(
-        self, batch: kernel.MemoirBatch, step: float, stopped: Callable[[], bool]
-    ) -> None:
+    def _advance(self, batch: kernel.MemoirBatch, step: float, stopped: Callable[[], bool]) -> None:
         """Take the steps of all samples, one after the other."""
         self.state["position"], reason = 0, kernel.BUDGET
         while reason != kernel.DONE:

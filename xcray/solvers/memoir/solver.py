@@ -16,7 +16,7 @@ from xcray.kernels.row_norm import ROW_NORMS, normalize_rows
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training.class_weights import best_classes, update_mean
-from xcray.solvers.contract import JointSolver, summarize_records
+from xcray.solvers.contract import summarize_records
 from xcray.solvers.declarations import (
     WEIGHT_FIELDS,
     CompileCase,
@@ -27,10 +27,13 @@ from xcray.solvers.declarations import (
     TaskNeeds,
 )
 from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, split_rows, take_held_out
+from xcray.solvers.memoir.replica import MemoirReplica
 from xcray.solvers.memoir.rounds import Rounds, Share, run_alone
 from xcray.solvers.memoir.state import MemoirCheckpoint, MemoirTraining
 from xcray.solvers.parameters import Parameters, parameter
+from xcray.solvers.replica import ReplicatedSolver
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.solvers.synchronous_contract import TrainingRows
 from xcray.storage.atomic import read_json, write_json
 
 BYTES_PER_WEIGHT = 80  # of the pools, while they grow, and of the output
@@ -68,7 +71,7 @@ class MemoirState:
 
 
 @dataclass(frozen=True)
-class MemoirSolver(Parameters, JointSolver):
+class MemoirSolver(Parameters, ReplicatedSolver):
     """Multi-class SVM by stochastic gradient, with an exact search of the most violating class.
 
     A sample is a row x with one of its classes y. With W (D, K), no bias, M samples and the
@@ -297,14 +300,31 @@ class MemoirSolver(Parameters, JointSolver):
         return self.solved(training, local, labels)
 
     def start(
-        self, local: MemoirState, share: Share
+        self, local: MemoirState, share: Share, use_checkpoint: bool = True
     ) -> tuple[MemoirTraining, MemoirCheckpoint | None]:
         """Return the training at its last checkpoint or at W = 0, and the checkpoint."""
         training, checkpoint = self._training(local, share), None
         if local.checkpoint_dir is not None:
             checkpoint = MemoirCheckpoint(local.checkpoint_dir / "memoir.arrow")
-            checkpoint.restore(training)
+            if use_checkpoint:
+                checkpoint.restore(training)
         return training, checkpoint
+
+    @property
+    def can_split(self) -> bool:
+        """Return whether groups have searches to share; an index is searched by one thread."""
+        return self.group > 1 and self.oracle in ("exact", "random")
+
+    def set_threads(self, local: MemoirState, threads: int) -> None:
+        """Let the searches of a group use that many threads."""
+        local.threads = threads if self.can_split else 1
+
+    def create_worker(
+        self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
+    ) -> MemoirReplica:
+        """Return a worker that searches its share of each group."""
+        local = self.load(data.X, data.X, transpose_pattern(data.Y), data.weights)
+        return MemoirReplica(self, local, Share(number, workers), stopped)
 
     def warm_up(self) -> None:
         """Compile or load the kernels, on a problem of two samples."""
@@ -316,9 +336,7 @@ class MemoirSolver(Parameters, JointSolver):
         update_mean(W, W, 2)
         best_classes(X, transpose(W), 0, 2, np.zeros(2, np.int64))
 
-    def solved(
-        self, training: MemoirTraining, local: MemoirState, labels: Int32
-    ) -> SolvedLabels:
+    def solved(self, training: MemoirTraining, local: MemoirState, labels: Int32) -> SolvedLabels:
         """Return the model in the order of `labels`."""
         W, n_labels, seen = training.weights(), len(local.positives), local.label_ids
         is_large = np.abs(W.data) > self.prune
