@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from xcray.telemetry.progress import Progress
 from xcray.training import TrainResult, TrainSpec, replicated, train
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.pool import StopFlag
+from xcray.workers.ray.local_cluster import local_ray
 
 PARAMS: dict[str, Any] = {
     "rounds": 12,
@@ -38,6 +39,13 @@ def reference(
     folder = tmp_path_factory.mktemp("reference")
     spec = TrainSpec(str(tiny.path), solver="memoir", pool="serial", params=PARAMS)
     return spec, train(spec, run_dir=folder / "run", out=folder / "model")
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """Start a local Ray with room for four workers."""
+    with local_ray(num_cpus=4) as cluster:
+        yield cluster
 
 
 @pytest.fixture
