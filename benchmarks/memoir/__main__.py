@@ -44,7 +44,7 @@ EFFORT: Final[Mapping[str, tuple[int, int]]] = {
 }
 CHOICES: Final[Mapping[str, tuple[float, ...]]] = {
     "eta0": (0.1, 0.3, 1.0),
-    "lam": (1e-5, 1e-4),
+    "lam": (1e-5, 1e-4, 3e-4),
     "average": (0.0, 0.5),  # share of the rounds, the last ones, whose mean is the model
 }
 LARGE_SETTINGS: Final[Mapping[str, Any]] = {"rounds": 25}

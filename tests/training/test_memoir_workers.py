@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from xcray.data.dataset import Dataset
-from xcray.errors import Stopped
+from xcray.errors import Refused, Stopped
 from xcray.solvers.memoir import state
 from xcray.telemetry.progress import Progress
 from xcray.training import TrainResult, TrainSpec, replicated, train
@@ -143,6 +143,22 @@ def test_a_training_resumes_on_another_number_of_workers(
             train(replace(spec, pool="ray", workers=workers), **paths, progress=done, stop=stop)
     saved = int(state.read_arrays(tmp_path / "run" / "memoir.arrow")["numbers"][0])
     assert 8 <= saved < 12
+    assert train(spec, **paths).sha256 == result.sha256
+
+
+def test_a_time_limit_ends_it_and_the_next_run_continues(
+    reference: tuple[TrainSpec, TrainResult],
+    groups: list[ThreadGroup],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
+    spec, result = reference
+    limited = replace(spec, pool="ray", workers=2, max_seconds=1e-3)
+    paths = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
+    with pytest.raises(Refused, match="time"):
+        train(limited, **paths)
+    monkeypatch.undo()
     assert train(spec, **paths).sha256 == result.sha256
 
 

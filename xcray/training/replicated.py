@@ -35,7 +35,7 @@ class ReplicatedTraining(IndependentLabels):
         self._lost = 0
 
     def solve(self, observer: TrainingObserver) -> None:
-        """Train all labels, unless a part has them."""
+        """Train all labels, unless a part has them; none if the time is up before."""
         if not len(observer.parts.missing):
             return
         context = self._context
@@ -47,8 +47,11 @@ class ReplicatedTraining(IndependentLabels):
             group.open()
             with observer.observe(group):
                 calls = SynchronousCalls(group, observer.stop.is_set, observer.record)
-                observer.commit(self._train(calls, observer))
-                observer.sync()
+                try:
+                    observer.commit(self._train(calls, observer))
+                    observer.sync()
+                except _TimeUp:
+                    group.interrupt()
                 self._lost = calls.lost
         finally:
             group.stop()
@@ -63,7 +66,10 @@ class ReplicatedTraining(IndependentLabels):
         return class_table(block, self._solver).drop_columns(["seconds", "worker"])
 
     def _train(self, calls: SynchronousCalls, observer: TrainingObserver) -> SolvedLabels:
-        """Run all steps, from the last checkpoint; after the loss of a worker, go back to it."""
+        """Run all steps, from the last checkpoint; after the loss of a worker, go back to it.
+
+        Raises _TimeUp, and Unavailable if workers keep being lost.
+        """
         farthest, restores, note = -1, 0, ""
         while restores <= MAX_RESTORES:
             number = _restore(calls, str(self._context.run_dir.resolve()))
@@ -86,6 +92,9 @@ class ReplicatedTraining(IndependentLabels):
         began, first, limit = time.monotonic(), number, self._solver.stopping.limit
         step, whole = 0, None
         while True:
+            left = observer.seconds_left()
+            if left is not None and left <= 0.0:
+                raise _TimeUp
             replies = [reply for _, reply in calls.call(Replica.advance, step, whole)]
             if any(reply.is_new for reply in replies):
                 return False
@@ -99,6 +108,10 @@ class ReplicatedTraining(IndependentLabels):
             if not parts:
                 return True
             step, whole = step + 1, np.concatenate(parts)
+
+
+class _TimeUp(Exception):
+    """The time limit of the training was reached."""
 
 
 def _restore(calls: SynchronousCalls, directory: str) -> int:

@@ -9,6 +9,8 @@ the row's features and scores every class with a weight there, so that it is exa
 the same lists. A class with no such weight has score 0. If no other score is above 0, r is a random
 one of these classes.
 
+`memoir_groups` has the kernels for groups of samples whose rivals are found before W changes.
+
 W is `scale` times the stored values, so that the shrinkage of the l2 norm costs O(1). The
 thresholds of the l1 norm are summed in `threshold`; each entry stores the sum at its last change,
 and is shrunk by the difference when it is read.

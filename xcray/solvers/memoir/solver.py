@@ -89,8 +89,13 @@ class MemoirSolver(Parameters, ReplicatedSolver):
     Among classes with score 0 the choice is random. oracle="sw-graph" and "lsh" search with an
     approximate index, as the paper does, and report by round how much they miss (`OracleErrors`);
     on sparse data they are slower and less accurate. "random" draws r at random, as a control.
-    Labels without samples are not in the problem: no weights, bias -1. One task trains all classes
-    on one core.
+    Labels without samples are not in the problem: no weights, bias -1.
+
+    With `group` above 1 the searches of a group of samples are shared by threads, or by Ray workers
+    that have all of W each. The bits are the same for any number of them. On rows left out, the
+    chosen settings of three sets (20 newsgroups, cooking, CLEF) have accuracies of 91.6, 37.7 and
+    83.6 % with group=1; 91.5, 37.4 and 83.5 % with 100; 91.5, 37.9 and 45.9 % with 1000: with steps
+    as large as those of the last set (eta0=1) a large group does harm.
 
     With `early_stopping_rounds` some training rows are held out, and the model has the weights of
     the round with the best macro-F1 on them. With `average_from` the mean of the weights since that
@@ -108,9 +113,9 @@ class MemoirSolver(Parameters, ReplicatedSolver):
 
     Source: "MEMOIR: Multi-class Extreme Classification with Inexact Margin", Algorithms 1 and 2.
     Differs from it: the default search is exact over growable lists, and faster than the
-    approximate ones; W changes after every sample (`group` draws); the radius of the projection is
-    1/sqrt(lam), not the 2/sqrt(lam) of its lemma; l1 shrinks all weights, not only those of touched
-    classes.
+    approximate ones; W changes after every sample, or after `group` of them; the radius of the
+    projection is 1/sqrt(lam), not the 2/sqrt(lam) of its lemma; l1 shrinks all weights, not only
+    those of touched classes.
     """
 
     revision: ClassVar[int] = 2
@@ -156,7 +161,12 @@ class MemoirSolver(Parameters, ReplicatedSolver):
         "is lower than that of the exact ones by more than this; 0: never",
         low=0.0,
     )
-    group: int = parameter(1, "draws whose classes are searched before W changes", low=1, high=1000)
+    group: int = parameter(
+        1,
+        "draws whose classes are searched before W changes; above 1, threads or workers share them",
+        low=1,
+        high=1000,
+    )
     draws: str = parameter(
         "rows",
         "draw samples uniformly, or classes uniformly and then a sample of the class",
