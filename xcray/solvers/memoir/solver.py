@@ -124,6 +124,7 @@ class MemoirSolver(Parameters, ReplicatedSolver):
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
         CompileCase({"rounds": 2, "batch": 10, "average_from": 1, "early_stopping_rounds": 1}),
         CompileCase({"rounds": 2, "batch": 10, "penalty": "l1"}),
+        CompileCase({"rounds": 2, "batch": 10, "group": 5}),
     )
     cost_rates: ClassVar[tuple[float, ...]] = (3e-9,)  # seconds per entry visited
 
