@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32
+from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.training import newton as kernel
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, null_objective
 from xcray.kernels.training.ppdsparse_state import PPDSparseProblem
@@ -26,8 +26,7 @@ MIN_MEAN_CURVATURE = 10.0  # minimum of the mean of C |x|^2 / tau
 CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 MAX_HALVINGS = 40  # of a step
 # limits of the minimisation of the quadratic model
-MAX_MODEL_SWEEPS, MODEL_TOLERANCE = 1000, 1e-6
-SCALE_STEPS = 60  # golden-section steps for the scale of the dual
+MAX_MODEL_SWEEPS, MODEL_TOLERANCE = 1000, 1e-4
 
 
 def is_suitable(problem: PPDSparseProblem, o: Objective) -> bool:
@@ -72,13 +71,26 @@ def _sample_weights(problem: PPDSparseProblem) -> Float64:
 
 
 def gram(problem: PPDSparseProblem) -> Float64:
-    """Return the weighted sum of x x' over all samples, lower triangle, from which classes start.
+    """Return the weighted sum of x x' over all samples, upper triangle, from which classes start.
 
     (D + 1, D + 1), the bias last.
     """
-    H = np.zeros((problem.X.n_cols + 1,) * 2)
-    kernel.add_outer(problem.X, _sample_weights(problem), 0, problem.X.n_rows, H)
+    X = problem.X
+    H = np.zeros((X.n_cols + 1,) * 2)
+    for rows in _row_chunks(X, np.arange(X.n_rows), 2):
+        kernel.add_outer(X, rows, _sample_weights(problem)[rows], H)
     return H
+
+
+def _row_chunks(X: CSR, rows: Int64, power: int) -> Iterator[Int64]:
+    """Yield `rows` in parts of about CHUNK_MULTIPLICATIONS.
+
+    power: a row costs its number of entries to this power.
+    """
+    length = max(X.nnz, 1) / max(X.n_rows, 1)
+    size = max(1, int(CHUNK_MULTIPLICATIONS // max(1.0, length**power)))
+    for lo in range(0, len(rows), size):
+        yield rows[lo : lo + size]
 
 
 def weights_of(
@@ -145,6 +157,7 @@ class _NewtonClass:
         self.M = np.empty_like(G)
         self.taus = _taus(o, len(G))
         self.row_curvatures = 2.0 * o.C * weights
+        self.all_rows = np.arange(n)
         self.scores = np.empty(n)
         self.z = np.empty(n)
         self.label = label
@@ -198,23 +211,31 @@ class _NewtonClass:
 
     def score_rows(self, w: Float64) -> None:
         """Compute the scores of all rows and their violations."""
-        for lo, hi in self.chunks(1):
+        for lo, hi in self.chunks():
             kernel.score_rows(self.X, w, lo, hi, self.scores)
         kernel.violations(self.signs, self.scores, self.z)
 
     def weighted_row_sum(self, factors: Float64) -> Float64:
         """Return the sum of factors[i] x_i: (D + 1,)."""
         v = np.zeros(self.X.n_cols + 1)
-        for lo, hi in self.chunks(1):
+        for lo, hi in self.chunks():
             kernel.add_rows(self.X, factors, lo, hi, v)
         return v
 
     def update_hessian(self) -> None:
-        """Update the Hessian to the rows that violate now, by the rows that changed."""
-        counts = np.where(self.z > 0.0, 2.0 * self.costs, 0.0)
-        for lo, hi in self.chunks(2):
-            kernel.add_outer(self.X, counts - self.row_curvatures, lo, hi, self.H)
-        self.row_curvatures = counts
+        """Update the Hessian to the rows that violate now.
+
+        By the rows that changed, or from zero if fewer rows violate.
+        """
+        curvatures = np.where(self.z > 0.0, 2.0 * self.costs, 0.0)
+        change = curvatures - self.row_curvatures
+        if np.count_nonzero(curvatures) < np.count_nonzero(change):
+            self.H[:] = 0.0
+            change = curvatures
+        for rows in _row_chunks(self.X, np.flatnonzero(change), 2):
+            self.check()
+            kernel.add_outer(self.X, rows, change[rows], self.H)
+        self.row_curvatures = curvatures
         kernel.symmetrise(self.H, self.M, self.taus)
 
     def value(self, w: Float64) -> float:
@@ -227,17 +248,9 @@ class _NewtonClass:
         )
 
     def best_dual(self, v: Float64, alpha: Float64) -> float:
-        """Return the dual at the best multiple of alpha, by golden section; it is concave."""
+        """Return the dual at the best multiple of alpha."""
         first, second = float(alpha.sum()), float((alpha * alpha * 0.5 / self.costs).sum())
-        low, high, ratio = 0.0, 2.0, 0.5 * (np.sqrt(5.0) - 1.0)
-
-        def at(scale: float) -> float:
-            return float(kernel.dual_value(v, first, second, scale, self.o.lam, self.taus))
-
-        for _ in range(SCALE_STEPS):
-            a, b = high - ratio * (high - low), low + ratio * (high - low)
-            low, high = (a, high) if at(a) < at(b) else (low, b)
-        return max(at(1.0), at(0.5 * (low + high)))
+        return float(kernel.best_dual(v, first, second, self.o.lam, self.taus))
 
     def record(self, w: Float64, value: float, n: int) -> dict[str, float]:
         """Return the fields of the record of the class."""
@@ -260,13 +273,8 @@ class _NewtonClass:
             "loss": float((self.costs * self.z * self.z).sum()),
         }
 
-    def chunks(self, power: int) -> Iterator[tuple[int, int]]:
-        """Yield row ranges of about CHUNK_MULTIPLICATIONS; call `check` in between.
-
-        power: a row costs its number of entries to this power.
-        """
-        n, nnz = self.X.n_rows, max(self.X.nnz, 1)
-        rows = max(1, int(CHUNK_MULTIPLICATIONS // max(1.0, (nnz / max(n, 1)) ** power)))
-        for lo in range(0, n, rows):
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Yield ranges of rows; call `check` in between."""
+        for rows in _row_chunks(self.X, self.all_rows, 1):
             self.check()
-            yield lo, min(n, lo + rows)
+            yield int(rows[0]), int(rows[-1]) + 1

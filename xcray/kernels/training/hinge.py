@@ -16,7 +16,8 @@ from xcray.arrays import Float32, Int32
 from xcray.kernels.inner import inner
 
 SQUARED_HINGE, HINGE = 0, 1
-CHUNK_SAMPLES = 1024  # samples summed in the precision of the scores
+MAX_BIAS_STEPS = 100  # Newton steps of `best_bias`
+CHUNK_SAMPLES = 256  # samples summed in the precision of the scores
 
 
 class Objective(NamedTuple):
@@ -98,10 +99,17 @@ def weighted_sums(scores: Any, weights: Float32, shift: float) -> HingeSums:
 
 
 @inner()
-def all_as_negatives(scores: Any, weights: Float32, b: float) -> HingeSums:
-    """Return the sums over all samples as negatives: z = (1 + score + b)_+."""
-    first, second, weight, count = 0.0, 0.0, 0.0, 0.0
-    for lo in range(0, len(scores), CHUNK_SAMPLES):
+def sum_chunks(
+    scores: Any, weights: Float32, b: float, chunks: Int32, n_chunks: int
+) -> tuple[HingeSums, int]:
+    """Return the sums over the samples of `chunks`, all as negatives: z = (1 + score + b)_+.
+
+    Moves the chunks that have a sample with z > 0 to the front, and returns their number: at a
+    smaller b only they count.
+    """
+    first, second, weight, count, kept = 0.0, 0.0, 0.0, 0.0, 0
+    for k in range(n_chunks):
+        lo = chunks[k] * CHUNK_SAMPLES
         hi = min(len(scores), lo + CHUNK_SAMPLES)
         if len(weights) > 0:
             part = weighted_sums(scores[lo:hi], weights[lo:hi], 1.0 + b)
@@ -111,18 +119,19 @@ def all_as_negatives(scores: Any, weights: Float32, b: float) -> HingeSums:
         second += part.second
         weight += part.weight
         count += part.samples
-    return HingeSums(first, second, weight, count)
+        chunks[kept] = chunks[k]
+        kept += part.samples > 0.0
+    return HingeSums(first, second, weight, count), kept
 
 
 @inner()
-def signed_sums(
-    scores: Any, weights: Float32, positives: Int32, factor: float, b: float
+def split_positives(
+    n: HingeSums, scores: Any, weights: Float32, positives: Int32, factor: float, b: float
 ) -> tuple[HingeSums, HingeSums]:
-    """Return the sums of the negatives and of the positives.
+    """Return the sums of the negatives and of the positives, from those of all as negatives.
 
     The weights of positives are multiplied by `factor`.
     """
-    n = all_as_negatives(scores, weights, b)
     n1, n2, nw, nc = n.first, n.second, n.weight, n.samples
     p1, p2, pw, pc = 0.0, 0.0, 0.0, 0.0
     for i in positives:
@@ -146,20 +155,30 @@ def best_bias(
     positives: Int32,
     factor: float,
     b: float,
+    excess: float,
     tolerance: float,
-    steps: int,
 ) -> tuple[float, float, int]:
-    """Return the bias that minimises the primal at fixed w, to about `tolerance`, starting at `b`.
+    """Return the bias that minimises the primal at fixed w, starting at `b`.
 
     Also returns tau_bias/2 b^2 + the sum of losses there, and the number of samples with a loss.
-    Newton's method on a monotone piecewise-linear slope, kept in a bracket, with at most `steps`
-    steps.
+    Newton's method on a monotone piecewise-linear slope, kept in a bracket. It ends when the rest
+    of the way gains at most `tolerance` times the sum of `excess` and the objective: on the way to
+    the minimum no violating sample of the side that is approached stops violating, and they bound
+    the curvature from below. Where the slope falls mostly the chunks that matter are few.
     """
     squared = o.loss == SQUARED_HINGE
     low, high = -np.inf, np.inf
     best, least, violating = b, np.inf, 0
-    for _ in range(steps):
-        n, p = signed_sums(scores, weights, positives, factor, b)
+    chunks = np.empty((len(scores) + CHUNK_SAMPLES - 1) // CHUNK_SAMPLES, np.int32)
+    n_chunks, evaluated = 0, -np.inf
+    for _ in range(MAX_BIAS_STEPS):
+        if b > evaluated:
+            n_chunks = len(chunks)
+            for c in range(n_chunks):
+                chunks[c] = c
+        evaluated = b
+        all_negative, n_chunks = sum_chunks(scores, weights, b, chunks, n_chunks)
+        n, p = split_positives(all_negative, scores, weights, positives, factor, b)
         if squared:
             value = o.C * (n.second + p.second)
             slope = o.tau_bias * b + 2.0 * o.C * (n.first - p.first)
@@ -175,7 +194,8 @@ def best_bias(
             high = min(high, b)
         else:
             low = max(low, b)
-        if squared and 0.5 * slope * slope / curvature <= tolerance:
+        least_curvature = o.tau_bias + 2.0 * o.C * (p.weight if slope > 0.0 else n.weight)
+        if squared and 0.5 * slope * slope <= least_curvature * tolerance * (excess + value):
             break
         new = b - slope / curvature
         if not low <= new <= high or (not squared and np.isfinite(low) and np.isfinite(high)):

@@ -30,20 +30,23 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.inner import inner
-from xcray.kernels.prefetch import prefetch
-from xcray.kernels.random import GAMMA, below, shuffle, stream
-from xcray.kernels.selection import kth_smallest
-from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, best_bias, null_objective, soft
+from xcray.kernels.random import shuffle, stream
+from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, best_bias, null_objective
+from xcray.kernels.training.ppdsparse_rows import activate, add_row, number_features, soft_dot
+from xcray.kernels.training.ppdsparse_scores import score
 from xcray.kernels.training.ppdsparse_state import (
+    INACTIVE,
+    NEGATIVE,
+    POSITIVE,
     BatchOutput,
     PPDSparseProblem,
     PPDSparseScratch,
     PPDSparseSettings,
 )
+from xcray.kernels.training.ppdsparse_violators import add_violators
 
 START, SWEEP, SCORE, EXPORT = 0, 1, 2, 3
 DONE, BUDGET, FULL = 0, 1, 2  # results of `advance`
-INACTIVE, POSITIVE, NEGATIVE = 0, 1, 2  # role of a sample in the active set
 
 # Tuned on title and abstract data; none of these changes the optimum or the certificate.
 # maximum cost of deferred changes, as share of the null objective, the gap, the requested gap
@@ -53,19 +56,12 @@ DEFER_COST_FACTOR = 0.4
 # if the gap without deferred changes is below this share of the requested one, apply more changes
 # instead of sweeping again
 NEAR_SHARE = 0.7
-# Newton steps for the bias: few in the first rounds
-SEARCH_ROUNDS, FIRST_BIAS_STEPS, MAX_BIAS_STEPS = 2, 4, 100
-BIAS_TOLERANCE = 0.001  # relative to the requested gap
+SEARCH_ROUNDS = 2  # first rounds, which sweep again in any case
+BIAS_TOLERANCE = 0.1  # of the bias of the primal point, relative to the gap
 # a sweep that gains less than this times eps of the null objective ends the round
 SWEEP_TOLERANCE = 0.3
 # factor of the tolerances in late rounds, and in rounds without new violators
 TIGHTEN_FACTOR = 0.3
-LIST_OVERHEAD = 32.0  # cost of starting a posting list, in entries
-BLOCK_SAMPLES = 64  # samples whose maximum score is computed first
-NO_SCORE = -1e30
-N_POWERS = 300  # bins of `choose_changes`, by powers of two from 2^-200 to 2^99
-# short rows and lists take most of their time for the first access to memory
-ROWS_AHEAD, LISTS_AHEAD, PREFETCH_ENTRIES, LINE_ENTRIES = 3, 8, 128, 16
 
 
 @inner()
@@ -73,50 +69,6 @@ def cost(problem: PPDSparseProblem, o: Objective, factor: float, i: int, positiv
     """Return c_i: C times the weight of sample i in this class."""
     c = o.C * problem.weights[i] if len(problem.weights) > 0 else o.C
     return c * factor if positive else c
-
-
-@inner()
-def number_features(X: CSR, i: int, scratch: PPDSparseScratch, at: Any) -> None:
-    """Assign numbers to the features of a row that becomes active for the first time.
-
-    Without a branch to mispredict.
-    """
-    if scratch.row_begins[i] != 0:
-        return
-    n, e = at.n_touched, at.n_entries
-    scratch.row_begins[i] = e + 1
-    scratch.ever_active[at.n_entered] = i
-    at.n_entered += 1
-    for p in range(X.indptr[i], X.indptr[i + 1]):
-        j = X.indices[p]
-        number = scratch.number[j]
-        scratch.touched[n] = j
-        scratch.v[n] = 0.0
-        new = number == 0
-        number = n + 1 if new else number
-        n += new
-        scratch.number[j] = number
-        scratch.entries[e] = number - 1
-        e += 1
-    at.n_touched, at.n_entries = n, e
-
-
-@inner()
-def prefetch_row(matrix: CSR, row: int) -> None:
-    """Prefetch the first entries of a row, or of a posting list."""
-    begin, end = matrix.indptr[row], matrix.indptr[row + 1]
-    for p in range(begin, min(end, begin + PREFETCH_ENTRIES), LINE_ENTRIES):
-        prefetch(matrix.indices, p)
-        prefetch(matrix.data, p)
-
-
-@inner()
-def add_row(X: CSR, i: int, step: float, scratch: PPDSparseScratch) -> None:
-    """Add step x_i to v, for a row with numbered features."""
-    lo, hi, e = X.indptr[i], X.indptr[i + 1], scratch.row_begins[i] - 1
-    numbers, values = scratch.entries[e : e + hi - lo], X.data[lo:hi]
-    for p in range(len(values)):
-        scratch.v[numbers[p]] += step * values[p]
 
 
 @inner()
@@ -129,7 +81,7 @@ def reset_class(
     scratch.scores[:] = 0.0
     at.label, at.positives, at.n_active = label, len(positives), len(positives)
     at.n_touched, at.n_priced, at.n_entered, at.n_entries = 0, 0, 0, 0
-    at.rounds, at.sweeps, at.sweeps_left, at.position, at.work = 0, 0, 0, 0, 0
+    at.rounds, at.sweeps, at.sweeps_left, at.position, at.work, at.swept = 0, 0, 0, 0, 0, 0
     at.nnz, at.support, at.violating, at.violation, at.vb = 0, 0, 0, 0.0, 0.0
     at.center = -1.0
     at.counter = stream(s.seed, label)
@@ -215,16 +167,6 @@ def finish_empty(s: PPDSparseSettings, at: Any) -> None:
     at.phase = EXPORT
 
 
-@inner(fastmath={"reassoc", "nsz"})
-def soft_dot(indices: Int32, data: Float32, v: Float64, lam: float) -> float:
-    """Return the sum of data_p * soft(v[indices_p], lam), branch-free in SIMD."""
-    dot = 0.0
-    for p in range(len(indices)):
-        u = v[indices[p]]
-        dot += data[p] * (u - max(-lam, min(lam, u)))
-    return dot
-
-
 @inner()
 def sweep(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int
@@ -240,7 +182,8 @@ def sweep(
         violation = 0.0
     work = 0
     a = at.position
-    while a < at.n_active and work < budget:
+    # a sweep is interrupted after a sample that stays: position 0 is the start of a sweep
+    while a < at.n_active and (a == 0 or work < budget):
         i = scratch.active[a]
         a += 1
         lo, hi = X.indptr[i], X.indptr[i + 1]
@@ -250,7 +193,7 @@ def sweep(
         inv, upper = (0.5 / c, np.inf) if o.loss == SQUARED_HINGE else (0.0, c)
         alpha = scratch.alpha[i]
         e = scratch.row_begins[i] - 1
-        dot = soft_dot(scratch.entries[e : e + hi - lo], X.data[lo:hi], v, o.lam)
+        dot = soft_dot(scratch.entries, e, X.data, lo, hi, v, o.lam)
         work += hi - lo
         gradient = y * (dot + vb + pull) / o.tau - 1.0 + alpha * inv
         if alpha <= 0.0 and gradient >= 0.0:
@@ -268,7 +211,7 @@ def sweep(
             add_row(X, i, y * step, scratch)
             vb += y * step
             work += hi - lo
-    at.vb, at.violation, at.work = vb, violation, at.work + work
+    at.vb, at.violation, at.work, at.swept = vb, violation, at.work + work, at.swept + work
     at.position = a if a < at.n_active else 0
     return work
 
@@ -294,82 +237,6 @@ def after_sweep(o: Objective, at: Any) -> None:
     at.sweeps_left -= 1
     if at.violation < at.inner_tol * at.null or at.sweeps_left <= 0:
         at.phase = SCORE
-
-
-@inner()
-def power_of(value: float) -> int:
-    """Return the number of the bin of a value above 0: its exponent, from -200 to 99, plus 200."""
-    bits: Any = np.float64(value).view(np.int64)
-    power: int = min(N_POWERS - 1, max(0, (bits >> 52) - 1023 + 200))
-    return power
-
-
-@inner()
-def choose_changes(
-    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
-) -> None:
-    """Choose the changes of weights to apply: all but those that gain least per entry of a list.
-
-    The deferred ones cost at most `budget` together. A change d of weight j changes the primal by
-    about d^2 (tau/2 + C sum of x_ij^2 over violating samples) around its minimum.
-    """
-    lam, tau, C, XT = s.objective.lam, s.objective.tau, s.objective.C, problem.XT
-    for t in range(at.n_priced, at.n_touched):
-        scratch.weight[t], scratch.length[t] = 0.0, 0.0
-    at.n_priced = at.n_touched
-    share = max(0.05, at.violating / len(scratch.scores)) if at.rounds > 0 else 1.0
-    sums, n = np.zeros(N_POWERS), 0
-    for t in range(at.n_touched):
-        change = np.float32(soft(scratch.v[t], lam) / tau) - scratch.weight[t]
-        if change != 0.0:
-            if scratch.length[t] == 0.0:
-                j = scratch.touched[t]
-                scratch.length[t] = XT.indptr[j + 1] - XT.indptr[j] + LIST_OVERHEAD
-                scratch.curvature[t] = C * problem.column_sq[j]
-            gain = change * change * (0.5 * tau + share * scratch.curvature[t])
-            power = power_of(gain / scratch.length[t])
-            sums[power] += gain
-            scratch.chosen[n], scratch.power[n] = t, power
-            n += 1
-    at.waiting, power = 0.0, 0
-    while power < N_POWERS and at.waiting + sums[power] <= at.budget:
-        at.waiting += sums[power]
-        power += 1
-    at.n_chosen = 0
-    for k in range(n):
-        scratch.chosen[at.n_chosen] = scratch.chosen[k]
-        at.n_chosen += scratch.power[k] >= power
-
-
-@inner()
-def walk(rows: Int32, values: Float32, change: float, scores: Any) -> None:
-    """Add a changed weight to the scores of the rows in its posting list."""
-    for p in range(len(rows)):
-        scores[rows[p]] += change * values[p]
-
-
-@inner()
-def score(
-    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int
-) -> int:
-    """Apply all changes that are not deferred to the scores, as far as the budget allows."""
-    XT, lam, tau = problem.XT, s.objective.lam, s.objective.tau
-    if at.position == 0:
-        choose_changes(problem, s, scratch, at)
-    work, k = 0, at.position
-    while k < at.n_chosen and work < budget:
-        if k + LISTS_AHEAD < at.n_chosen:
-            prefetch_row(XT, scratch.touched[scratch.chosen[k + LISTS_AHEAD]])
-        t = scratch.chosen[k]
-        j, w = scratch.touched[t], np.float32(soft(scratch.v[t], lam) / tau)
-        lo, hi = XT.indptr[j], XT.indptr[j + 1]
-        walk(XT.indices[lo:hi], XT.data[lo:hi], w - scratch.weight[t], scratch.scores)
-        scratch.weight[t] = w
-        work += hi - lo
-        k += 1
-    at.work += work
-    at.position = k
-    return work
 
 
 @inner(fastmath={"reassoc", "nsz"})
@@ -418,12 +285,12 @@ def certify(
     dual_w2 += o.tau_bias / o.tau * b * b
     at.dual = max(at.dual, first - 0.5 * second - 0.5 * o.tau * dual_w2)
     positives = problem.YT.indices[problem.YT.indptr[at.label] : problem.YT.indptr[at.label + 1]]
-    near, tolerance = at.bias if at.rounds > 0 else -1.0, BIAS_TOLERANCE * s.eps * at.null
-    steps = MAX_BIAS_STEPS if at.rounds >= SEARCH_ROUNDS else FIRST_BIAS_STEPS
+    near, norms = at.bias if at.rounds > 0 else -1.0, o.lam * l1 + 0.5 * o.tau * w2
+    excess = norms - at.dual
     at.bias, least, at.violating = best_bias(
-        o, scratch.scores, problem.weights, positives, at.factor, near, tolerance, steps
+        o, scratch.scores, problem.weights, positives, at.factor, near, excess, BIAS_TOLERANCE
     )
-    at.primal = o.lam * l1 + 0.5 * o.tau * w2 + least
+    at.primal = norms + least
     at.gap = max(0.0, at.primal - at.dual)  # rounding may cross them
     at.loss = least - 0.5 * o.tau_bias * at.bias * at.bias
     at.nnz, at.support = nnz, support
@@ -440,89 +307,6 @@ def shrink(scratch: PPDSparseScratch, at: Any) -> None:
             scratch.active[kept] = i
             kept += 1
     at.n_active = kept
-
-
-@inner(fastmath={"nnan", "nsz", "reassoc"})
-def block_maxima(scores: Any, kind: np.ndarray, maxima: Any) -> None:
-    """Compute the maximum score of the inactive samples of each block; SIMD over blocks.
-
-    Block k consists of the samples k, k + len(maxima), ...
-    """
-    n_blocks, no_score = len(maxima), scores.dtype.type(NO_SCORE)
-    maxima[:] = no_score
-    for lo in range(0, len(scores), n_blocks):
-        row, kinds = scores[lo : lo + n_blocks], kind[lo : lo + n_blocks]
-        for k in range(len(row)):
-            x = row[k] if kinds[k] == INACTIVE else no_score
-            maxima[k] = x if x > maxima[k] else maxima[k]
-
-
-@inner(fastmath={"reassoc"})
-def count_above(values: Any, floor: float) -> int:
-    """Return the number of values above `floor`; SIMD."""
-    count, bound = 0, values.dtype.type(floor)
-    for k in range(len(values)):
-        count += values[k] > bound
-    return count
-
-
-@inner()
-def activate(scratch: PPDSparseScratch, at: Any, i: int) -> None:
-    """Make sample i an active negative."""
-    scratch.kind[i] = NEGATIVE
-    scratch.active[at.n_active] = i
-    at.n_active += 1
-
-
-@inner()
-def add_violators(
-    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
-) -> int:
-    """Activate the most violating inactive negatives (paper, Algorithm 1, step 2).
-
-    Adds about as many as are active now plus `growth` per positive; returns the number. The cut is
-    a score that enough blocks of samples reach. Samples above it are activated first, then samples
-    equal to it (often thousands that share no feature with w and so have the same score), from a
-    pseudo-random block on.
-    """
-    n = len(scratch.scores)
-    quota = min(s.growth * (1 + at.positives) + at.n_active, n)
-    block = BLOCK_SAMPLES
-    while block > 1 and quota * 4 * block > n:
-        block //= 2
-    n_blocks = (n + block - 1) // block
-    maxima = scratch.maxima[:n_blocks]
-    block_maxima(scratch.scores, scratch.kind, maxima)
-    # a negative violates above this score
-    floor = -1.0 - bias_of(s.objective, at) + 1e-12
-    before = at.n_active
-    at.counter += GAMMA
-    offset = int(below(at.counter, n_blocks))
-    cut = NO_SCORE
-    if quota < n_blocks and count_above(maxima, floor) > quota:
-        cut = kth_smallest(maxima.copy(), n_blocks - quota)
-    for strict in (True, False):
-        for turn in range(n_blocks):
-            k = offset + turn if offset + turn < n_blocks else offset + turn - n_blocks
-            if at.n_active - before >= 2 * quota or (not strict and at.n_active - before >= quota):
-                break
-            if maxima[k] > floor and (maxima[k] > cut if strict else maxima[k] >= cut):
-                for i in range(k, n, n_blocks):
-                    z = scratch.scores[i]
-                    if (
-                        scratch.kind[i] == INACTIVE
-                        and z > floor
-                        and (z > cut if strict else z >= cut)
-                    ):
-                        activate(scratch, at, i)
-        if cut <= floor:
-            break
-    for a in range(before, at.n_active):
-        if a + ROWS_AHEAD < at.n_active:
-            prefetch_row(problem.X, scratch.active[a + ROWS_AHEAD])
-        number_features(problem.X, scratch.active[a], scratch, at)
-    admitted: int = at.n_active - before
-    return admitted
 
 
 @inner()
@@ -548,13 +332,13 @@ def after_score(
     )
     if at.rounds > 0:
         shrink(scratch, at)
-    n_entered = add_violators(problem, s, scratch, at)
+    n_entered = add_violators(problem, s, bias_of(s.objective, at), scratch, at)
     at.rounds += 1
     if n_entered == 0 or at.rounds > 4:
         # the active set is nearly right: solve on it more precisely, and defer less
         at.inner_tol *= TIGHTEN_FACTOR
         at.strict *= TIGHTEN_FACTOR
-    at.sweeps_left = s.max_sweeps
+    at.sweeps_left, at.swept = s.max_sweeps, 0
     at.phase = SWEEP
 
 

@@ -7,6 +7,8 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern
 from xcray.kernels.training.hinge import Objective
 
+INACTIVE, POSITIVE, NEGATIVE = 0, 1, 2  # role of a sample in the active set
+
 STATE = np.dtype(
     [
         ("label", np.int32),
@@ -27,6 +29,7 @@ STATE = np.dtype(
         ("violating", np.int32),  # samples with a positive loss at the primal point
         ("counter", np.uint64),  # of the class's random stream
         ("work", np.int64),  # entries of X visited
+        ("swept", np.int64),  # of them, by the sweeps of this round
         ("factor", np.float64),  # of the weights of positives
         ("violation", np.float64),  # approximate dual progress of the current sweep
         ("inner_tol", np.float64),
@@ -93,9 +96,9 @@ class PPDSparseScratch(NamedTuple):
     power: Int32  # (D,) bins of their gains per entry, see `choose_changes`
     curvature: Float32  # (D,) by number: C times the sum of squares of its column
     scores: Any  # (N,) weight.x_i, without the bias
-    maxima: Any  # (N,) maximum scores of blocks of samples
+    maxima: Any  # (N,) maximum scores of chunks of samples
     alpha: Float64  # (N,)
-    kind: np.ndarray  # (N,) uint8: UNSEEN, POSITIVE or NEGATIVE
+    kind: np.ndarray  # (N,) uint8: INACTIVE, POSITIVE or NEGATIVE
     active: Int32  # (N,) the active samples
     ever_active: Int32  # (N,) all samples that were active at any time
     # (N,) start of the numbers of a sample's features in `entries`, plus one; 0: never active

@@ -14,8 +14,7 @@ from xcray.arrays import CSR, Float32, Int32, Int64
 from xcray.kernels.inner import inner
 from xcray.kernels.training.hinge import Objective, best_bias
 
-# Newton steps for a bias, and its tolerance relative to the loss before pruning
-MAX_BIAS_STEPS, BIAS_TOLERANCE = 100, 1e-6
+BIAS_TOLERANCE = 1e-6  # of a bias, relative to the objective
 
 
 @inner()
@@ -42,11 +41,10 @@ def loss_at_best_bias(
     positives: Int32,
     factor: float,
     bias: float,
-    tolerance: float,
 ) -> tuple[float, float]:
     """Return the best bias, and the sum of losses there."""
     best, least, _ = best_bias(
-        o, scores, sample_weights, positives, factor, bias, tolerance, MAX_BIAS_STEPS
+        o, scores, sample_weights, positives, factor, bias, 0.0, BIAS_TOLERANCE
     )
     return best, least - 0.5 * o.tau_bias * best * best
 
@@ -75,10 +73,7 @@ def prune(
     order = np.argsort(np.abs(weights), kind="mergesort")
     scores[:] = 0.0
     move_weights(XT, features, weights, order, n, 0, scores)
-    bias, before = loss_at_best_bias(
-        o, scores, sample_weights, positives, factor, bias, 1e-6 * abs(o.C) * len(positives)
-    )
-    tolerance = BIAS_TOLERANCE * before
+    bias, before = loss_at_best_bias(o, scores, sample_weights, positives, factor, bias)
     low = int(np.sum(np.abs(weights) <= size))
     if max_kept > 0:
         low = max(low, n - max_kept)
@@ -88,14 +83,14 @@ def prune(
         move_weights(XT, features, weights, order, n_removed, middle, scores)
         n_removed = middle
         if (
-            loss_at_best_bias(o, scores, sample_weights, positives, factor, bias, tolerance)[1]
+            loss_at_best_bias(o, scores, sample_weights, positives, factor, bias)[1]
             <= (1.0 + rise) * before
         ):
             low = middle
         else:
             high = middle - 1
     move_weights(XT, features, weights, order, n_removed, low, scores)
-    bias, after = loss_at_best_bias(o, scores, sample_weights, positives, factor, bias, tolerance)
+    bias, after = loss_at_best_bias(o, scores, sample_weights, positives, factor, bias)
     is_kept = np.ones(n, np.bool_)
     is_kept[order[:low]] = False
     return is_kept, bias, before, after
