@@ -1,6 +1,7 @@
 """MEMOIR and exact Crammer-Singer SVMs: accuracy, macro-F1 and processor seconds.
 
 python -m benchmarks.memoir --data DIR [--json FILE] [--sets news20_bydate,cooking] [--seeds 3]
+    [--picture FILE]
 
 DIR holds a directory per set with train.txt.xz and test.txt.xz in XC format. Rows have length 1;
 20 newsgroups has tf-idf weights from the training rows. The first label of a row is its class, and
@@ -27,6 +28,7 @@ from sklearn.svm import LinearSVC
 from threadpoolctl import threadpool_limits
 
 from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.memoir.picture import draw
 from xcray.arrays import CSR, Pattern, csr, frozen, pattern
 from xcray.kernels.sparse import transpose_pattern
 from xcray.solvers import make_solver
@@ -44,7 +46,7 @@ EFFORT: Final[Mapping[str, tuple[int, int]]] = {
 }
 CHOICES: Final[Mapping[str, tuple[float, ...]]] = {
     "eta0": (0.1, 0.3, 1.0),
-    "lam": (1e-5, 1e-4),
+    "lam": (1e-5, 1e-4, 3e-4),
     "average": (0.0, 0.5),  # share of the rounds, the last ones, whose mean is the model
 }
 LARGE_SETTINGS: Final[Mapping[str, Any]] = {"rounds": 25}
@@ -236,6 +238,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for result in measure_set(name, data, options.seeds):
             show(name, result["method"], *(result[k] for k in ("accuracy", "macro_f1", "seconds")))
             out[name].append(result)
+    if options.picture:
+        draw(options.picture, out)
     return out
 
 

@@ -43,6 +43,16 @@ def with_calibration(
     )
 
 
+def with_approximate_index(model: Model, target: str | Path, facts: Mapping[str, Any]) -> Model:
+    """Publish the model at `target` with the measured recall of an approximate index in its card.
+
+    facts: see `xcray.predict.approximate.measure_index`. Content and sha256 stay. Raises Conflict
+    if `target` exists.
+    """
+    manifest = {**_without_files(model), "approximate_index": dict(facts)}
+    return _publish_copy(model, target, manifest, lambda staged: None)
+
+
 def with_packed_lists(model: Model, target: str | Path) -> Model:
     """Publish the model in the current format at `target`, by one rename.
 

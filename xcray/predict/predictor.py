@@ -18,6 +18,7 @@ from xcray.index.search_result import NOT_COMPUTED, SearchResult
 from xcray.index.staged import StagedScorer
 from xcray.metrics import evaluate
 from xcray.model.model import Model
+from xcray.predict.approximate import recorded_scorer
 from xcray.predict.arrow import to_arrow
 from xcray.predict.explain import Explanation, list_contributions
 from xcray.predict.labels import FilterCache, SetLookup, unknown_labels
@@ -34,16 +35,20 @@ class ScoredLabel(NamedTuple):
 class Predictor:
     """A model with its search index. Thread-safe."""
 
-    def __init__(self, model: Model, *, threads: int = 1) -> None:
+    def __init__(self, model: Model, *, threads: int = 1, index: str | None = None) -> None:
         """Create a predictor.
 
-        threads: cores used per batch (>= 1); results do not depend on it. Raises ParameterError.
+        threads: cores used per batch (>= 1); results do not depend on it. index: "sw-graph" answers
+        by an approximate index, on one core, if its recall is in the model card; None searches
+        exactly. Raises ParameterError, and Unavailable if the library of the index is missing.
         """
         if threads < 1:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         self.model = model
         self.threads = threads
-        self.scorer: Scorer = model.scorer(threads)
+        self.scorer: Scorer = (
+            model.scorer(threads) if index is None else recorded_scorer(model, index)
+        )
         is_sum = model.link == "softmax" and model.linear is not None
         self._log_partition = LogPartition(model.search) if is_sum else None
         self._filters = FilterCache(model)

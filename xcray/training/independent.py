@@ -18,6 +18,7 @@ from xcray.errors import missing_ray
 from xcray.index.staged import Stage
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.solvers.contract import TaskSolver, set_checkpoint_dir
+from xcray.solvers.replica import ReplicatedSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.telemetry.progress import CLASSES_SOLVED
 from xcray.training.capacity.preflight import (
@@ -27,6 +28,7 @@ from xcray.training.capacity.preflight import (
     estimate,
     memory_limits,
     worker_bytes,
+    worker_count,
 )
 from xcray.training.observer import TrainingObserver
 from xcray.training.report.summary import class_table, summarize_block
@@ -139,6 +141,8 @@ class IndependentLabels:
             )
         state = self._solver.load_dataset(context.dataset, self.rows_limit())
         set_checkpoint_dir(self._solver, state, context.run_dir)
+        if isinstance(self._solver, ReplicatedSolver):
+            self._solver.set_threads(state, worker_count(context.spec))
         return make_local_pool(context.spec.pool, self._solver, state, self.workers)
 
 

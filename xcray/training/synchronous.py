@@ -16,6 +16,7 @@ from xcray.errors import Corrupt, Unavailable, XcrayError
 from xcray.kernels.sparse import take_pattern_rows
 from xcray.metrics import f1, precision_at_k, predicted_sets
 from xcray.solvers.least_squares.staged_solvers import StagesSolver
+from xcray.solvers.replica import ReplicatedSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.solvers.synchronous_contract import (
     HeldOut,
@@ -55,7 +56,7 @@ class SynchronousWorkerFactory:
     all nodes must see. workers: number of workers. in_memory: see `TrainingRows`.
     """
 
-    solver: SynchronousSolver | StagesSolver
+    solver: SynchronousSolver | StagesSolver | ReplicatedSolver
     path: str
     content_hash: str
     workers: int

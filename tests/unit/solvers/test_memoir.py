@@ -13,10 +13,11 @@ from sklearn.metrics import accuracy_score, f1_score
 from tests.naive import memoir as naive
 from xcray.arrays import csr_from, frozen, pattern_from
 from xcray.errors import ParameterError, Stopped
+from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers.memoir import rounds as memoir
 from xcray.solvers.memoir import state
-from xcray.solvers.memoir.held_out import count_hits, split_rows, take_held_out
+from xcray.solvers.memoir.held_out import best_of_rows, count_hits, split_rows, take_held_out
 from xcray.solvers.memoir.solver import MemoirSolver
 
 N, D, K = 40, 12, 7
@@ -51,6 +52,8 @@ def solved(solver, X, Y):
         {"penalty": "l1", "lam": 0.5},
         {"penalty": "l1", "lam": 0.02, "group": 5},
         {"group": 7},
+        {"group": 1000, "oracle": "random"},
+        {"group": 30, "step": "batch", "margin": 1e9, "lam": 1.0, "row_norm": "l2"},
         {"oracle": "random"},
         {"step": "batch", "margin": 1e9, "lam": 1.0},
         {"draws": "classes", "margin": 0.5},
@@ -69,7 +72,10 @@ def test_the_kernel_equals_naive_code(monkeypatch, params):
     draws = [rounds.draw(number) for number in range(1, 9)]
     own = Y if solver.labels == "all" else Y & (np.cumsum(Y, axis=1) == 1)
     own = own[:, local.label_ids]
-    W = naive.train(X.astype(float), own, local.problem.rows, local.problem.classes, draws, solver)
+    rows = normalize_rows(csr_from(X), solver.row_norm).to_scipy().toarray()
+    W = naive.train(
+        rows.astype(float), own, local.problem.rows, local.problem.classes, draws, solver
+    )
     block = solver.solve(local, frozen(np.arange(K), np.int32))
     assert np.abs(W).max() > 0.0
     trained = block.W.to_scipy().toarray()[local.label_ids]
@@ -83,7 +89,7 @@ def test_the_squared_norm_is_kept_and_bounded(lam):
     solver = MemoirSolver(lam=lam, batch=50)
     rounds = memoir.Rounds(local_of(solver, X, Y).problem, solver, 50)
     for number in range(1, 30):
-        rounds.run(number, 0.1, lambda: False)
+        memoir.run_alone(rounds.run(number, 0.1, lambda: False))
         values = rounds.weights().data.astype(float)
         norm = float(rounds.state["norm_sq"][0])
         assert norm == pytest.approx((values**2).sum(), rel=1e-6)
@@ -207,14 +213,15 @@ def test_held_out_figures_equal_those_of_scikit_learn(monkeypatch):
     X, Y = problem(labels_per_row=1)
     y, W = Y.argmax(axis=1), csr_from(np.random.default_rng(1).normal(size=(K, D)))
     rows = take_held_out(csr_from(X), pattern_from(Y), np.arange(N))
-    counts = count_hits(W, rows, lambda: False)
+    best = [best_of_rows(W, rows, lo, hi, lambda: False) for lo, hi in ((0, 11), (11, N))]
+    counts = count_hits(np.concatenate(best), rows.Y)
     predicted = (X.astype(float) @ W.to_scipy().toarray().T).argmax(axis=1)
     assert counts.accuracy == pytest.approx(accuracy_score(y, predicted))
     assert counts.macro_f1 == pytest.approx(
         f1_score(y, predicted, average="macro", labels=np.unique(y), zero_division=0)
     )
     with pytest.raises(Stopped):
-        count_hits(W, rows, lambda: True)
+        best_of_rows(W, rows, 0, N, lambda: True)
 
 
 def test_early_stopping_keeps_the_best_weights():

@@ -11,9 +11,11 @@ from tests.unit.solvers.test_memoir import D, K, N, local_of, problem, saved_rou
 from xcray.arrays import CSR, TopK, csr_from, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.index.approximate import ExactIndex
+from xcray.kernels.sparse import take_pattern_rows, take_rows
+from xcray.kernels.training.memoir import MemoirBatch, MemoirProblem
 from xcray.solvers.memoir import oracle, state
 from xcray.solvers.memoir.oracle import IndexOracle, OracleErrors
-from xcray.solvers.memoir.rounds import Rounds
+from xcray.solvers.memoir.rounds import Rounds, run_alone
 from xcray.solvers.memoir.solver import ORACLE_FILE, MemoirSolver
 from xcray.storage.atomic import read_json
 
@@ -44,6 +46,13 @@ def weights() -> tuple[Any, CSR]:
     return W.astype(np.float64), csr_from(W)
 
 
+def batch_of(problem: MemoirProblem, samples: Any) -> MemoirBatch:
+    """Return samples as a batch."""
+    rows = problem.rows[samples].astype(np.int64)
+    X, Y = take_rows(problem.X, rows), take_pattern_rows(problem.Y, rows)
+    return MemoirBatch(X, Y, problem.classes[samples], np.arange(len(samples), dtype=np.uint64))
+
+
 @pytest.mark.parametrize("index", [ExactIndex, LastRows])
 def test_rivals_and_margin_errors_are_those_of_the_definition(
     monkeypatch: pytest.MonkeyPatch, index: Any
@@ -53,9 +62,9 @@ def test_rivals_and_margin_errors_are_those_of_the_definition(
     solver = MemoirSolver(**SETTINGS, margin=0.5)
     samples_of = local_of(solver, X, Y).problem
     dense, W = weights()
-    samples, random = np.arange(len(samples_of.rows)), np.zeros(len(samples_of.rows), np.uint64)
-    search = IndexOracle(samples_of, solver)
-    found = search.rivals(W, samples, random)
+    samples = np.arange(len(samples_of.rows))
+    search = IndexOracle(solver)
+    found = search.rivals(W, batch_of(samples_of, samples), 0, len(samples))
     errors = []
     for sample, rival in zip(samples, found, strict=True):
         i, y = samples_of.rows[sample], samples_of.classes[sample]
@@ -79,8 +88,8 @@ def test_rows_with_all_classes_have_no_rival() -> None:
     solver = MemoirSolver(**SETTINGS)
     local = local_of(solver, X, np.ones((N, K), bool))
     W = csr_from(np.ones((K, D), np.float32))
-    numbers = np.arange(20, dtype=np.uint64)
-    found = IndexOracle(local.problem, solver).rivals(W, np.arange(20), numbers)
+    batch = batch_of(local.problem, np.arange(20))
+    found = IndexOracle(solver).rivals(W, batch, 0, 20)
     assert (found == -1).all()
 
 
@@ -103,7 +112,7 @@ def test_a_large_margin_error_switches_to_the_exact_search(monkeypatch: pytest.M
         solver = MemoirSolver(**SETTINGS, max_margin_error=limit)
         rounds = Rounds(local_of(solver, X, Y).problem, solver, 30)
         for number in range(1, 7):
-            rounds.run(number, solver.step_size(number), lambda: False)
+            run_alone(rounds.run(number, solver.step_size(number), lambda: False))
         assert len(rounds.errors) == expected  # W is 0 in the first round: no error
         assert rounds.uses_index == (expected == 6)
 

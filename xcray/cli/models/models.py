@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.connect import ServerOption, locate_version, make_client
-from xcray.cli.models import exchange, label_sets
+from xcray.cli.models import approximate, exchange, label_sets
 from xcray.cli.models import object_storage as storage
 from xcray.cli.models.open_model import open_model
 from xcray.cli.models.predict import ModelName, is_directory
@@ -32,6 +32,7 @@ app.command("pull")(storage.pull)
 app.command("remote")(storage.remote)
 app.command("import")(exchange.import_model)
 app.command("export")(exchange.export_model)
+app.command("approximate")(approximate.approximate)
 
 MAX_DIFF_NAMES = 20  # names of a list in a diff
 

@@ -63,6 +63,7 @@ class PredictOptions(NamedTuple):
     deadline_ms: float | None
     probabilities: bool
     certificate: bool
+    index_name: str | None
 
 
 def predict(
@@ -94,6 +95,14 @@ def predict(
             "--certificate", help="Print whether each prediction is proven exact, and its cost."
         ),
     ] = False,
+    index: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Answer by the approximate index sw-graph, see `xcray models approximate`. "
+            "[default: exact search]",
+        ),
+    ] = None,
     server: ServerOption = None,
     json: output.JsonOption = False,
 ) -> None:
@@ -101,10 +110,12 @@ def predict(
     if file is not None and text:
         raise InputError("give texts or --file, not both", code="USAGE")
     options = PredictOptions(
-        k, allow or None, deny or None, deadline_ms, probabilities, certificate
+        k, allow or None, deny or None, deadline_ms, probabilities, certificate, index
     )
     warnings: list[dict[str, Any]] = []
     if not is_directory(model, server):
+        if index is not None:
+            raise InputError("--index is for model directories; leave it out", code="USAGE")
         answers = predict_remote(model, text, file, zero_based, options, warnings, server)
         print_predictions(model, answers, warnings, json)
         return
@@ -145,7 +156,7 @@ def predict_local(
     from xcray.predict.input_warnings import count_inputs, input_warnings
 
     opened = open_model(model)
-    predictor = Predictor(opened)
+    predictor = Predictor(opened, index=options.index_name)
     rows: Any = read_texts(text) if file is None else read_rows(file, zero_based, opened)
     names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
     among = predictor.filter(options.allow, options.deny, sets=find_label_sets(Path(model)))

@@ -9,6 +9,8 @@ the row's features and scores every class with a weight there, so that it is exa
 the same lists. A class with no such weight has score 0. If no other score is above 0, r is a random
 one of these classes.
 
+`memoir_groups` has the kernels for groups of samples whose rivals are found before W changes.
+
 W is `scale` times the stored values, so that the shrinkage of the l2 norm costs O(1). The
 thresholds of the l1 norm are summed in `threshold`; each entry stores the sum at its last change,
 and is shrunk by the difference when it is read.
@@ -39,11 +41,9 @@ STATE = np.dtype(
         ("scale", np.float64),  # W is scale times the stored values
         ("norm_sq", np.float64),  # |W|^2
         ("threshold", np.float64),  # sum of the thresholds of the l1 norm
-        ("searched", np.int64),  # draws of the round whose rival is known
-        ("position", np.int64),  # draws of the round that are done
+        ("position", np.int64),  # samples of the round that are done
         ("used", np.int64),  # allocated entries of the pools
-        ("work", np.int64),  # entries visited
-        ("updates", np.int64),  # draws that changed W
+        ("updates", np.int64),  # samples that changed W
     ],
     align=True,
 )
@@ -63,14 +63,22 @@ class MemoirProblem(NamedTuple):
     classes: Int32  # (M,)
 
 
-class MemoirSettings(NamedTuple):
-    """margin: required lead of a sample's class. group: draws whose rivals are searched at once.
+class MemoirBatch(NamedTuple):
+    """Samples of a round: rows X (B, D), the classes of each row Y (B, K), classes (B,) of these.
 
-    random: whether rivals are random classes.
+    numbers: random uint64 (B,), which decide ties among classes without weights.
     """
 
+    X: CSR
+    Y: Pattern
+    classes: Int32
+    numbers: np.ndarray
+
+
+class MemoirSettings(NamedTuple):
+    """margin: required lead of a sample's class. random: whether rivals are random classes."""
+
     margin: float
-    group: int
     random: bool
 
 
@@ -87,11 +95,14 @@ class FeatureLists(NamedTuple):
 
 
 class MemoirScratch(NamedTuple):
-    """Scratch memory of a search: scores (K,), found (K,), and rivals (B,) of the draws."""
+    """Scratch memory of a search, for one thread: scores (K,) and found (K,).
+
+    visited: (1,) entries visited so far; one more is the number of the next search.
+    """
 
     scores: np.ndarray  # of SCORE: the score, and the number of the search that scored the class
     found: Int32  # (K,) the classes that the search scored
-    rivals: Int32  # (B,), -1: the margin is met
+    visited: Int64
 
 
 @inner()
@@ -117,15 +128,16 @@ def write_entry(lists: FeatureLists, p: int, c: Any, value: float, threshold: fl
 
 @inner()
 def score_classes(
-    problem: MemoirProblem, lists: FeatureLists, scratch: MemoirScratch, i: Any, at: Any
+    batch: MemoirBatch, lists: FeatureLists, scratch: MemoirScratch, i: Any, threshold: float
 ) -> int:
     """Score all classes with a weight on a feature of row i, without the factor `scale`.
 
     Returns the number of classes in `scratch.found`.
     """
-    X, scores, found, K = problem.X, scratch.scores, scratch.found, problem.Y.n_cols
+    X, scores, found, K = batch.X, scratch.scores, scratch.found, batch.Y.n_cols
     row = X.indices[X.indptr[i] : X.indptr[i + 1]]
-    work, stamp, n = 0, at.work + 1, 0  # stamp: larger than those of all searches before
+    work, n = 0, 0
+    stamp = scratch.visited[0] + 1  # larger than those of all searches before
     for f in row:
         work += lists.heads[f].size
     is_dense = work >= DENSE_SHARE * K  # nearly all classes are scored: they are found at the end
@@ -135,14 +147,14 @@ def score_classes(
     for a in range(len(row)):
         x = np.float64(X.data[X.indptr[i] + a])
         if is_dense:
-            add_list(lists, row[a], x, scores, stamp, at.threshold)
+            add_list(lists, row[a], x, scores, stamp, threshold)
         else:
-            n = find_in_list(lists, row[a], x, scores, stamp, at.threshold, found, n)
+            n = find_in_list(lists, row[a], x, scores, stamp, threshold, found, n)
     if is_dense:
         for c in range(K):
             found[min(n, K - 1)] = c
             n += scores[c].stamp == stamp
-    at.work += work + 1
+    scratch.visited[0] += work + 1
     return n
 
 
@@ -208,60 +220,52 @@ def is_own(Y: Pattern, i: Any, c: Any) -> bool:
 
 
 @inner()
-def draw_class(
-    problem: MemoirProblem, scratch: MemoirScratch, i: Any, number: Any, stamp: int
-) -> int:
+def draw_class(batch: MemoirBatch, scratch: MemoirScratch, i: Any, stamp: int) -> int:
     """Return a random class that row i does not have and that was not scored; -1 if none.
 
     stamp: number of the search; -1 to draw from scored classes, too.
     """
-    K = problem.Y.n_cols
-    c = 0
+    K, number, c = batch.Y.n_cols, batch.numbers[i], 0
     for _ in range(MAX_TRIES):
         number = number * MULTIPLIER + INCREMENT
         c = int(np.int64(number >> TOP_BITS) % K)
-        if scratch.scores[c].stamp != stamp and not is_own(problem.Y, i, c):
+        if scratch.scores[c].stamp != stamp and not is_own(batch.Y, i, c):
             return c
     for shift in range(K):
         other = (c + shift) % K
-        if scratch.scores[other].stamp != stamp and not is_own(problem.Y, i, other):
+        if scratch.scores[other].stamp != stamp and not is_own(batch.Y, i, other):
             return other
     return -1
 
 
 @inner()
 def find_rival(
-    problem: MemoirProblem,
+    batch: MemoirBatch,
     s: MemoirSettings,
     lists: FeatureLists,
     scratch: MemoirScratch,
-    sample: Any,
-    number: Any,
+    i: Any,
     at: Any,
 ) -> int:
-    """Return the rival of a sample; -1 if its class leads by the margin, or without rivals.
-
-    number: random number that decides ties among classes without weights.
-    """
-    i, y = problem.rows[sample], problem.classes[sample]
-    stamp = at.work + 1
-    n = score_classes(problem, lists, scratch, i, at)
+    """Return the rival of sample i; -1 if its class leads by the margin, or without rivals."""
+    stamp = scratch.visited[0] + 1
+    n = score_classes(batch, lists, scratch, i, at.threshold)
     rival, best = -1, -np.inf
     if s.random:
-        rival = draw_class(problem, scratch, i, number, -1)
+        rival = draw_class(batch, scratch, i, -1)
         if rival >= 0:
             best = read_score(scratch, rival, stamp)
     else:
         for a in range(n):
             c = int(scratch.found[a])
             z = float(scratch.scores[c].value)
-            if (z > best or (z == best and c < rival)) and not is_own(problem.Y, i, c):
+            if (z > best or (z == best and c < rival)) and not is_own(batch.Y, i, c):
                 rival, best = c, z
         if best < 0.0:
-            unscored = draw_class(problem, scratch, i, number, stamp)
+            unscored = draw_class(batch, scratch, i, stamp)
             if unscored >= 0:
                 rival, best = unscored, 0.0
-    own = read_score(scratch, y, stamp)
+    own = read_score(scratch, batch.classes[i], stamp)
     return rival if rival >= 0 and at.scale * (own - best) < s.margin else -1
 
 
@@ -338,7 +342,6 @@ def add_row(X: CSR, lists: FeatureLists, i: Any, y: Any, r: int, step: float, at
                 of_y = p
             elif c == r:
                 of_r = p
-        at.work += hi - lo
         change = step * x / at.scale
         add_entry(lists, f, of_y, y, change, at)
         add_entry(lists, f, of_r, r, -change, at)
@@ -346,36 +349,31 @@ def add_row(X: CSR, lists: FeatureLists, i: Any, y: Any, r: int, step: float, at
 
 @numba.njit(nogil=True, cache=True)
 def advance(
-    problem: MemoirProblem,
+    batch: MemoirBatch,
     s: MemoirSettings,
     lists: FeatureLists,
     scratch: MemoirScratch,
-    draws: Int64,
-    numbers: np.ndarray,
     step: float,
     state: np.ndarray,
     budget: int,
 ) -> int:
-    """Continue a round; stop after it, after about `budget` visited entries, or with full pools.
+    """Continue a round whose samples change W one after the other.
 
-    draws: (B,) samples of the round; numbers: (B,) uint64, random. step: eta. state: (1,) of STATE;
-    position and searched are 0 before the first call of a round. Returns DONE, BUDGET or FULL.
+    It stops after the round, after about `budget` visited entries, or with full pools. step: eta.
+    state: (1,) of STATE; position is 0 before the first call of a round. Returns DONE, BUDGET or
+    FULL.
     """
     at = state[0]
-    end = at.work + budget
-    while at.position < len(draws):
-        if at.work >= end:
+    end = scratch.visited[0] + budget
+    while at.position < len(batch.classes):
+        if scratch.visited[0] >= end:
             return BUDGET
-        if at.position == at.searched:
-            at.searched = min(len(draws), at.position + s.group)
-            for j in range(at.position, at.searched):
-                scratch.rivals[j] = find_rival(problem, s, lists, scratch, draws[j], numbers[j], at)
-        rival, sample = scratch.rivals[at.position], draws[at.position]
+        i = at.position
+        rival = find_rival(batch, s, lists, scratch, i, at)
         if rival >= 0:
-            i = problem.rows[sample]
-            if not has_capacity(problem.X, lists, i, at):
+            if not has_capacity(batch.X, lists, i, at):
                 return FULL
-            add_row(problem.X, lists, i, problem.classes[sample], rival, step, at)
+            add_row(batch.X, lists, i, batch.classes[i], rival, step, at)
             at.updates += 1
         at.position += 1
     return DONE

@@ -65,21 +65,24 @@ def take_held_out(X: CSR, Y: Pattern, rows: Int64) -> HeldOutRows:
     return HeldOutRows(take_rows(X, rows), take_pattern_rows(Y, rows))
 
 
-def count_hits(W: CSR, rows: HeldOutRows, stopped: Callable[[], bool]) -> HeldOutCounts:
-    """Return the counts of the weights W (K, D) over the held-out rows.
+def best_of_rows(W: CSR, rows: HeldOutRows, lo: int, hi: int, stopped: Callable[[], bool]) -> Int64:
+    """Return the best class of the held-out rows lo .. hi - 1 under the weights W (K, D).
 
     Raises Stopped if `stopped` returns True.
     """
-    n, K = rows.Y.shape
-    WT, best = transpose(W), np.zeros(n, np.int64)
-    for begin in range(0, n, SLICE_ROWS):
+    WT, best = transpose(W), np.zeros(rows.Y.shape[0], np.int64)
+    for begin in range(lo, hi, SLICE_ROWS):
         if stopped():
             raise Stopped(
                 "stopped in an evaluation; the next run continues after the last saved round"
             )
-        best_classes(rows.X, WT, begin, min(n, begin + SLICE_ROWS), best)
-    owners = np.repeat(np.arange(n), np.diff(rows.Y.indptr))
-    correct = rows.Y.indices[best[owners] == rows.Y.indices]
-    return HeldOutCounts(
-        *(np.bincount(each, minlength=K) for each in (rows.Y.indices, best, correct))
-    )
+        best_classes(rows.X, WT, begin, min(hi, begin + SLICE_ROWS), best)
+    return best[lo:hi]
+
+
+def count_hits(best: Int64, Y: Pattern) -> HeldOutCounts:
+    """Return the counts of rows with labels Y (n, K) whose best classes are `best` (n,)."""
+    n, K = Y.shape
+    owners = np.repeat(np.arange(n), np.diff(Y.indptr))
+    correct = Y.indices[best[owners] == Y.indices]
+    return HeldOutCounts(*(np.bincount(each, minlength=K) for each in (Y.indices, best, correct)))

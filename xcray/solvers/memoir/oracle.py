@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int32, Int64, Pattern, frozen
+from xcray.arrays import CSR, Float64, Int32, Pattern, frozen
 from xcray.index.approximate import build_index
 from xcray.kernels.search.candidates import score_candidates
-from xcray.kernels.sparse import take_pattern_rows, take_rows
-from xcray.kernels.training.memoir import MemoirProblem
+from xcray.kernels.sparse import pattern_range, row_range
+from xcray.kernels.training.memoir import MemoirBatch
 
 if TYPE_CHECKING:
     from xcray.solvers.memoir.solver import MemoirSolver
@@ -46,8 +46,8 @@ class IndexOracle:
     with an exact search.
     """
 
-    def __init__(self, problem: MemoirProblem, solver: MemoirSolver) -> None:
-        self._problem, self._solver = problem, solver
+    def __init__(self, solver: MemoirSolver) -> None:
+        self._solver = solver
         self.start(1)
 
     def start(self, groups: int) -> None:
@@ -58,15 +58,14 @@ class IndexOracle:
         self._build_seconds = self._query_seconds = 0.0
         self._queries = 0
 
-    def rivals(self, W: CSR, samples: Int64, numbers: np.ndarray) -> Int32:
-        """Return the rival of each sample, -1 where the margin is met or there is no rival.
+    def rivals(self, W: CSR, batch: MemoirBatch, lo: int, hi: int) -> Int32:
+        """Return the rivals of samples lo .. hi - 1, -1 where the margin is met or without rivals.
 
-        W: (K, D). numbers: random uint64, one per sample, for samples of which the index found no
-        class but their own.
+        W: (K, D). The random numbers of the batch are for samples of which the index found no class
+        but their own.
         """
-        problem, solver = self._problem, self._solver
-        rows, classes = problem.rows[samples].astype(np.int64), problem.classes[samples]
-        X, own = take_rows(problem.X, rows), take_pattern_rows(problem.Y, rows)
+        solver, classes = self._solver, batch.classes[lo:hi]
+        X, own = row_range(batch.X, lo, hi), pattern_range(batch.Y, lo, hi)
         began = time.perf_counter()
         index = build_index(solver.oracle, W, **self._settings())
         built = time.perf_counter()
@@ -74,10 +73,10 @@ class IndexOracle:
         top = index.query(X, most + 1)
         self._query_seconds += time.perf_counter() - built
         self._build_seconds += built - began
-        self._queries += len(samples)
-        rivals, scores = _first_other(top.labels, top.scores, own, numbers)
+        self._queries += hi - lo
+        rivals, scores = _first_other(top.labels, top.scores, own, batch.numbers[lo:hi])
         self._compare(W, X, own, rivals, scores)
-        own_scores: Float64 = np.empty((len(samples), 1))
+        own_scores: Float64 = np.empty((hi - lo, 1))
         score_candidates(X, W, frozen(classes[:, None], np.int32), own_scores)
         violated = own_scores[:, 0] - scores < solver.margin
         return np.where((rivals >= 0) & violated, rivals, -1).astype(np.int32)

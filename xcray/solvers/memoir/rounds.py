@@ -3,48 +3,73 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from xcray.arrays import CSR, Int64, csr
+from xcray.arrays import CSR, Int32, Int64, csr, frozen
 from xcray.errors import Stopped
 from xcray.index.approximate import INDEXES
+from xcray.kernels.row_norm import normalize_rows
+from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.kernels.training import memoir as kernel
+from xcray.kernels.training.memoir_groups import GroupLinks, apply_rivals, find_rivals, link_entries
 from xcray.solvers.memoir.oracle import IndexOracle, OracleErrors
 
 if TYPE_CHECKING:
     from xcray.solvers.memoir.solver import MemoirSolver
 
-# entries visited between two checks of the stop flag: 20 to 60 ms
+# entries visited between two checks of the stop flag: 10 to 60 ms
 SLICE_ENTRIES = 8_000_000
 INITIAL_CAPACITY = 1 << 16  # entries of the pools
 MIN_SCALE = 1e-12  # below it the multiplier of W is multiplied into the stored values
+MAX_GROUP = 1000  # samples whose updates are applied together
+
+# A training yields its share of an array, and receives the whole array: the shares of all workers
+Exchange: TypeAlias = Generator[np.ndarray, np.ndarray, None]
+
+
+class Share(NamedTuple):
+    """The share of the work of worker `number` of `workers`, which uses `threads` threads."""
+
+    number: int = 0
+    workers: int = 1
+    threads: int = 1
+
+    def part(self, lo: int, hi: int) -> tuple[int, int]:
+        """Return the part of the range lo .. hi - 1 of this worker."""
+        ends = (lo + (hi - lo) * (self.number + i) // self.workers for i in (0, 1))
+        return next(ends), next(ends)
 
 
 class Rounds:
     """W and the rounds that change it. batch: samples per round."""
 
-    def __init__(self, problem: kernel.MemoirProblem, solver: MemoirSolver, batch: int) -> None:
+    def __init__(
+        self,
+        problem: kernel.MemoirProblem,
+        solver: MemoirSolver,
+        batch: int,
+        share: Share | None = None,
+    ) -> None:
         self.problem, self.solver, self.batch = problem, solver, batch
+        self.share = share or Share()
         K, D = problem.Y.n_cols, problem.X.n_cols
         self.lists = kernel.FeatureLists(
             heads=np.zeros(D, kernel.HEAD),
             entries=np.zeros(INITIAL_CAPACITY, kernel.ENTRY),
             marks=np.zeros(INITIAL_CAPACITY if solver.penalty == "l1" else 0),
         )
-        self.scratch = kernel.MemoirScratch(
-            scores=np.zeros(K, kernel.SCORE),
-            found=np.zeros(K, np.int32),
-            rivals=np.zeros(batch, np.int32),
-        )
+        self._scratch = [_new_scratch(K) for _ in range(self.share.threads)]
+        self._links = _new_links(K, D)
         self.state = np.zeros(1, kernel.STATE)
         self.state["scale"] = 1.0
         self._counts = np.bincount(problem.classes, minlength=K)
         self._begin = np.cumsum(self._counts) - self._counts
         self.errors: list[OracleErrors] = []  # of the rounds whose rivals an index found
-        self._index = IndexOracle(problem, solver)
+        self._index = IndexOracle(solver)
         self._seen = np.flatnonzero(self._counts)
 
     def draw(self, number: int) -> tuple[Int64, np.ndarray]:
@@ -57,12 +82,19 @@ class Rounds:
             samples = rng.integers(len(self.problem.rows), size=self.batch)
         return samples, rng.integers(2**64, size=self.batch, dtype=np.uint64)
 
-    def run(self, number: int, eta: float, stopped: Callable[[], bool]) -> None:
+    def run(self, number: int, eta: float, stopped: Callable[[], bool]) -> Exchange:
         """Run round `number` with step size `eta`. Raises Stopped if `stopped` returns True."""
         solver, at = self.solver, self.state[0]
         if solver.penalty == "l2":
             self._multiply(1.0 - eta * solver.lam)
-        self._take_steps(number, eta / self.batch if solver.step == "batch" else eta, stopped)
+        step = eta / self.batch if solver.step == "batch" else eta
+        batch = self._take(*self.draw(number))
+        if self.uses_index:
+            self._search_by_index(batch, number, step, stopped)
+        elif solver.group == 1:
+            self._advance(batch, step, stopped)
+        else:
+            yield from self._run_groups(batch, step, stopped)
         if solver.penalty == "l1":
             at["threshold"] += eta * solver.lam / 2.0
         elif at["norm_sq"] * solver.lam > 1.0:
@@ -79,26 +111,6 @@ class Rounds:
         limit = float(np.finfo(np.float32).max)
         return csr(indptr, features, np.clip(values, -limit, limit), D)
 
-    def _take_steps(self, number: int, step: float, stopped: Callable[[], bool]) -> None:
-        """Take the steps of all draws of a round."""
-        solver, at = self.solver, self.state[0]
-        settings = kernel.MemoirSettings(
-            float(solver.margin), solver.group, solver.oracle == "random"
-        )
-        samples, numbers = self.draw(number)
-        at["position"] = at["searched"] = 0
-        if not self.uses_index:
-            self._advance(settings, samples, numbers, step, stopped)
-            return
-        size = solver.group if solver.group > 1 else self.batch
-        self._index.start(-(-self.batch // size))
-        for lo in range(0, self.batch, size):
-            hi = min(lo + size, self.batch)
-            rivals = self._index.rivals(self.weights(), samples[lo:hi], numbers[lo:hi])
-            self.scratch.rivals[lo:hi], at["searched"] = rivals, hi
-            self._advance(settings, samples[:hi], numbers[:hi], step, stopped)
-        self.errors.append(self._index.finish(number))
-
     @property
     def uses_index(self) -> bool:
         """Whether an index finds rivals: until its mean margin error is larger than allowed."""
@@ -106,34 +118,122 @@ class Rounds:
         is_bad = bool(self.errors) and 0.0 < limit < self.errors[-1].mean
         return solver.oracle in INDEXES and solver.oracle != "exact" and not is_bad
 
-    def _advance(
-        self,
-        settings: kernel.MemoirSettings,
-        samples: Int64,
-        numbers: np.ndarray,
-        step: float,
-        stopped: Callable[[], bool],
-    ) -> None:
-        """Take the steps of the samples behind the last one that is done."""
-        reason = kernel.BUDGET
+    @property
+    def _settings(self) -> kernel.MemoirSettings:
+        """Return the settings of the kernels."""
+        return kernel.MemoirSettings(float(self.solver.margin), self.solver.oracle == "random")
+
+    def _take(self, samples: Int64, numbers: np.ndarray) -> kernel.MemoirBatch:
+        """Return the rows and classes of samples."""
+        rows = self.problem.rows[samples].astype(np.int64)
+        X = normalize_rows(take_rows(self.problem.X, rows), self.solver.row_norm)
+        classes = frozen(self.problem.classes[samples], np.int32)
+        return kernel.MemoirBatch(X, take_pattern_rows(self.problem.Y, rows), classes, numbers)
+
+    def _advance(self, batch: kernel.MemoirBatch, step: float, stopped: Callable[[], bool]) -> None:
+        """Take the steps of all samples, one after the other."""
+        self.state["position"], reason = 0, kernel.BUDGET
         while reason != kernel.DONE:
-            if stopped():
-                raise Stopped(
-                    "stopped within a round; the next run continues after the last saved round"
-                )
+            _check(stopped)
             if reason == kernel.FULL:
                 self._enlarge()
             reason = kernel.advance(
-                self.problem,
-                settings,
+                batch,
+                self._settings,
                 self.lists,
-                self.scratch,
-                samples,
-                numbers,
+                self._scratch[0],
                 step,
                 self.state,
                 SLICE_ENTRIES,
             )
+
+    def _run_groups(
+        self, batch: kernel.MemoirBatch, step: float, stopped: Callable[[], bool]
+    ) -> Exchange:
+        """Take the steps of all samples by groups; the searches of a group are shared."""
+        rivals = np.full(self.batch, -1, np.int32)
+        for lo in range(0, self.batch, self.solver.group):
+            hi = min(lo + self.solver.group, self.batch)
+            first, last = self.share.part(lo, hi)
+            self._search(batch, first, last, rivals, stopped)
+            rivals[lo:hi] = yield rivals[first:last]
+            self._apply(batch, lo, hi, rivals, step, stopped)
+
+    def _search(
+        self,
+        batch: kernel.MemoirBatch,
+        lo: int,
+        hi: int,
+        rivals: Int32,
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Write the rivals of samples lo .. hi - 1, on all threads of this worker."""
+
+        def search(thread: int) -> None:
+            at, end = Share(thread, self.share.threads).part(lo, hi)
+            while at < end:
+                _check(stopped)
+                at = find_rivals(
+                    batch,
+                    self._settings,
+                    self.lists,
+                    self._scratch[thread],
+                    at,
+                    end,
+                    rivals,
+                    self.state,
+                    SLICE_ENTRIES,
+                )
+
+        run_threads(search, self.share.threads)
+
+    def _search_by_index(
+        self, batch: kernel.MemoirBatch, number: int, step: float, stopped: Callable[[], bool]
+    ) -> None:
+        """Take the steps of all samples by groups whose rivals an index finds."""
+        size = self.solver.group if self.solver.group > 1 else self.batch
+        self._index.start(-(-self.batch // size))
+        rivals = np.full(self.batch, -1, np.int32)
+        for lo in range(0, self.batch, size):
+            hi = min(lo + size, self.batch)
+            rivals[lo:hi] = self._index.rivals(self.weights(), batch, lo, hi)
+            for begin in range(lo, hi, MAX_GROUP):
+                self._apply(batch, begin, min(begin + MAX_GROUP, hi), rivals, step, stopped)
+        self.errors.append(self._index.finish(number))
+
+    def _apply(
+        self,
+        batch: kernel.MemoirBatch,
+        lo: int,
+        hi: int,
+        rivals: Int32,
+        step: float,
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Take the steps of samples lo .. hi - 1, whose rivals are known."""
+        entries = int(batch.X.indptr[hi] - batch.X.indptr[lo])
+        if entries > len(self._links.next):
+            links = self._links._replace(next=np.empty(entries, np.int32))
+            self._links = links._replace(samples=np.empty(entries, np.int32))
+        n_features = link_entries(batch.X, lo, hi, rivals, self._links)
+        reason, done = kernel.BUDGET, 0
+        while reason != kernel.DONE:
+            _check(stopped)
+            if reason == kernel.FULL:
+                self._enlarge()
+            reason, done = apply_rivals(
+                batch,
+                self.lists,
+                self._links,
+                lo,
+                n_features,
+                done,
+                rivals,
+                step,
+                self.state,
+                SLICE_ENTRIES,
+            )
+        self.state["updates"] += np.count_nonzero(rivals[lo:hi] >= 0)
 
     def _multiply(self, factor: float) -> None:
         """Multiply W by a factor above 0."""
@@ -150,6 +250,54 @@ class Rounds:
         self.lists = self.lists._replace(entries=entries, marks=marks)
 
 
+def run_threads(work: Callable[[int], None], threads: int) -> None:
+    """Call `work` with each number below `threads`, in threads of their own if there are more.
+
+    Raises what a call raises, after all have ended.
+    """
+    if threads == 1:
+        work(0)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+
+
+def run_alone(exchange: Exchange) -> None:
+    """Run a training whose shares are the whole arrays."""
+    try:
+        part = next(exchange)
+        while True:
+            part = exchange.send(part)
+    except StopIteration:
+        return
+
+
+def _check(stopped: Callable[[], bool]) -> None:
+    """Raise Stopped if `stopped` returns True."""
+    if stopped():
+        raise Stopped("stopped within a round; the next run continues after the last saved round")
+
+
 def _double(pool: Any) -> Any:
     """Return a pool with as many zeros behind it."""
     return np.concatenate([pool, np.zeros_like(pool)])
+
+
+def _new_scratch(K: int) -> kernel.MemoirScratch:
+    """Return the scratch memory of a thread."""
+    return kernel.MemoirScratch(
+        np.zeros(K, kernel.SCORE), np.zeros(K, np.int32), np.zeros(1, np.int64)
+    )
+
+
+def _new_links(K: int, D: int) -> GroupLinks:
+    """Return links without entries."""
+    return GroupLinks(
+        first=np.full(D, -1, np.int32),
+        next=np.empty(0, np.int32),
+        samples=np.empty(0, np.int32),
+        features=np.empty(D, np.int32),
+        seen=np.zeros(K, np.int64),
+        places=np.zeros(K, np.int64),
+        walks=np.zeros(1, np.int64),
+    )

@@ -16,7 +16,7 @@ from xcray.kernels.row_norm import ROW_NORMS, normalize_rows
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training.class_weights import best_classes, update_mean
-from xcray.solvers.contract import JointSolver, summarize_records
+from xcray.solvers.contract import summarize_records
 from xcray.solvers.declarations import (
     WEIGHT_FIELDS,
     CompileCase,
@@ -27,10 +27,13 @@ from xcray.solvers.declarations import (
     TaskNeeds,
 )
 from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, split_rows, take_held_out
-from xcray.solvers.memoir.rounds import Rounds
+from xcray.solvers.memoir.replica import MemoirReplica
+from xcray.solvers.memoir.rounds import Rounds, Share, run_alone
 from xcray.solvers.memoir.state import MemoirCheckpoint, MemoirTraining
 from xcray.solvers.parameters import Parameters, parameter
+from xcray.solvers.replica import ReplicatedSolver
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.solvers.synchronous_contract import TrainingRows
 from xcray.storage.atomic import read_json, write_json
 
 BYTES_PER_WEIGHT = 80  # of the pools, while they grow, and of the output
@@ -52,7 +55,7 @@ class MemoirState:
 
     label_ids: their numbers. positives: (K,) training rows of all classes. held_out: rows for early
     stopping. checkpoint_dir: directory in which the training saves its state and resumes; None to
-    save nothing.
+    save nothing. threads: that search the rivals of a group.
     """
 
     problem: kernel.MemoirProblem
@@ -60,6 +63,7 @@ class MemoirState:
     positives: Int64
     held_out: HeldOutRows | None = None
     checkpoint_dir: Path | None = None
+    threads: int = 1
 
     def clone_for_thread(self) -> MemoirState:
         """Return the same state: the task creates its own arrays."""
@@ -67,7 +71,7 @@ class MemoirState:
 
 
 @dataclass(frozen=True)
-class MemoirSolver(Parameters, JointSolver):
+class MemoirSolver(Parameters, ReplicatedSolver):
     """Multi-class SVM by stochastic gradient, with an exact search of the most violating class.
 
     A sample is a row x with one of its classes y. With W (D, K), no bias, M samples and the
@@ -85,8 +89,13 @@ class MemoirSolver(Parameters, JointSolver):
     Among classes with score 0 the choice is random. oracle="sw-graph" and "lsh" search with an
     approximate index, as the paper does, and report by round how much they miss (`OracleErrors`);
     on sparse data they are slower and less accurate. "random" draws r at random, as a control.
-    Labels without samples are not in the problem: no weights, bias -1. One task trains all classes
-    on one core.
+    Labels without samples are not in the problem: no weights, bias -1.
+
+    With `group` above 1 the searches of a group of samples are shared by threads, or by Ray workers
+    that have all of W each. The bits are the same for any number of them. On rows left out, the
+    chosen settings of three sets (20 newsgroups, cooking, CLEF) have accuracies of 91.6, 37.7 and
+    83.6 % with group=1; 91.5, 37.4 and 83.5 % with 100; 91.5, 37.9 and 45.9 % with 1000: with steps
+    as large as those of the last set (eta0=1) a large group does harm.
 
     With `early_stopping_rounds` some training rows are held out, and the model has the weights of
     the round with the best macro-F1 on them. With `average_from` the mean of the weights since that
@@ -104,17 +113,18 @@ class MemoirSolver(Parameters, JointSolver):
 
     Source: "MEMOIR: Multi-class Extreme Classification with Inexact Margin", Algorithms 1 and 2.
     Differs from it: the default search is exact over growable lists, and faster than the
-    approximate ones; W changes after every sample (`group` draws); the radius of the projection is
-    1/sqrt(lam), not the 2/sqrt(lam) of its lemma; l1 shrinks all weights, not only those of touched
-    classes.
+    approximate ones; W changes after every sample, or after `group` of them; the radius of the
+    projection is 1/sqrt(lam), not the 2/sqrt(lam) of its lemma; l1 shrinks all weights, not only
+    those of touched classes.
     """
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
         CompileCase({"rounds": 2, "batch": 10, "average_from": 1, "early_stopping_rounds": 1}),
         CompileCase({"rounds": 2, "batch": 10, "penalty": "l1"}),
+        CompileCase({"rounds": 2, "batch": 10, "group": 5}),
     )
     cost_rates: ClassVar[tuple[float, ...]] = (3e-9,)  # seconds per entry visited
 
@@ -152,7 +162,12 @@ class MemoirSolver(Parameters, JointSolver):
         "is lower than that of the exact ones by more than this; 0: never",
         low=0.0,
     )
-    group: int = parameter(1, "draws whose classes are searched before W changes", low=1, high=1000)
+    group: int = parameter(
+        1,
+        "draws whose classes are searched before W changes; above 1, threads or workers share them",
+        low=1,
+        high=1000,
+    )
     draws: str = parameter(
         "rows",
         "draw samples uniformly, or classes uniformly and then a sample of the class",
@@ -222,8 +237,7 @@ class MemoirSolver(Parameters, JointSolver):
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of the weights while training, and of rows that are normalised."""
         copies = COPY_BYTES * ((self.average_from > 0) + (self.early_stopping_rounds > 0))
-        shared = 0 if self.row_norm == "none" else 4 * X.nnz
-        return TaskNeeds(bytes_per_weight=BYTES_PER_WEIGHT + copies, process_bytes=shared)
+        return TaskNeeds(bytes_per_weight=BYTES_PER_WEIGHT + copies)
 
     def set_checkpoint_dir(self, local: MemoirState, directory: Path | None) -> None:
         """Let the training save its state in `directory` after rounds; None saves nothing."""
@@ -248,7 +262,7 @@ class MemoirSolver(Parameters, JointSolver):
                 "memoir has no sample weights; use ppdsparse, or the data set without weights"
             )
         positives = frozen(np.diff(YT.indptr), np.int64)
-        X, held_out = normalize_rows(X, self.row_norm), None
+        held_out = None
         if self.labels == "first":
             YT = transpose_pattern(_first_labels(transpose_pattern(YT)))
         seen = np.flatnonzero(np.diff(YT.indptr))
@@ -259,7 +273,9 @@ class MemoirSolver(Parameters, JointSolver):
             tested = split_rows(Y, self.held_out, self.seed)
             in_training = ~np.isin(rows, tested)
             rows, classes = rows[in_training], classes[in_training]
-            held_out = take_held_out(X, Y, tested) if len(tested) else None
+            if len(tested):
+                held_out = take_held_out(X, Y, tested)
+                held_out = held_out._replace(X=normalize_rows(held_out.X, self.row_norm))
         problem = kernel.MemoirProblem(X, Y, frozen(rows, np.int32), frozen(classes, np.int32))
         return MemoirState(problem, frozen(seen, np.int32), positives, held_out)
 
@@ -287,72 +303,90 @@ class MemoirSolver(Parameters, JointSolver):
             raise ParameterError(
                 f"memoir trains all labels together: give it the {n_labels} labels, each once"
             )
-        training, checkpoint = self._training(local), None
-        if local.checkpoint_dir is not None:
-            checkpoint = MemoirCheckpoint(local.checkpoint_dir / "memoir.arrow")
-            checkpoint.restore(training)
-        while not training.is_done:
-            training.run_round(stopped)
-            if checkpoint and checkpoint.is_due:
-                checkpoint.save(training)
+        training, checkpoint = self.start(local, Share(threads=local.threads))
+        run_alone(training.run(stopped, checkpoint))
         if local.checkpoint_dir is not None and training.rounds.errors:
             rounds = [each._asdict() for each in training.rounds.errors]
             write_json(local.checkpoint_dir / ORACLE_FILE, {"oracle": rounds})
-        return _solved(training, local, self.prune, labels)
+        return self.solved(training, local, labels)
+
+    def start(
+        self, local: MemoirState, share: Share, use_checkpoint: bool = True
+    ) -> tuple[MemoirTraining, MemoirCheckpoint | None]:
+        """Return the training at its last checkpoint or at W = 0, and the checkpoint."""
+        training, checkpoint = self._training(local, share), None
+        if local.checkpoint_dir is not None:
+            checkpoint = MemoirCheckpoint(local.checkpoint_dir / "memoir.arrow")
+            if use_checkpoint:
+                checkpoint.restore(training)
+        return training, checkpoint
+
+    @property
+    def can_split(self) -> bool:
+        """Return whether groups have searches to share; an index is searched by one thread."""
+        return self.group > 1 and self.oracle in ("exact", "random")
+
+    def set_threads(self, local: MemoirState, threads: int) -> None:
+        """Let the searches of a group use that many threads."""
+        local.threads = threads if self.can_split else 1
+
+    def create_worker(
+        self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
+    ) -> MemoirReplica:
+        """Return a worker that searches its share of each group."""
+        local = self.load(data.X, data.X, transpose_pattern(data.Y), data.weights)
+        return MemoirReplica(self, local, Share(number, workers), stopped)
 
     def warm_up(self) -> None:
         """Compile or load the kernels, on a problem of two samples."""
         X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
         local = self.load(X, X, pattern([0, 1, 2], [0, 1], 2))
         rounds = Rounds(local.problem, self, 2)
-        rounds.run(1, self.step_size(1), lambda: False)
+        run_alone(rounds.run(1, self.step_size(1), lambda: False))
         W = rounds.weights()
         update_mean(W, W, 2)
         best_classes(X, transpose(W), 0, 2, np.zeros(2, np.int64))
+
+    def solved(self, training: MemoirTraining, local: MemoirState, labels: Int32) -> SolvedLabels:
+        """Return the model in the order of `labels`."""
+        W, n_labels, seen = training.weights(), len(local.positives), local.label_ids
+        is_large = np.abs(W.data) > self.prune
+        owners = np.repeat(seen, np.diff(W.indptr))
+        kept, all_weights = (
+            np.bincount(each, minlength=n_labels) for each in (owners[is_large], owners)
+        )
+        records = np.zeros(n_labels, RECORDS.dtype)
+        records["label"], records["positives"] = np.arange(n_labels), local.positives
+        records["rounds"], records["rounds"][seen] = -1, training.number
+        records["nnz"], records["pruned"] = kept, all_weights - kept
+        records["best_round"] = training.best_number
+        for name, counts in training.counts._asdict().items():
+            records[name][seen] = counts
+        indptr = np.concatenate([[0], np.cumsum(kept)])
+        kept_W = csr(indptr, W.indices[is_large], W.data[is_large], W.n_cols)
+        bias = np.full(n_labels, -1.0)
+        bias[seen] = 0.0
+        return SolvedLabels(
+            labels,
+            take_rows(kept_W, labels.astype(np.int64)),
+            frozen(bias[labels], np.float64),
+            records[labels],
+        )
 
     def step_size(self, number: int) -> float:
         """Return eta of round `number`, from 1."""
         return self.eta0 / (1.0 + self.eta_step * number)
 
-    def _training(self, local: MemoirState) -> MemoirTraining:
+    def _training(self, local: MemoirState, share: Share) -> MemoirTraining:
         """Return the training at W = 0."""
         problem = local.problem
-        rounds = Rounds(problem, self, self.batch_size(problem.Y.n_cols))
+        rounds = Rounds(problem, self, self.batch_size(problem.Y.n_cols), share)
         limit = self.rounds if len(problem.rows) and problem.Y.n_cols > 1 else 0
         return MemoirTraining(rounds, local.held_out, limit)
 
     def batch_size(self, n_labels: int) -> int:
         """Return the number of samples per round."""
         return self.batch or math.ceil(100.0 * math.sqrt(n_labels))
-
-
-def _solved(
-    training: MemoirTraining, local: MemoirState, prune: float, labels: Int32
-) -> SolvedLabels:
-    """Return the model in the order of `labels`."""
-    W, n_labels, seen = training.weights(), len(local.positives), local.label_ids
-    is_large = np.abs(W.data) > prune
-    owners = np.repeat(seen, np.diff(W.indptr))
-    kept, all_weights = (
-        np.bincount(each, minlength=n_labels) for each in (owners[is_large], owners)
-    )
-    records = np.zeros(n_labels, RECORDS.dtype)
-    records["label"], records["positives"] = np.arange(n_labels), local.positives
-    records["rounds"], records["rounds"][seen] = -1, training.number
-    records["nnz"], records["pruned"] = kept, all_weights - kept
-    records["best_round"] = training.best_number
-    for name, counts in training.counts._asdict().items():
-        records[name][seen] = counts
-    indptr = np.concatenate([[0], np.cumsum(kept)])
-    kept_W = csr(indptr, W.indices[is_large], W.data[is_large], W.n_cols)
-    bias = np.full(n_labels, -1.0)
-    bias[seen] = 0.0
-    return SolvedLabels(
-        labels,
-        take_rows(kept_W, labels.astype(np.int64)),
-        frozen(bias[labels], np.float64),
-        records[labels],
-    )
 
 
 def _first_labels(Y: Pattern) -> Pattern:

@@ -13,9 +13,9 @@ from xcray.arrays import CSR, csr
 from xcray.errors import Corrupt
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training.class_weights import update_mean
-from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, count_hits
+from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, best_of_rows, count_hits
 from xcray.solvers.memoir.oracle import OracleErrors
-from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Rounds
+from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Exchange, Rounds
 from xcray.storage.array_files import Arrays, read_arrays, write_arrays
 
 if TYPE_CHECKING:
@@ -48,16 +48,23 @@ class MemoirTraining:
         is_late = self.held_out is not None and since >= self._solver.early_stopping_rounds
         return self.number >= self.limit or is_late
 
-    def run_round(self, stopped: Callable[[], bool]) -> None:
-        """Run the next round and evaluate it. Raises Stopped if `stopped` returns True."""
+    def run(self, stopped: Callable[[], bool], checkpoint: MemoirCheckpoint | None) -> Exchange:
+        """Run the remaining rounds. Raises Stopped if `stopped` returns True."""
+        while not self.is_done:
+            yield from self._run_round(stopped)
+            if checkpoint and checkpoint.is_due:
+                checkpoint.save(self)
+
+    def _run_round(self, stopped: Callable[[], bool]) -> Exchange:
+        """Run the next round and evaluate it."""
         number, solver = self.number + 1, self._solver
-        self.rounds.run(number, solver.step_size(number), stopped)
+        yield from self.rounds.run(number, solver.step_size(number), stopped)
         if 0 < solver.average_from <= number:
             W, count = self.rounds.weights(), number - solver.average_from + 1
             self.mean = W if self.mean is None else update_mean(self.mean, W, count)
         is_last = number == self.limit
         if self.held_out is not None and (is_last or number % solver.eval_every == 0):
-            self._evaluate(number, self.held_out, stopped)
+            yield from self._evaluate(number, self.held_out, stopped)
         self.number = number
 
     def weights(self) -> CSR:
@@ -68,10 +75,14 @@ class MemoirTraining:
         """Return the weights after the last round, or their mean over the rounds to be averaged."""
         return self.rounds.weights() if self.mean is None else self.mean
 
-    def _evaluate(self, number: int, held_out: HeldOutRows, stopped: Callable[[], bool]) -> None:
+    def _evaluate(
+        self, number: int, held_out: HeldOutRows, stopped: Callable[[], bool]
+    ) -> Exchange:
         """Evaluate the weights after round `number`, and keep them if they are the best."""
         W = self._present()
-        counts = count_hits(W, held_out, stopped)
+        lo, hi = self.rounds.share.part(0, held_out.Y.shape[0])
+        best = yield best_of_rows(W, held_out, lo, hi, stopped)
+        counts = count_hits(best, held_out.Y)
         if not self.best_number or counts.macro_f1 > self.counts.macro_f1:
             self.best, self.best_number, self.counts = W, number, counts
 
