@@ -54,8 +54,8 @@ def inactive_maxima(scores: Any, kind: np.ndarray, maxima: Any) -> None:
                 lanes[k] = larger(larger(first, second), larger(third, fourth))
         else:
             lanes[:] = scores.dtype.type(NO_SCORE)
-            for i in range(begin, n):
-                lanes[0] = larger(lanes[0], inactive_score(scores, kind, i))
+            for last in range(begin, n):
+                lanes[0] = larger(lanes[0], inactive_score(scores, kind, last))
         best = lanes[0]
         for k in range(1, LANES):
             best = larger(best, lanes[k])
