@@ -9,7 +9,6 @@ metric-forest/
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
 from itertools import pairwise
@@ -45,6 +44,7 @@ from xcray.storage.atomic import (
     verify_files,
     write_json,
 )
+from xcray.storage.positional import read_array, write_all
 from xcray.system.units import format_bytes
 
 DIRECTORY: Final = "metric-forest"
@@ -242,7 +242,7 @@ def _write_chunk(X: CSR, tree_of: Int32, spill: _TreeFile, fill: Int64) -> None:
         tree, lo, hi = trees[a], grouped.indptr[a], grouped.indptr[b]
         for is_value, array in enumerate((grouped.indices, grouped.data)):
             place = spill.position(int(fill[tree]), bool(is_value))
-            _write_all(spill.handle, array[lo:hi].tobytes(), place)
+            write_all(spill.handle, array[lo:hi], place)
         fill[tree] += hi - lo
 
 
@@ -250,18 +250,10 @@ def _read_tree(spill: _TreeFile, tree: int, lengths: Int32, n_cols: int) -> CSR:
     """Return the rows of a tree. lengths: (n,) entries of its rows."""
     first, last = int(spill.starts[tree]), int(spill.starts[tree + 1])
     indices, values = (
-        np.frombuffer(os.pread(spill.handle, 4 * (last - first), spill.position(first, v)), kind)
+        read_array(spill.handle, kind, last - first, spill.position(first, v))
         for v, kind in ((False, np.int32), (True, np.float32))
     )
     return csr(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), indices, values, n_cols)
-
-
-def _write_all(handle: int, data: bytes, position: int) -> None:
-    """Write all bytes, because the system can write fewer per call."""
-    left = memoryview(data)
-    while len(left):
-        n = os.pwrite(handle, left, position)
-        left, position = left[n:], position + n
 
 
 def _write_forest(

@@ -100,7 +100,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     a forest they are of random trees.
     """
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
         CompileCase(),
@@ -210,9 +210,10 @@ class IndexedBCDSolver(HingeOneVsRest):
     ) -> HingeState:
         """Return the state of a worker whose rows are on disk. costs: (N,) by row."""
         indexed = stored.indexed
-        store = PagedRows(stored, frozen(costs[indexed.pages.rows], np.float64), memory_limit)
-        scratch = new_scratch(len(costs), store.n_cols)
         selection = make_leaf_selection(name, indexed)
+        costs = frozen(costs[indexed.pages.rows], np.float64)
+        store = PagedRows(stored, costs, selection.zones, memory_limit)
+        scratch = new_scratch(len(costs), store.n_cols)
         return HingeState(store, YT, selection, scratch, indexed.positions)
 
     def _state_in_memory(
@@ -244,6 +245,7 @@ class IndexedBCDSolver(HingeOneVsRest):
             max_sweeps=self.max_sweeps,
             query_rows=self.query_rows,
             seed=self.seed,
+            shrinking=True,
         )
 
     def solve_label(
@@ -271,7 +273,7 @@ class IndexedBCDSolver(HingeOneVsRest):
             "objective": result.objective,
             "primal": result.primal,
             "dual": result.dual,
-            "gap": result.primal - result.dual,
+            "gap": result.gap,
             "null": self.null_objective(local, label),
         }
         for name, value in values.items():
