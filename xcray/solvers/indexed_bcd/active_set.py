@@ -61,6 +61,10 @@ class ActiveSet:
         moving = rows[self._state.alpha[rows] != 0.0]
         for part, views in self._store.active_parts(moving):
             kernel.drop_rows(views, self._state, part)
+        self._deactivate(rows)
+
+    def _deactivate(self, rows: Int64) -> None:
+        """Remove rows from the set and from the store."""
         self._state.is_active[rows] = False
         self.rows = self.rows[self._state.is_active[self.rows]]
         self._store.keep(self.rows)

@@ -25,6 +25,7 @@ from xcray.kernels.training.dual_hinge import (
     Query,
 )
 from xcray.solvers.indexed_bcd.active_set import ActiveSet
+from xcray.solvers.indexed_bcd.primal_active_set import PrimalActiveSet
 from xcray.solvers.indexed_bcd.row_store import Plan, RowStore
 from xcray.solvers.indexed_bcd.selection import RowSelection
 
@@ -41,7 +42,7 @@ class LabelSettings(NamedTuple):
     """Parameters of a class.
 
     s: rows with y_i v.x_i < -s are outliers. gap: the allowed duality gap, in units of the
-    objective.
+    objective. is_primal: whether active rows are solved in the primal.
     """
 
     s: float
@@ -52,6 +53,7 @@ class LabelSettings(NamedTuple):
     query_rows: int
     seed: int
     shrinking: bool
+    is_primal: bool
 
 
 class SweepProgress(NamedTuple):
@@ -118,9 +120,14 @@ class LabelTraining:
         self._store, self._state, self._selection = store, state, selection
         self._settings, self._check, self._observe = settings, check, observe
         self._rng = np.random.default_rng([settings.seed, label])
-        seed, shrinking = (settings.seed, label), settings.shrinking
-        self._active = ActiveSet(
-            store, state, selection.zones, seed, shrinking, check, self._report
+        self._active = (PrimalActiveSet if settings.is_primal else ActiveSet)(
+            store,
+            state,
+            selection.zones,
+            (settings.seed, label),
+            settings.shrinking,
+            check,
+            self._report,
         )
         self._path, self._v_before = 0.0, np.zeros_like(state.v)
         self._window = 0  # position of the cyclic window
