@@ -60,7 +60,8 @@ SHIFTS = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (2, 0), (-2, 0), (0, 2), (0,
 class Run(NamedTuple):
     """One run.
 
-    divisor: of the bytes of the rows; 0 for no limit. path: of the data set. is_limited: whether the process is in a control group that limits memory and page cache.
+    divisor: of the bytes of the rows; 0 for no limit. path: of the data set. is_limited: whether
+    the process is in a control group that limits memory and page cache.
     """
 
     path: Path

@@ -18,8 +18,9 @@ class IndexedSVM(LinearEstimator):
     """One-vs-rest linear SVM with truncated loss; see `xcray.solvers.indexed_bcd.solver`.
 
     C, s, eps, selection, leaf_rows, query_rows, first_rows, max_rounds, max_sweeps, inner,
-    shrinking, seed: as in the solver. n_jobs: number of threads; None for one, -1 for all cores. The bits of the model do not
-    depend on it. With several labels per row, the labels with a score above 0 are predicted.
+    shrinking, seed: as in the solver. n_jobs: number of threads; None for one, -1 for all cores.
+    The bits of the model do not depend on it. With several labels per row, the labels with a score
+    above 0 are predicted.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
     structured (objective, outliers, support, gap and more of every class), n_features_in_.
