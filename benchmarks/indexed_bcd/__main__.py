@@ -6,10 +6,11 @@ One class against the rest: "normal" of kddcup99_10pct, the digit 3 of mnist. Fo
 processor seconds of one core, volumes read, and support vectors when the test error first is, and
 remains for the rest of the run, at most that of the full solution (of the hinge loss) + 0.2 and
 + 0.05 points; and at the end. The indexed methods are observed after the rows of a query and the
-window were solved as a block, and after the sweeps that follow. A volume is one read of all training rows. Rows of the active set, and of the block that is
-solved, are in memory. The indexed methods read whole pages (leaves) of at most 256 rows, each time
-again; their first random rows count as rows. The creation of the forest is measured apart. Test
-errors are not part of the seconds.
+window were solved as a block, and after the sweeps that follow. A volume is one read of all
+training rows. Rows of the active set, and of the block that is solved, are in memory. The indexed
+methods read whole pages (leaves) of at most 256 rows, each time again; their first random rows
+count as rows. The creation of the forest is measured apart. Test errors are not part of the
+seconds.
 
 The full solution is that of the hinge loss, to a duality gap of 0.1 % of the null objective. The
 baselines are the solvers of this name, with 5 epochs of 20 blocks, and 10 epochs of Pegasos.

@@ -1,6 +1,7 @@
 """Indexed block coordinate descent on data 10 and 40 times its memory limit, read from disk.
 
-python -m benchmarks.indexed_bcd.memory --data DIR [--sets kddcup99_10pct,mnist] [--copies 8] [--cgroup]
+python -m benchmarks.indexed_bcd.memory --data DIR [--sets kddcup99_10pct,mnist]
+    [--copies 8] [--cgroup]
 
 The classes are those of `benchmarks.indexed_bcd`; mnist is written with copies that are shifted by
 up to two pixels. The metric forest is built once. Each run is a process of its own, and the files
