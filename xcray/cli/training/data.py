@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli.connect import ServerOption, check_ray_options, make_client
+from xcray.cli.connect import RayAddressOption, ServerOption, check_ray_options, make_client
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
 from xcray.errors import InputError
@@ -365,13 +365,7 @@ def index(
     workers: Annotated[
         int, typer.Option(min=0, help="Number of Ray's workers; 0 for all cores.")
     ] = 0,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of a running Ray: host:port, or auto for RAY_ADDRESS. [default: "
-            "--pool ray starts a local Ray]"
-        ),
-    ] = None,
+    ray_address: RayAddressOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Build the metric forest of the training rows, for the solver indexed-bcd.
