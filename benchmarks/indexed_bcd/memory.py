@@ -1,6 +1,7 @@
 """Indexed block coordinate descent on data 10 and 40 times its memory limit, read from disk.
 
-python -m benchmarks.indexed_bcd.memory --data DIR [--sets kddcup99_10pct,mnist] [--copies 8]
+python -m benchmarks.indexed_bcd.memory --data DIR [--sets kddcup99_10pct,mnist]
+    [--copies 8] [--cgroup]
 
 The classes are those of `benchmarks.indexed_bcd`; mnist is written with copies that are shifted by
 up to two pixels. The metric forest is built once. Each run is a process of its own, and the files
@@ -9,6 +10,10 @@ active rows within a fraction of the bytes of the rows. Reported: processor seco
 thread, too), seconds, volumes that the solver read and volumes that came from the disk when the
 test error remains within 0.2 points of the full solution and at the end, and the highest anonymous
 memory in addition to that before the training. A volume is the bytes of all rows.
+
+With --cgroup, a run with a limit is in a control group whose memory, page cache included, is that
+of the limit, the scratch memory per row, and 24 MiB. So what a run reads again can come from the
+disk again.
 """
 
 from __future__ import annotations
@@ -42,6 +47,10 @@ from xcray.solvers.indexed_bcd.label import LabelTraining, SweepProgress
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 from xcray.system.memory import anonymous_bytes
 
+GROUPS = Path("/sys/fs/cgroup/memory")
+# of scratch memory, and of mapped arrays per row that are used all the time
+SCRATCH_ROW_BYTES = 91 + 40
+SLACK = 24 << 20  # of the interpreter and the allocator
 LIMIT = 0.2  # points of test error above that of the full solution
 DIVISORS = (0, 10, 40)  # of the bytes of the rows; 0: no limit
 SELECTIONS = ("forest", "pages")
@@ -50,12 +59,17 @@ SHIFTS = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (2, 0), (-2, 0), (0, 2), (0,
 
 
 class Run(NamedTuple):
-    """One run. divisor: of the bytes of the rows; 0 for no limit. path: of the data set."""
+    """One run.
+
+    divisor: of the bytes of the rows; 0 for no limit. path: of the data set. is_limited: whether
+    the process is in a control group that limits memory and page cache.
+    """
 
     path: Path
     name: str
     selection: str
     divisor: int
+    is_limited: bool = False
 
 
 class Point(NamedTuple):
@@ -119,6 +133,25 @@ def disk_bytes() -> int:
     return int(match[1]) if match else 0
 
 
+def join_limited_group(n_bytes: int) -> None:
+    """Move this process to a new control group; memory that it uses from now on is limited.
+
+    The page cache of the files that it reads is part of it. Needs the memory controller of version
+    1 and root. The empty group remains after the process; `remove_groups` removes it.
+    """
+    group = GROUPS / f"xcray-benchmark-{os.getpid()}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(n_bytes))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def remove_groups() -> None:
+    """Remove the control groups of processes that have ended."""
+    for group in GROUPS.glob("xcray-benchmark-*"):
+        if not (group / "cgroup.procs").read_text():
+            group.rmdir()
+
+
 def train(run: Run) -> list[Point]:
     """Train once; return the points of its curve."""
     data = Dataset.open(run.path)
@@ -126,6 +159,9 @@ def train(run: Run) -> list[Point]:
     solver = IndexedBCDSolver(C=task.C, selection=run.selection)
     solver.warm_up()
     task.error(np.zeros(data.n_features + 1))
+    if run.is_limited:
+        scratch = SCRATCH_ROW_BYTES * data.train.n_rows
+        join_limited_group(n_bytes // run.divisor + scratch + SLACK)
     anonymous, disk = anonymous_bytes() or 0, disk_bytes()
     local = solver.load_dataset(data, n_bytes // run.divisor if run.divisor else None)
     spent, began, points = [0.0, 0.0], (time.process_time(), time.monotonic()), list[Point]()
@@ -213,7 +249,7 @@ def build_index(run: Run) -> dict[str, Any]:
     }
 
 
-def measure(path: Path, name: str, repeats: int) -> dict[str, Any]:
+def measure(path: Path, name: str, repeats: int, is_limited: bool) -> dict[str, Any]:
     """Return the figures of all runs on a data set.
 
     This process maps no file of it, because mapped pages would remain in the cache of the system.
@@ -224,9 +260,11 @@ def measure(path: Path, name: str, repeats: int) -> dict[str, Any]:
     print(name, out, flush=True)
     for selection in SELECTIONS:
         for divisor in DIVISORS:
-            run = Run(path, name, selection, divisor)
+            run = Run(path, name, selection, divisor, is_limited and divisor > 0)
             # the fastest of some runs, because other processes share the machine
             curves = [in_process(train, run) for _ in range(repeats)]
+            if run.is_limited:
+                remove_groups()
             points = min(curves, key=lambda points: points[-1].cpu)
             key = f"{selection}, {f'1/{divisor}' if divisor else 'memory'}"
             out[key] = {
@@ -246,13 +284,14 @@ def main() -> None:
         sets={"default": ",".join(LABELS)},
         copies={"type": int, "default": 8},
         repeats={"type": int, "default": 3},
+        cgroup={"action": "store_true", "help": "limit the page cache, too (Linux, root)"},
     )
 
     def run(folder: Path) -> dict[str, Any]:
         sets: dict[str, Any] = {}
         for name in options.sets.split(","):
             write(name, options.data, folder, options.copies)
-            sets[name] = measure(folder / name, name, options.repeats)
+            sets[name] = measure(folder / name, name, options.repeats, options.cgroup)
         return {"sets": sets}
 
     in_folder(run, options.json)

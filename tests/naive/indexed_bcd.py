@@ -27,6 +27,12 @@ def primal(X: np.ndarray, y: np.ndarray, costs: np.ndarray, v: np.ndarray) -> fl
     return truncated_objective(X, y, costs, v, np.inf)
 
 
+def squared_primal(X: np.ndarray, y: np.ndarray, costs: np.ndarray, v: np.ndarray) -> float:
+    """Return the objective with squared hinge losses."""
+    z = np.maximum(1.0 - margins(X, y, v), 0.0)
+    return float(0.5 * v @ v + costs @ (z * z))
+
+
 def solve_dual(
     X: np.ndarray, y: np.ndarray, costs: np.ndarray, sweeps: int
 ) -> tuple[np.ndarray, float]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from xcray.data.dataset import Dataset
 from xcray.model.model import Model
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
+from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, train
 from xcray.training.capacity import preflight
 from xcray.training.independent import IndependentLabels
@@ -122,9 +126,36 @@ def test_ray_gives_the_same_model(
     reference: tuple[TrainSpec, TrainResult], tmp_path: Path, ray: object
 ) -> None:
     spec, result = reference
-    spec = replace(spec, pool="ray", workers=2)
-    other = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", job="bcd")
-    assert other.sha256 == result.sha256
+    for workers in (1, 2, 4):
+        on_ray, place = replace(spec, pool="ray", workers=workers), tmp_path / str(workers)
+        other = train(on_ray, run_dir=place / "run", out=place / "model", job=f"bcd-{workers}")
+        assert other.sha256 == result.sha256
+
+
+def _train_and_die(spec: TrainSpec, folder: Path) -> None:
+    """Train in this process, which is killed when some labels are finished."""
+
+    def die(progress: Progress) -> None:
+        if progress.phase == "TRAINING" and 0 < progress.done < progress.total:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(spec, run_dir=folder / "run", out=folder / "model", progress=die)
+
+
+@pytest.mark.parametrize("inner", ["l1-dual", "l2-primal"])
+def test_killed_in_the_middle_and_resumed_it_has_the_same_bits(
+    tiny: Dataset, tmp_path: Path, inner: str
+) -> None:
+    params = {**PARAMS, "inner": inner}
+    spec = TrainSpec(str(tiny.path), solver="indexed-bcd", pool="serial", params=params)
+    whole = train(spec, run_dir=tmp_path / "whole-run", out=tmp_path / "whole")
+    process = get_context("spawn").Process(target=_train_and_die, args=(spec, tmp_path))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "model").exists()
+    resumed = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert resumed.sha256 == whole.sha256
 
 
 def test_the_command_line_trains_it(

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 DEFAULT = "http://127.0.0.1:8000"
 
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        help="Address of a running Ray: host:port, or auto for RAY_ADDRESS. [default: "
+        "--pool ray starts a local Ray]",
+    ),
+]
 ServerOption = Annotated[
     str | None,
     typer.Option(

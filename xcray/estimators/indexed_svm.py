@@ -17,9 +17,10 @@ from xcray.solvers.parameters import make_parameters
 class IndexedSVM(LinearEstimator):
     """One-vs-rest linear SVM with truncated loss; see `xcray.solvers.indexed_bcd.solver`.
 
-    C, s, eps, selection, leaf_rows, query_rows, first_rows, max_rounds, max_sweeps, seed: as in the
-    solver. n_jobs: number of threads; None for one, -1 for all cores. The bits of the model do not
-    depend on it. With several labels per row, the labels with a score above 0 are predicted.
+    C, s, eps, selection, leaf_rows, query_rows, first_rows, max_rounds, max_sweeps, inner,
+    shrinking, seed: as in the solver. n_jobs: number of threads; None for one, -1 for all cores.
+    The bits of the model do not depend on it. With several labels per row, the labels with a score
+    above 0 are predicted.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
     structured (objective, outliers, support, gap and more of every class), n_features_in_.
@@ -44,6 +45,8 @@ class IndexedSVM(LinearEstimator):
         first_rows: int = 10_000,
         max_rounds: int = 20,
         max_sweeps: int = 300,
+        inner: str = "l1-dual",
+        shrinking: str = "on",
         seed: int = 0,
         n_jobs: int | None = None,
     ) -> None:
@@ -57,6 +60,8 @@ class IndexedSVM(LinearEstimator):
         self.first_rows = first_rows
         self.max_rounds = max_rounds
         self.max_sweeps = max_sweeps
+        self.inner = inner
+        self.shrinking = shrinking
         self.seed = seed
         self.n_jobs = n_jobs
 

@@ -93,6 +93,23 @@ def _positions(indptr: Int64, rows: Int64) -> tuple[Int64, Int64]:
     return row_starts, positions
 
 
+@numba.njit(nogil=True, cache=True)
+def _take_rows(
+    indptr: Int64, indices: Int32, data: Float32, rows: Int64
+) -> tuple[Int64, Int32, Float32]:
+    """Return row pointers, column indices and values of the selected rows."""
+    starts = np.zeros(len(rows) + 1, np.int64)
+    for r in range(len(rows)):
+        starts[r + 1] = starts[r] + indptr[rows[r] + 1] - indptr[rows[r]]
+    columns, values = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
+    for r in range(len(rows)):
+        shift = indptr[rows[r]] - starts[r]
+        for p in range(starts[r], starts[r + 1]):
+            columns[p] = indices[p + shift]
+            values[p] = data[p + shift]
+    return starts, columns, values
+
+
 def transpose(X: CSR) -> CSR:
     """Return the transpose: CSR (n_cols, n_rows) float32, column indices ascending.
 
@@ -124,8 +141,7 @@ def take_rows(X: CSR, rows: Int64) -> CSR:
 
     rows: int64, in any order, repeats allowed.
     """
-    indptr, positions = _positions(X.indptr, frozen(rows, np.int64))
-    return csr(indptr, X.indices[positions], X.data[positions], X.n_cols)
+    return csr(*_take_rows(X.indptr, X.indices, X.data, frozen(rows, np.int64)), X.n_cols)
 
 
 def take_pattern_rows(Y: Pattern, rows: Int64) -> Pattern:

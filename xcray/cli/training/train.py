@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli.connect import check_ray_options
+from xcray.cli.connect import RayAddressOption, check_ray_options
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets, complete_solvers
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
@@ -78,13 +78,7 @@ def train(
     param: ParameterOption = None,
     pool: Annotated[str, typer.Option(help="Pool: serial, threads or ray.")] = "threads",
     workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")] = 0,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of a running Ray: host:port, or auto for RAY_ADDRESS. [default: "
-            "--pool ray starts a local Ray]"
-        ),
-    ] = None,
+    ray_address: RayAddressOption = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(

@@ -1,9 +1,10 @@
-"""Dual coordinate descent for the hinge loss on some rows of a problem, with bounded scores.
+"""Dual coordinate descent for hinge losses on some rows of a problem, with bounded scores.
 
-    min over v   1/2 |v|^2 + sum over the rows that are not outliers of cost_i max(0, 1 - y_i v.x_i)
+    min over v   1/2 |v|^2 + sum over the rows that are not outliers of cost_i L(y_i v.x_i)
 
-v = (w, b), and every row x_i has an additional feature of value 1. Dual variables alpha_i are in
-[0, cost_i], and v = sum_i alpha_i y_i x_i.
+v = (w, b), and every row x_i has an additional feature of value 1. L(m) is max(0, 1 - m) (L1) or
+its square (L2), and v = sum_i alpha_i y_i x_i. Dual variables alpha_i are in [0, cost_i] (L1) or at
+least 0 (L2, with D_i = 1 / (2 cost_i) on the diagonal of the dual problem).
 
 Rows are numbered by their position on pages; a page is a range of positions.
 
@@ -35,7 +36,7 @@ class HingeRows(NamedTuple):
     """Rows in memory, all or some of N.
 
     X: (M, D); row i is row slots[i - first] of X. norms: (N,) of the rows with the 1; costs: (N,)
-    above 0.
+    above 0. is_squared: whether the loss is the squared hinge.
     """
 
     X: CSR
@@ -43,6 +44,7 @@ class HingeRows(NamedTuple):
     first: int
     norms: Float64
     costs: Float64
+    is_squared: bool
 
 
 class Pages(NamedTuple):
@@ -114,6 +116,13 @@ def add_row(X: CSR, i: int, step: float, v: Float64) -> None:
     v[X.n_cols] += step
 
 
+@inner()
+def hinge(margin: float, is_squared: bool) -> float:
+    """Return the loss of a row with this margin y_i v.x_i and cost 1."""
+    z = max(0.0, 1.0 - margin)
+    return z * z if is_squared else z
+
+
 @numba.njit(nogil=True, cache=True)
 def sweep(
     rows: HingeRows, state: DualState, order: Int64, high: float, low: float
@@ -121,7 +130,7 @@ def sweep(
     """Take one step for each row of `order`; return the rows that remain, and gradients.
 
     order: (n,) row numbers, reordered in place. Rows at a bound whose gradient is above `high` (at
-    0) or below `low` (at the cost) are moved to the end and not counted; the others keep their
+    0) or below `low` (at the upper one) are moved to the end and not counted; the others keep their
     order, so a sweep in parts has the same result. Infinite limits keep all rows. Returns their
     number, and the largest and smallest projected gradient.
     """
@@ -131,8 +140,9 @@ def sweep(
         i = order[t]
         y, alpha, cost = state.y[i], state.alpha[i], rows.costs[i]
         at = slot(rows, i)
-        gradient = y * dot(X, at, state.v) - 1.0
-        if (alpha == 0.0 and gradient > high) or (alpha == cost and gradient < low):
+        upper, diagonal = (np.inf, 0.5 / cost) if rows.is_squared else (cost, 0.0)
+        gradient = y * dot(X, at, state.v) - 1.0 + diagonal * alpha
+        if (alpha == 0.0 and gradient > high) or (alpha == upper and gradient < low):
             shrunk[n_shrunk] = i
             n_shrunk += 1
             continue
@@ -140,12 +150,12 @@ def sweep(
         projected = gradient
         if alpha == 0.0:
             projected = min(gradient, 0.0)
-        elif alpha == cost:
+        elif alpha == upper:
             projected = max(gradient, 0.0)
         largest, smallest = max(largest, projected), min(smallest, projected)
         if projected != 0.0:
             norm = rows.norms[i]
-            new = min(max(alpha - gradient / (norm * norm), 0.0), cost)
+            new = min(max(alpha - gradient / (norm * norm + diagonal), 0.0), upper)
             add_row(X, at, y * (new - alpha), state.v)
             state.alpha[i] = new
     n = len(order) - n_shrunk
@@ -167,7 +177,17 @@ def hinge_sum(rows: HingeRows, state: DualState, order: Int64, total: float) -> 
     """Return `total` plus the loss of some rows at the present v."""
     for i in order:
         margin = state.y[i] * dot(rows.X, slot(rows, i), state.v)
-        total += rows.costs[i] * max(0.0, 1.0 - margin)
+        total += rows.costs[i] * hinge(margin, rows.is_squared)
+    return float(total)
+
+
+@numba.njit(nogil=True, cache=True)
+def dual_sum(state: DualState, costs: Float64, is_squared: bool, order: Int64) -> float:
+    """Return the dual objective of the rows of `order` without |v|^2 / 2."""
+    total = 0.0
+    for i in order:
+        alpha = state.alpha[i]
+        total += alpha - (0.25 * alpha * alpha / costs[i] if is_squared else 0.0)
     return float(total)
 
 
@@ -358,32 +378,41 @@ def query_pages(
 
 @numba.njit(nogil=True, cache=True)
 def sum_losses(
-    state: DualState, costs: Float64, s: float, outliers: np.ndarray
-) -> tuple[float, float]:
-    """Return the losses of the inliers, and of all rows truncated at 1 + s, by stored scores.
+    state: DualState, costs: Float64, is_squared: bool, s: float, outliers: np.ndarray
+) -> tuple[float, float, float]:
+    """Return the losses of the inliers, of the outliers as truncated, and of all rows truncated.
 
-    outliers: (N,) bool output, the rows beyond the boundary by more than s.
+    By stored scores. A truncated loss is at most that of a row with y_i v.x_i = -s. outliers: (N,)
+    bool output, the rows beyond the boundary by more than s.
     """
-    convex, truncated = 0.0, 0.0
+    convex, constant, truncated = 0.0, 0.0, 0.0
+    largest = hinge(-s, is_squared)
     for i in range(len(costs)):
         margin = state.y[i] * state.scores[i]
-        loss = costs[i] * max(1.0 - margin, 0.0)
-        convex += loss if state.status[i] == INLIER else 0.0
-        truncated += min(loss, costs[i] * (1.0 + s))
+        loss = hinge(margin, is_squared)
+        if state.status[i] == INLIER:
+            convex += costs[i] * loss
+        else:
+            constant += costs[i] * largest
+        truncated += costs[i] * min(loss, largest)
         outliers[i] = margin < -s
-    return convex, truncated
+    return convex, constant, truncated
 
 
 @numba.njit(nogil=True, cache=True)
-def violating_rows(state: DualState) -> Int64:
-    """Return the inactive inliers whose stored score violates the margin, in ascending order."""
+def violating_rows(state: DualState, s: float, first: int, last: int) -> Int64:
+    """Return inactive rows from `first` to `last` - 1 whose stored score violates the margin.
+
+    In ascending order; only rows that are inliers, or have y_i v.x_i >= -s.
+    """
     count = 0
     for write in range(2):
         out = np.empty(count if write else 0, np.int64)
         count = 0
-        for i in range(len(state.y)):
-            violates = state.y[i] * state.scores[i] < 1.0 and state.status[i] == INLIER
-            if violates and not state.is_active[i]:
+        for i in range(first, last):
+            margin = state.y[i] * state.scores[i]
+            is_inlier = state.status[i] == INLIER or margin >= -s
+            if margin < 1.0 and is_inlier and not state.is_active[i]:
                 if write:
                     out[count] = i
                 count += 1

@@ -9,13 +9,12 @@ metric-forest/
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from xcray.solvers.indexed_bcd.forest import (
     TREE_ROWS,
     ForestBuilder,
     IndexedRows,
+    Tree,
     assign_trees,
     build_tree,
     extended_norms,
@@ -45,6 +45,7 @@ from xcray.storage.atomic import (
     verify_files,
     write_json,
 )
+from xcray.storage.positional import read_array, write_all
 from xcray.system.units import format_bytes
 
 DIRECTORY: Final = "metric-forest"
@@ -54,6 +55,33 @@ MIN_LEAF_ROWS, MAX_LEAF_ROWS = 16, TREE_ROWS
 DEFAULT_LIMIT: Final = 1 << 30
 BYTES_PER_ROW: Final = 64  # of the data set, during a build
 BYTES_PER_ENTRY: Final = 8  # column index and value
+
+
+class TreeMap(Protocol):
+    """Builds the trees of blocks, somewhere.
+
+    in_flight: blocks that are taken before the tree of the first of them is returned.
+    """
+
+    in_flight: int
+
+    def __call__(
+        self, blocks: Iterator[tuple[Int64, CSR]], leaf_rows: int
+    ) -> Iterator[tuple[Int64, CSR, Tree]]:
+        """Yield each block with its tree, in their order. Blocks are numbered from 0."""
+
+
+class TreesInProcess(TreeMap):
+    """Builds one tree after the other in this process."""
+
+    in_flight = 1
+
+    def __call__(
+        self, blocks: Iterator[tuple[Int64, CSR]], leaf_rows: int
+    ) -> Iterator[tuple[Int64, CSR, Tree]]:
+        """Yield each block with its tree."""
+        for number, (members, block) in enumerate(blocks):
+            yield members, block, build_tree(block, number, leaf_rows)
 
 
 class PageFile(NamedTuple):
@@ -148,26 +176,31 @@ def _indexed_rows(arrays: dict[str, np.ndarray], pivots: CSR) -> IndexedRows:
 
 
 def build_forest_directory(
-    dataset: Dataset, leaf_rows: int = LEAF_ROWS, memory_limit: int = DEFAULT_LIMIT
+    dataset: Dataset,
+    leaf_rows: int = LEAF_ROWS,
+    memory_limit: int = DEFAULT_LIMIT,
+    tree_map: TreeMap | None = None,
 ) -> Path:
     """Build the forest of the training rows, and replace the one in the directory.
 
-    One pass over the rows writes them, grouped by tree, to a temporary file; then one tree after
-    the other is built from it. leaf_rows: most rows of a leaf. memory_limit: bytes of anonymous
-    memory, in addition to those of the process before. Raises ParameterError if they are too few
-    or `leaf_rows` is out of range.
+    One pass over the rows writes them, grouped by tree, to a temporary file; then the trees are
+    built from it. leaf_rows: most rows of a leaf. memory_limit: bytes of anonymous memory, in
+    addition to those of the process before. tree_map: builds the trees; None for this process. The
+    files have the same bytes with every tree_map. Raises ParameterError if the memory limit is too
+    small or `leaf_rows` is out of range.
     """
     if not MIN_LEAF_ROWS <= leaf_rows <= MAX_LEAF_ROWS:
         raise ParameterError(
             f"leaves must have {MIN_LEAF_ROWS} to {MAX_LEAF_ROWS} rows, not {leaf_rows}"
         )
     X, target = dataset.train.X, dataset.path / DIRECTORY
-    chunk_bytes = _check_limit(X, memory_limit)
+    tree_map = tree_map or TreesInProcess()
+    chunk_bytes = _check_limit(X, memory_limit, tree_map.in_flight)
     staged = create_staging_directory(target)
     try:
         with TemporaryFile(dir=staged) as spill:
             blocks = _group_by_tree(X, spill.fileno(), chunk_bytes)
-            _write_forest(X, blocks, leaf_rows, staged)
+            _write_forest(X, tree_map(blocks, leaf_rows), staged)
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "content_hash": dataset.content_hash,
@@ -185,15 +218,16 @@ def build_forest_directory(
     return target
 
 
-def _check_limit(X: CSR, memory_limit: int) -> int:
+def _check_limit(X: CSR, memory_limit: int, in_flight: int) -> int:
     """Return the bytes of a chunk of rows. Raises ParameterError if a build does not fit."""
     trees = max(1, -(-X.n_rows // TREE_ROWS))
     tree = BYTES_PER_ENTRY * X.nnz // trees + 8 * PIVOTS * (X.n_cols + 1) + 100 * TREE_ROWS
-    needed = BYTES_PER_ROW * X.n_rows + 4 * tree
+    needed = BYTES_PER_ROW * X.n_rows + (3 + in_flight) * tree
     if memory_limit < needed:
         raise ParameterError(
             f"the metric forest of {X.n_rows:,} rows needs {format_bytes(needed)}, the memory limit"
             f" is {format_bytes(memory_limit)}: raise --memory-limit"
+            + (", or use fewer workers" if in_flight > 1 else "")
         )
     return max(1 << 16, (memory_limit - BYTES_PER_ROW * X.n_rows) // 8)
 
@@ -242,7 +276,7 @@ def _write_chunk(X: CSR, tree_of: Int32, spill: _TreeFile, fill: Int64) -> None:
         tree, lo, hi = trees[a], grouped.indptr[a], grouped.indptr[b]
         for is_value, array in enumerate((grouped.indices, grouped.data)):
             place = spill.position(int(fill[tree]), bool(is_value))
-            _write_all(spill.handle, array[lo:hi].tobytes(), place)
+            write_all(spill.handle, array[lo:hi], place)
         fill[tree] += hi - lo
 
 
@@ -250,30 +284,19 @@ def _read_tree(spill: _TreeFile, tree: int, lengths: Int32, n_cols: int) -> CSR:
     """Return the rows of a tree. lengths: (n,) entries of its rows."""
     first, last = int(spill.starts[tree]), int(spill.starts[tree + 1])
     indices, values = (
-        np.frombuffer(os.pread(spill.handle, 4 * (last - first), spill.position(first, v)), kind)
+        read_array(spill.handle, kind, last - first, spill.position(first, v))
         for v, kind in ((False, np.int32), (True, np.float32))
     )
     return csr(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), indices, values, n_cols)
 
 
-def _write_all(handle: int, data: bytes, position: int) -> None:
-    """Write all bytes, because the system can write fewer per call."""
-    left = memoryview(data)
-    while len(left):
-        n = os.pwrite(handle, left, position)
-        left, position = left[n:], position + n
-
-
-def _write_forest(
-    X: CSR, blocks: Iterator[tuple[Int64, CSR]], leaf_rows: int, folder: Path
-) -> None:
-    """Build the trees of `blocks`, and write all files except the manifest."""
+def _write_forest(X: CSR, trees: Iterator[tuple[Int64, CSR, Tree]], folder: Path) -> None:
+    """Write all files except the manifest. trees: row numbers, rows and tree of each block."""
     merged, norms = ForestBuilder(X.n_cols), np.empty(X.n_rows)
     rows, lengths, sizes, checksums = list[Int32](), list[Int32](), [0], list[int]()
     with BlobWriter(folder / PAGES, BYTES_PER_ENTRY * X.nnz, {}, {}) as writer:
         end = 0
-        for number, (members, block) in enumerate(blocks):
-            tree = build_tree(block, number, leaf_rows)
+        for members, block, tree in trees:
             norms[members] = extended_norms(block)
             for leaf in tree.leaves:
                 page = take_rows(block, leaf)

@@ -1,10 +1,9 @@
 """Training of one class: a series of convex problems, each without the outliers of the one before.
 
-A convex problem has two phases. First queries add violating rows to the active set; each query is
-followed by a sweep over the new rows and a cyclic window of the active set, which is about as long
-as the query was. Then sweeps over the active set, with shrinking, alternate with passes over all
-rows whose loss is not certain. A pass gives the duality gap over all non-outliers, the truncated
-objective, and the outliers of the next problem.
+First, queries add violating rows to the active set; after each query its rows and a cyclic window
+of the active set are solved as one block. Then solutions of the active problem alternate with
+passes over all rows whose loss is not certain. A pass gives the duality gap over all non-outliers,
+the truncated objective, the rows that violate the margin, and the outliers of the next problem.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from xcray.arrays import Float64, Int32, Int64
-from xcray.kernels import random
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.kernels.training.dual_hinge import (
     INLIER,
@@ -26,21 +24,26 @@ from xcray.kernels.training.dual_hinge import (
     OutlierRule,
     Query,
 )
+from xcray.solvers.indexed_bcd.active_set import ActiveSet
+from xcray.solvers.indexed_bcd.primal_active_set import PrimalActiveSet
 from xcray.solvers.indexed_bcd.row_store import Plan, RowStore
 from xcray.solvers.indexed_bcd.selection import RowSelection
 
-FIRST_SWEEPS: Final = 3
+BLOCK_SWEEPS: Final = 3  # over the rows of a query and the window
+FIRST_QUERIES: Final = 8  # without truncation, because the first outliers are those of their result
 READS_PER_ROW: Final = 20  # a query reads at most this number of rows for each row that it adds
 MIN_PRECISION: Final = 0.01  # of the last query: violating rows per row that was read
 MAX_VIOLATING: Final = 1 << 16  # rows that one call of the query kernel returns
 MAX_PLAN: Final = 256  # pages that are planned together
-ACTIVE_GAP_SHARE: Final = 0.5  # of the allowed gap, on the active rows
 NO_WAITS: Final = np.empty(0, np.int32)
-FIRST_SPREAD: Final = 1.0  # of the gradients, before the gap of the active rows is computed
 
 
 class LabelSettings(NamedTuple):
-    """Parameters of a class; gap: the allowed duality gap, in units of the objective."""
+    """Parameters of a class.
+
+    s: rows with y_i v.x_i < -s are outliers. gap: the allowed duality gap, in units of the
+    objective. is_primal: whether active rows are solved in the primal.
+    """
 
     s: float
     gap: float
@@ -49,10 +52,12 @@ class LabelSettings(NamedTuple):
     max_sweeps: int
     query_rows: int
     seed: int
+    shrinking: bool
+    is_primal: bool
 
 
 class SweepProgress(NamedTuple):
-    """State after a sweep.
+    """State after a block or a sweep over the active rows.
 
     reads: rows of the pages read so far; support: rows with alpha > 0; bytes_read: from disk by the
     store, so far.
@@ -65,28 +70,40 @@ class SweepProgress(NamedTuple):
 
 
 @dataclass
-class ConvexResult:
-    """Result of a convex problem.
+class PassResult:
+    """Result of a pass over all rows.
 
-    v: (D + 1,) weights and bias; primal and dual: of the convex problem; objective: with the
-    truncated loss; outliers: (N,) bool, at v; support: rows with alpha > 0.
+    v: (D + 1,) weights and bias; primal and dual: of the convex problem, without the constant loss
+    of its outliers; constant: this loss; objective: with the truncated loss; outliers: (N,) bool,
+    at v; support: rows with alpha > 0.
     """
 
     v: Float64
     primal: float
     dual: float
+    constant: float
     objective: float
     outliers: np.ndarray
     support: int
+
+    @property
+    def gap(self) -> float:
+        """Duality gap of the convex problem."""
+        return self.primal - self.dual
+
+    @property
+    def gain(self) -> float:
+        """Decrease of the convex objective if the outliers at v replace those of the problem."""
+        return self.primal + self.constant - self.objective
 
 
 class LabelTraining:
     """Trains one class. A new object for each class; `state` is clean scratch memory.
 
     positives: (n,) ascending positions of the rows of the class on the pages of `selection`.
-    check: called at least every 100 ms; can raise Stopped. observe: called after sweeps. It is
-    never called between a new set of outliers and the sweep that follows, because the weights are
-    far from any solution there.
+    check: called at least every 100 ms; can raise Stopped. observe: called after blocks and sweeps.
+    It is never called between a new set of outliers, or new active rows, and the end of the block
+    that follows, because the weights are far from any solution there.
     """
 
     def __init__(
@@ -103,9 +120,16 @@ class LabelTraining:
         self._store, self._state, self._selection = store, state, selection
         self._settings, self._check, self._observe = settings, check, observe
         self._rng = np.random.default_rng([settings.seed, label])
-        self._counter = np.uint64(random.stream(settings.seed, label))
+        self._active = (PrimalActiveSet if settings.is_primal else ActiveSet)(
+            store,
+            state,
+            selection.zones,
+            (settings.seed, label),
+            settings.shrinking,
+            check,
+            self._report,
+        )
         self._path, self._v_before = 0.0, np.zeros_like(state.v)
-        self._active: Int64 = np.empty(0, np.int64)
         self._window = 0  # position of the cyclic window
         self._reference = OutlierRule(state.v.copy(), settings.s)
         self._waits = np.zeros(selection.pages.n_pages, np.int32)
@@ -113,37 +137,62 @@ class LabelTraining:
         largest_page = int(np.diff(selection.pages.indptr).max(initial=0))
         self._violating = np.empty(MAX_VIOLATING + largest_page, np.int64)
         self._positives = positives
-        self.sweeps, self.queries, self.reads, self.rounds = 0, 0, 0, 0
+        self.queries, self.reads, self.rounds = 0, 0, 0
         self.objectives: list[float] = []
-        store.keep(self._active)
         self._reset()
-
-    def train(self) -> tuple[ConvexResult, bool]:
-        """Return the best result, and whether no other outliers would improve it."""
-        self._solve_first()
-        best = self._solve_convex()
-        self.rounds, self.objectives = 1, [best.objective]
-        while self._outliers_changed(best):
-            if self.rounds == self._settings.max_rounds:
-                return best, False
-            self._exclude(best)
-            following = self._solve_convex()
-            self.rounds, gain = self.rounds + 1, best.objective - following.objective
-            if gain > 0.0:
-                best = following
-                self.objectives.append(best.objective)
-            if gain <= self._settings.gap:
-                break
-        return best, True
 
     @property
     def n_active(self) -> int:
         """Number of active rows."""
-        return len(self._active)
+        return len(self._active.rows)
 
-    def _outliers_changed(self, result: ConvexResult) -> bool:
+    @property
+    def sweeps(self) -> int:
+        """Number of sweeps so far."""
+        return self._active.sweeps
+
+    def train(self) -> tuple[PassResult, bool]:
+        """Return the best certified result, and whether no other outliers would improve it.
+
+        If a problem is not solved to the allowed gap, returns the last result.
+        """
+        self._solve_first()
+        self._grow(None)
+        best, last, self.rounds = None, self._last_sweep(), 1
+        while True:
+            self._active.polish(self._settings.gap, last)
+            result = self._pass_over_all()
+            solved = result.gap <= self._settings.gap
+            if solved:
+                gain = np.inf if best is None else best.objective - result.objective
+                if best is None or gain > 0.0:
+                    best = result
+                    self.objectives.append(result.objective)
+                if gain <= self._settings.gap or not self._outliers_changed(result):
+                    return best, True
+            elif self.sweeps >= last:
+                return best or result, False
+            # the present problem can gain at most its gap
+            if solved or result.gain > result.gap:
+                if self.rounds == self._settings.max_rounds:
+                    return best or result, False
+                self._exclude(result)
+                self.rounds, last = self.rounds + 1, self._last_sweep()
+            self._active.add(self._violating_inliers())
+            self._solve_active()
+
+    def _last_sweep(self) -> int:
+        """Return the number of sweeps at which a problem that starts now is given up."""
+        return self.sweeps + self._settings.max_sweeps
+
+    def _outliers_changed(self, result: PassResult) -> bool:
         """Return whether the outliers of a result are not those of its problem."""
         return bool((result.outliers != (self._state.status == OUTLIER)).any())
+
+    def _report(self) -> None:
+        """Report the present state."""
+        progress = (self.reads, self._active.support, self._store.bytes_read)
+        self._observe(SweepProgress(self._state.v, *progress))
 
     def _reset(self) -> None:
         """Write the initial state of the class."""
@@ -159,87 +208,68 @@ class LabelTraining:
     def _solve_first(self) -> None:
         """Solve the problem without truncation roughly; its weights define the first outliers."""
         first = self._selection.first_rows(self._positives, self._settings.first_rows, self._rng)
-        self._activate(first.rows)
+        self._active.add(first.rows)
         self.reads += first.reads
-        for _ in range(FIRST_SWEEPS):
-            self._sweep(self._active)
-        self._drop_idle()
+        self._solve_active()
         self._state.status.fill(INLIER)
-        self._grow()
-        for _ in range(FIRST_SWEEPS):
-            self._sweep(self._active)
+        self._grow(FIRST_QUERIES)
         self._state.status.fill(UNKNOWN)
         self._waits.fill(0)
         self._reference = OutlierRule(self._state.v.copy(), self._settings.s)
-        self._find_outliers(self._active)
-
-    def _find_outliers(self, chosen: Int64) -> None:
-        """Find the outliers among active rows, and deactivate them."""
         self._path_moved()
-        self._refresh(chosen)
-        self._deactivate(chosen[self._state.status[chosen] == OUTLIER])
+        self._active.refresh(self._reference, self._path)
+        rows = self._active.rows
+        self._active.remove(rows[self._state.status[rows] == OUTLIER])
+        self._solve_active()
 
-    def _refresh(self, chosen: Int64) -> None:
-        """Read the active rows of `chosen` whose loss is not certain."""
-        for part, rows in self._store.active_parts(chosen):
-            self._check()
-            kernel.refresh_rows(rows, self._state, self._reference, self._path, part)
+    def _solve_active(self) -> None:
+        """Solve a block of all active rows, and remove idle ones."""
+        self._active.solve_block(self._active.rows.copy(), BLOCK_SWEEPS)
+        self._active.remove_idle()
 
-    def _exclude(self, result: ConvexResult) -> None:
-        """Begin the next convex problem: with the outliers of `result`, without idle rows."""
+    def _exclude(self, result: PassResult) -> None:
+        """Begin the next convex problem, with the outliers of `result`."""
         self._reference = OutlierRule(result.v, self._settings.s)
         self._state.status[:] = np.where(result.outliers, OUTLIER, INLIER)
-        active = self._active
-        idle = result.outliers[active] | (self._state.alpha[active] == 0.0)
-        self._deactivate(active[idle])
-        self._waits.fill(0)
+        rows = self._active.rows
+        self._active.remove(rows[result.outliers[rows]])
 
-    def _solve_convex(self) -> ConvexResult:
-        """Solve the problem of the present non-outliers to the allowed gap."""
-        last = self.sweeps + self._settings.max_sweeps
-        self._sweep(self._active)
-        self._grow()
-        while True:
-            self._polish(last)
-            result = self._evaluate()
-            gap = result.primal - result.dual
-            if gap <= self._settings.gap or self.sweeps >= last:
-                return result
-            self._activate(kernel.violating_rows(self._state))
-            for _ in range(FIRST_SWEEPS):
-                self._sweep(self._active)
-            self._drop_idle()
+    def _grow(self, max_queries: int | None) -> None:
+        """Add rows by queries, until a query finds few, and at most `max_queries` times."""
+        last = np.inf if max_queries is None else self.queries + max_queries
+        precise = True
+        while precise and self.queries < last and self.n_active < len(self._state.y):
+            growth = int(self._selection.growth * self.n_active)
+            n = max(self._settings.query_rows, growth)
+            new, found, reads = self._query(n)
+            precise = found > MIN_PRECISION * reads
+            window = self._next_window(max(reads - len(new), n))
+            self._active.add(new)
+            self._active.solve_block(np.concatenate([new, window]), BLOCK_SWEEPS)
+            self._active.remove_idle()
 
-    def _grow(self) -> None:
-        """Add rows by queries, until a query finds few."""
-        n, precise = self._settings.query_rows, True
-        while precise and len(self._active) < len(self._state.y):
-            new, reads = self._query()
-            precise = len(new) > MIN_PRECISION * reads
-            self._activate(new)
-            size = min(len(self._active) - len(new), max(reads - len(new), n))
-            window = (self._window + np.arange(size)) % max(len(self._active) - len(new), 1)
-            self._window = int(window[-1]) + 1 if size else 0
-            self._sweep(np.concatenate([new, self._active[window]]))
-            self._drop_idle()
+    def _next_window(self, size: int) -> Int64:
+        """Return the next `size` active rows of the cyclic window, or all."""
+        rows = self._active.rows
+        if size >= len(rows):
+            return rows
+        window = (self._window + np.arange(size)) % len(rows)
+        self._window = int(window[-1]) + 1
+        return rows[window]
 
-    def _query(self) -> tuple[Int64, int]:
-        """Return violating rows that are not active, and how many rows were read."""
+    def _query(self, n: int) -> tuple[Int64, int, int]:
+        """Return at most n violating rows that are not active, and how many were found and read."""
         self._path_moved()
-        n, selection, limits = self._settings.query_rows, self._selection, self._query_limits()
+        selection, limits = self._selection, self._query_limits(n)
         order, begin = selection.order(self._state.v, self._rng), 0
         skips, slice_rows = (self._waits, selection.skipped_queries), self._store.slice_rows
-        chunks, n_violating, reads = [np.empty(0, np.int64)], 0, 0
+        chunks, found, reads = [np.empty(0, np.int64)], 0, 0
         visits = self._store.visits(order, self._plan(order, self._waits))
-        while (
-            n_violating < limits.violating
-            and reads < limits.reads
-            and (visit := next(visits, None))
-        ):
-            while begin < visit.end and n_violating < limits.violating and reads < limits.reads:
+        while found < limits.violating and reads < limits.reads and (visit := next(visits, None)):
+            while begin < visit.end and found < limits.violating and reads < limits.reads:
                 self._check()
                 left = Query(
-                    min(limits.violating - n_violating, MAX_VIOLATING),
+                    min(limits.violating - found, MAX_VIOLATING),
                     min(limits.reads - reads, slice_rows),
                 )
                 begin, count, read = kernel.query_pages(
@@ -255,24 +285,26 @@ class LabelTraining:
                     self._violating,
                 )
                 chunks.append(self._violating[:count].copy())
-                n_violating, reads = n_violating + count, reads + read
+                if not selection.is_exhaustive:
+                    self._store.stash(chunks[-1], visit)
+                found, reads = found + count, reads + read
         visits.close()
         self.queries, self.reads = self.queries + 1, self.reads + reads
         violating = np.concatenate(chunks)
-        margins = self._state.y[violating] * self._state.scores[violating]
-        return violating[np.argsort(margins, kind="stable")[:n]], reads
+        if selection.is_exhaustive and found > n:
+            # random ones: those that violate the margin most are often outliers
+            violating = self._rng.choice(violating, n, replace=False)
+        return violating, found, reads
 
-    def _query_limits(self) -> Query:
+    def _query_limits(self, n: int) -> Query:
         """Return the limits of a query; an exhaustive one has none but the number of rows."""
-        n, all_rows = self._settings.query_rows, len(self._state.y)
-        return (
-            Query(all_rows + 1, all_rows + 1)
-            if self._selection.is_exhaustive
-            else Query(n, READS_PER_ROW * n)
-        )
+        all_rows = len(self._state.y)
+        if self._selection.is_exhaustive:
+            return Query(all_rows + 1, all_rows + 1)
+        return Query(n, READS_PER_ROW * n)
 
     def _plan(self, order: Int64, waits: Int32) -> Plan:
-        """Return the plan of a query, or of a refresh if `waits` is empty."""
+        """Return the plan of a query, or of a pass over all rows if `waits` is empty."""
         needed = np.empty(MAX_PLAN, np.int64)
 
         def plan(begin: int, max_size: int, sizes: Int64) -> tuple[int, Int64]:
@@ -293,34 +325,10 @@ class LabelTraining:
 
         return plan
 
-    def _polish(self, last: int) -> None:
-        """Sweep over the active rows with shrinking, until their gap is a share of the allowed."""
-        order, spread = self._active.copy(), FIRST_SPREAD
-        kept, high, low = len(order), np.inf, -np.inf
-        while self.sweeps < last:
-            kept, largest, smallest = self._sweep(order[:kept], high, low)
-            if largest - smallest > spread:
-                high = largest if largest > 0.0 else np.inf
-                low = smallest if smallest < 0.0 else -np.inf
-            elif kept < len(order):  # check the rows that were left out, too
-                kept, high, low = len(order), np.inf, -np.inf
-            elif self._active_gap() <= ACTIVE_GAP_SHARE * self._settings.gap:
-                return
-            else:
-                spread *= 0.25
-
-    def _active_gap(self) -> float:
-        """Return the duality gap of the problem of the active rows."""
-        v, loss = self._state.v, 0.0
-        for part, rows in self._store.active_parts(self._active):
-            self._check()
-            loss = kernel.hinge_sum(rows, self._state, part, loss)
-        return float(v @ v) + loss - float(self._state.alpha[self._active].sum())
-
-    def _evaluate(self) -> ConvexResult:
+    def _pass_over_all(self) -> PassResult:
         """Read all rows whose loss is not certain; return the result at the present weights."""
         self._path_moved()
-        self._refresh(self._active)
+        self._active.refresh(self._reference, self._path)
         state, page = self._state, 0
         for visit in self._store.visits(self._order, self._plan(self._order, NO_WAITS)):
             while page < visit.end:
@@ -335,54 +343,29 @@ class LabelTraining:
                     self._store.slice_rows,
                 )
                 self.reads += reads
+            # rows that can be active in the next problem, whatever its outliers are
+            first = visit.rows.first
+            last = first + visit.rows.X.n_rows
+            rows = kernel.violating_rows(state, self._settings.s, first, last)
+            self._store.stash(rows, visit)
         outliers = np.empty(len(state.y), bool)
-        losses = kernel.sum_losses(state, self._store.costs, self._settings.s, outliers)
+        convex, constant, truncated = kernel.sum_losses(
+            state, self._store.costs, self._store.is_squared, self._settings.s, outliers
+        )
         half = 0.5 * float(state.v @ state.v)
-        return ConvexResult(
+        return PassResult(
             state.v.copy(),
-            half + losses[0],
-            float(state.alpha[self._active].sum()) - half,
-            half + losses[1],
+            half + convex,
+            self._active.dual(),
+            constant,
+            half + truncated,
             outliers,
-            int((state.alpha[self._active] > 0.0).sum()),
+            self._active.support,
         )
 
-    def _sweep(
-        self, chosen: Int64, high: float = np.inf, low: float = -np.inf
-    ) -> tuple[int, float, float]:
-        """Sweep over rows in random order, in slices; reorder `chosen`; see `dual_hinge.sweep`."""
-        self._counter = np.uint64(kernel.shuffle_rows(chosen, self._counter))
-        remaining, shrunk = list[Int64](), list[Int64]()
-        largest, smallest = -np.inf, np.inf
-        for part, rows in self._store.active_parts(chosen):
-            self._check()
-            kept, up, down = kernel.sweep(rows, self._state, part, high, low)
-            remaining, shrunk = [*remaining, part[:kept]], [*shrunk, part[kept:]]
-            largest, smallest = max(largest, up), min(smallest, down)
-        if len(remaining) > 1:
-            chosen[:] = np.concatenate([*remaining, *shrunk])
-        self.sweeps += 1
-        support = int((self._state.alpha[self._active] > 0.0).sum())
-        self._observe(SweepProgress(self._state.v, self.reads, support, self._store.bytes_read))
-        return sum(map(len, remaining)), largest, smallest
-
-    def _drop_idle(self) -> None:
-        """Remove the rows with alpha = 0; those that violate the margin later return."""
-        self._deactivate(self._active[self._state.alpha[self._active] == 0.0])
-
-    def _activate(self, chosen: Int64) -> None:
-        """Add rows to the active set."""
-        self._state.is_active[chosen] = True
-        self._active = np.concatenate([self._active, chosen])
-        self._store.activate(chosen)
-
-    def _deactivate(self, chosen: Int64) -> None:
-        """Remove rows from the active set and from the weights."""
-        for part, rows in self._store.active_parts(chosen):
-            kernel.drop_rows(rows, self._state, part)
-        self._state.is_active[chosen] = False
-        self._active = self._active[self._state.is_active[self._active]]
-        self._store.keep(self._active)
+    def _violating_inliers(self) -> Int64:
+        """Return the inactive inliers whose stored score violates the margin."""
+        return kernel.violating_rows(self._state, -np.inf, 0, len(self._state.y))
 
     def _path_moved(self) -> None:
         """Add the way from the weights of the last call to the length of the path."""

@@ -11,7 +11,12 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.training.dual_hinge import DualState
-from xcray.kernels.training.hinge import HINGE, Objective, null_objective
+from xcray.kernels.training.hinge import (
+    HINGE,
+    SQUARED_HINGE,
+    Objective,
+    null_objective,
+)
 from xcray.solvers.contract import IndependentSolver, label_gaps
 from xcray.solvers.declarations import Link
 from xcray.solvers.indexed_bcd.forest import extended_norms
@@ -56,6 +61,11 @@ class HingeOneVsRest(Parameters, IndependentSolver):
     cost_rates: ClassVar[tuple[float, ...]] = (3e-8, 3e-8)
 
     C: float
+
+    @property
+    def is_squared(self) -> bool:
+        """Whether the loss is the squared hinge."""
+        return False
 
     def solve_label(
         self, local: HingeState, label: int, record: np.ndarray, check: Callable[[], None]
@@ -120,10 +130,11 @@ class HingeOneVsRest(Parameters, IndependentSolver):
         return SolvedLabels(labels, W, frozen(bias, np.float64), records)
 
     def null_objective(self, local: HingeState, label: int) -> float:
-        """Return the hinge objective of w = 0 with the best bias."""
+        """Return the objective without truncation of w = 0 with the best bias."""
         costs = local.store.costs
         positive = float(costs[local.positives(label)].sum())
-        objective = Objective(HINGE, 0.0, 1.0, 1.0, 1.0)
+        loss = SQUARED_HINGE if self.is_squared else HINGE
+        objective = Objective(loss, 0.0, 1.0, 1.0, 1.0)
         return float(null_objective(objective, positive, float(costs.sum()) - positive))
 
     def warm_up(self) -> None:

@@ -18,6 +18,7 @@ from xcray.kernels.sparse import take_rows
 from xcray.kernels.training.dual_hinge import HingeRows
 from xcray.kernels.training.row_buffer import compact_rows
 from xcray.solvers.indexed_bcd.forest_directory import PageFile, StoredForest
+from xcray.solvers.indexed_bcd.row_spill import RowSpill
 from xcray.solvers.indexed_bcd.row_store import Plan, RowStore, Visit
 from xcray.system.units import format_bytes
 
@@ -76,15 +77,25 @@ class PagedRows(RowStore):
 
     The active rows are in a buffer that grows in steps. The rest of the memory, at least an eighth,
     is a cache of pages, from which those that were not used for the longest time are removed. If
-    the active rows do not fit, every sweep reads them again, in parts. While a batch of pages is in
-    use, a thread reads the next.
+    the active rows do not fit, they are in temporary files (`RowSpill`), and every sweep reads them
+    from there, in parts. While a batch of pages is in use, a thread reads the next.
 
-    costs: (N,) by position. memory_limit: bytes of cache and buffer. Raises ParameterError if it is
-    too small for a few pages.
+    costs, zones: (N,) by position, see `RowStore` and `RowSelection`. memory_limit: bytes of cache
+    and buffer. Raises ParameterError if it is too small for a few pages.
     """
 
-    def __init__(self, stored: StoredForest, costs: Float64, memory_limit: int) -> None:
+    def __init__(
+        self,
+        stored: StoredForest,
+        costs: Float64,
+        zones: np.ndarray,
+        memory_limit: int,
+        is_squared: bool = False,
+    ) -> None:
         self._stored, self._file, self._limit = stored, stored.file, memory_limit
+        self._zones, self.is_squared = zones, is_squared
+        self._spill: RowSpill | None = None
+        self._page_bytes, self._spilled_bytes = 0, 0
         self._reader = PageReader(stored.file)
         self._indptr = stored.indexed.pages.indptr
         self.norms, self.costs, self.n_cols = stored.indexed.norms, costs, stored.file.n_cols
@@ -99,7 +110,6 @@ class PagedRows(RowStore):
         self._local_slots = frozen(np.arange(page_rows), np.int32)
         self._none = self._hinge_rows(csr([0], [], [], self.n_cols), 0)
         self._thread: ThreadPoolExecutor | None = None
-        self.bytes_read = 0
         self._new_buffer(n_rows)
 
     def _set_sizes(self, memory_limit: int) -> None:
@@ -127,8 +137,7 @@ class PagedRows(RowStore):
         self._max_entries = (self._max_buffer - self._buffer_indptr.nbytes) // ENTRY_BYTES
         self._indices, self._data = np.empty(0, np.int32), np.empty(0, np.float32)
         self._slots = np.full(n_rows, -1, np.int32)
-        self._n_buffered, self._is_complete = 0, True
-        self._active = np.empty(0, np.int64)
+        self._n_buffered = 0
         self._resize_buffer(0)
 
     def _resize_buffer(self, n_entries: int) -> None:
@@ -147,44 +156,62 @@ class PagedRows(RowStore):
             frozen(self._data, np.float32),
             self.n_cols,
         )
-        self._rows = HingeRows(X, frozen(self._slots, np.int32), 0, self.norms, self.costs)
+        slots = frozen(self._slots, np.int32)
+        self._rows = HingeRows(X, slots, 0, self.norms, self.costs, self.is_squared)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the pages in the cache or being read, and of the buffer."""
         return self._used + self._buffer_indptr.nbytes + ENTRY_BYTES * len(self._indices)
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the pages and of the temporary files that were read."""
+        spilled = 0 if self._spill is None else self._spill.bytes_read
+        return self._page_bytes + self._spilled_bytes + spilled
+
     def clone(self) -> PagedRows:
         """Return a store of the same pages, with its own memory of the same size."""
-        return PagedRows(self._stored, self.costs, self._limit)
+        limits = (self._limit, self.is_squared)
+        return PagedRows(self._stored, self.costs, self._zones, *limits)
+
+    def stash(self, rows: Int64, visit: Visit) -> None:
+        """Store rows (n,) of a visit, ascending, so that `activate` need not read them again."""
+        rows = rows[~self._is_stored(rows)]
+        if len(rows):
+            self._store_rows(rows, take_rows(visit.rows.X, rows - visit.rows.first))
 
     def activate(self, rows: Int64) -> None:
-        """Copy rows into the buffer, if they fit."""
-        self._active = np.concatenate([self._active, rows])
-        self._is_complete = self._is_complete and self._fits(rows)
-        if self._is_complete:
-            self._add_to_buffer(rows)
+        """Store rows in the buffer, or in temporary files if they do not fit."""
+        missing = rows[~self._is_stored(rows)]
+        pages, begins = np.unique(self._page_of(missing), return_index=True)
+        parts = np.split(missing, begins[1:]) if len(missing) else []
+        for visit, part in zip(self.visits(pages, _plan_all(pages)), parts, strict=True):
+            self._store_rows(part, take_rows(visit.rows.X, part - visit.rows.first))
 
     def keep(self, rows: Int64) -> None:
-        """Remove all rows from the buffer except `rows`."""
-        self._active = rows.copy()
-        if self._is_complete:
+        """Remove all stored rows except `rows`; return to the buffer if they fit."""
+        if self._spill is None:
             self._compact(rows)
             return
+        self._spill.keep(rows)
         self._clear()
-        self._is_complete = self._fits(rows)
-        if self._is_complete:
-            self._add_to_buffer(rows)
+        if self._fits(rows):
+            spill, self._spill = self._spill, None
+            for part, X in spill.read(rows):
+                self._add_to_buffer(part, X)
+            self._spilled_bytes += spill.bytes_read
 
     def active_parts(self, rows: Int64) -> Iterator[tuple[Int64, HingeRows]]:
         """Yield parts of `rows`; if not all active rows are in the buffer, read them first."""
         lo, largest = 0, self.slice_rows
         while lo < len(rows):
             part = rows[lo : lo + largest]
-            if not self._is_complete:
+            if self._spill is not None:
                 self._clear()
                 part = part[: self._count_fitting(part)]
-                self._add_to_buffer(part)
+                for some, X in self._spill.read(part):
+                    self._add_to_buffer(some, X)
             lo += len(part)
             yield part, self._rows
 
@@ -230,7 +257,7 @@ class PagedRows(RowStore):
         """Wait for the pages of a batch; return them by number."""
         if batch.reading is not None:
             for page, data in zip(batch.missing, batch.reading.result(), strict=True):
-                self.bytes_read += len(data)
+                self._page_bytes += len(data)
                 if page in self._cache:  # an earlier batch has read it meanwhile
                     self._used -= int(self._sizes[page])
                 self._cache[page] = self._decode(page, data)
@@ -254,7 +281,8 @@ class PagedRows(RowStore):
 
     def _hinge_rows(self, X: CSR, first: int) -> HingeRows:
         """Return the rows of a page whose first row is `first`."""
-        return HingeRows(X, self._local_slots, first, self.norms, self.costs)
+        slots = self._local_slots
+        return HingeRows(X, slots, first, self.norms, self.costs, self.is_squared)
 
     def _fits(self, rows: Int64) -> bool:
         """Return whether rows fit into the rest of the buffer."""
@@ -266,26 +294,46 @@ class PagedRows(RowStore):
         ends = np.cumsum(self._file.lengths[rows], dtype=np.int64)
         return min(int(np.searchsorted(ends, left, "right")), self._max_rows - self._n_buffered)
 
-    def _add_to_buffer(self, rows: Int64) -> None:
-        """Copy rows into the buffer, page by page."""
-        if not len(rows):
-            return
-        used = int(self._buffer_indptr[self._n_buffered])
-        needed = used + int(self._file.lengths[rows].sum(dtype=np.int64))
-        if needed > len(self._indices):
-            self._resize_buffer(needed)
-        rows = np.sort(rows)
-        page_of = np.searchsorted(self._indptr, rows, "right") - 1
-        pages, begins = np.unique(page_of, return_index=True)
-        parts = np.split(rows, begins[1:])
-        for visit, part in zip(self.visits(pages, _plan_all(pages)), parts, strict=True):
-            picked = take_rows(visit.rows.X, part - visit.rows.first)
-            n, begin = self._n_buffered, int(self._buffer_indptr[self._n_buffered])
-            self._indices[begin : begin + picked.nnz] = picked.indices
-            self._data[begin : begin + picked.nnz] = picked.data
-            self._buffer_indptr[n + 1 : n + 1 + len(part)] = begin + picked.indptr[1:]
-            self._slots[part] = np.arange(n, n + len(part))
-            self._n_buffered += len(part)
+    def _page_of(self, rows: Int64) -> Int64:
+        """Return the pages of rows."""
+        return np.searchsorted(self._indptr, rows, "right") - 1
+
+    def _is_stored(self, rows: Int64) -> np.ndarray:
+        """Return whether rows are in the buffer or in the temporary files: (n,) bool."""
+        return self._slots[rows] >= 0 if self._spill is None else self._spill.contains(rows)
+
+    def _store_rows(self, rows: Int64, X: CSR) -> None:
+        """Store rows that are not stored; move all rows to temporary files if they do not fit."""
+        if self._spill is None:
+            if self._fits(rows):
+                self._add_to_buffer(rows, X)
+                return
+            self._spill = self._move_to_files()
+        self._spill.add(rows, X)
+
+    def _move_to_files(self) -> RowSpill:
+        """Move all rows of the buffer to temporary files; return these."""
+        folder = self._file.path.parent
+        spill = RowSpill(self._zones, self._file.lengths, self.n_cols, folder)
+        stored = np.flatnonzero(self._slots >= 0)
+        slots = self._slots[stored].astype(np.int64)
+        step = max(1, READ_AHEAD_ROWS)
+        for lo in range(0, len(stored), step):
+            some = slice(lo, lo + step)
+            spill.add(stored[some], take_rows(self._rows.X, slots[some]))
+        self._clear()
+        return spill
+
+    def _add_to_buffer(self, rows: Int64, X: CSR) -> None:
+        """Copy rows X (n, D) into the buffer, where they fit."""
+        n, begin = self._n_buffered, int(self._buffer_indptr[self._n_buffered])
+        end = begin + X.nnz
+        if end > len(self._indices):
+            self._resize_buffer(end)
+        self._indices[begin:end], self._data[begin:end] = X.indices, X.data
+        self._buffer_indptr[n + 1 : n + 1 + len(rows)] = begin + X.indptr[1:]
+        self._slots[rows] = np.arange(n, n + len(rows))
+        self._n_buffered += len(rows)
 
     def _compact(self, rows: Int64) -> None:
         """Remove all rows except `rows` from the buffer, in place."""
@@ -299,6 +347,7 @@ class PagedRows(RowStore):
 
     def _clear(self) -> None:
         """Empty the buffer."""
+        self._slots.fill(-1)
         self._n_buffered = 0
 
 

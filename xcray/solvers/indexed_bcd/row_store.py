@@ -26,14 +26,18 @@ class RowStore(Protocol):
     """Rows of the data by position on pages; one training at a time uses it.
 
     norms: (N,) of the rows with the 1. costs: (N,). n_cols: features. average: entries of a row.
-    bytes_read: from disk, so far.
+    is_squared: whether the loss is the squared hinge.
     """
 
     norms: Float64
     costs: Float64
+    is_squared: bool
     n_cols: int
     average: float
-    bytes_read: int
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from disk so far."""
 
     @property
     def slice_rows(self) -> int:
@@ -41,13 +45,19 @@ class RowStore(Protocol):
         return max(1, int(SLICE_ENTRIES / max(self.average, 1.0)))
 
     def activate(self, rows: Int64) -> None:
-        """Add rows (n,) to the active ones."""
+        """Add rows (n,), ascending, to the active ones."""
+
+    def stash(self, rows: Int64, visit: Visit) -> None:
+        """Store rows (n,) of a visit, ascending, because they can become active; see `keep`."""
 
     def keep(self, rows: Int64) -> None:
-        """Remove all active rows except `rows` (n,)."""
+        """Remove all stored rows except `rows` (n,), ascending."""
 
     def active_parts(self, rows: Int64) -> Iterator[tuple[Int64, HingeRows]]:
-        """Yield views of parts of `rows` (n,), which are active, with the rows in memory."""
+        """Yield views of parts of `rows` (n,), which are active, with the rows in memory.
+
+        Rows of one group of zones should be adjacent in `rows`.
+        """
 
     def visits(self, order: Int64, plan: Plan) -> Generator[Visit, None, None]:
         """Yield the rows of the pages in `order` that `plan` needs, in this order."""
@@ -59,17 +69,27 @@ class RowStore(Protocol):
 class RowsInMemory(RowStore):
     """All rows in memory, or mapped.
 
-    X: (N, D); slots: (N,) row of X by position; norms, costs: (N,) by position.
+    X: (N, D); slots: (N,) row of X by position; norms, costs: (N,) by position; is_squared: see
+    `RowStore`.
     """
 
-    bytes_read = 0
-
-    def __init__(self, X: CSR, slots: Int32, norms: Float64, costs: Float64) -> None:
-        self.rows = HingeRows(X, slots, 0, norms, costs)
+    def __init__(
+        self, X: CSR, slots: Int32, norms: Float64, costs: Float64, is_squared: bool = False
+    ) -> None:
+        self.rows = HingeRows(X, slots, 0, norms, costs, is_squared)
+        self.is_squared = is_squared
         self.norms, self.costs, self.n_cols = norms, costs, int(X.n_cols)
         self.average = X.nnz / max(X.n_rows, 1)
 
+    @property
+    def bytes_read(self) -> int:
+        """Return 0: rows in memory are not read."""
+        return 0
+
     def activate(self, rows: Int64) -> None:
+        """Do nothing."""
+
+    def stash(self, rows: Int64, visit: Visit) -> None:
         """Do nothing."""
 
     def keep(self, rows: Int64) -> None:

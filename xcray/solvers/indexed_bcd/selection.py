@@ -14,10 +14,14 @@ import numpy as np
 from xcray.arrays import CSR, Float64, Int64, frozen
 from xcray.kernels.training import metric_forest as kernel
 from xcray.kernels.training.dual_hinge import Pages
-from xcray.solvers.indexed_bcd.forest import LEAF_ROWS, IndexedRows
+from xcray.solvers.indexed_bcd.forest import LEAF_ROWS, SEED, IndexedRows
 
+ZONES: Final = 64
 # queries for which an exhausted page is skipped
 SKIPPED_QUERIES: Final = 4
+# rows that a query adds at most, as a share of the active rows
+GROWTH: Final = 0.5
+SCAN_GROWTH: Final = 3.0  # of a query that reads all rows
 
 
 class FirstRows(NamedTuple):
@@ -30,20 +34,24 @@ class FirstRows(NamedTuple):
 class RowSelection(Protocol):
     """Strategy of a solver; shared by all classes and threads, and read-only.
 
-    pages: of rows. is_exhaustive: whether a query visits all pages and returns the rows that
-    violate the margin most; others end at the first pages that contain enough of them.
-    skipped_queries: for how many queries an exhausted page is skipped.
+    pages: of rows. is_exhaustive: whether a query visits all pages and returns random violating
+    rows; others end at the first pages that contain enough of them.
+    skipped_queries: for how many queries an exhausted page is skipped. growth: a query adds at most
+    this share of the active rows. zones: (N,) uint8; rows of one zone are stored together while
+    they are active. A zone has random pages.
     """
 
     pages: Pages
     is_exhaustive: bool
     skipped_queries: int
+    growth: float
+    zones: np.ndarray
 
     def order(self, v: Float64, rng: np.random.Generator) -> Int64:
         """Return page numbers in the order of a query with weights v (D + 1,)."""
 
     def first_rows(self, positives: Int64, count: int, rng: np.random.Generator) -> FirstRows:
-        """Return about `count` rows, half of them positives if there are enough.
+        """Return `count` random rows, and some positives if there are few among them.
 
         positives: (n,) ascending positions of the rows of the class.
         """
@@ -56,16 +64,20 @@ class _ConsecutivePages:
         ends = np.append(np.arange(0, X.n_rows, LEAF_ROWS), X.n_rows)
         rows = frozen(np.arange(X.n_rows), np.int32)
         self.pages = Pages(frozen(ends, np.int64), rows)
+        self.zones = frozen(np.zeros(X.n_rows), np.uint8)
 
     def first_rows(self, positives: Int64, count: int, rng: np.random.Generator) -> FirstRows:
         """Return random rows, see `RowSelection`."""
-        return _sample(np.arange(len(self.pages.rows)), positives, count, rng)
+        n = len(self.pages.rows)
+        rows = rng.choice(n, min(count, n), replace=False)
+        rows = np.union1d(rows, _rare_positives(rows, positives, count, rng))
+        return FirstRows(rows, len(rows))
 
 
 class ExactScan(_ConsecutivePages):
-    """All pages in the order of the rows; the rows with the largest violation."""
+    """All pages in the order of the rows."""
 
-    is_exhaustive, skipped_queries = True, 0
+    is_exhaustive, skipped_queries, growth = True, 0, SCAN_GROWTH
 
     def order(self, v: Float64, rng: np.random.Generator) -> Int64:
         """Return all pages in ascending order."""
@@ -75,7 +87,7 @@ class ExactScan(_ConsecutivePages):
 class RandomPages(_ConsecutivePages):
     """Pages of consecutive rows in random order."""
 
-    is_exhaustive, skipped_queries = False, SKIPPED_QUERIES
+    is_exhaustive, skipped_queries, growth = False, SKIPPED_QUERIES, GROWTH
 
     def order(self, v: Float64, rng: np.random.Generator) -> Int64:
         """Return all pages in random order."""
@@ -85,10 +97,12 @@ class RandomPages(_ConsecutivePages):
 class ForestLeaves:
     """Leaves of a metric forest, nearest to the hyperplane first."""
 
-    is_exhaustive, skipped_queries = False, SKIPPED_QUERIES
+    is_exhaustive, skipped_queries, growth = False, SKIPPED_QUERIES, GROWTH
 
     def __init__(self, indexed: IndexedRows) -> None:
         self.indexed, self.pages = indexed, indexed.pages
+        zone_of = np.random.default_rng(SEED).permutation(self.pages.n_pages) % ZONES
+        self.zones = frozen(np.repeat(zone_of, np.diff(self.pages.indptr)), np.uint8)
 
     def order(self, v: Float64, rng: np.random.Generator) -> Int64:
         """Return all leaves, best bin first."""
@@ -97,43 +111,39 @@ class ForestLeaves:
         return order
 
     def first_rows(self, positives: Int64, count: int, rng: np.random.Generator) -> FirstRows:
-        """Return rows of random trees, and of the pages of a few random positives.
+        """Return rows of random trees, and of the pages of a few positives if the class is rare.
 
         A tree is a random sample of all rows and lies in consecutive pages, so few reads find many
-        rows. The pages of positives matter to rare classes.
+        rows.
         """
         indptr, trees = self.pages.indptr, self.indexed.trees
-        chosen = np.zeros(self.pages.n_pages, bool)
-        found = 0
+        chosen, reads = list[Int64](), 0
         for tree in rng.permutation(len(trees) - 1):
-            if found >= count:
+            if reads >= count:
                 break
-            first, last = np.searchsorted(indptr, trees[tree : tree + 2])
-            chosen[first:last] = True
-            found += int(trees[tree + 1] - trees[tree])
-        some = rng.choice(positives, min(len(positives), 1 + count // LEAF_ROWS), replace=False)
-        chosen[np.searchsorted(indptr, some, "right") - 1] = True
-        readable = np.flatnonzero(np.repeat(chosen, np.diff(indptr)))
-        rows, _ = _sample(readable, positives, count, rng)
-        return FirstRows(rows, len(readable))
+            chosen.append(np.arange(trees[tree], trees[tree + 1]))
+            reads += len(chosen[-1])
+        readable = np.concatenate(chosen)
+        rows = rng.choice(readable, min(count, reads), replace=False)
+        near = _rare_positives(rows, np.intersect1d(positives, readable), count, rng)
+        rare = _rare_positives(readable, positives, count, rng)
+        pages = np.unique(np.searchsorted(indptr, rare, "right") - 1)
+        reads += int((indptr[pages + 1] - indptr[pages]).sum())
+        return FirstRows(np.unique(np.concatenate([rows, near, rare])), reads)
 
 
-def _sample(readable: Int64, positives: Int64, count: int, rng: np.random.Generator) -> FirstRows:
-    """Return random rows of `readable` (ascending), half of them positives if there are enough."""
-    half = -(-count // 2)
-    is_positive = np.isin(readable, positives, assume_unique=True)
-    parts = [
-        rng.choice(each, min(half, len(each)), replace=False)
-        for each in (readable[is_positive], readable[~is_positive])
-    ]
-    rows = np.sort(np.concatenate(parts))
-    return FirstRows(rows, len(rows))
+def _rare_positives(rows: Int64, positives: Int64, count: int, rng: np.random.Generator) -> Int64:
+    """Return random positives that are not in `rows`, if there are few in `rows`."""
+    wanted = 1 + count // LEAF_ROWS
+    missing = wanted - int(np.isin(rows, positives).sum())
+    others = np.setdiff1d(positives, rows, assume_unique=True) if missing > 0 else positives[:0]
+    return rng.choice(others, min(len(others), max(missing, 0)), replace=False)
 
 
 class LeafScan(ForestLeaves):
-    """All leaves in the order on disk; the rows with the largest violation."""
+    """All leaves in the order on disk."""
 
-    is_exhaustive, skipped_queries = True, 0
+    is_exhaustive, skipped_queries, growth = True, 0, SCAN_GROWTH
 
     def order(self, v: Float64, rng: np.random.Generator) -> Int64:
         """Return all leaves in ascending order."""

@@ -41,6 +41,7 @@ from xcray.solvers.indexed_bcd.selection import make_leaf_selection, make_select
 from xcray.solvers.parameters import parameter
 from xcray.system.units import format_bytes
 
+INNER_SOLVERS = ("l1-dual", "l2-dual", "l2-primal")
 SELECTIONS = ("exact", "pages", "forest")
 AUTO = "auto"
 # in addition to the scratch memory: norms, losses, row numbers, outliers
@@ -72,21 +73,23 @@ class IndexedBCDSolver(HingeOneVsRest):
 
         min over (w, b)   1/2 (|w|^2 + b^2) + C sum_i min(max(0, 1 - y_i (w.x_i + b)), 1 + s)
 
-    Rows with y_i (w.x_i + b) < -s are outliers: they count 1 + s and do not affect the weights. The
-    problem is not convex. It is solved as a series of convex problems, in each of which the
-    outliers of the one before are left out. The objective decreases from one to the next; the
-    series ends when the outliers no longer change, or when the objective decreases by less than
-    `eps` times the null objective. With a very large s (1e30) there are no outliers, and the
-    problem is LIBLINEAR's l1-loss SVM.
+    Rows with a loss above 1 + s are outliers: they count 1 + s and do not affect the weights. With
+    `inner` l2-dual or l2-primal the loss before truncation is squared. The problem is not convex.
+    It is solved as a series of convex problems, in each of which the outliers of the one before are
+    left out. The objective decreases from one to the next; the series ends when the outliers no
+    longer change, or when the objective decreases by less than `eps` times the null objective. With
+    a very large s (1e30) there are no outliers, and the problem is LIBLINEAR's l1-loss or l2-loss
+    SVM.
 
-    Each convex problem is solved in the dual on its active rows. Queries add rows that violate the
-    margin; `selection` decides in which order a query visits the rows: all of them (exact), pages
-    of rows at random, or the leaves of a metric forest that are nearest to the hyperplane. A row is
-    read only if the change of the weights since it was last read can have changed its loss. The
-    convex problem ends when its duality gap over all rows that are not outliers is at most `eps`
-    times the null objective. A label without rows gets no weights and the bias -1. The loss of a
-    row can have a weight (`load`). State at a worker: the store of X (in memory, mapped, or pages
-    on disk), the norms of its rows, the selection, and scratch memory (see `HingeState`).
+    Each convex problem is solved on its active rows, in the dual or primal. Queries add rows that
+    violate the margin; `selection` decides in which order a query visits the rows: all of them
+    (exact), pages of rows at random, or the leaves of a metric forest that are nearest to the
+    hyperplane. A row is read only if the change of the weights since it was last read can have
+    changed its loss. The convex problem ends when its duality gap over all rows that are not
+    outliers is at most `eps` times the null objective. A label without rows gets no weights and the
+    bias -1. The loss of a row can have a weight (`load`). State at a worker: the store of X (in
+    memory, mapped, or pages on disk), the norms of its rows, the selection, and scratch memory (see
+    `HingeState`).
 
         Example:
             >>> IndexedBCDSolver(s=2.0).selection
@@ -94,17 +97,19 @@ class IndexedBCDSolver(HingeOneVsRest):
 
     Source: Yen, Chang, Lin, Lin, Lin, "Indexed block coordinate descent for large-scale linear
     classification with limited memory", KDD 2013: Algorithm 1, eq. 1-13, section 4. Differs from
-    the paper: convex problems end on a certificate over all rows, not on the precision of queries.
+    the paper: convex problems end on a certificate over all rows, not on the precision of queries,
+    or as soon as other outliers decrease the objective by more than the duality gap.
     Bounds of the scores exclude rows that need not be read. The first weights solve the problem
-    without truncation roughly, from as many positives as negatives and from queries; with
-    a forest they are of random trees.
+    without truncation roughly, from random rows and eight queries; with a forest the random
+    rows are of random trees. In the primal, a block is all active rows.
     """
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
         CompileCase(),
         CompileCase({"selection": "forest"}, "dense"),
+        CompileCase({"inner": "l2-primal"}, "dense"),
     )
 
     C: float = parameter(1.0, "weight of a row's loss", above=0.0)
@@ -126,18 +131,30 @@ class IndexedBCDSolver(HingeOneVsRest):
     leaf_rows: int = parameter(
         LEAF_ROWS, "maximum rows of a leaf of the forest", low=MIN_LEAF_ROWS, high=MAX_LEAF_ROWS
     )
-    query_rows: int = parameter(1000, "rows that a query adds to the active ones", low=1)
-    first_rows: int = parameter(
-        10_000, "random rows of the first rough solution, half of them positives", low=1
-    )
+    query_rows: int = parameter(1000, "least rows that a query adds to the active ones", low=1)
+    first_rows: int = parameter(10_000, "random rows of the first rough solution", low=1)
     max_rounds: int = parameter(20, "maximum number of convex problems per class", low=1)
     max_sweeps: int = parameter(300, "maximum number of sweeps per convex problem", low=1)
+    inner: str = parameter(
+        "l1-dual",
+        "loss and solver of the active rows: l1 is the hinge, l2 its square; dual coordinate "
+        "descent, or trust-region Newton steps in the primal",
+        choices=INNER_SOLVERS,
+    )
+    shrinking: str = parameter(
+        "on", "whether sweeps leave out rows at a bound (dual)", choices=("on", "off")
+    )
     seed: int = parameter(
         0,
         "seed of the random order of rows; every class has its own stream",
         low=0,
         high=2**31 - 1,
     )
+
+    @property
+    def is_squared(self) -> bool:
+        """Whether the loss is the squared hinge."""
+        return self.inner != "l1-dual"
 
     @property
     def stopping(self) -> StoppingRule:
@@ -210,9 +227,10 @@ class IndexedBCDSolver(HingeOneVsRest):
     ) -> HingeState:
         """Return the state of a worker whose rows are on disk. costs: (N,) by row."""
         indexed = stored.indexed
-        store = PagedRows(stored, frozen(costs[indexed.pages.rows], np.float64), memory_limit)
-        scratch = new_scratch(len(costs), store.n_cols)
         selection = make_leaf_selection(name, indexed)
+        costs = frozen(costs[indexed.pages.rows], np.float64)
+        store = PagedRows(stored, costs, selection.zones, memory_limit, self.is_squared)
+        scratch = new_scratch(len(costs), store.n_cols)
         return HingeState(store, YT, selection, scratch, indexed.positions)
 
     def _state_in_memory(
@@ -222,11 +240,12 @@ class IndexedBCDSolver(HingeOneVsRest):
         scratch = new_scratch(X.n_rows, X.n_cols)
         if indexed is None:
             selection = make_selection("exact" if self.selection == "exact" else "pages", X)
-            store = RowsInMemory(X, selection.pages.rows, extended_norms(X), costs)
+            store = RowsInMemory(X, selection.pages.rows, extended_norms(X), costs, self.is_squared)
             return HingeState(store, YT, selection, scratch)
         selection = make_leaf_selection("forest", indexed)
         rows = indexed.pages.rows
-        store = RowsInMemory(X, rows, indexed.norms, frozen(costs[rows], np.float64))
+        costs = frozen(costs[rows], np.float64)
+        store = RowsInMemory(X, rows, indexed.norms, costs, self.is_squared)
         return HingeState(store, YT, selection, scratch, indexed.positions)
 
     def task_needs(self, X: CSR) -> TaskNeeds:
@@ -237,13 +256,15 @@ class IndexedBCDSolver(HingeOneVsRest):
     def label_settings(self, local: HingeState, label: int) -> LabelSettings:
         """Return the parameters of the training of a label."""
         return LabelSettings(
-            s=float(self.s),
+            s=float(np.sqrt(1.0 + self.s)) - 1.0 if self.is_squared else float(self.s),
             gap=float(self.eps) * self.null_objective(local, label),
             first_rows=self.first_rows,
             max_rounds=self.max_rounds,
             max_sweeps=self.max_sweeps,
             query_rows=self.query_rows,
             seed=self.seed,
+            shrinking=self.shrinking == "on",
+            is_primal=self.inner == "l2-primal",
         )
 
     def solve_label(
@@ -271,7 +292,7 @@ class IndexedBCDSolver(HingeOneVsRest):
             "objective": result.objective,
             "primal": result.primal,
             "dual": result.dual,
-            "gap": result.primal - result.dual,
+            "gap": result.gap,
             "null": self.null_objective(local, label),
         }
         for name, value in values.items():

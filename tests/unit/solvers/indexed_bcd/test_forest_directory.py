@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,13 +12,13 @@ import numpy as np
 import pytest
 
 from tests.support.svm_problems import svm_dataset, svm_problem
-from xcray.arrays import frozen
+from xcray.arrays import CSR, frozen
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, ParameterError
 from xcray.kernels.sparse import take_rows
 from xcray.solvers.indexed_bcd import forest_directory as directory
-from xcray.solvers.indexed_bcd.forest import build_forest
+from xcray.solvers.indexed_bcd.forest import build_forest, build_tree
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory, open_forest
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 
@@ -133,3 +135,38 @@ def test_the_command_builds_it(dataset: Dataset, capsys: pytest.CaptureFixture[s
     assert open_forest(dataset, 64).indexed.pages.n_pages == figures["leaves"]
     assert main(["data", "index", str(dataset.path), "--leaf-size", "2"]) == 2
     assert "16 to 16384" in capsys.readouterr().err
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """Return the content of the files of a forest."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_trees_of_ray_have_the_same_bytes(dataset: Dataset, ray: object, workers: int) -> None:
+    from xcray.workers.ray.tree_tasks import TreesOnRay
+
+    alone = bytes_of(build_forest_directory(dataset, 64))
+    shared = bytes_of(build_forest_directory(dataset, 64, tree_map=TreesOnRay(workers)))
+    assert shared == alone
+
+
+@pytest.mark.drill
+def test_a_tree_of_a_killed_worker_is_built_again(
+    dataset: Dataset, ray: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from xcray.workers.ray import tree_tasks
+
+    alone, mark = bytes_of(build_forest_directory(dataset, 64)), str(tmp_path / "killed")
+
+    def killed_once(X: CSR, tree: int, leaf_rows: int) -> object:
+        if tree == 1 and not Path(mark).exists():
+            Path(mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return build_tree(X, tree, leaf_rows)
+
+    monkeypatch.setattr(tree_tasks, "build_tree", killed_once)
+    shared = bytes_of(build_forest_directory(dataset, 64, tree_map=tree_tasks.TreesOnRay(2)))
+    assert Path(mark).exists()
+    assert shared == alone

@@ -90,7 +90,7 @@ def test_pages_are_those_of_any_order_in_the_smallest_cache(dataset: Dataset) ->
     pages, rng = stored.indexed.pages, np.random.default_rng(0)
     sizes = np.diff(stored.file.offsets) + 8 * (np.diff(pages.indptr) + 1)
     limit, large = 16 * int(sizes.max()), np.flatnonzero(sizes > 0.9 * sizes.max())
-    store = PagedRows(stored, np.ones(ROWS), limit)
+    store = PagedRows(stored, np.ones(ROWS), ForestLeaves(stored.indexed).zones, limit)
     every = np.arange(ROWS)
     store.activate(every[: store._count_fitting(every)])  # the cache has what is left
     for _ in range(300):

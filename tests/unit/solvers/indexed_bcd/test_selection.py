@@ -67,12 +67,20 @@ def test_leaves_have_the_size_of_the_parameter() -> None:
     assert 32 < np.diff(large.pages.indptr).max() <= 512
 
 
-def test_first_rows_are_from_few_pages_and_half_of_them_positive() -> None:
+def test_first_rows_are_random_rows_of_few_pages() -> None:
     forest = ForestLeaves(build_forest(rows_of(40_000)))
-    positives = np.arange(0, 40_000, 400)  # 100 rows
+    positives = np.arange(0, 40_000, 4)
     first = forest.first_rows(positives, 1_000, np.random.default_rng(0))
-    is_positive = np.isin(first.rows, positives)
-    assert 20 < is_positive.sum() < 100
-    assert (~is_positive).sum() == 500
-    assert len(first.rows) < first.reads < 20_000
+    assert 200 < np.isin(first.rows, positives).sum() < 300
+    assert len(first.rows) == 1_000 < first.reads < 20_000
     assert (np.diff(first.rows) > 0).all()
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_first_rows_have_positives_of_rare_classes(name: str) -> None:
+    problem = svm_problem(1, n=40_000, d=2)
+    solver = IndexedBCDSolver(selection=name)
+    selection = solver.load(problem.X, problem.X, problem.YT).selection
+    for positives, wanted in (([7], 1), (range(0, 40_000, 8_000), 4)):
+        first = selection.first_rows(np.array(positives), 1_000, np.random.default_rng(0))
+        assert np.isin(positives, first.rows).sum() >= wanted

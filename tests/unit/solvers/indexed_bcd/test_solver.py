@@ -13,7 +13,7 @@ from tests.support.svm_problems import SVMProblem, svm_problem
 from xcray.arrays import csr_from, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose
-from xcray.solvers.indexed_bcd.label import LabelTraining, SweepProgress
+from xcray.solvers.indexed_bcd.label import BLOCK_SWEEPS, LabelTraining, SweepProgress
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeState
 from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver
 from xcray.solvers.solved_labels import SolvedLabels
@@ -167,7 +167,7 @@ def test_a_label_has_the_same_bits_in_any_batch(noisy: SVMProblem, selection: st
         assert alone.records[0] == again.records[k]
 
 
-def test_weights_are_observed_only_after_sweeps(noisy: SVMProblem) -> None:
+def test_weights_are_observed_only_after_blocks_and_sweeps(noisy: SVMProblem) -> None:
     solver = IndexedBCDSolver(**SMALL)
     local, points = load(solver, noisy), list[SweepProgress]()
     training = LabelTraining(
@@ -180,7 +180,8 @@ def test_weights_are_observed_only_after_sweeps(noisy: SVMProblem) -> None:
         observe=points.append,
     )
     training.train()
-    assert len(points) == training.sweeps
+    blocks = (training.sweeps - len(points)) // (BLOCK_SWEEPS - 1)
+    assert training.queries < blocks < len(points)
     assert [point.reads for point in points] == sorted(point.reads for point in points)
 
 
