@@ -178,6 +178,18 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
     assert Model.open(tmp_path / "pair-2").sha256 == sha256
 
     page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("textbox", name="New alias").fill("prod")
+    page.get_by_text("Split and shadow").click()
+    page.get_by_label("Another version answers, too").select_option("1")
+    page.get_by_label("Its share of the requests").fill("25")
+    page.get_by_role("combobox", name="Shadow").select_option("1")
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_role("alert").wait_for()  # a version that answers is no shadow of itself
+    page.get_by_role("combobox", name="Shadow").select_option("")
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_role("cell", name="version 2: 75 %, version 1: 25 %").wait_for()
+    page.get_by_role("button", name="Remove", exact=True).click()
+    page.get_by_text("There is no alias.").wait_for()
     page.get_by_role("button", name="Delete version 1").click()
     page.get_by_role("button", name="Delete version 1").wait_for(state="detached")
     assert live.http.get("/v1/models/pair").json()["versions"] == [2]
