@@ -184,7 +184,7 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
     page.get_by_label("Its share of the requests").fill("25")
     page.get_by_role("combobox", name="Shadow").select_option("1")
     page.get_by_role("button", name="Set", exact=True).click()
-    page.get_by_role("alert").wait_for()  # a version that answers is no shadow of itself
+    page.get_by_role("alert").wait_for()  # a version cannot answer and be the shadow
     page.get_by_role("combobox", name="Shadow").select_option("")
     page.get_by_role("button", name="Set", exact=True).click()
     page.get_by_role("cell", name="version 2: 75 %, version 1: 25 %").wait_for()
