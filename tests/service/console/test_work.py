@@ -15,6 +15,7 @@ import pytest
 from tests.support.browser import Browsing
 from tests.support.console_service import Live, question_lines, upload, wait_for
 from xcray.client.models import extract
+from xcray.data.build import build
 from xcray.model.model import Model
 
 pytestmark = pytest.mark.drill
@@ -220,6 +221,32 @@ def test_a_question_with_filters_and_another_label(live: Live, pages: Browsing |
     again.get_by_label("Labels", exact=True).locator("tbody tr").first.wait_for()
     assert again.get_by_label("Never these labels").input_value() == "csv"
     assert again.get_by_label("Labels", exact=True).locator("tbody tr").count() == 2
+
+
+def test_judged_answers_are_saved_as_training_rows(
+    live: Live, pages: Browsing | None, tmp_path: Path
+) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/ask", key=live.keys["predict"])
+    for text, right in (("read csv rows", "csv"), ("listen on a port", "socket")):
+        page.get_by_label("Text", exact=True).fill(text)
+        page.get_by_label("Model", exact=True).select_option("topics")
+        page.get_by_role("button", name="Ask").click()
+        page.get_by_role("heading", name=f"Why {right}").wait_for()
+        page.get_by_text("Accept or reject").click()
+        page.get_by_role("checkbox", name=right).check()
+        page.get_by_label("Right labels that are missing").fill("new label\n")
+        page.get_by_role("button", name="Keep as a row").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save 2 rows as a file").click()
+    file = Path(download.value.path())
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert rows[0]["labels"] == ["csv", "new label"]
+    assert sorted(rows[0]["rejected"]) == ["json", "socket"]
+    assert rows[0]["model"].startswith("topics:")
+    data = build("jsonl", {"train": file}, tmp_path / "data")
+    assert data.label_names.to_pylist() == ["csv", "new label", "socket"]
 
 
 def test_a_data_set_is_drawn_with_example_rows(live: Live, pages: Browsing | None) -> None:
