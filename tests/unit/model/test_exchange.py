@@ -134,6 +134,9 @@ def test_a_folder_of_dismec_has_ranges_of_labels(tmp_path: Path) -> None:
     (folder / "2.model").write_text(head.format(1, "4") + "-1 \n-2 \n-3 \n")
     with pytest.raises(InputError, match="labels in common"):
         liblinear.read(folder)
+    (folder / "2.model").write_text(head.format(1, "x") + "-1 \n-2 \n-3 \n")
+    with pytest.raises(InputError, match="not a number"):
+        liblinear.read(folder)
 
 
 def write_napkinxc(folder: Path, kind: str = "br", norm: bool = True) -> Path:
@@ -171,6 +174,9 @@ def test_a_model_of_napkinxc(tmp_path: Path) -> None:
         napkinxc.read(write_napkinxc(tmp_path / "tree", kind="plt"))
     (source / "weights.bin").write_bytes((source / "weights.bin").read_bytes()[:-1])
     with pytest.raises(InputError, match="ends too early"):
+        napkinxc.read(source)
+    (source / "weights.bin").write_bytes(struct.pack("<i", 0))
+    with pytest.raises(InputError, match="0 labels"):
         napkinxc.read(source)
 
 

@@ -37,8 +37,11 @@ def read(path: Path) -> ForeignWeights:
     """
     if not path.is_dir():
         return _read_file(path)
-    parts = [_read_file(each) for each in sorted(path.iterdir())]
-    labels = [int(name) for part in parts for name in part.labels]
+    parts = [_read_file(each) for each in sorted(path.iterdir()) if each.is_file()]
+    try:
+        labels = [int(name) for part in parts for name in part.labels]
+    except ValueError as error:
+        raise InputError(f"a label of {path.name} is not a number: {error}") from None
     widths = {part.W.n_cols for part in parts}
     if len(widths) != 1 or len(set(labels)) != len(labels):
         raise InputError(

@@ -93,7 +93,10 @@ def _read_settings(file: _Reader) -> NapkinSettings:
 
 def _read_vectors(file: _Reader) -> list[tuple[np.ndarray, np.ndarray, float]]:
     """Return (indices, values, constant score) per label. Raises ValueError."""
-    return [_read_vector(file) for _ in range(file.values("i")[0])]
+    n_labels = file.values("i")[0]
+    if n_labels < 1:
+        raise ValueError(f"it has {n_labels} labels")
+    return [_read_vector(file) for _ in range(n_labels)]
 
 
 def _read_vector(file: _Reader) -> tuple[np.ndarray, np.ndarray, float]:
@@ -107,7 +110,8 @@ def _read_vector(file: _Reader) -> tuple[np.ndarray, np.ndarray, float]:
         pairs = file.array(PAIR, n_stored)
         indices, values = pairs["index"].astype(np.int64), pairs["value"]
     else:
-        indices, values = np.arange(size), file.array("<f4", size)
+        values = file.array("<f4", size)
+        indices = np.arange(size)
     if file.values("?")[0]:
         raise ValueError("it has gradients of an unfinished training")
     return indices, sign * values, 0.0

@@ -26,7 +26,7 @@ function Words({ text, why }) {
 }
 
 // Judged answers of this tab. The service stores no texts of questions, so they are saved as a file.
-const judged = [];
+export const judged = [];
 function Judge({ text, labels, model }) {
   const [rows, setRows] = useState(judged.length);
   const keep = (event) => {
@@ -65,7 +65,7 @@ function Answer({ question }) {
     ${found.reply.warnings?.map((warning) => html`<div class="problem">${warning.message}</div>`)}
     <${Table} caption="Labels" columns=${["label", "score#", ...(probabilities ? ["probability#"] : [])]} rows=${labels.map((name, i) => [
       html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, scores[i].toFixed(3), ...(probabilities ? [probabilities[i].toFixed(3)] : [])])} empty="No label is allowed." />
-    <${Judge} key=${question.text} text=${question.text} labels=${labels} model=${pinned} />
+    <${Judge} key=${`${pinned} ${question.text}`} text=${question.text} labels=${labels} model=${pinned} />
     <form onSubmit=${whyNot} aria-label="Why not"><label>Another label <input name="label" required maxlength="10000" /></label> <button>Why not?</button></form>
     ${shown !== undefined && html`<h2>${isAnswer ? "Why" : "Why not"} ${shown}</h2>`}<${Trouble} error=${whyError} />${why && why.label === shown && html`<${Words} text=${question.text} why=${why} />`}`;
 }
