@@ -28,9 +28,10 @@ OUTSIDE = {
     "helm/xcray/README.md": "reference/chart.md",
     "benchmarks/README.md": "benchmarks.md",
     "studies/README.md": "studies.md",
-    "notebooks/quickstart.ipynb": "tutorials/quickstart.md",
-    "notebooks/least_squares.ipynb": "tutorials/least_squares.md",
-    "notebooks/indexed_bcd.ipynb": "tutorials/indexed_bcd.md",
+    **{
+        f"notebooks/{path.name}": f"tutorials/{path.stem}.md"
+        for path in ROOT.glob("notebooks/*.ipynb")
+    },
     **{f"examples/{path.name}": f"tutorials/{path.stem}.md" for path in ROOT.glob("examples/*.py")},
 }
 REPOSITORY = {page: path for path, page in OUTSIDE.items()}

@@ -34,7 +34,13 @@ from xcray.service.settings import Settings
 RULES = Path(__file__).parents[1] / "helm" / "xcray" / "monitoring" / "rules.yaml"
 PYTHON = {
     "xcray": tuple(f"{module}.{name}" for name, module in sorted(xcray._EXPORTS.items())),
-    "data": ("xcray.data.build", "xcray.data.writer", "xcray.data.splits", "xcray.data.synthetic"),
+    "data": (
+        "xcray.data.build",
+        "xcray.data.frames",
+        "xcray.data.writer",
+        "xcray.data.splits",
+        "xcray.data.synthetic",
+    ),
     "models": ("xcray.model.registry", "xcray.model.card", "xcray.model.diff"),
     "measures": ("xcray.metrics", "xcray.plots"),
     "client": ("xcray.client.resources", "xcray.client.models", "xcray.client.types"),

@@ -26,6 +26,7 @@ from typing import Any
 EXTRAS = {
     **dict.fromkeys(("scipy", "sklearn"), "sklearn"),
     "nmslib": "memoir",
+    "onnx": "onnx",
     **dict.fromkeys(
         (
             *(

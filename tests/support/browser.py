@@ -61,6 +61,21 @@ class Browsing:
             self.refused.append((response.status, response.url.removeprefix(self.url)))
 
 
+def accessibility_faults(page: Any) -> list[str]:
+    """Return the serious and critical violations that axe-core finds, with everything unfolded."""
+    # axe-core is imported here: only drills need it.
+    from axe_playwright_python.sync_playwright import Axe
+
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {node['html'][:200]} {node['any'][:1]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
+
+
 @contextmanager
 def browsing(url: str, program: str) -> Iterator[Browsing]:
     """Start Chromium and yield it; at the end of the block, check what its pages did."""

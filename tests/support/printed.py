@@ -26,6 +26,7 @@ PLACES: Final = (
     "benchmarks/*.md",
     "docs/*.md",
     "docs/decisions/*.md",
+    "docs/tutorials/*.md",
     "deploy/**/*.md",
     "deploy/**/*.yaml",
     "deploy/*/Dockerfile",

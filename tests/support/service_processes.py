@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from xcray.jobs.home import Home
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobFilter
+
 LEASE = "6"
 
 
@@ -47,6 +51,22 @@ def process(
     finally:
         child.kill()
         child.wait()
+
+
+@contextmanager
+def no_jobs_left(home: Path) -> Iterator[None]:
+    """Stop the jobs of a home at the end of the block, and wait for their runners.
+
+    The job store is asked, because runners outlive their service.
+    """
+    try:
+        yield
+    finally:
+        store = JobStore(Home(home).store_url)
+        while store.jobs.request_stop_all(JobFilter(tenant=None)):
+            pass  # a transaction stops at most 500 jobs
+        until(lambda: not store.jobs.count()["RUNNING"], home)
+        store.close()
 
 
 def until(wish: Callable[[], Any], home: Path) -> Any:

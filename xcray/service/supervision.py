@@ -14,7 +14,13 @@ from xcray.jobs.job import Job
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.quotas import RunningQuota
 from xcray.jobs.supervision.election import AlwaysLeader, LeaderElection, Leadership
-from xcray.jobs.supervision.launch import Launcher, ProcessLauncher, RayJobLauncher, RunnerId
+from xcray.jobs.supervision.launch import (
+    Launcher,
+    ProcessLauncher,
+    RayJobLauncher,
+    RunnerId,
+    submission_id,
+)
 from xcray.jobs.supervision.retention import Retention, RetentionLimits
 from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 from xcray.service.app_state import JobSupervisor
@@ -138,6 +144,17 @@ def runner_options(settings: Settings) -> list[str]:
 def cluster_checks(settings: Settings, home: Home) -> Checks:
     """Return the same checks for a process that serves while another supervises."""
     return _cluster(settings, home)[1]
+
+
+def ray_job_link(settings: Settings, home: Home, job: Job) -> str | None:
+    """Return the page of a job's latest attempt in Ray's dashboard; None without a Ray job.
+
+    The address is that of the cluster's network, and a local Ray forgets its jobs when it ends.
+    """
+    info = None if job.spec.get("pool") != "ray" else _cluster(settings, home)[0].info()
+    if info is None or not job.attempt:
+        return None
+    return f"{info.dashboard.rstrip('/')}/#/jobs/{submission_id(job)}"
 
 
 def _cluster(settings: Settings, home: Home) -> tuple[Cluster, Checks]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 from scipy.sparse import load_npz, random
 from sklearn.datasets import load_iris
 from sklearn.multiclass import OneVsRestClassifier
@@ -16,7 +19,8 @@ from sklearn.svm import LinearSVC
 from xcray.arrays import csr_from
 from xcray.cli.main import main
 from xcray.errors import InputError, ShapeMismatch, XcrayError
-from xcray.model.exchange import dismec, liblinear, npz
+from xcray.model.exchange import dismec, liblinear, napkinxc, npz
+from xcray.model.exchange import onnx as onnx_graphs
 from xcray.model.exchange.formats import FORMATS, export_model, import_model
 from xcray.model.exchange.scikit_learn import weights_from
 from xcray.model.exchange.weights import ForeignWeights, save_weights
@@ -27,17 +31,25 @@ K, D = 5, 12
 ROWS = random(20, D, 0.5, "csr", np.float32, random_state=3)
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Model:
+def make_model(path: Path, row_norm: str = "none") -> Model:
     """Return a model with numbered names, an empty row of weights and a bias of 0."""
     weights = random(K, D, 0.4, "csr", np.float32, random_state=1).toarray()
     weights[2] = 0
     names = [str(k) for k in range(K)], [str(j) for j in range(D)]
-    content = ModelContent(csr_from(weights), np.array([0.5, -1, 0, 1 / 3, -2e-9]), *names)
-    return write_model(tmp_path / "m", content, TrainingRecord("ppdsparse", {}, ""))
+    b = np.array([0.5, -1, 0, 1 / 3, -2e-9])
+    content = ModelContent(csr_from(weights), b, *names, row_norm=row_norm)
+    return write_model(path, content, TrainingRecord("ppdsparse", {}, ""))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    """Return a model."""
+    return make_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, each in FORMATS.items() if each.read and each.write]
+)
 def test_a_model_written_and_read_back_has_the_same_bytes(
     model: Model, tmp_path: Path, name: str
 ) -> None:
@@ -107,6 +119,95 @@ def test_classifiers_of_scikit_learn(tmp_path: Path, classifier: Any, n_classes:
     model = save_weights(tmp_path / "m", weights_from(classifier), {})
     best = Predictor(model).search(X.astype(np.float32), 1).labels[:, 0]
     assert [model.labels[j] for j in best] == classifier.predict(X).tolist()
+
+
+def test_a_folder_of_dismec_has_ranges_of_labels(tmp_path: Path) -> None:
+    head = "solver_type L2R_L2LOSS_SVC\nnr_class {}\nlabel {}\nnr_feature 2\nbias 1\nw\n"
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "1.model").write_text(head.format(3, "1 2 3") + "1 0 3 \n0 5 0 \n7 8 9 \n")
+    (folder / "10.model").write_text(head.format(1, "4") + "-1 \n-2 \n-3 \n")
+    model = import_model("liblinear", folder, tmp_path / "m")
+    assert model.labels == ["1", "2", "3", "4"]
+    assert model.W.to_scipy().toarray().tolist() == [[1, 0], [0, 5], [3, 0], [-1, -2]]
+    assert model.b.tolist() == [7, 8, 9, -3]
+    (folder / "2.model").write_text(head.format(1, "4") + "-1 \n-2 \n-3 \n")
+    with pytest.raises(InputError, match="labels in common"):
+        liblinear.read(folder)
+    (folder / "2.model").write_text(head.format(1, "x") + "-1 \n-2 \n-3 \n")
+    with pytest.raises(InputError, match="not a number"):
+        liblinear.read(folder)
+
+
+def write_napkinxc(folder: Path, kind: str = "br", norm: bool = True) -> Path:
+    """Write a model directory of four labels over three features, in every form of a vector."""
+    folder.mkdir()
+    named = [struct.pack("<Q", len(word)) + word.encode() for word in ("0.7.2", kind)]
+    settings = struct.pack("<f?ifi", 0.5, norm, 0, 0.1, 1)
+    (folder / "args.bin").write_bytes(named[0] + settings + named[1] + struct.pack("<i", 0))
+    dense = struct.pack("<QQ?", 6, 3, False) + struct.pack("<6f", 0, 2, 1, 0, -3, 0) + b"\0"
+    pairs = struct.pack("<QQ?", 6, 2, True) + struct.pack("<ifif", 1, -4, 3, 5) + b"\0"
+    vectors = [
+        struct.pack("<iiiQQ", 2, 1, 0, 6, 3) + dense,
+        struct.pack("<iiiQQ", 2, 0, 0, 6, 2) + pairs,  # positive for rows without the label
+        struct.pack("<iii", 1, 0, 0),  # no row has the label
+        struct.pack("<iii", 1, 1, 0),  # every row has it
+    ]
+    (folder / "weights.bin").write_bytes(struct.pack("<i", 4) + b"".join(vectors))
+    return folder
+
+
+def test_a_model_of_napkinxc(tmp_path: Path) -> None:
+    source = write_napkinxc(tmp_path / "source")
+    model = import_model("napkinxc", source, tmp_path / "m", features=["a", "b", "c", "d"])
+    assert model.W.to_scipy().toarray().tolist() == [[1, 0, -3, 0], [0, -5, 0, 0], *[[0] * 4] * 2]
+    assert model.b.tolist() == [1, 2, -10, 10]
+    row = np.array([[3, 0, 4, 0]], np.float32)  # of length 5
+    result = Predictor(model).search(row, 4)
+    assert result.labels.tolist() == [[3, 1, 0, 2]]
+    assert result.scores[0] == pytest.approx([10, 2, 1 + 3 / 5 - 3 * 4 / 5, -10])
+    as_is = import_model("napkinxc", write_napkinxc(tmp_path / "n", norm=False), tmp_path / "k")
+    assert (as_is.row_norm, as_is.n_features) == ("none", 3)
+    with pytest.raises(ShapeMismatch, match="3 features, but there are 2"):
+        import_model("napkinxc", source, tmp_path / "x", features=["a", "b"])
+    with pytest.raises(InputError, match="'plt'"):
+        napkinxc.read(write_napkinxc(tmp_path / "tree", kind="plt"))
+    (source / "weights.bin").write_bytes((source / "weights.bin").read_bytes()[:-1])
+    with pytest.raises(InputError, match="ends too early"):
+        napkinxc.read(source)
+    (source / "weights.bin").write_bytes(struct.pack("<i", 0))
+    with pytest.raises(InputError, match="0 labels"):
+        napkinxc.read(source)
+
+
+@pytest.mark.parametrize("row_norm", ["none", "l2"])
+def test_an_onnx_graph_gives_the_same_answers(tmp_path: Path, row_norm: str) -> None:
+    model = make_model(tmp_path / "m", row_norm)
+    export_model(model, "onnx", tmp_path / "graph.onnx")
+    graph = onnx.load(tmp_path / "graph.onnx")
+    onnx.checker.check_model(graph, full_check=True)
+    X = np.vstack([ROWS.toarray(), np.ones((1, D))]).astype(np.float32)
+    inputs = {"X": X, "k": np.array([4], np.int64)}
+    labels, names, scores = ReferenceEvaluator(graph).run(None, inputs)
+    want = Predictor(model).search(X, 4)
+    assert labels.tolist() == want.labels.tolist()
+    assert names.tolist() == [[model.labels[k] for k in row] for row in labels]
+    assert scores == pytest.approx(want.scores, rel=1e-6, abs=1e-6)
+
+
+def test_a_model_too_large_for_a_graph_is_refused(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_graphs, "MAX_WEIGHTS", model.nnz - 1)
+    with pytest.raises(InputError, match=f"{model.nnz} weights"):
+        export_model(model, "onnx", tmp_path / "graph")
+
+
+def test_one_way_formats_say_so(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(XcrayError, match="cannot be imported from onnx"):
+        import_model("onnx", tmp_path, tmp_path / "n")
+    with pytest.raises(XcrayError, match="cannot be exported to napkinxc"):
+        export_model(model, "napkinxc", tmp_path / "n")
 
 
 def text(path: Path, content: str) -> Path:

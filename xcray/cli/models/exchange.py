@@ -12,14 +12,18 @@ from xcray.cli.terminal import output
 from xcray.errors import NotFound
 
 FormatArgument = Annotated[
-    str, typer.Argument(metavar="FORMAT", help="liblinear, dismec (DiSMEC++) or npz.")
+    str,
+    typer.Argument(
+        metavar="FORMAT", help="liblinear (also DiSMEC), dismec (DiSMEC++), npz, napkinxc, onnx."
+    ),
 ]
 
 
 def import_model(
     file_format: FormatArgument,
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="Model file; of dismec, its JSON file.")
+        Path,
+        typer.Argument(metavar="SOURCE", help="Model file or folder; of dismec, its JSON file."),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Model directory to write.")],
     like: Annotated[
@@ -64,11 +68,15 @@ def export_model(
     """Write the weights of a model directory for another program."""
     from xcray.model.exchange.formats import export_model as convert
 
-    convert(open_model(str(model)), file_format, target)
+    opened = open_model(str(model))
+    convert(opened, file_format, target)
     if json:
-        output.print_json({"file": str(target), "bytes": target.stat().st_size})
-    else:
-        output.print_line(f"{target}: {target.stat().st_size:,} bytes")
+        facts = {"file": str(target), "bytes": target.stat().st_size, "row_norm": opened.row_norm}
+        output.print_json(facts)
+        return
+    output.print_line(f"{target}: {target.stat().st_size:,} bytes")
+    if opened.row_norm != "none" and file_format in ("liblinear", "dismec"):
+        output.print_line("the model was trained on rows of length 1: divide rows by their length")
 
 
 def _read_names(path: Path | None) -> list[str] | None:

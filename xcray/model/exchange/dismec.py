@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xcray.arrays import CSR, csr
+from xcray.arrays import CSR
 from xcray.errors import InputError
 from xcray.model.exchange.weights import (
     ForeignWeights,
@@ -20,6 +20,7 @@ from xcray.model.exchange.weights import (
     join_bias,
     number_names,
     read_json_object,
+    stack_rows,
 )
 
 SPARSE_TEXT, DENSE_TEXT, DENSE_NPY = "SparseTXT", "DenseTXT", "DenseNPY"
@@ -39,16 +40,9 @@ def read(path: Path) -> ForeignWeights:
     except (KeyError, TypeError, OSError, ValueError) as error:
         raise InputError(f"{path.name} is not a complete model of DiSMEC++: {error!r}") from None
     ends = np.cumsum([0, *(block.n_rows for block in blocks)])
-    if ends[-1] != K or [int(entry["first"]) for entry in files] != ends[:-1].tolist():
+    if not files or ends[-1] != K or [int(entry["first"]) for entry in files] != ends[:-1].tolist():
         raise InputError(f"the files of {path.name} do not have the {K} labels it states")
-    begins = np.cumsum([0, *(block.nnz for block in blocks)])
-    indptr = [block.indptr[:-1] + begin for block, begin in zip(blocks, begins, strict=False)]
-    W = csr(
-        np.concatenate([*indptr, begins[-1:]]),
-        np.concatenate([block.indices for block in blocks]),
-        np.concatenate([block.data for block in blocks]),
-        D,
-    )
+    W = stack_rows(blocks)
     return ForeignWeights(W, np.zeros(K, np.float32), number_names(K))
 
 

@@ -7,23 +7,25 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from xcray.errors import Conflict, NotFound, ParameterError, suggestion
-from xcray.model.exchange import dismec, liblinear, npz
+from xcray.model.exchange import dismec, liblinear, napkinxc, npz, onnx
 from xcray.model.exchange.weights import ForeignWeights, save_weights, split_bias, weights_of
 from xcray.model.model import Model
 
 
 class Format(NamedTuple):
-    """A format: its functions, and what a source is."""
+    """A format: its functions, None if there is none, and what a source is."""
 
-    read: Callable[[Path], ForeignWeights]
-    write: Callable[[ForeignWeights, Path], None]
+    read: Callable[[Path], ForeignWeights] | None
+    write: Callable[[ForeignWeights, Path], None] | None
     source: str
 
 
 FORMATS: Final[Mapping[str, Format]] = {
-    "liblinear": Format(liblinear.read, liblinear.write, "model file"),
+    "liblinear": Format(liblinear.read, liblinear.write, "model file, or folder of them (DiSMEC)"),
     "dismec": Format(dismec.read, dismec.write, "JSON file of a DiSMEC++ model"),
     "npz": Format(npz.read, npz.write, "archive of a scipy CSR matrix, with bias and labels"),
+    "napkinxc": Format(napkinxc.read, None, "model directory"),
+    "onnx": Format(None, onnx.write, "graph"),
 }
 
 
@@ -44,7 +46,9 @@ def import_model(
     NotFound, InputError, ShapeMismatch, Conflict.
     """
     file_format, path = _find(name), Path(source)
-    if not path.is_file():
+    if file_format.read is None:
+        raise ParameterError(f"models cannot be imported from {name}, only exported")
+    if not path.exists():
         raise NotFound(f"there is no {file_format.source} at {path}")
     weights = file_format.read(path)
     if bias:
@@ -56,6 +60,8 @@ def import_model(
 def export_model(model: Model, name: str, target: str | Path) -> None:
     """Write the weights of a model for another program. Raises ParameterError, Conflict."""
     file_format, path = _find(name), Path(target)
+    if file_format.write is None:
+        raise ParameterError(f"models cannot be exported to {name}, only imported")
     if path.exists():
         raise Conflict(f"{path} exists already; choose another path, or remove it first")
     file_format.write(weights_of(model), path)

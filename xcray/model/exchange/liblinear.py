@@ -1,7 +1,8 @@
 """Model files of LIBLINEAR: a text header, then one line per feature with a weight per class.
 
 Source: Fan, Chang, Hsieh, Wang, Lin, "LIBLINEAR", JMLR 2008; its README describes the file. With
-two classes most solvers store one vector, which is positive for the first class.
+two classes most solvers store one vector, which is positive for the first class. DiSMEC writes a
+folder of such files, one per range of labels.
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ import numpy as np
 
 from xcray.arrays import frozen
 from xcray.errors import InputError
-from xcray.kernels.sparse import transpose
-from xcray.model.exchange.weights import ForeignWeights, from_entries, join_bias, number_names
+from xcray.kernels.sparse import take_rows, transpose
+from xcray.model.exchange.weights import (
+    ForeignWeights,
+    from_entries,
+    join_bias,
+    number_names,
+    stack_rows,
+)
 
 HEADER: Final = ("solver_type", "nr_class", "label", "nr_feature", "bias")
 MULTI_CLASS: Final = "MCSVM_CS"  # the solver that stores a vector per class, also for two
@@ -23,10 +30,32 @@ MAX_CELLS: Final = 1 << 30  # of the dense text that is written
 
 
 def read(path: Path) -> ForeignWeights:
-    """Return the weights in a model file of a classifier.
+    """Return the weights in a model file of a classifier, or in all files of a folder.
 
-    Labels are named by their numbers in the file. Raises InputError for another file.
+    Labels are named by their numbers in the files, and those of a folder are in numerical order.
+    Raises InputError for another file, and if files of a folder do not fit together.
     """
+    if not path.is_dir():
+        return _read_file(path)
+    parts = [_read_file(each) for each in sorted(path.iterdir()) if each.is_file()]
+    try:
+        labels = [int(name) for part in parts for name in part.labels]
+    except ValueError as error:
+        raise InputError(f"a label of {path.name} is not a number: {error}") from None
+    widths = {part.W.n_cols for part in parts}
+    if len(widths) != 1 or len(set(labels)) != len(labels):
+        raise InputError(
+            f"the files in {path.name} are not parts of one model: they have {sorted(widths)} "
+            "features, or labels in common"
+        )
+    order = np.argsort(labels)
+    W = take_rows(stack_rows([part.W for part in parts]), order)
+    b = np.concatenate([part.b for part in parts])[order]
+    return ForeignWeights(W, frozen(b, np.float32), [str(labels[k]) for k in order])
+
+
+def _read_file(path: Path) -> ForeignWeights:
+    """Return the weights in a model file. Raises InputError."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         header = _read_header(lines, path.name)
         labels, bias = header["label"].split(), float(header["bias"])

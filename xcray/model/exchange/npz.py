@@ -15,7 +15,7 @@ from xcray.model.exchange.weights import ForeignWeights, from_entries, number_na
 def read(path: Path) -> ForeignWeights:
     """Return the weights in an archive of a CSR matrix (K, D).
 
-    `bias` (K,) and `labels` (K,) are optional: 0, and numbers. Raises InputError.
+    `bias` (K,), `labels` (K,) and `row_norm` are optional: 0, numbers, "none". Raises InputError.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -24,13 +24,14 @@ def read(path: Path) -> ForeignWeights:
             W = from_entries(row_numbers(stored), stored.indices, stored.data, (K, D))
             bias = archive["bias"] if "bias" in archive else np.zeros(K)
             labels = archive["labels"].tolist() if "labels" in archive else number_names(K)
+            row_norm = str(archive["row_norm"]) if "row_norm" in archive else "none"
     except (OSError, KeyError, ValueError, ShapeMismatch, BadZipFile) as error:
         raise InputError(f"{path.name} is not an archive of a CSR matrix: {error}") from None
     if len(bias) != K or len(labels) != K:
         raise InputError(
             f"{path.name} has {len(bias)} biases and {len(labels)} labels for {K} rows"
         )
-    return ForeignWeights(W, frozen(bias, np.float32), labels)
+    return ForeignWeights(W, frozen(bias, np.float32), labels, row_norm)
 
 
 def write(weights: ForeignWeights, path: Path) -> None:
@@ -46,4 +47,5 @@ def write(weights: ForeignWeights, path: Path) -> None:
             format=np.array(b"csr"),
             bias=weights.b,
             labels=np.array(weights.labels),
+            row_norm=np.array(weights.row_norm),
         )

@@ -21,12 +21,14 @@ IMPORTED: Final = "imported"  # the solver in the manifest of a model of another
 class ForeignWeights(NamedTuple):
     """The weights of a linear model: the score of label k for row x is W_k.x + b_k.
 
-    W: (K, D) CSR float32; b: (K,) float32; labels: K names, in the order of the rows.
+    W: (K, D) CSR float32; b: (K,) float32; labels: K names, in the order of the rows. row_norm:
+    "l2" if rows are divided by their length before they are scored.
     """
 
     W: CSR
     b: Float32
     labels: list[str]
+    row_norm: str = "none"
 
 
 def number_names(n: int) -> list[str]:
@@ -48,6 +50,18 @@ def from_entries(rows: Any, columns: Any, values: Any, shape: tuple[int, int]) -
     return csr(indptr, columns[order], np.asarray(values)[order], shape[1])
 
 
+def stack_rows(blocks: Sequence[CSR]) -> CSR:
+    """Return the rows of all blocks, which have the same number of columns."""
+    begins = np.cumsum([0, *(block.nnz for block in blocks)])
+    indptr = [block.indptr[:-1] + begin for block, begin in zip(blocks, begins, strict=False)]
+    return csr(
+        np.concatenate([*indptr, begins[-1:]]),
+        np.concatenate([block.indices for block in blocks]),
+        np.concatenate([block.data for block in blocks]),
+        blocks[0].n_cols,
+    )
+
+
 def split_bias(weights: ForeignWeights) -> ForeignWeights:
     """Return the weights with the last feature, a constant 1, as the bias.
 
@@ -62,12 +76,24 @@ def split_bias(weights: ForeignWeights) -> ForeignWeights:
     others = ~is_bias
     shape = (W.n_rows, last)
     rest = from_entries(rows[others], W.indices[others], W.data[others], shape)
-    return ForeignWeights(rest, frozen(bias, np.float32), weights.labels)
+    return weights._replace(W=rest, b=frozen(bias, np.float32))
+
+
+def _fit_width(W: CSR, n_features: int) -> CSR:
+    """Return the weights with features without weights added or left out at the end.
+
+    Other programs count features up to the last that occurs. Raises ShapeMismatch if a weight would
+    be lost.
+    """
+    used = int(W.indices.max(initial=-1)) + 1
+    if used > n_features:
+        raise ShapeMismatch(f"the model has {used} features, but there are {n_features} names")
+    return csr(W.indptr, W.indices, W.data, n_features)
 
 
 def join_bias(weights: ForeignWeights) -> CSR:
     """Return (K, D + 1): the weights with the bias as the last feature."""
-    (W, b, _), numbers = weights, np.flatnonzero(weights.b)
+    W, b, numbers = weights.W, weights.b, np.flatnonzero(weights.b)
     rows = np.concatenate([row_numbers(W), numbers])
     columns = np.concatenate([W.indices, np.full(len(numbers), W.n_cols)])
     values = np.concatenate([W.data, b[numbers]])
@@ -92,8 +118,9 @@ def save_weights(
 
     origin: where the weights come from, JSON-ready; it is kept in the manifest. like: data set
     whose names and text pipeline the model gets. labels, features: names instead of those of the
-    data set or of the file. Raises ShapeMismatch if the number of names is not that of the weights,
-    InputError for repeated label names, Conflict if `path` exists, NotFound, Corrupt.
+    data set or of the file; features may be more than those that have weights. Raises ShapeMismatch
+    if the number of names does not fit the weights, InputError for repeated label names, Conflict
+    if `path` exists, NotFound, Corrupt.
     """
     data = None if like is None else Dataset.open(like)
     K, D = weights.W.shape
@@ -101,14 +128,18 @@ def save_weights(
         labels = weights.labels if data is None else data.label_names.to_pylist()
     if features is None:
         features = number_names(D) if data is None else data.feature_names.to_pylist()
-    for kind, names, size in (("labels", labels, K), ("features", features, D)):
-        if len(names) != size:
-            raise ShapeMismatch(f"the model has {size} {kind}, but there are {len(names)} names")
+    if len(labels) != K:
+        raise ShapeMismatch(f"the model has {K} labels, but there are {len(labels)} names")
     repeated = [name for name, times in Counter(labels).items() if times > 1]
     if repeated:
         raise InputError(f"several labels are named {excerpt(repeated[0])!r}")
     content = ModelContent(
-        weights.W, weights.b, labels, features, text=None if data is None else data.text
+        _fit_width(weights.W, len(features)),
+        weights.b,
+        labels,
+        features,
+        text=None if data is None else data.text,
+        row_norm=weights.row_norm,
     )
     record = TrainingRecord(IMPORTED, origin, "" if data is None else data.content_hash)
     return write_model(path, content, record)
@@ -117,7 +148,7 @@ def save_weights(
 def weights_of(model: Model) -> ForeignWeights:
     """Return the weights of a model. Raises ParameterError for a chain of stages."""
     linear = model.require_linear()
-    return ForeignWeights(linear.W, linear.b, model.labels)
+    return ForeignWeights(linear.W, linear.b, model.labels, model.row_norm)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from xcray.errors import InputError, NotFound
-from xcray.jobs.job import TRAIN, Job, body_digest
+from xcray.jobs.job import TRAIN, Job, body_digest, format_utc
 from xcray.jobs.states import TERMINAL
 from xcray.jobs.store.jobs import JobFilter, JobSubmission
 from xcray.jobs.store.paging import page_start, page_token_after
@@ -46,6 +46,7 @@ from xcray.service.schemas import (
     StopView,
     TimelineView,
 )
+from xcray.service.supervision import ray_job_link
 from xcray.telemetry import tracing
 from xcray.training.report.timeline import read_timeline, timeline_document
 
@@ -102,7 +103,9 @@ TimeFilter: TypeAlias = Annotated[
         examples=["2026-01-31T12:00:00Z"],
     ),
 ]
-_VIEW_FIELDS = tuple(name for name in JobView.model_fields if name not in ("spec", "expires"))
+_VIEW_FIELDS = tuple(
+    name for name in JobView.model_fields if name not in ("spec", "expires", "ray_job")
+)
 _HIDDEN_SPEC_FIELDS = frozenset({"dataset_id", "ray_address", "shown", tracing.TRACEPARENT})
 
 
@@ -240,8 +243,10 @@ def show(
     request: Request, caller: Reader, job_id: str, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return one job."""
-    job = app_state_of(request).store.jobs.get(job_id, caller.tenant)
-    return reply(request, job_fields(job), counter_etag(job.events))
+    app_state = app_state_of(request)
+    job = app_state.store.jobs.get(job_id, caller.tenant)
+    link = {"ray_job": ray_job_link(app_state.settings, app_state.home, job)}
+    return reply(request, job_fields(job) | link, counter_etag(job.events))
 
 
 @router.get("/{job_id}/events", responses=_EVENTS, response_class=StreamingResponse)
@@ -405,12 +410,8 @@ def job_fields(job: Job) -> dict[str, Any]:
     } | display
     if "dataset_id" in job.spec:
         spec["dataset"] = job.spec["dataset_id"]
-    expires = (
-        None
-        if job.expires is None
-        else datetime.fromtimestamp(job.expires, UTC).isoformat(timespec="milliseconds")
-    )
-    return {**fields, "spec": spec, "expires": expires and expires.replace("+00:00", "Z")}
+    expires = None if job.expires is None else format_utc(job.expires)
+    return {**fields, "spec": spec, "expires": expires, "ray_job": None}
 
 
 def submission_reply(request: Request, job: Job, created: bool) -> Response:

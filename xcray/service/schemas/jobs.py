@@ -148,6 +148,9 @@ class JobView(View):
     timeout_seconds: float | None
     expires: str | None = Field(description="Time by which the job must have finished (UTC).")
     max_attempts: int | None
+    ray_job: str | None = Field(
+        None, description="Page of the latest attempt in Ray's dashboard; not in lists."
+    )
 
 
 class EstimateView(View):

@@ -11,10 +11,12 @@ export class Problem extends Error {
 // Scopes that the service named when it refused a request of this key.
 export const missingScopes = new Set();
 
-function refuse(status, text) {
+// sent: the headers of the request. A late refusal of another key changes neither sign-in nor scopes.
+function refuse(status, text, sent) {
   let body = {};
   try { body = JSON.parse(text); } catch { body = { detail: text.slice(0, 300) || `status ${status}` }; }
   const problem = new Problem(status, body);
+  if (sent.Authorization !== authorization().Authorization) return problem;
   if (status === 401) window.dispatchEvent(new CustomEvent("sign-in", { detail: problem.message }));
   if (status === 403 && problem.scope) {
     missingScopes.add(problem.scope);
@@ -25,11 +27,10 @@ function refuse(status, text) {
 
 export async function send(method, path, body, headers = {}) {
   const type = body === undefined ? {} : { "Content-Type": "application/json" };
-  const response = await fetch(path, {
-    method, headers: { ...type, ...authorization(), ...headers }, body: body === undefined ? undefined : JSON.stringify(body),
-  });
+  const sent = { ...type, ...authorization(), ...headers };
+  const response = await fetch(path, { method, headers: sent, body: body === undefined ? undefined : JSON.stringify(body) });
   const isReadiness = path === "/readyz" && response.headers.get("Content-Type") === "application/json";  // 503 with reasons
-  if (!response.ok && !isReadiness) throw refuse(response.status, await response.text());
+  if (!response.ok && !isReadiness) throw refuse(response.status, await response.text(), sent);
   return response;
 }
 
@@ -39,12 +40,13 @@ export const change = async (method, path, body, headers) => {
   const response = await send(method, path, body, headers);
   return response.status === 204 ? null : response.json();
 };
-// Save the body of a reply as a file: a link could not send the key.
-export const download = async (path, name) => {
-  const url = URL.createObjectURL(await (await send("GET", path)).blob());
+export const saveFile = (blob, name) => {
+  const url = URL.createObjectURL(blob);
   Object.assign(document.createElement("a"), { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 };
+// Save the body of a reply as a file: a link could not send the key.
+export const download = async (path, name) => saveFile(await (await send("GET", path)).blob(), name);
 export const newKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 export const segment = encodeURIComponent;
 
@@ -56,7 +58,7 @@ export function upload(path, file, key, onProgress) {
     const headers = { ...authorization(), "Content-Type": "application/octet-stream", "Idempotency-Key": key };
     for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
     request.upload.onprogress = (event) => event.lengthComputable && onProgress(event.loaded / event.total);
-    request.onload = () => (request.status < 300 ? resolve(JSON.parse(request.responseText)) : reject(refuse(request.status, request.responseText)));
+    request.onload = () => (request.status < 300 ? resolve(JSON.parse(request.responseText)) : reject(refuse(request.status, request.responseText, headers)));
     request.onerror = () => reject(new Error("the connection was lost: send the file again"));
     request.send(file);
   });
@@ -67,9 +69,10 @@ export async function readEvents(path, onEvent, signal) {
   let last = "";
   while (!signal.aborted) {
     try {
-      const response = await fetch(path, { headers: { ...authorization(), ...(last && { "Last-Event-ID": last }) }, signal });
+      const sent = { ...authorization(), ...(last && { "Last-Event-ID": last }) };
+      const response = await fetch(path, { headers: sent, signal });
       if (response.status === 204) return;
-      if (!response.ok) throw refuse(response.status, await response.text());
+      if (!response.ok) throw refuse(response.status, await response.text(), sent);
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (let part = await reader.read(); !part.done; part = await reader.read()) {

@@ -3,7 +3,7 @@ import { html, render, useEffect, useErrorBoundary, useState } from "/static/ven
 import { forgetKey, savedKey, saveKey } from "/static/session.js";
 import { missingScopes } from "/static/console/api.js";
 import { Admin } from "/static/console/admin.js";
-import { Ask } from "/static/console/ask.js";
+import { Ask, judged } from "/static/console/ask.js";
 import { Dataset, Datasets } from "/static/console/datasets.js";
 import { Job, Jobs } from "/static/console/jobs.js";
 import { Model, Models } from "/static/console/models.js";
@@ -60,7 +60,7 @@ function App() {
     setReason(null);
     setTimeout(() => document.querySelector("main").focus());
   };
-  const signOut = () => { forgetKey(); missingScopes.clear(); setReason("Signed out."); };
+  const signOut = () => { forgetKey(); missingScopes.clear(); judged.length = 0; setReason("Signed out."); };
   if (reason !== null) return html`<${SignIn} reason=${reason} onKey=${signIn} />`;
   const Page = (at.id && DETAILS[at.page]) || PAGES[at.page];
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.querySelector("main").focus(); }}>Skip to the content</a>

@@ -1,6 +1,6 @@
 // Ask a model: labels with scores and probabilities, and the words that count for a label.
 import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { change, get, segment } from "/static/console/api.js";
+import { change, get, saveFile, segment } from "/static/console/api.js";
 import { Button, count, Field, Table, Trouble, useLoaded } from "/static/console/parts.js";
 
 // Text -> [[piece, contribution]]: a word counts for the features that it is, or is a part of.
@@ -23,6 +23,22 @@ function Words({ text, why }) {
     : html`<mark class=${value > 0 ? "for" : "against"} style=${{ "--strength": `${15 + 45 * Math.abs(value) / largest}%` }} title=${`${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(3)}`}>${piece}</mark>`))}</p>
     <p>Rank ${count(why.rank)} of all labels${why.rank > 1 ? `, ${why.gap_to_top.toFixed(3)} below the best score` : ""}${why.gap_to_kth > 0 ? ` and ${why.gap_to_kth.toFixed(3)} below the fifth` : ""}.</p><p class="note">Score ${why.score.toFixed(3)} = bias ${why.bias.toFixed(3)} + the words${why.n_rest ? html` + ${why.rest.toFixed(3)} of ${why.n_rest} more words` : ""}; underlined words count against the label.</p>
     <${Table} caption="Contributions" columns=${["feature", "value in the text#", "weight#", "contribution#"]} empty="No word of the text counts for this label." rows=${why.contributions.map((each) => [each.feature, each.x.toFixed(3), each.weight.toFixed(3), each.contribution.toFixed(3)])} />`;
+}
+
+// Judged answers of this tab. The service stores no texts of questions, so they are saved as a file.
+export const judged = [];
+function Judge({ text, labels, model }) {
+  const [rows, setRows] = useState(judged.length);
+  const keep = (event) => {
+    event.preventDefault();
+    const fields = new FormData(event.target), right = fields.getAll("right");
+    judged.push({ text, labels: [...right, ...lines(fields.get("missing"))], rejected: labels.filter((name) => !right.includes(name)), model });
+    setRows(judged.length);
+  };
+  const save = () => saveFile(new Blob(judged.map((row) => `${JSON.stringify(row)}\n`)), "judged.jsonl");
+  return html`<details><summary>Accept or reject</summary><form onSubmit=${keep} aria-label="Accept or reject"><fieldset><legend>Right labels</legend>${labels.map((name) => html`<label><input type="checkbox" name="right" value=${name} /> ${name}</label>`)}</fieldset>
+    <${Field} id="missing" label="Right labels that are missing" help="One per line"><textarea id="missing" name="missing" rows="2"></textarea><//>
+    <button>Keep as a row</button> ${rows > 0 && html`<${Button} onClick=${save}>Save ${count(rows)} rows as a file<//>`}</form><p class="note" role="status">${count(rows)} rows are kept in this tab. The file is training data: upload it, or xcray data build jsonl.</p></details>`;
 }
 
 const MAX_MODELS = 100;
@@ -49,6 +65,7 @@ function Answer({ question }) {
     ${found.reply.warnings?.map((warning) => html`<div class="problem">${warning.message}</div>`)}
     <${Table} caption="Labels" columns=${["label", "score#", ...(probabilities ? ["probability#"] : [])]} rows=${labels.map((name, i) => [
       html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, scores[i].toFixed(3), ...(probabilities ? [probabilities[i].toFixed(3)] : [])])} empty="No label is allowed." />
+    <${Judge} key=${`${pinned} ${question.text}`} text=${question.text} labels=${labels} model=${pinned} />
     <form onSubmit=${whyNot} aria-label="Why not"><label>Another label <input name="label" required maxlength="10000" /></label> <button>Why not?</button></form>
     ${shown !== undefined && html`<h2>${isAnswer ? "Why" : "Why not"} ${shown}</h2>`}<${Trouble} error=${whyError} />${why && why.label === shown && html`<${Words} text=${question.text} why=${why} />`}`;
 }

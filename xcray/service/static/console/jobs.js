@@ -72,6 +72,7 @@ export function Job({ id }) {
     ${now.total > 0 && html`<p><progress max=${now.total} value=${now.done} aria-label="progress"></progress> ${count(now.done)} of ${count(now.total)} ${now.note}</p>`}
     <${Facts} of=${[["Phase", job.phase], ["Attempt", job.attempt], ["Rate", !isOver(job.status) && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
       ["Time left", job.status === "RUNNING" ? duration(now.eta) : ""], ["Created (UTC)", when(job.created)], ["Started (UTC)", when(job.started)], ["Finished (UTC)", when(job.finished)],
+      ["Ray", job.ray_job && html`<a href=${job.ray_job} rel="noreferrer">job in Ray's dashboard</a>`],
       ["Data set", job.spec.dataset && html`<a href=${`#/datasets/${job.spec.dataset}`}>${job.spec.dataset}</a>`],
       ["Model", job.result?.model && html`<a href=${`#/models/${job.result.model}`}>${job.result.model}, version ${job.result.version}</a>`]]} />
     ${epochs.length > 1 && html`<${Chart} title="Objective by epoch" x="epoch" y="objective" xs=${epochs.map((each) => each.epoch)} series=${[{ label: "objective", values: epochs.map((each) => each.objective) }]} />`}

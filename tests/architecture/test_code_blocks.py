@@ -1,0 +1,120 @@
+"""The code blocks of README and docs run: Python as it is printed, tutorials command by command."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy.sparse import random
+from sklearn.svm import LinearSVC
+
+from tests.support.live_service import publish, serving, settings_for
+from tests.support.printed import ROOT
+from xcray import Model, Predictor, TrainSpec, train
+from xcray.data.build import BuildOptions, build
+from xcray.model.registry import Registry
+from xcray.service.app import create_app
+
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+# docs/add_a_solver.md is compared with tests/support/toy_solvers.
+PAGES = ("README.md", "docs/predicting.md", "docs/from_other_programs.md", "docs/ds-mlr.md")
+
+
+def values_of(page: str, folder: Path) -> dict[str, Any]:
+    """Return what the blocks of a page use and do not make."""
+    X = random(60, 20, 0.3, "csr", np.float32, random_state=1)
+    Y = random(60, 5, 0.3, "csr", np.float32, random_state=2).ceil()
+    if page == "docs/predicting.md":
+        return predicting_values(folder)
+    if page == "docs/from_other_programs.md":
+        y, frame = np.arange(60) % 3, {"text": ["a red apple"], "labels": [["fruit"]]}
+        names = [f"word{j}" for j in range(20)]
+        return {"classifier": LinearSVC().fit(X, y), "names": names, "frame": pa.table(frame)}
+    if page == "docs/ds-mlr.md":
+        return {"X": X, "y": np.arange(60) % 3}
+    return {"X": X, "Y": Y, "X_new": X[:4], "X_test": X[:10], "Y_test": Y[:10]}
+
+
+def predicting_values(folder: Path) -> dict[str, Any]:
+    """Return rows, a registry and a softmax predictor; write a calibrated model of texts."""
+    labels, lines = ("csv", "json", "art", "music"), []
+    for i in range(2000):
+        label = labels[i % 4] if i % 7 else labels[i % 3]  # some labels are wrong
+        lines.append(
+            {
+                "id": str(i),
+                "text": f"read rows {labels[i % 4]} word{i % 89} word{i % 97}",
+                "labels": [label],
+            }
+        )
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = BuildOptions(test_fraction=0.5)
+    data = build("jsonl", {"train": folder / "rows.jsonl"}, folder / "data", options)
+    for out, more in (("model", {"calibrate": True}), ("softmax", {"solver": "dsmlr"})):
+        spec = TrainSpec(dataset=str(folder / "data"), pool="serial", **more)
+        train(spec, run_dir=folder / f"{out}-run", out=folder / out)
+    registry = Registry(folder / "registry")
+    shutil.copytree(folder / "model", folder / "staged")
+    registry.publish("docs", folder / "staged")
+    softmax = Predictor(Model.open(folder / "softmax"))
+    return {"rows": data.test.X.to_scipy()[:3], "registry": registry, "softmax": softmax}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_blocks_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = values_of(page, tmp_path)
+    blocks = PYTHON.findall((ROOT / page).read_text())
+    assert blocks
+    app = create_app(settings_for(tmp_path / "home"))
+    publish(app.state.app_state.registry, "pydocs", tmp_path / "served")
+    with serving(app) as url:
+        for block in blocks:
+            if "log_normaliser" in block:  # of softmax models
+                values["predictor"] = values["softmax"]
+            exec(compile(block.replace("http://127.0.0.1:8000", url), page, "exec"), values)
+
+
+def test_every_page_with_python_blocks_is_run() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))
+        if PYTHON.search(path.read_text())
+    }
+    assert found == {*PAGES, "docs/add_a_solver.md"}
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
+def test_the_commands_of_a_tutorial_run_in_order(page: Path, tmp_path: Path) -> None:
+    text = page.read_text()
+    for name, content in FILE.findall(text):
+        (tmp_path / name).write_text(content)
+    shown = ""
+    for line in re.findall(r"^    xcray (.+)$", text, re.MULTILINE):
+        if "HEAD:" in line:  # another machine
+            continue
+        command = [sys.executable, "-c", "from xcray.cli.main import main; main()"]
+        words = re.findall(r'"[^"]*"|\S+', line)
+        ran = subprocess.run(
+            [*command, *(word.strip('"') for word in words)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, (line, ran.stderr)
+        shown += ran.stdout
+    assert {"own_csv": "paper", "cluster": "the same"}[page.stem] in shown

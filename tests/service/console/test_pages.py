@@ -1,0 +1,209 @@
+"""Keys, errors, keyboard, widths and names of the pages of the service, in a browser."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.browser import Browsing, accessibility_faults
+from tests.support.chain_models import staged_content
+from tests.support.console_service import Live, question_lines, upload
+from tests.support.service_processes import until
+from xcray.data.text.pipeline import TextPipeline
+from xcray.jobs.home import Home
+from xcray.model.model import TrainingRecord, write_model
+from xcray.service.models.registries import Registries
+
+pytestmark = pytest.mark.drill
+
+PAGES = ("", "datasets", "train", "jobs", "models", "models/topics", "ask", "admin")
+
+
+def test_a_key_without_the_scope_is_refused_with_the_reason(
+    live: Live, pages: Browsing | None, tmp_path: Path
+) -> None:
+    if pages is None:
+        return
+    file = tmp_path / "rows.jsonl"
+    file.write_text(question_lines())
+    page = pages.open("/", key="xck_wrong")
+    page.get_by_role("heading", name="Sign in").wait_for()
+    page = pages.open("/", key=live.keys["read"])
+    upload(page, file, "refused")
+    page.get_by_text("this needs a key with the scope submit").wait_for()
+    assert page.get_by_role("button", name="Upload").is_disabled()
+    page.get_by_role("link", name="Train").click()
+    assert page.get_by_role("button", name="Train").is_disabled()
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_role("heading", name="Sign in").wait_for()
+    assert page.evaluate("sessionStorage.length") == 0
+    page = pages.open("/#/jobs", key=live.keys["predict"])
+    page.get_by_text("this needs a key with the scope read").wait_for()
+    page.get_by_role("link", name="Ask").click()
+    page.get_by_label("Text", exact=True).fill("rows")
+    page.get_by_role("button", name="Ask").click()
+    page.get_by_role("heading", name="Why csv").wait_for()
+    assert {status for status, _ in pages.refused} == {401, 403}
+
+
+def test_an_admin_creates_and_revokes_a_key(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/admin", key=live.keys["read"])
+    page.get_by_text("this needs a key with the scope admin").wait_for()
+    assert page.get_by_role("button", name="Create the key").is_disabled()
+    page = pages.open("/#/admin", key=live.keys["admin"])
+    page.get_by_label("Name", exact=True).fill("notebook")
+    page.get_by_role("group", name="Scopes").get_by_label("read:").check()
+    page.get_by_label("Tenant", exact=True).first.fill("team")
+    page.get_by_label("Valid for days").fill("2")
+    page.get_by_text("Limits of this key").click()
+    page.get_by_label("Waiting jobs").fill("7")
+    page.get_by_role("button", name="Create the key").click()
+    secret = page.get_by_label("secret").inner_text()
+    created = next(
+        key for key in live.http.get("/v1/keys").json()["keys"] if key["name"] == "notebook"
+    )
+    assert (created["tenant"], created["limits"]) == ("team", {"max_queued": 7})
+    assert sorted(created["scopes"]) == ["predict", "read"]
+    assert created["expires"] is not None
+    headers = {"authorization": f"Bearer {secret}"}
+    assert live.http.get("/v1/jobs", headers=headers).json() == {
+        "jobs": [],
+        "next_page_token": None,
+    }
+
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Revoke notebook").click()
+    page.get_by_role("button", name="Revoke notebook").wait_for(state="detached")
+    until(lambda: live.http.get("/v1/jobs", headers=headers).status_code == 401, live.home)
+    page.get_by_label("Action").fill("key.revoke")
+    page.get_by_role("button", name="Filter").click()
+    rows = page.get_by_label("Audit log", exact=True).locator("tbody tr")
+    rows.filter(has_text=created["id"]).wait_for()
+    rows.filter(has_text="key.create").first.wait_for(state="detached")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_pages_fit_the_width_and_are_accessible(
+    live: Live, pages: Browsing | None, width: int, scheme: str
+) -> None:
+    if pages is None:
+        return
+    page = pages.open("/", width, live.keys["admin"], color_scheme=scheme)
+    page.get_by_role("heading", name="Overview").wait_for()
+    job = live.http.get("/v1/jobs", params={"model": "topics"}).json()["jobs"][-1]
+    question = str(httpx.QueryParams({"model": "topics", "text": "csv rows", "k": 3}))
+    details = (f"jobs/{job['id']}", f"datasets/{job['spec']['dataset']}", f"ask?{question}")
+    for name in (*PAGES, *details):
+        page.goto(f"{live.url}/#/{name}")
+        page.get_by_role("heading", level=1).wait_for()
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        for control in page.locator("main input, main select, main textarea").all():
+            named = control.evaluate("node => node.labels.length > 0")
+            assert named, (name, control.get_attribute("name"))
+        assert accessibility_faults(page) == [], name
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    lightness = sum(int(part) for part in re.findall(r"\d+", background)[:3]) / 3
+    assert (lightness < 100) == (scheme == "dark")
+
+
+def test_an_answer_that_cannot_be_drawn_is_told(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/", key=live.keys["admin"])
+    page.route("**/v1/datasets?*", lambda route: route.fulfill(json={"datasets": [{}]}))
+    page.get_by_role("link", name="Data sets").click()
+    page.get_by_role("heading", name="This page cannot be shown").wait_for()
+    page.get_by_role("link", name="Jobs").click()
+    page.get_by_role("heading", name="Jobs").wait_for()
+
+
+def test_the_keyboard_is_enough(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/ask", key=live.keys["admin"])
+    page.get_by_label("Text", exact=True).wait_for()
+    assert page.evaluate("document.activeElement.tagName") == "MAIN"
+    page.reload()
+    page.get_by_label("Text", exact=True).wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.tagName") == "MAIN"
+    page.keyboard.press("Tab")
+    page.keyboard.type("json object")
+    for _ in range(5):  # model, number of labels, probabilities, filters, the button
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Why json").wait_for()
+
+
+def test_a_chain_of_stages_says_that_it_has_no_words(live: Live, pages: Browsing | None) -> None:
+    pipeline = TextPipeline.fit(["csv rows json parse socket port"])
+    content = replace(staged_content(text=pipeline), feature_names=pipeline.terms.to_pylist())
+    record = TrainingRecord(
+        solver="least-squares", params={}, dataset_hash="0" * 64, seed=0, measures={}
+    )
+    write_model(live.home.parent / "chain", content, record)
+    Registries(Home(live.home)).of("default").publish("chain", live.home.parent / "chain")
+    explained = live.http.post(
+        "/v1/models/chain:explain", json={"instance": {"text": "csv rows"}}
+    ).json()
+    described = live.http.get("/v1/models/chain/labels/red").json()
+    if pages is None:
+        assert "can't be" in explained["detail"]
+        assert "stages" in described["detail"]
+        return
+    page = pages.open("/#/models/chain", key=live.keys["admin"])
+    page.get_by_role("button", name="red", exact=True).click()
+    page.get_by_text(described["detail"]).wait_for()
+    page.goto(f"{live.url}/#/ask?model=chain&text=csv+rows")
+    page.get_by_text(explained["detail"]).wait_for()
+    assert page.get_by_label("Labels", exact=True).locator("tbody tr").count() == 4
+
+
+def test_the_description_is_shown_and_tried_out(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/docs", key=live.keys["admin"])
+    page.locator("#operations-predictions-predict_predict .opblock-summary-control").click()
+    operation = page.locator("#operations-predictions-predict_predict")
+    operation.get_by_placeholder("reference").fill("topics")
+    operation.get_by_role("button", name="Execute").click()
+    operation.locator(".live-responses-table .response-col_status").get_by_text("200").wait_for()
+    page = pages.open("/redoc", key=live.keys["admin"])
+    page.get_by_text("Online predictions.").wait_for()
+
+
+def test_a_late_refusal_of_requests_without_a_key_changes_nothing(
+    live: Live, pages: Browsing | None
+) -> None:
+    if pages is None:
+        return
+    page = pages.open("/healthz")
+    late: list[Any] = []
+
+    def hold(route: Any) -> None:
+        if "authorization" in route.request.headers:
+            route.continue_()
+        else:
+            late.append(route)
+
+    page.route("**/metrics", hold)
+    page.goto(f"{live.url}/")
+    page.get_by_label("Key (xck_...)").fill(live.keys["admin"])
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("heading", name="Overview").wait_for()
+    with page.expect_response(lambda response: response.status == 401):
+        late[0].fulfill(status=401, json={"detail": "no key"})
+    page.evaluate("new Promise((done) => setTimeout(done))")  # the page has read the reply
+    page.get_by_role("heading", name="Overview").wait_for()
+    assert page.evaluate("sessionStorage.length") == 1

@@ -1,0 +1,265 @@
+"""A person trains, watches, compares and asks with the pages of the service, in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import Browsing
+from tests.support.console_service import Live, question_lines, upload, wait_for
+from xcray.client.models import extract
+from xcray.data.build import build
+from xcray.model.model import Model
+
+pytestmark = pytest.mark.drill
+
+BAD_LINES = '{"text": "broken", "labels": \n{"txt": "no text", "labels": ["csv"]}\n'
+ENDLESS = {"epochs": 1_000_000, "tolerance": 0.0, "history": 0, "steps": "sqrt", "rate": 1e-6}
+
+
+def _run_shown_command(live: Live, command: str) -> None:
+    """Run the command that the page of a job shows; it submits the same training."""
+    words = shlex.split(command)
+    assert words[0] == "xcray"
+    answer = subprocess.run(
+        [sys.executable, "-m", "xcray", *words[1:], "--json"],
+        env={**os.environ, "XCRAY_KEY": live.keys["admin"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    jobs = live.http.get("/v1/jobs", params={"model": "questions"}).json()["jobs"]
+    assert json.loads(answer.stdout)["id"] == jobs[0]["id"]
+    assert jobs[0]["spec"] == jobs[1]["spec"]
+    live.http.post(f"/v1/jobs/{jobs[0]['id']}/stop")
+
+
+def test_from_a_file_with_bad_lines_to_an_answer(
+    live: Live, pages: Browsing | None, tmp_path: Path
+) -> None:
+    if pages is None:
+        return
+    bad, good = tmp_path / "bad.jsonl", tmp_path / "good.jsonl"
+    bad.write_text(question_lines() + BAD_LINES)
+    good.write_text(question_lines())
+    page = pages.open("/", key=live.keys["submit"])
+
+    upload(page, bad, "questions")
+    page.get_by_role("heading", name="Invalid lines").wait_for()
+    rows = page.get_by_label("Invalid lines").locator("tbody tr").all_inner_texts()
+    assert [row.split("\t")[1] for row in rows] == ["2,001", "2,002"]
+    assert "there is no field 'text'" in rows[1]
+
+    upload(page, good, "questions")
+    page.get_by_role("link", name="Train on it").click()
+    page.get_by_label("Also fit probabilities").check()
+    page.get_by_text("Parameters of ppdsparse").click()
+    page.get_by_label("lam", exact=True).fill("0.001")
+    page.get_by_role("button", name="Estimate").click()
+    page.get_by_role("heading", name="Estimate").wait_for()
+    page.get_by_text("core time").wait_for()
+    page.get_by_role("button", name="Train").click()
+    page.get_by_text("Status: SUCCEEDED").wait_for()
+    command = page.get_by_label("command").inner_text()
+    # the runner writes its last line after the job has succeeded
+    log = page.get_by_label("last 200 lines")
+    log.filter(has_text="published questions version 1").wait_for()
+    page.get_by_role("link", name="questions, version 1").click()
+
+    page.get_by_label("Part of the name").fill("SOCK")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("button", name="csv", exact=True).wait_for(state="detached")
+    page.get_by_role("button", name="socket", exact=True).click()
+    page.get_by_role("heading", name="Label socket").wait_for()
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("textbox", name="New alias").fill("prod")
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_role("cell", name="prod").wait_for()
+    assert live.http.get("/v1/models/questions").json()["aliases"]["prod"] == 1
+
+    page.get_by_role("link", name="Ask", exact=True).click()
+    page.get_by_label("Model", exact=True).select_option("questions@prod")
+    page.get_by_label("Text", exact=True).fill("Read the CSV rows; listen")
+    page.get_by_label("Number of labels").fill("3")
+    page.get_by_label("Probabilities").check()
+    page.get_by_role("button", name="Ask").click()
+    page.locator("mark.for").first.wait_for()
+    words = page.locator("mark.for").all_inner_texts()
+    assert words == ["CSV", "rows"]
+    assert page.get_by_label("Labels", exact=True).locator("tbody tr").count() == 3
+    assert page.get_by_label("Number of labels").input_value() == "3"  # the answer changes no field
+    link = page.get_by_role("link", name="Link to this question").get_attribute("href")
+    again = pages.open(f"/{link}", key=live.keys["submit"])
+    again.locator("mark.for").first.wait_for()
+    assert again.locator("mark.for").all_inner_texts() == words
+    page.get_by_role("button", name="socket", exact=True).focus()
+    page.get_by_role("heading", name="Why socket").wait_for()
+    page.locator("mark.for").get_by_text("listen", exact=True).wait_for()
+    _run_shown_command(live, command)
+
+
+def test_a_job_is_watched_stopped_and_resumed(live: Live, pages: Browsing | None) -> None:
+    body = {"dataset": "topics", "model": "endless", "solver": "dsmlr", "params": ENDLESS}
+    job = live.http.post("/v1/jobs", json=body).json()
+    if pages is None:
+        live.http.post(f"/v1/jobs/{job['id']}/stop")
+        wait_for(live, f"/v1/jobs/{job['id']}", "STOPPED")
+        return
+    page = pages.open(f"/#/jobs/{job['id']}", key=live.keys["submit"])
+    page.get_by_text("Objective by epoch").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Status: STOPPED").wait_for()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("Status: RUNNING").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Status: STOPPED").wait_for()
+    events = page.get_by_label("Events", exact=True).locator("tbody tr")
+    events.first.filter(has_text="STOPPED, attempt: 2").wait_for()  # newest first
+
+
+def test_the_workers_of_a_job_are_on_a_timeline(live: Live, pages: Browsing | None) -> None:
+    job = live.http.get("/v1/jobs", params={"model": "topics"}).json()["jobs"][-1]
+    timeline = live.http.get(f"/v1/jobs/{job['id']}/timeline").json()
+    assert timeline["batches"]
+    if pages is None:
+        return
+    page = pages.open(f"/#/jobs/{job['id']}", key=live.keys["read"])
+    lanes = page.get_by_role("img", name="timeline:")
+    lanes.wait_for()
+    assert lanes.locator("rect.done").count() == len(timeline["batches"])
+    drawn = lanes.bounding_box()
+    for bar in lanes.locator("rect.done").all():
+        box = bar.bounding_box()
+        assert box["x"] >= drawn["x"] - 1
+        assert box["x"] + box["width"] <= drawn["x"] + drawn["width"] + 1
+    events = page.get_by_label("Events", exact=True).locator("tbody tr")
+    assert "SUCCEEDED" in events.first.inner_text()
+
+
+def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path: Path) -> None:
+    for lam in (0.01, 0.1):
+        body = {"dataset": "topics", "model": "pair", "params": {"lam": lam}, "calibrate": True}
+        job = live.http.post("/v1/jobs", json=body)
+        wait_for(live, job.headers["location"], "SUCCEEDED")
+    expected = live.http.get("/v1/models/pair:diff").json()
+    assert [each["version"] for each in expected["versions"]] == [1, 2]
+    assert expected["params"] == {"lam": [0.01, 0.1]}
+    if pages is None:
+        return
+    page = pages.open("/#/models", key=live.keys["submit"])
+    page.get_by_label("Part of the name").fill("PAI")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("link", name="topics").wait_for(state="detached")
+    page.get_by_role("link", name="pair").click()
+    measures = page.get_by_label("Measures", exact=True)
+    measures.get_by_role("columnheader", name="version 1").wait_for()
+    p1 = expected["versions"][1]["measures"]["P@1"]
+    assert (
+        measures.get_by_role("row", name=re.compile("^P@1")).inner_text().split("\t")[1]
+        == f"{p1:.4f}"
+    )
+    for name in ("Labels by duality gap", "Recall and precision, tenths of the labels"):
+        page.get_by_role("img", name=name).wait_for()
+    page.get_by_role("img", name="Observed by predicted probability, first label").wait_for()
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_label("Parameters that differ").get_by_role("row", name="lam").wait_for()
+    changed = page.get_by_label("Labels that differ").get_by_role("row", name="changed")
+    assert changed.inner_text().split("\t")[1] == str(expected["changed"]["count"])
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    extract(Path(download.value.path()), tmp_path / "pair-2")
+    sha256 = expected["versions"][1]["sha256"]
+    assert Model.open(tmp_path / "pair-2").sha256 == sha256
+
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("textbox", name="New alias").fill("prod")
+    page.get_by_text("Split and shadow").click()
+    page.get_by_label("Another version answers, too").select_option("1")
+    page.get_by_label("Its share of the requests").fill("25")
+    page.get_by_role("combobox", name="Shadow").select_option("1")
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_role("alert").wait_for()  # a version cannot answer and be the shadow
+    page.get_by_role("combobox", name="Shadow").select_option("")
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_role("cell", name="version 2: 75 %, version 1: 25 %").wait_for()
+    page.get_by_role("button", name="Remove", exact=True).click()
+    page.get_by_text("There is no alias.").wait_for()
+    page.get_by_role("button", name="Delete version 1").click()
+    page.get_by_role("button", name="Delete version 1").wait_for(state="detached")
+    assert live.http.get("/v1/models/pair").json()["versions"] == [2]
+
+
+def test_a_question_with_filters_and_another_label(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/ask", key=live.keys["predict"])
+    page.get_by_label("Text", exact=True).fill("read csv rows")
+    page.get_by_label("Model", exact=True).select_option("topics")
+    page.get_by_text("Filters").click()
+    page.get_by_label("Never these labels").fill("csv")
+    page.get_by_role("button", name="Ask").click()
+    labels = page.get_by_label("Labels", exact=True).locator("tbody tr")
+    labels.first.wait_for()
+    assert labels.count() == 2
+    assert "csv" not in " ".join(labels.all_inner_texts())
+    page.get_by_label("Another label").fill("csv")
+    page.get_by_role("button", name="Why not?").click()
+    page.get_by_role("heading", name="Why not csv").wait_for()
+    page.get_by_text("Rank 1 of all labels.").wait_for()
+    page.get_by_label("Another label").fill("nothing")
+    page.get_by_role("button", name="Why not?").click()
+    page.get_by_role("alert").get_by_text("nothing").wait_for()
+    link = page.get_by_role("link", name="Link to this question").get_attribute("href")
+    again = pages.open(f"/{link}", key=live.keys["predict"])
+    again.get_by_label("Labels", exact=True).locator("tbody tr").first.wait_for()
+    assert again.get_by_label("Never these labels").input_value() == "csv"
+    assert again.get_by_label("Labels", exact=True).locator("tbody tr").count() == 2
+
+
+def test_judged_answers_are_saved_as_training_rows(
+    live: Live, pages: Browsing | None, tmp_path: Path
+) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/ask", key=live.keys["predict"])
+    for text, right in (("read csv rows", "csv"), ("listen on a port", "socket")):
+        page.get_by_label("Text", exact=True).fill(text)
+        page.get_by_label("Model", exact=True).select_option("topics")
+        page.get_by_role("button", name="Ask").click()
+        page.get_by_role("heading", name=f"Why {right}").wait_for()
+        page.get_by_text("Accept or reject").click()
+        page.get_by_role("checkbox", name=right).check()
+        page.get_by_label("Right labels that are missing").fill("new label\n")
+        page.get_by_role("button", name="Keep as a row").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save 2 rows as a file").click()
+    file = Path(download.value.path())
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert rows[0]["labels"] == ["csv", "new label"]
+    assert sorted(rows[0]["rejected"]) == ["json", "socket"]
+    assert rows[0]["model"].startswith("topics:")
+    data = build("jsonl", {"train": file}, tmp_path / "data")
+    assert data.label_names.to_pylist() == ["csv", "new label", "socket"]
+
+
+def test_a_data_set_is_drawn_with_example_rows(live: Live, pages: Browsing | None) -> None:
+    sets = live.http.get("/v1/datasets").json()["datasets"]
+    path = next(each["id"] for each in sets if each["name"] == "topics")
+    found = live.http.get(f"/v1/datasets/{path}/figures?examples=3").json()
+    assert sum(found["rows_per_label"]["counts"]) == 3
+    if pages is None:
+        return
+    page = pages.open(f"/#/datasets/{path}", key=live.keys["read"])
+    for name in ("Training rows per label", "Labels per training row", "Features per training row"):
+        page.get_by_role("img", name=name).wait_for()
+    rows = page.get_by_label("Example rows: train").locator("tbody tr")
+    first = found["parts"]["train"]["examples"][0]
+    assert rows.first.inner_text().split("\t")[1] == ", ".join(first["labels"])
+    assert first["features"][0]["feature"] in rows.first.inner_text()
