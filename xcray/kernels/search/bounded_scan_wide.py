@@ -261,12 +261,20 @@ def lower_bar(least: float) -> float:
 
 @inner()
 def add_chunks(
-    blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: float, tally: Int16
+    blocks: Bytes,
+    tops: int,
+    n: int,
+    width: int,
+    cut: float,
+    factor: float,
+    ahead: int,
+    tally: Int16,
 ) -> int:
     """Add bounds of factor * (w - cut) to the tallies for the chunks above the cut, rounded up.
 
     Returns the number of postings read. cut: at least 0 (then factor is positive), -inf to read all
-    and subtract nothing, inf to read none.
+    and subtract nothing, inf to read none. ahead: bytes from here to the list that is read next and
+    is prefetched at the same pace.
     """
     shift = chunk_shift(n)
     chunks = chunk_count(n, shift)
@@ -281,6 +289,8 @@ def add_chunks(
         units = np.int16(int64(np.floor(factor * (weight - base))) + 1)
         size = min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)
         if width == 2:
+            for line in range(0, 2 * size, 64):
+                prefetch(blocks, position + ahead + line)
             for _j in range(size):
                 label = load16(blocks, position)
                 position += 2
@@ -309,6 +319,7 @@ def add_unsplit(
                 lists.width,
                 cuts[t],
                 terms.x[t] * scale,
+                int64(0),
                 tally,
             )
     return read
@@ -320,22 +331,44 @@ def add_range(
 ) -> int:
     """Run `add_chunks` on one range of all split lists; return the number of postings read."""
     terms, blocks, read = row.terms, lists.blocks, 0
-    for t in range(row.n_terms):
-        if t + 2 < row.n_terms and terms.dense[t + 2] >= 0:
-            prefetch_range(blocks, terms, t + 2, r)
-        if terms.dense[t] >= 0:
-            position = terms.dense[t] + RANGE_ENTRY_BYTES * r
-            n = int64(load32(blocks, position + 4))
-            tops = terms.all[t] + int64(load32(blocks, position))
-            if n:
-                read += add_chunks(blocks, tops, n, int64(2), cuts[t], terms.x[t] * scale, tally)
+    after = next_split(row, -1)
+    while after < row.n_terms:
+        t, after = after, next_split(row, after)
+        position = terms.dense[t] + RANGE_ENTRY_BYTES * r
+        n = int64(load32(blocks, position + 4))
+        tops = terms.all[t] + int64(load32(blocks, position))
+        far = next_split(row, after) if after < row.n_terms else after
+        if far < row.n_terms:
+            prefetch_range(blocks, terms, far, r)
+        ahead = 0
+        if after < row.n_terms:
+            ahead = range_start(blocks, terms, after, r) - tops
+        if n:
+            read += add_chunks(
+                blocks, tops, n, int64(2), cuts[t], terms.x[t] * scale, ahead, tally
+            )
     return read
+
+
+@inner()
+def next_split(row: QueryRow, t: int) -> int:
+    """Return the first term after t whose list is split, or the number of terms."""
+    t += 1
+    while t < row.n_terms and row.terms.dense[t] < 0:
+        t += 1
+    return t
+
+
+@inner()
+def range_start(blocks: Bytes, terms: Terms, t: int, r: int) -> int:
+    """Return the position of the list of a range."""
+    return terms.all[t] + int64(load32(blocks, terms.dense[t] + RANGE_ENTRY_BYTES * r))
 
 
 @inner()
 def prefetch_range(blocks: Bytes, terms: Terms, t: int, r: int) -> None:
     """Prefetch the start of a range's list."""
-    tops = terms.all[t] + int64(load32(blocks, terms.dense[t] + RANGE_ENTRY_BYTES * r))
+    tops = range_start(blocks, terms, t, r)
     prefetch(blocks, tops)
     prefetch(blocks, tops + 64)
     prefetch(blocks, tops + 128)
