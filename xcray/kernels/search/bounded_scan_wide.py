@@ -61,7 +61,7 @@ THRESHOLD_POSTINGS = 1500  # postings read to find a threshold
 THRESHOLD_EXTRA = 5  # labels scored for the threshold, in addition to k
 MAX_THRESHOLD_K = 24  # for larger k, the threshold is too low to be useful
 # of T - b that can remain unread; a larger share reads less and scores more labels
-UNREAD_SHARE = 0.3
+UNREAD_SHARE = 0.25
 MAX_CANDIDATES = 3000  # with more, reading negative weights is faster
 MAX_TALLY = 32000  # fits in int16
 MAX_TERMS = 8000  # rounding up more terms could use up too much of MAX_TALLY
@@ -344,9 +344,7 @@ def add_range(
         if after < row.n_terms:
             ahead = range_start(blocks, terms, after, r) - tops
         if n:
-            read += add_chunks(
-                blocks, tops, n, int64(2), cuts[t], terms.x[t] * scale, ahead, tally
-            )
+            read += add_chunks(blocks, tops, n, int64(2), cuts[t], terms.x[t] * scale, ahead, tally)
     return read
 
 
@@ -362,7 +360,9 @@ def next_split(row: QueryRow, t: int) -> int:
 @inner()
 def range_start(blocks: Bytes, terms: Terms, t: int, r: int) -> int:
     """Return the position of the list of a range."""
-    return terms.all[t] + int64(load32(blocks, terms.dense[t] + RANGE_ENTRY_BYTES * r))
+    offset: int = int64(load32(blocks, terms.dense[t] + RANGE_ENTRY_BYTES * r))
+    start: int = terms.all[t] + offset
+    return start
 
 
 @inner()

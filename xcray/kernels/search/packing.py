@@ -310,10 +310,11 @@ def _write_curve(weights: Float32, out: Bytes, position: int) -> None:
     while size > CURVE_POINTS:
         size = _drop_flattest(cut, read, size)
     for j in range(CURVE_POINTS):
-        top, above = (cut[j], read[j]) if j < size else (0.0, 0.0)
-        bits = bits_of(float32(top)) >> np.uint32(16)
+        bits, share = np.uint32(0), 0.0
+        if j < size:
+            bits, share = bits_of(float32(cut[j])) >> np.uint32(16), read[j] / n
         _write_integer(out, position + 4 * j, 2, int64(bits))
-        _write_integer(out, position + 4 * j + 2, 2, int64(np.ceil(above / n * MAX_SHARE)))
+        _write_integer(out, position + 4 * j + 2, 2, int64(np.ceil(share * MAX_SHARE)))
 
 
 @inner()
