@@ -1,4 +1,4 @@
-"""Core-seconds and P@1/3/5 of xcray and its peers: LIBLINEAR, napkinXC, PECOS and omikuji.
+"""Core-seconds and P@1/3/5 of xcray and its peers: LIBLINEAR, napkinXC, PECOS, omikuji, DiSMEC++.
 
 `python -m benchmarks.peers --data DIR [--sets bibtex cooking ...] [--peers xcray liblinear ...]
 [--cache DIR] [--env DIR]`
@@ -10,7 +10,7 @@ labels takes hours, so on the sets in --samples the one-vs-rest peers train a sa
 stratified by frequency. Their time per class is that of the sample. Their answers are compared on
 the test rows that have a label of the sample, with only the labels of the sample as candidates, for
 xcray too. Trees and xcray train all labels. --cache keeps data, runs and answers; --again NAMES
-repeats these runs.
+repeats these runs. --dismecpp is the path of the program `train` of DiSMEC++, built elsewhere.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PEERS_BY_NAME = {
     ),
     "pecos_tree": PeerSpec("PECOS XR-Linear (tree)", "pecos", whole=True, tree=True),
     "omikuji_tree": PeerSpec("omikuji, 3 trees (normalise rows)", "omikuji", whole=True, tree=True),
-    "dismecpp": PeerSpec("DiSMEC++", "dismecpp"),
+    "dismecpp": PeerSpec("DiSMEC++ (bias not regularised)", "dismecpp"),
 }
 SETS = (
     "bibtex",
@@ -113,7 +113,7 @@ def prepare(name: str, chosen: Any, folder: Path) -> Set:
     return Set(name, data, columns, flat, whole)
 
 
-def task_of(peer: str, those: Set, core: int | None) -> dict[str, Any]:
+def task_of(peer: str, those: Set, core: int | None, program: Path | None) -> dict[str, Any]:
     """Return the task of the worker."""
     who, cost = PEERS_BY_NAME[peer], C.get(those.name, 1.0)
     common = {
@@ -134,8 +134,10 @@ def task_of(peer: str, those: Set, core: int | None) -> dict[str, Any]:
             "sample_only": not who.whole,
         }
     prune = PRUNE if those.data.n_labels > FEW else 0.0
+    binary = {"binary": str(program)} if who.package == "dismecpp" else {}
     return {
         **common,
+        **binary,
         "folder": str(those.whole if who.whole else those.flat),
         "C": cost,
         "prune": prune,
@@ -158,7 +160,11 @@ def runs_of(
                 continue
             file = folder / "runs" / f"{those.name}-{peer}-{number}.json"
             run = cached(
-                task_of(peer, those, core), python, chosen.limit, file, peer in chosen.again
+                task_of(peer, those, core, chosen.dismecpp),
+                python,
+                chosen.limit,
+                file,
+                peer in chosen.again,
             )
             runs[peer].append(run)
             output = (
@@ -284,6 +290,7 @@ def main() -> None:
             "default": 60.0,
             "help": "CPU seconds on one set after which a peer is not repeated",
         },
+        dismecpp={"type": Path, "help": "the program `train` of DiSMEC++"},
         core={
             "type": int,
             "help": "the core of all runs; default: the last one; -1: any",
@@ -294,6 +301,9 @@ def main() -> None:
     def run(folder: Path) -> dict[str, Any]:
         place = (chosen.cache or folder).resolve()
         python, absent = environment((chosen.env or place / "env").resolve())
+        if chosen.dismecpp:
+            absent.pop("dismecpp", None)
+            chosen.dismecpp = chosen.dismecpp.resolve()
         rows, verdicts = [], []
         for name in chosen.sets or (SETS if chosen.data else ["synthetic"]):
             those = prepare(name, chosen, place)

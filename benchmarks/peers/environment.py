@@ -40,9 +40,7 @@ MODULES = {
     "sparse_dot_topn": "sparse_dot_topn",
     "nmslib": "nmslib",
 }
-ABSENT = {
-    "dismecpp": "not a Python package: no release on PyPI, and its repository builds with CMake from git submodules and Boost",
-}
+ABSENT = {"dismecpp": "not a Python package: give its program by --dismecpp"}
 RESULT_FILE = "peers.json"
 LISTED = ("napkinxc", "libpecos", "omikuji", "sparse_dot_topn", "nmslib-metabrainz", "numpy")
 

@@ -78,7 +78,7 @@ def own_engines(subject: Subject, predictor: Predictor, scan: InvertedIndex) -> 
 
         return batch
 
-    search = predictor.index
+    search = predictor.model.search
     return [
         local("search", subject, lambda x, k: search.query(x, k), timed(search.query)),
         local("scan", subject, lambda x, k: scan.query(x, k), timed(scan.query)),
@@ -92,7 +92,7 @@ def costs(
 
     They include the time that memory alone would need for these bytes.
     """
-    answer = predictor.index.query(subject.X, k)
+    answer = predictor.model.search.query(subject.X, k)
     X, lists = subject.X, np.diff(subject.model.postings.indptr)
     of_lists = float(lists[X.indices].sum()) / X.n_rows
     n_labels, read = subject.model.n_labels, float(answer.postings_read.mean())
@@ -124,7 +124,7 @@ def sizes(subject: Subject, predictor: Predictor) -> dict[str, Any]:
     began, cpu = time.perf_counter(), time.process_time()
     searcher(model.W, model.b)
     wall, used = time.perf_counter() - began, time.process_time() - cpu
-    bytes_of = index_bytes(predictor.index)
+    bytes_of = index_bytes(predictor.model.search)
     return {
         "bytes": bytes_of,
         "csr_bytes": csr_bytes(model),

@@ -35,7 +35,7 @@ def child(chosen: argparse.Namespace, folder: Path) -> None:
     """Warm up, write the list of kernels, report ready, and answer queries until the time is up."""
     subject = next(iter(subjects(chosen.models, chosen.pydocs, chosen.only, 500, folder)))
     predictor = Predictor(subject.model)
-    engine: Any = predictor.index
+    engine: Any = predictor.model.search
     if chosen.engine == "scan":
         engine = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
     rows = [row(subject.X, i) for i in range(subject.X.n_rows)]

@@ -18,21 +18,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Int32, Int64, frozen
 from xcray.errors import Corrupt, ParameterError
 from xcray.kernels.merge import take_columns
 from xcray.kernels.search.lists import NARROW_BYTES, UNIT_BYTES, PackedLists, narrow_units
 from xcray.kernels.search.packing import count_kept, exponent_histograms, pack, wide_block_bytes
+from xcray.kernels.search.row_keys import KEY_BITS, count_segments, first_mismatch
 from xcray.kernels.search.validate_lists import first_invalid, is_permutation
 from xcray.storage.arrow import BlobWriter, read_table
 
 # layout of the blocks: increment it with every change of the format, so that old lists are rebuilt
 # and not misread
-LAYOUT_VERSION = "1"
+LAYOUT_VERSION = "2"
 MAX_SIZE_RATIO = 1.29  # limit of (weights by label + wide lists) / (weights by label), in bytes
 # limit of the bytes that dense features add to narrow lists, relative to the weights by label
 DENSE_BUDGET_RATIO = 0.06
+WIDE_BYTES = 3  # bytes per label of wide lists, up to 2**24 labels
 ENTRY_BYTES = 8  # bytes per weight by label: int32 and float32
 # bytes of entries in memory at once; larger pieces do not fit into the caches
 BUFFER_BYTES = 64 << 20
@@ -57,7 +60,7 @@ class PackingPlan(NamedTuple):
 
 def label_width(n_labels: int) -> int:
     """Return the number of bytes per label."""
-    return NARROW_BYTES if n_labels <= 1 << 16 else 3 if n_labels <= 1 << 24 else 4
+    return NARROW_BYTES if n_labels <= 1 << 16 else WIDE_BYTES if n_labels <= 1 << 24 else 4
 
 
 def plan_lists(W: CSR) -> PackingPlan:
@@ -100,7 +103,22 @@ def build_lists(
         blocks[offset : offset + len(piece)] = piece
         tick()
     blocks.flags.writeable = plan.starts.flags.writeable = False
-    return PackedLists(blocks, plan.starts, plan.width, W.n_rows, plan.least)
+    keys, segments = key_arrays(W, 0, W.n_rows)
+    return PackedLists(blocks, plan.starts, plan.width, W.n_rows, plan.least, keys, segments)
+
+
+def key_arrays(W: CSR, first: int, stop: int) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
+    """Return keys and segments of labels [first, stop), see `kernels.search.row_keys`."""
+    keys = W.indices[W.indptr[first] : W.indptr[stop]].astype(np.uint16)  # the low 16 bits
+    segments = np.empty((stop - first) * n_segment_bounds(W.n_cols), np.uint32)
+    if len(segments):
+        count_segments(W, first, stop, segments)
+    return frozen(keys, np.uint16), frozen(segments, np.uint32)
+
+
+def n_segment_bounds(n_features: int) -> int:
+    """Return the number of segment bounds per label."""
+    return max(0, (int(n_features) - 1) >> KEY_BITS)
 
 
 def bias_order(b: Float32) -> Int32:
@@ -129,13 +147,26 @@ def write_lists(
         "least": float(plan.least).hex(),
     }
     columns = {"starts": pa.array(plan.starts), "order": pa.array(bias_order(b))}
-    with BlobWriter(path, int(plan.starts[-1]) * UNIT_BYTES + 8, columns, head) as out:
+    keys, segments, size = _blob_layout(int(plan.starts[-1]), W.nnz, W.shape)
+    with BlobWriter(path, size, columns, head) as out:
         for offset, piece in packed_pieces(W, plan, budget):
             out.write(offset, piece)
             tick()
+        for first, stop in row_ranges(W.indptr, budget // ENTRY_BYTES):
+            part = key_arrays(W, first, stop)
+            out.write(keys + 2 * int(W.indptr[first]), part[0].view(np.uint8))
+            out.write(segments + 4 * first * n_segment_bounds(W.n_cols), part[1].view(np.uint8))
+            tick()
 
 
-def check_lists(lists: PackedLists, order: Int32, name: str) -> None:
+def _blob_layout(units: int, nnz: int, shape: tuple[int, int]) -> tuple[int, int, int]:
+    """Return the first byte of keys and of segments, and the size of the blob."""
+    keys = (units * UNIT_BYTES + 8 + 7) // 8 * 8
+    segments = (keys + 2 * nnz + 3) // 4 * 4
+    return keys, segments, segments + 4 * shape[0] * n_segment_bounds(shape[1])
+
+
+def check_lists(lists: PackedLists, W: CSR, order: Int32, name: str) -> None:
     """Raise Corrupt, with the file name, unless the lists are safe for searches. One pass.
 
     Searches read the lists without bounds checks.
@@ -147,6 +178,9 @@ def check_lists(lists: PackedLists, order: Int32, name: str) -> None:
             "file",
             file=name,
         )
+    label = first_mismatch(W, lists.keys, lists.segments)
+    if label >= 0:
+        raise Corrupt(f"{name}: the keys of label {label} are not its features", file=name)
     if not is_permutation(order):
         raise Corrupt(
             f"{name}: the order of labels is not a permutation of {len(order)} labels", file=name
@@ -161,12 +195,12 @@ def is_current(path: Path) -> bool:
     return (read_table(path).schema.metadata or {}).get(b"layout") == LAYOUT_VERSION.encode()
 
 
-def read_lists(path: Path, shape: tuple[int, int]) -> tuple[PackedLists, Int32]:
-    """Map the lists and the bias order written for a (K, D) matrix.
+def read_lists(path: Path, W: CSR) -> tuple[PackedLists, Int32]:
+    """Map the lists and the bias order written for a (K, D) matrix W.
 
     Raises NotFound, or Corrupt for invalid data or another shape.
     """
-    table = read_table(path)
+    table, shape = read_table(path), W.shape
     try:
         head = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
         width, n_labels, least = (
@@ -187,10 +221,11 @@ def read_lists(path: Path, shape: tuple[int, int]) -> tuple[PackedLists, Int32]:
         np.int32,
         np.uint8,
     )
+    keys, segments, size = _blob_layout(int(starts[-1]) if len(starts) else 0, W.nnz, shape)
     if (
         not is_valid
-        or width != label_width(n_labels)
-        or len(blocks) != int(starts[-1]) * UNIT_BYTES + 8
+        or width not in (label_width(n_labels), WIDE_BYTES)
+        or len(blocks) != size
         or not least >= 0
     ):
         raise Corrupt(
@@ -202,7 +237,12 @@ def read_lists(path: Path, shape: tuple[int, int]) -> tuple[PackedLists, Int32]:
             f"index/{path.name} has a label order with labels that the model does not have",
             file=path.name,
         )
-    return PackedLists(blocks, starts, width, n_labels, least), order
+    of_keys = blocks[keys : keys + 2 * W.nnz].view(np.uint16)
+    end = int(starts[-1]) * UNIT_BYTES + 8
+    lists = PackedLists(
+        blocks[:end], starts, width, n_labels, least, of_keys, blocks[segments:].view(np.uint32)
+    )
+    return lists, order
 
 
 def packed_pieces(W: CSR, plan: PackingPlan, budget: int) -> Iterator[tuple[int, Any]]:

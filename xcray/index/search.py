@@ -151,10 +151,9 @@ class SearchIndex:
     @property
     def n_bytes(self) -> int:
         """Return the bytes of the lists and of the bias order, without the weights by label."""
-        engine = self._engine
-        return int(
-            engine.lists.blocks.nbytes + engine.lists.starts.nbytes + engine.bias_order.nbytes
-        )
+        lists = self._engine.lists
+        arrays = (lists.blocks, lists.starts, lists.keys, lists.segments, self._engine.bias_order)
+        return sum(int(array.nbytes) for array in arrays)
 
     def input_rows(self, X: CSR) -> CSR:
         """Return rows (n, D) as they are multiplied with the weights: checked, and normalised.
@@ -224,7 +223,7 @@ class SearchIndex:
 
         The weights are not checked.
         """
-        check_lists(self._engine.lists, self._engine.bias_order, name)
+        check_lists(self._engine.lists, self.W, self._engine.bias_order, name)
 
     def score(self, X: CSR, label: int, row: int = 0) -> float:
         """Return the score of one label for one row, bit-identical to `query`.

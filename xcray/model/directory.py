@@ -174,7 +174,7 @@ class Staging:
             write_table(self.path / BIAS, pa.table({"bias": pa.array(b)}))
             (self.path / LISTS).parent.mkdir()
             packed.write_lists(self.path / LISTS, W, b, self._budget, self._on_step)
-            lists, order = packed.read_lists(self.path / LISTS, W.shape)
+            lists, order = packed.read_lists(self.path / LISTS, W)
             self._index = SearchIndex(lists, W, b, order, row_norm=row_norm)
         return self._index
 
@@ -436,7 +436,7 @@ def _load_search(path: Path, manifest: Mapping[str, Any], W: CSR, b: Float32) ->
     row_norm = row_norm_of(manifest)
     if LISTS not in manifest["files"] or not packed.is_current(path / LISTS):
         return SearchIndex.build(W, b, row_norm=row_norm)
-    lists, order = packed.read_lists(path / LISTS, W.shape)
+    lists, order = packed.read_lists(path / LISTS, W)
     return SearchIndex(lists, W, b, order, row_norm=row_norm)
 
 

@@ -544,7 +544,7 @@ def test_lists_that_point_outside_are_refused_despite_valid_checksums(
     lengths = np.zeros(n_labels, np.int64)
     lengths[labels] = 2
     W = csr(np.concatenate([[0], np.cumsum(lengths)]), np.tile([0, 1], 5), rng.normal(size=10), 2)
-    lists, order = packed.read_lists(_written(tmp_path / "l.arrow", W), W.shape)
+    lists, order = packed.read_lists(_written(tmp_path / "l.arrow", W), W)
     refused = 0
     for place in range(int(lists.starts[-1]) * 4):
         for value in (0, 255):
@@ -552,7 +552,7 @@ def test_lists_that_point_outside_are_refused_despite_valid_checksums(
             blocks[place] = value
             try:
                 packed.check_lists(
-                    lists._replace(blocks=frozen(blocks, np.uint8)), order, "lists.arrow"
+                    lists._replace(blocks=frozen(blocks, np.uint8)), W, order, "lists.arrow"
                 )
             except Corrupt:
                 refused += 1
@@ -566,7 +566,7 @@ def test_lists_that_point_outside_are_refused_despite_valid_checksums(
             assert search.query(csr([0, 2], [0, 1], [1.0, 1.0], 2), 5).labels.shape == (1, 5)
     assert refused > 20
     with pytest.raises(Corrupt, match="order"):
-        packed.check_lists(lists, frozen(np.zeros(n_labels), np.int32), "lists.arrow")
+        packed.check_lists(lists, W, frozen(np.zeros(n_labels), np.int32), "lists.arrow")
 
 
 def _written(path: Path, W: CSR) -> Path:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
-from xcray.kernels.prefetch import prefetch
 from xcray.kernels.search.bits import float32, float64, float_of, int64, load16, load32
 from xcray.kernels.search.lists import (
     NARROW_BYTES,
@@ -37,15 +36,19 @@ from xcray.kernels.search.lists import (
     top_at,
 )
 from xcray.kernels.search.postings import beats, offer, sort_best_first
+from xcray.kernels.search.row_keys import (
+    find_weights,
+    prefetch_bounds,
+    prefetch_keys,
+    sum_weights,
+)
 
 ROUNDING = 2.0**-23  # twice the relative rounding error of float32
 MIN_NORMAL = 1e-36  # smaller float32 lose digits
-CACHE_LINE_ENTRIES = 16
-PREFETCH_ENTRIES = 768  # maximum per label
 # number of best bounds that are rescored before the others are filtered again
 FIRST_RESCORED = 48
+KEYS_AHEAD = 3  # labels whose keys are prefetched
 RESCORED_MARK = 4  # added to `seen` of these labels
-WINDOW_FEATURES = 64  # features of a label that are compared together
 CHECK_LABELS = 64  # labels that are checked together
 UNLIMITED: int = int64(1 << 60)  # a budget
 ROW_COST = 4  # entries of a row that take as long as one posting
@@ -110,7 +113,8 @@ class SearchOutput(NamedTuple):
 class QueryRow(NamedTuple):
     """A query.
 
-    indices: (m,) int32, ascending; values: (m,) float32; terms, n_terms: see `Terms`; n_postings:
+    indices: (m,) int32, ascending; values: (m,) float32; places: (2, m) int64, scratch memory
+    of scores; terms, n_terms: see `Terms`; n_postings:
     weights of all its features; n_dense: features that are dense or split; positive: whether no
     value is negative; dropped: maximum contribution of the weights left out of the lists; max_sum:
     bound of all partial sums, the largest |bias| and |x| times the largest |weight| of each term.
@@ -118,6 +122,7 @@ class QueryRow(NamedTuple):
 
     indices: Int32
     values: Float32
+    places: NDArray[np.int64]
     terms: Terms
     n_terms: int
     n_postings: int
@@ -143,47 +148,29 @@ def read_row(X: CSR, i: int, engine: SearchEngine) -> QueryRow:
     for value in values:
         positive &= value >= 0
         hidden -= min(0.0, float64(value)) * lists.dropped_below
-    return QueryRow(indices, values, terms, n, reach, n_dense, positive, hidden, most)
-
-
-@numba.njit(nogil=True, cache=True)
-def score(row: QueryRow, W: CSR, label: int, bias: Float32) -> float:
-    """Return x . w + bias of one label, bit-identical to a loop over all features."""
-    lo, n = W.indptr[label], W.indptr[label + 1] - W.indptr[label]
-    features = W.indices[lo : lo + n]
-    total = 0.0
-    if n < WINDOW_FEATURES:
-        at = 0
-        for j in range(len(row.indices)):
-            feature = row.indices[j]
-            while at < n and features[at] < feature:
-                at += 1
-            if at < n and features[at] == feature:
-                total += float64(row.values[j]) * float64(W.data[lo + at])
-        return float(total + bias[label])
-    begin = int64(0)
-    for j in range(len(row.indices)):
-        feature = row.indices[j]
-        while begin + WINDOW_FEATURES < n and features[begin + WINDOW_FEATURES] <= feature:
-            begin += WINDOW_FEATURES
-        first = min(begin, n - WINDOW_FEATURES)
-        window = features[first : first + WINDOW_FEATURES]
-        below = np.int32(0)
-        for i in range(WINDOW_FEATURES):
-            below += np.int32(window[i] < feature)
-        at = first + below
-        if at < n and features[at] == feature:
-            total += float64(row.values[j]) * float64(W.data[lo + at])
-    return float(total + bias[label])
+    places = np.empty((2, hi - lo), np.int64)
+    return QueryRow(indices, values, places, terms, n, reach, n_dense, positive, hidden, most)
 
 
 @inner()
-def prefetch_row(W: CSR, label: int) -> None:
-    """Prefetch the first PREFETCH_ENTRIES of a label's row."""
-    begin, end = W.indptr[label], W.indptr[label + 1]
-    for entry in range(begin, min(end, begin + PREFETCH_ENTRIES), CACHE_LINE_ENTRIES):
-        prefetch(W.indices, entry)
-        prefetch(W.data, entry)
+def find(row: QueryRow, engine: SearchEngine, label: int, turn: int) -> None:
+    """Find the weights of a label, for `score_found` with the same turn."""
+    lists = engine.lists
+    find_weights(row.indices, engine.W, lists.keys, lists.segments, label, row.places[turn & 1])
+
+
+@inner()
+def score_found(row: QueryRow, engine: SearchEngine, label: int, turn: int) -> float:
+    """Return x . w + bias of a label whose weights have been found."""
+    total = sum_weights(row.values, engine.W.data, row.places[turn & 1])
+    return float(total + engine.bias[label])
+
+
+@inner()
+def score(row: QueryRow, engine: SearchEngine, label: int) -> float:
+    """Return x . w + bias of one label, bit-identical to a loop over all features."""
+    find(row, engine, label, int64(0))
+    return score_found(row, engine, label, int64(0))
 
 
 @inner()
@@ -368,15 +355,26 @@ def rescore(
     that can be read. Counters in `out` are updated.
     """
     labels, scores = out.labels[i], out.scores[i]
+    lists, found = engine.lists, int64(0)
+    for c in range(min(n, FIRST_RESCORED)):
+        prefetch_bounds(engine.W, lists.segments, int64(chosen[c]))
+    for c in range(min(n, KEYS_AHEAD)):
+        prefetch_keys(engine.W, lists.keys, int64(chosen[c]))
     for c in range(n):
         label, bound = int64(chosen[c]), bounds[c] + more
         if size == len(labels) and (bound < scores[0] or budget <= 0):
             out.runner_up[i] = max(out.runner_up[i], bound)
             out.exact[i] &= bound < scores[0]
             break
-        if c + 1 < n:
-            prefetch_row(engine.W, int64(chosen[c + 1]))
-        size = offer_label(out, i, size, label, score(row, engine.W, label, engine.bias))
+        if c + KEYS_AHEAD < n:
+            prefetch_keys(engine.W, lists.keys, int64(chosen[c + KEYS_AHEAD]))
+        # the weights of the next labels arrive while this one is added
+        while found < min(n, c + 2) and (
+            found == c or size < len(labels) or bounds[found] + more >= scores[0]
+        ):
+            find(row, engine, int64(chosen[found]), found)
+            found += 1
+        size = offer_label(out, i, size, label, score_found(row, engine, label, c))
         out.labels_scored[i] += 1
         budget -= (engine.W.indptr[label + 1] - engine.W.indptr[label]) // ROW_COST + 50
     return size
@@ -631,7 +629,7 @@ def score_all(
     size = int64(0)
     for label in range(len(engine.bias)):
         if len(allowed) == 0 or allowed[label]:
-            size = offer_label(out, i, size, label, score(row, engine.W, label, engine.bias))
+            size = offer_label(out, i, size, label, score(row, engine, label))
             out.labels_scored[i] += 1
 
 
@@ -642,17 +640,17 @@ def rank_of(X: CSR, i: int, label: int, engine: SearchEngine, work: SearchScratc
     Labels that could beat it are scored.
     """
     row = read_row(X, i, engine)
-    own, better = score(row, engine.W, label, engine.bias), 0
+    own, better = score(row, engine, label), 0
     initialise_sums(engine.bias, work.seen[:0], work.sums)
     more = add_terms(row, engine.lists, UNLIMITED, work.sums)[0]
     for other in range(len(work.sums)):
         # not <: also true for sums that are not numbers
         if not float64(work.sums[other]) + more < own:
-            better += beats(score(row, engine.W, other, engine.bias), other, own, label)
+            better += beats(score(row, engine, other), other, own, label)
     return better
 
 
 @numba.njit(nogil=True, cache=True)
 def score_one(X: CSR, i: int, label: int, engine: SearchEngine) -> float:
     """Return the score of one label for row i of X, bit-identical to a search."""
-    return score(read_row(X, i, engine), engine.W, label, engine.bias)
+    return score(read_row(X, i, engine), engine, label)

@@ -38,6 +38,7 @@ from xcray.kernels.search.bounded_scan import (
     rescore_candidates,
     rounding_slack,
 )
+from xcray.kernels.search.cuts import plan_cuts
 from xcray.kernels.search.lists import (
     RANGE_ENTRY_BYTES,
     RANGE_LABELS,
@@ -60,18 +61,13 @@ THRESHOLD_POSTINGS = 1500  # postings read to find a threshold
 THRESHOLD_EXTRA = 5  # labels scored for the threshold, in addition to k
 MAX_THRESHOLD_K = 24  # for larger k, the threshold is too low to be useful
 # of T - b that can remain unread; a larger share reads less and scores more labels
-UNREAD_SHARE = 0.4
-# growth of the cut with the length of a list over x: about length * c ** -1.5 weights are above c
-CUT_EXPONENT = 0.4
-CUT_HALVINGS = 12  # of the interval in which the cuts are searched
-MAX_READ_SHARE = 0.95  # of positive weights; if cuts would read more, do not cut
-# if more labels of a range reach the bar with the largest bias, check their own bias first
-MAX_RANGE_CANDIDATES = 500
+UNREAD_SHARE = 0.25
 MAX_CANDIDATES = 3000  # with more, reading negative weights is faster
 MAX_TALLY = 32000  # fits in int16
 MAX_TERMS = 8000  # rounding up more terms could use up too much of MAX_TALLY
 LARGE_BIAS_MARK = 2  # in `seen`: a label with an unusually large bias
 CHECK_SUMS = 256  # sums that are checked together
+CHECK_BOUNDS = 64  # of these, bounds that are checked together
 
 
 @inner()
@@ -226,7 +222,7 @@ def scan_above_cuts(
     rest = rounding_slack(row)
     if not gap > 2.0 * rest:
         return False
-    cuts = plan_cuts(row, engine.lists, UNREAD_SHARE * (gap - rest))
+    cuts = plan_cuts(terms, row.n_terms, engine.lists, UNREAD_SHARE * (gap - rest))
     most = 0.0
     for t in range(row.n_terms):
         rest += terms.x[t] * cuts[t]
@@ -236,21 +232,14 @@ def scan_above_cuts(
     if bar < 1:
         return False
     mark_large_bias(engine.large_bias_labels, work.seen)
-    n, use_own_bias = int64(0), False
+    n, least = int64(0), lower_bar(scores[0] - rest)
     read = add_unsplit(engine.lists, row, cuts, 1.0 / unit, work.tally)
     for r in range(n_ranges(len(work.tally))):
         begin, stop = r * RANGE_LABELS, min((r + 1) * RANGE_LABELS, len(work.tally))
         read += add_range(engine.lists, row, r, cuts, 1.0 / unit, work.tally[begin:stop])
-        if not use_own_bias:
-            before = n
-            n = append_reaching(work.tally[begin:stop], min(bar, 32767), begin, work.candidates, n)
-            # many biases are far below the largest: from now on use each label\'s own bias
-            use_own_bias = n - before > MAX_RANGE_CANDIDATES
-            n = filter_by_own_bias(work, engine, allowed, unit, scores[0] - rest, before, n)
-        else:
-            n = tallies_above(
-                work, engine, allowed, float32(unit), lower_bar(scores[0] - rest), begin, stop, n
-            )
+        n = tallies_above(
+            work, engine, allowed, min(bar, 32767), float32(unit), least, begin, stop, n
+        )
         if n > MAX_CANDIDATES:
             break
     n = add_large_bias(engine, allowed, unit, scores[0] - rest, rest, work, n, out, i)
@@ -258,12 +247,8 @@ def scan_above_cuts(
     out.postings_read[i] += read
     if n > MAX_CANDIDATES:
         return False
-    runner_up = (
-        lower_bar(scores[0] - rest) + rest
-        if use_own_bias
-        else float64(engine.max_other_bias) + rest + (bar - 1) * unit
-    )
-    out.runner_up[i] = max(out.runner_up[i], runner_up)
+    below_bar = float64(engine.max_other_bias) + rest + (bar - 1) * unit
+    out.runner_up[i] = max(out.runner_up[i], least + rest, below_bar)
     rescore_candidates(row, engine, work, n, rest, UNLIMITED, out, i, len(scores))
     return True
 
@@ -275,107 +260,21 @@ def lower_bar(least: float) -> float:
 
 
 @inner()
-def filter_by_own_bias(
-    work: SearchScratch,
-    engine: SearchEngine,
-    allowed: Bytes,
-    unit: float,
-    least: float,
-    first: int,
-    stop: int,
-) -> int:
-    """Keep the candidates [first, stop) that are allowed, not seen, and reach `least`.
-
-    Their bound is their own bias + tally * unit. Returns the end of the kept candidates.
-    """
-    kept = first
-    for c in range(first, stop):
-        label = work.candidates[c]
-        bound = float64(engine.initial_bounds[label]) + work.tally[label] * unit
-        if bound >= least and not work.seen[label] and (len(allowed) == 0 or allowed[label]):
-            work.candidates[kept], work.bounds[kept] = label, bound
-            kept += 1
-    return kept
-
-
-@inner()
-def plan_cuts(row: QueryRow, lists: PackedLists, most: float) -> Float64:
-    """Return cuts c_f, (n_terms,), with R at most `most`; all 0 if that leaves little unread.
-
-    Reading is minimal for a given R if all cuts have the same number of postings per unit of R.
-    With about length * c ** -a weights above c this means c ~ (length / x) ** (1 / (a + 1)), up to
-    the largest weight. One factor for all lists is found by bisection.
-    """
-    terms = row.terms
-    cuts, shape = np.zeros(row.n_terms, np.float64), np.empty(row.n_terms, np.float64)
-    high = 0.0
-    for t in range(row.n_terms):
-        shape[t] = (terms.n_all[t] / terms.x[t]) ** CUT_EXPONENT
-        high = max(high, terms.high[t] / shape[t])
-    low = 0.0
-    for _step in range(CUT_HALVINGS):
-        factor = 0.5 * (low + high)
-        rest = 0.0
-        for t in range(row.n_terms):
-            rest += terms.x[t] * min(terms.high[t], factor * shape[t])
-        if rest <= most:
-            low = factor
-        else:
-            high = factor
-    read, positive = 0.0, 0.0
-    for t in range(row.n_terms):
-        cuts[t] = min(terms.high[t], low * shape[t])
-        above, all_ = share_above(lists, terms, t, cuts[t])
-        read += above * terms.n_all[t]
-        positive += all_ * terms.n_all[t]
-    if read > MAX_READ_SHARE * positive:
-        cuts[:] = 0.0
-    return cuts
-
-
-@inner()
-def share_above(lists: PackedLists, terms: Terms, t: int, cut: float) -> tuple[float, float]:
-    """Return the shares of a list's weights above `cut` and above 0.
-
-    For a split list, those of its middle range.
-    """
-    tops, n = terms.tops[t], terms.n[t]
-    if terms.dense[t] >= 0:
-        position = terms.dense[t] + RANGE_ENTRY_BYTES * (n_ranges(lists.n_labels) // 2)
-        tops, n = (
-            terms.all[t] + int64(load32(lists.blocks, position)),
-            int64(load32(lists.blocks, position + 4)),
-        )
-        if n == 0:
-            return 0.5, 1.0
-    shift = chunk_shift(n)
-    chunks = chunk_count(n, shift)
-    above = chunk_start(first_below(lists.blocks, tops, chunks, cut), shift)
-    positive = chunk_start(first_below(lists.blocks, tops, chunks, 0.0), shift)
-    return min(1.0, above / n), min(1.0, positive / n)
-
-
-@inner()
-def first_below(blocks: Bytes, tops: int, n_chunks: int, cut: float) -> int:
-    """Return the first chunk whose top is not above `cut`, or the number of chunks."""
-    low, high = 0, n_chunks
-    while low < high:
-        middle = (low + high) >> 1
-        if top_at(blocks, tops, middle) > cut:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@inner()
 def add_chunks(
-    blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: float, tally: Int16
+    blocks: Bytes,
+    tops: int,
+    n: int,
+    width: int,
+    cut: float,
+    factor: float,
+    ahead: int,
+    tally: Int16,
 ) -> int:
     """Add bounds of factor * (w - cut) to the tallies for the chunks above the cut, rounded up.
 
     Returns the number of postings read. cut: at least 0 (then factor is positive), -inf to read all
-    and subtract nothing, inf to read none.
+    and subtract nothing, inf to read none. ahead: bytes from here to the list that is read next and
+    is prefetched at the same pace.
     """
     shift = chunk_shift(n)
     chunks = chunk_count(n, shift)
@@ -390,6 +289,8 @@ def add_chunks(
         units = np.int16(int64(np.floor(factor * (weight - base))) + 1)
         size = min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)
         if width == 2:
+            for line in range(0, 2 * size, 64):
+                prefetch(blocks, position + ahead + line)
             for _j in range(size):
                 label = load16(blocks, position)
                 position += 2
@@ -418,6 +319,7 @@ def add_unsplit(
                 lists.width,
                 cuts[t],
                 terms.x[t] * scale,
+                int64(0),
                 tally,
             )
     return read
@@ -429,46 +331,47 @@ def add_range(
 ) -> int:
     """Run `add_chunks` on one range of all split lists; return the number of postings read."""
     terms, blocks, read = row.terms, lists.blocks, 0
-    for t in range(row.n_terms):
-        if t + 2 < row.n_terms and terms.dense[t + 2] >= 0:
-            prefetch_range(blocks, terms, t + 2, r)
-        if terms.dense[t] >= 0:
-            position = terms.dense[t] + RANGE_ENTRY_BYTES * r
-            n = int64(load32(blocks, position + 4))
-            tops = terms.all[t] + int64(load32(blocks, position))
-            if n:
-                read += add_chunks(blocks, tops, n, int64(2), cuts[t], terms.x[t] * scale, tally)
+    after = next_split(row, -1)
+    while after < row.n_terms:
+        t, after = after, next_split(row, after)
+        position = terms.dense[t] + RANGE_ENTRY_BYTES * r
+        n = int64(load32(blocks, position + 4))
+        tops = terms.all[t] + int64(load32(blocks, position))
+        far = next_split(row, after) if after < row.n_terms else after
+        if far < row.n_terms:
+            prefetch_range(blocks, terms, far, r)
+        ahead = 0
+        if after < row.n_terms:
+            ahead = range_start(blocks, terms, after, r) - tops
+        if n:
+            read += add_chunks(blocks, tops, n, int64(2), cuts[t], terms.x[t] * scale, ahead, tally)
     return read
+
+
+@inner()
+def next_split(row: QueryRow, t: int) -> int:
+    """Return the first term after t whose list is split, or the number of terms."""
+    t += 1
+    while t < row.n_terms and row.terms.dense[t] < 0:
+        t += 1
+    return t
+
+
+@inner()
+def range_start(blocks: Bytes, terms: Terms, t: int, r: int) -> int:
+    """Return the position of the list of a range."""
+    offset: int = int64(load32(blocks, terms.dense[t] + RANGE_ENTRY_BYTES * r))
+    start: int = terms.all[t] + offset
+    return start
 
 
 @inner()
 def prefetch_range(blocks: Bytes, terms: Terms, t: int, r: int) -> None:
     """Prefetch the start of a range's list."""
-    tops = terms.all[t] + int64(load32(blocks, terms.dense[t] + RANGE_ENTRY_BYTES * r))
+    tops = range_start(blocks, terms, t, r)
     prefetch(blocks, tops)
     prefetch(blocks, tops + 64)
     prefetch(blocks, tops + 128)
-
-
-@inner()
-def append_reaching(tally: Int16, bar: int, first: int, labels: Int32, count: int) -> int:
-    """Append the labels, numbered from `first` on, whose tally is at least `bar`.
-
-    Returns the new number of labels.
-    """
-    n, least = len(tally), np.int16(bar)
-    for begin in range(0, n, CHECK_SUMS):
-        part = tally[begin : min(begin + CHECK_SUMS, n)]
-        some = False
-        for j in range(len(part)):
-            some |= part[j] >= least
-        if not some:
-            continue
-        for j in range(len(part)):
-            if part[j] >= least:
-                labels[count] = first + begin + j
-                count += 1
-    return count
 
 
 @inner()
@@ -524,7 +427,15 @@ def scan_all(
         bar = scores[0] - rest if size == k else -np.inf
         bar = lower_bar(bar)
         others = tallies_above(
-            work, engine, allowed, float32(unit), bar, int64(0), len(work.tally), int64(0)
+            work,
+            engine,
+            allowed,
+            int64(-MAX_TALLY),
+            float32(unit),
+            bar,
+            int64(0),
+            len(work.tally),
+            int64(0),
         )
         out.runner_up[i] = max(out.runner_up[i], bar + rest)
         rescore_candidates(row, engine, work, others, rest, left, out, i, size)
@@ -580,6 +491,7 @@ def tallies_above(
     work: SearchScratch,
     engine: SearchEngine,
     allowed: Bytes,
+    bar: int,
     unit: float,
     least: float,
     first: int,
@@ -588,25 +500,58 @@ def tallies_above(
 ) -> int:
     """Append the labels of [first, end) whose bias + tally * unit is at least `least`.
 
-    Only labels that are allowed and not seen. Returns the new number of candidates.
+    Only labels that are allowed and not seen. bar: no label with a smaller tally reaches `least`.
+    Returns the new number of candidates.
     """
-    bar = float32(least)
+    low = np.int16(bar)
     for begin in range(first, end, CHECK_SUMS):
         stop = min(begin + CHECK_SUMS, end)
-        part, biases = work.tally[begin:stop], engine.initial_bounds[begin:stop]
+        part = work.tally[begin:stop]
         some = False
         for j in range(len(part)):
-            some |= float32(part[j]) * unit + biases[j] >= bar
+            some |= part[j] >= low
         if not some:
             continue
-        for j in range(len(part)):
-            value, label = float32(part[j]) * unit + biases[j], begin + j
-            if (
-                value >= bar
-                and value > -np.inf
-                and not work.seen[label]
-                and (len(allowed) == 0 or allowed[label])
-            ):
-                work.candidates[count], work.bounds[count] = label, value
-                count += 1
+        for inner_begin in range(begin, stop, CHECK_BOUNDS):
+            count = append_reaching(
+                work,
+                engine,
+                allowed,
+                unit,
+                float32(least),
+                inner_begin,
+                min(inner_begin + CHECK_BOUNDS, stop),
+                count,
+            )
+    return count
+
+
+@inner()
+def append_reaching(
+    work: SearchScratch,
+    engine: SearchEngine,
+    allowed: Bytes,
+    unit: float,
+    least: float,
+    begin: int,
+    stop: int,
+    count: int,
+) -> int:
+    """Run `tallies_above` on few labels, which are checked together first."""
+    part, biases = work.tally[begin:stop], engine.initial_bounds[begin:stop]
+    some = False
+    for j in range(len(part)):
+        some |= float32(part[j]) * unit + biases[j] >= least
+    if not some:
+        return count
+    for j in range(len(part)):
+        value, label = float32(part[j]) * unit + biases[j], begin + j
+        if (
+            value >= least
+            and value > -np.inf
+            and not work.seen[label]
+            and (len(allowed) == 0 or allowed[label])
+        ):
+            work.candidates[count], work.bounds[count] = label, value
+            count += 1
     return count

@@ -16,10 +16,12 @@ byte, to half a step, clipped. Then, in the space of 2 m weights (m = max_clippe
 n weights that were clipped, with the clipped amounts. Then all labels and all weights.
 
 Wide (3 bytes per label, 4 beyond 2**24 labels). Long lists are split: bit 31 of the header is set;
-the smallest weight follows as float32. Then, for each range of 2**16 labels, the position of its
-list (bytes from the header) and its number of weights. Then a list of the largest weights only
-(n_leading). Then a list with 2 bytes per label for each range. The sums of a range fit in the
-processor's cache.
+the smallest weight follows as float32. Then the curve: CURVE_POINTS times a cut (16 bits, from 0,
+ascending) and the share of all weights above it (in 1/65535, rounded up, descending), corners of
+the lower convex hull of share over cut; unused points are 0. Then, for each range of 2**15 labels,
+the position of its list (bytes from the header) and its number of weights. Then a list of the
+largest weights only (n_leading). Then a list with 2 bytes per label for each range. The sums of a
+range fit in the processor's first cache.
 """
 
 from __future__ import annotations
@@ -43,11 +45,14 @@ HEADER_BYTES = 4
 DENSE_HEADER_BYTES = 16  # header, lo, step, number of weights
 NARROW_BYTES = 2  # per label in narrow lists, which also contain the weights
 WEIGHT_BYTES = 4
-SPLIT_HEADER_BYTES = 8  # header, smallest weight
+CURVE_POINTS = 8
+CURVE_OFFSET = 8  # of the curve in a split block, after header and smallest weight
+SPLIT_HEADER_BYTES = CURVE_OFFSET + 4 * CURVE_POINTS
+MAX_SHARE = 65535.0
 RANGE_ENTRY_BYTES = 8  # per range: position, number of weights
-RANGE_LABELS = 1 << 16
+RANGE_LABELS = 1 << 15
 PREFETCH_LINES = 4  # cache lines of a block to prefetch
-SPLIT_WEIGHTS_PER_RANGE = 64  # lists with more weights per range are split
+SPLIT_WEIGHTS_PER_RANGE = 48  # lists with more weights per range are split
 
 
 class PackedLists(NamedTuple):
@@ -56,7 +61,8 @@ class PackedLists(NamedTuple):
     blocks: uint8, 8 bytes longer than its content; starts: (D + 1,) uint32, start of each feature's
     block in units of UNIT_BYTES, equal to the next one for a feature without weights. width: bytes
     per label, 2 or 3 (4 beyond 2**24 labels); n_labels: K; dropped_below: negative weights down to
-    -dropped_below are left out, which only makes scores appear larger.
+    -dropped_below are left out, which only makes scores appear larger. keys: (nnz,) uint16 and
+    segments: uint32, the features of the weights by label, see `row_keys`.
     """
 
     blocks: Bytes
@@ -64,6 +70,8 @@ class PackedLists(NamedTuple):
     width: int
     n_labels: int
     dropped_below: float
+    keys: NDArray[np.uint16]
+    segments: NDArray[np.uint32]
 
 
 @inner()

@@ -6,12 +6,15 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from xcray.arrays import Float32, Int32, Int64
+from xcray.arrays import Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import bits_of, float32, float64, float_of, int64
 from xcray.kernels.search.lists import (
+    CURVE_OFFSET,
+    CURVE_POINTS,
     DENSE_HEADER_BYTES,
     HEADER_BYTES,
+    MAX_SHARE,
     NARROW_BYTES,
     RANGE_ENTRY_BYTES,
     RANGE_LABELS,
@@ -33,6 +36,7 @@ from xcray.kernels.search.lists import (
     round_up,
 )
 
+CURVE_SAMPLES = 32  # shares of the positive weights, squared, of which the curve is the hull
 MAX_INSERTION_SORT = 48  # longer lists are sorted by radix
 
 
@@ -266,6 +270,7 @@ def _write_split(
         smallest = min(smallest, weights[0, i])
     _write_integer(out, position, 4, int64(n) | int64(SPECIAL_BIT))
     _write_integer(out, position + 4, 4, int64(bits_of(smallest)))
+    _write_curve(weights[0, :n], out, position + CURVE_OFFSET)
     leading = n_leading(n)
     target = _write_list(
         labels[0, :leading],
@@ -287,6 +292,59 @@ def _write_split(
                 labels[1, begin : ends[r]], weights[1, begin : ends[r]], NARROW_BYTES, out, target
             )
         begin = ends[r]
+
+
+@inner()
+def _write_curve(weights: Float32, out: Bytes, position: int) -> None:
+    """Write the curve of a list, whose 16-bit weights descend."""
+    n, positive = len(weights), 0
+    while positive < n and weights[positive] > 0:
+        positive += 1
+    cut, read = np.zeros(CURVE_SAMPLES + 1), np.zeros(CURVE_SAMPLES + 1)
+    read[0], size = float64(positive), 1
+    for j in range(CURVE_SAMPLES - 1, -1, -1):
+        above = (positive * j * j) // (CURVE_SAMPLES * CURVE_SAMPLES)
+        if above < positive:
+            top = float64(float_of(np.uint32(round_up(weights[above])) << np.uint32(16)))
+            size = _add_to_hull(cut, read, size, top, float64(above))
+    while size > CURVE_POINTS:
+        size = _drop_flattest(cut, read, size)
+    for j in range(CURVE_POINTS):
+        bits, share = np.uint32(0), 0.0
+        if j < size:
+            bits, share = bits_of(float32(cut[j])) >> np.uint32(16), read[j] / n
+        _write_integer(out, position + 4 * j, 2, int64(bits))
+        _write_integer(out, position + 4 * j + 2, 2, int64(np.ceil(share * MAX_SHARE)))
+
+
+@inner()
+def _add_to_hull(cut: Float64, read: Float64, size: int, c: float, n: float) -> int:
+    """Append a point to the lower convex hull of `size` points with smaller cuts; return its size.
+
+    n: weights above the cut c, fewer than at the points before.
+    """
+    if c <= cut[size - 1]:
+        return size
+    while size > 1 and (read[size - 2] - read[size - 1]) * (c - cut[size - 1]) <= (
+        read[size - 1] - n
+    ) * (cut[size - 1] - cut[size - 2]):
+        size -= 1
+    cut[size], read[size] = c, n
+    return size + 1
+
+
+@inner()
+def _drop_flattest(cut: Float64, read: Float64, size: int) -> int:
+    """Remove the inner point of a hull that the line between its neighbours misses least."""
+    flattest, least = 1, np.inf
+    for j in range(1, size - 1):
+        slope = (read[j - 1] - read[j + 1]) / (cut[j + 1] - cut[j - 1])
+        miss = read[j - 1] - slope * (cut[j] - cut[j - 1]) - read[j]
+        if miss < least:
+            flattest, least = j, miss
+    for j in range(flattest, size - 1):
+        cut[j], read[j] = cut[j + 1], read[j + 1]
+    return size - 1
 
 
 @numba.njit(nogil=True, cache=True)

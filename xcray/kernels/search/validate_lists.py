@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import float32, float_of, int64, load16, load32
 from xcray.kernels.search.lists import (
+    CURVE_OFFSET,
+    CURVE_POINTS,
     DENSE_HEADER_BYTES,
     HEADER_BYTES,
     NARROW_BYTES,
@@ -29,6 +31,8 @@ from xcray.kernels.search.lists import (
     n_ranges,
     top_at,
 )
+
+INFINITY = np.uint16(0x7F80)  # as a 16-bit float
 
 
 @numba.njit(nogil=True, cache=True)
@@ -103,6 +107,7 @@ def _is_valid_split(lists: PackedLists, begin: int, end: int, n: int) -> bool:
         position + list_bytes(leading, lists.width) > end
         or leading == 0
         or not _are_finite(blocks, begin + 4, 1)
+        or not _is_valid_curve(blocks, begin + CURVE_OFFSET)
     ):
         return False
     if not _is_valid_list(blocks, position, leading, lists.width, lists.n_labels):
@@ -118,6 +123,20 @@ def _is_valid_split(lists: PackedLists, begin: int, end: int, n: int) -> bool:
             return False
         total += count
     return total == n
+
+
+@inner()
+def _is_valid_curve(blocks: Bytes, position: int) -> bool:
+    """Return whether the cuts of a curve ascend, finite, and the shares descend."""
+    cut, share = np.uint16(0), np.uint16(65535)
+    for j in range(CURVE_POINTS):
+        bits, above = load16(blocks, position + 4 * j), load16(blocks, position + 4 * j + 2)
+        if bits == 0 and above == 0:
+            continue
+        if bits <= cut or bits >= INFINITY or above > share:
+            return False
+        cut, share = bits, above
+    return True
 
 
 @inner()
