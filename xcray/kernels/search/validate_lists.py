@@ -13,6 +13,7 @@ from xcray.kernels.search.lists import (
     CURVE_POINTS,
     DENSE_HEADER_BYTES,
     HEADER_BYTES,
+    MAX_SHARE,
     NARROW_BYTES,
     RANGE_ENTRY_BYTES,
     RANGE_LABELS,
@@ -32,7 +33,7 @@ from xcray.kernels.search.lists import (
     top_at,
 )
 
-INFINITY = np.uint16(0x7F80)  # as a 16-bit float
+INFINITY = 0x7F80  # as a 16-bit float
 
 
 @numba.njit(nogil=True, cache=True)
@@ -128,10 +129,11 @@ def _is_valid_split(lists: PackedLists, begin: int, end: int, n: int) -> bool:
 @inner()
 def _is_valid_curve(blocks: Bytes, position: int) -> bool:
     """Return whether the cuts of a curve ascend, finite, and the shares descend."""
-    cut, share = np.uint16(0), np.uint16(65535)
+    cut, share = int64(-1), int64(MAX_SHARE)
     for j in range(CURVE_POINTS):
-        bits, above = load16(blocks, position + 4 * j), load16(blocks, position + 4 * j + 2)
-        if bits == 0 and above == 0:
+        bits = int64(load16(blocks, position + 4 * j))
+        above = int64(load16(blocks, position + 4 * j + 2))
+        if j > 0 and bits == 0 and above == 0:
             continue
         if bits <= cut or bits >= INFINITY or above > share:
             return False
