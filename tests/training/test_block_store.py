@@ -7,7 +7,7 @@ import pytest
 
 from xcray.arrays import csr, frozen
 from xcray.errors import Conflict
-from xcray.kernels.training.ppdsparse_state import STATE
+from xcray.kernels.training.ppdsparse.state import STATE
 from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.training.block_store import BlockStore
 

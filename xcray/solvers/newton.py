@@ -18,7 +18,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.training import newton as kernel
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, null_objective
-from xcray.kernels.training.ppdsparse_state import PPDSparseProblem
+from xcray.kernels.training.ppdsparse.state import PPDSparseProblem
 
 MAX_FEATURES = 1024
 PIECE = 1 << 20  # values that are converted to float64 at once

@@ -12,10 +12,10 @@ from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, csr_
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.row_norm import ROW_NORMS, normalize_columns, normalize_rows, row_lengths
 from xcray.kernels.sparse import row_norms_sq
-from xcray.kernels.training import ppdsparse as kernel
 from xcray.kernels.training import pruning
 from xcray.kernels.training.hinge import HINGE, SQUARED_HINGE, Objective
-from xcray.kernels.training.ppdsparse_state import (
+from xcray.kernels.training.ppdsparse import advance as kernel
+from xcray.kernels.training.ppdsparse.state import (
     STATE,
     BatchOutput,
     PPDSparseProblem,

@@ -18,7 +18,7 @@ from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import NotFound, XcrayError
 from xcray.jobs.runner.publish import Outcome, Publisher
-from xcray.kernels.training.ppdsparse_state import STATE
+from xcray.kernels.training.ppdsparse.state import STATE
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.solvers.solved_labels import SolvedLabels

@@ -8,11 +8,12 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from xcray.arrays import csr_from
-from xcray.kernels.training import hinge, newton, ppdsparse_violators
+from xcray.kernels.training import hinge, newton
 from xcray.kernels.training.hinge import HINGE, SQUARED_HINGE, Objective
+from xcray.kernels.training.ppdsparse import violators
 
-inactive_maxima = ppdsparse_violators.inactive_maxima
-range_of_rank = ppdsparse_violators.range_of_rank
+inactive_maxima = violators.inactive_maxima
+range_of_rank = violators.range_of_rank
 best_bias = hinge.best_bias
 
 
@@ -40,10 +41,10 @@ def test_maxima_of_chunks_are_those_of_inactive_samples(n, dtype):
     rng = np.random.default_rng(n)
     scores = rng.normal(size=n).astype(dtype)
     kind = (rng.random(n) < 0.3).astype(np.uint8)
-    maxima = np.empty(-(-n // ppdsparse_violators.CHUNK), dtype)
+    maxima = np.empty(-(-n // violators.CHUNK), dtype)
     call_maxima(scores, kind, maxima)
-    values = np.where(kind == 0, scores, dtype(ppdsparse_violators.NO_SCORE))
-    chunks = np.split(values, range(ppdsparse_violators.CHUNK, n, ppdsparse_violators.CHUNK))
+    values = np.where(kind == 0, scores, dtype(violators.NO_SCORE))
+    chunks = np.split(values, range(violators.CHUNK, n, violators.CHUNK))
     assert maxima.tolist() == [chunk.max() for chunk in chunks]
 
 

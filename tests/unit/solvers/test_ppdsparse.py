@@ -282,7 +282,7 @@ def test_arrays_given_as_writable_compile_nothing_new():
 
     There is one signature for scores in single precision, and one for a tight eps.
     """
-    from xcray.kernels.training import ppdsparse as kernel
+    from xcray.kernels.training.ppdsparse import advance as kernel
 
     X, Y = problem(15)
     for eps in (0.01, 1e-5):

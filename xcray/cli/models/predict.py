@@ -63,7 +63,6 @@ class PredictOptions(NamedTuple):
     deadline_ms: float | None
     probabilities: bool
     certificate: bool
-    index_name: str | None
 
 
 def predict(
@@ -110,7 +109,7 @@ def predict(
     if file is not None and text:
         raise InputError("give texts or --file, not both", code="USAGE")
     options = PredictOptions(
-        k, allow or None, deny or None, deadline_ms, probabilities, certificate, index
+        k, allow or None, deny or None, deadline_ms, probabilities, certificate
     )
     warnings: list[dict[str, Any]] = []
     if not is_directory(model, server):
@@ -122,7 +121,7 @@ def predict(
     from xcray.cli.terminal.compilation import compilation_note
 
     with compilation_note(quiet=json):
-        answers = predict_local(model, text, file, zero_based, options, warnings)
+        answers = predict_local(model, text, file, zero_based, options, warnings, index)
         print_predictions(model, answers, warnings, json)
 
 
@@ -146,17 +145,18 @@ def predict_local(
     zero_based: bool,
     options: PredictOptions,
     warnings: list[dict[str, Any]],
+    index: str | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield predictions of a model directory; label sets are available inside a registry.
 
-    warnings: receives warnings about the inputs.
+    warnings: receives warnings about the inputs. index: an approximate index, or None.
     """
     from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
     from xcray.predict import Predictor
     from xcray.predict.input_warnings import count_inputs, input_warnings
 
     opened = open_model(model)
-    predictor = Predictor(opened, index=options.index_name)
+    predictor = Predictor(opened, index=index)
     rows: Any = read_texts(text) if file is None else read_rows(file, zero_based, opened)
     names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
     among = predictor.filter(options.allow, options.deny, sets=find_label_sets(Path(model)))

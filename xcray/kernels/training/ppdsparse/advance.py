@@ -32,9 +32,9 @@ from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.random import shuffle, stream
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, best_bias, null_objective
-from xcray.kernels.training.ppdsparse_rows import activate, add_row, number_features, soft_dot
-from xcray.kernels.training.ppdsparse_scores import score
-from xcray.kernels.training.ppdsparse_state import (
+from xcray.kernels.training.ppdsparse.rows import activate, add_row, number_features, soft_dot
+from xcray.kernels.training.ppdsparse.scores import score
+from xcray.kernels.training.ppdsparse.state import (
     INACTIVE,
     NEGATIVE,
     POSITIVE,
@@ -43,7 +43,7 @@ from xcray.kernels.training.ppdsparse_state import (
     PPDSparseScratch,
     PPDSparseSettings,
 )
-from xcray.kernels.training.ppdsparse_violators import add_violators
+from xcray.kernels.training.ppdsparse.violators import add_violators
 
 START, SWEEP, SCORE, EXPORT = 0, 1, 2, 3
 DONE, BUDGET, FULL = 0, 1, 2  # results of `advance`

@@ -12,7 +12,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.prefetch import prefetch
-from xcray.kernels.training.ppdsparse_state import NEGATIVE, PPDSparseScratch
+from xcray.kernels.training.ppdsparse.state import NEGATIVE, PPDSparseScratch
 
 # short rows and lists take most of their time for the first access to memory
 PREFETCH_ENTRIES, LINE_ENTRIES = 128, 16
@@ -74,10 +74,7 @@ def add_row(X: CSR, i: int, step: float, scratch: PPDSparseScratch) -> None:
 def soft_dot(
     numbers: Int32, begin: int, data: Float32, lo: int, hi: int, v: Float64, lam: float
 ) -> float:
-    """Return the sum of data[p] * soft(v[n], lam), n the numbers from `begin` on; SIMD.
-
-    p: lo .. hi - 1.
-    """
+    """Return the sum of data[lo + k] * soft(v[numbers[begin + k]], lam), k below hi - lo; SIMD."""
     dot, a, b = 0.0, np.uint64(begin), np.uint64(lo)
     for k in range(np.uint64(hi - lo)):
         u = v[np.uint32(numbers[a + k])]

@@ -8,8 +8,8 @@ from xcray.arrays import Float32, Float64, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.prefetch import prefetch
 from xcray.kernels.training.hinge import soft
-from xcray.kernels.training.ppdsparse_rows import prefetch_row
-from xcray.kernels.training.ppdsparse_state import (
+from xcray.kernels.training.ppdsparse.rows import prefetch_row
+from xcray.kernels.training.ppdsparse.state import (
     PPDSparseProblem,
     PPDSparseScratch,
     PPDSparseSettings,

@@ -6,8 +6,8 @@ import numpy as np
 
 from xcray.kernels.inner import inner
 from xcray.kernels.random import GAMMA, below
-from xcray.kernels.training.ppdsparse_rows import activate, number_features, prefetch_row
-from xcray.kernels.training.ppdsparse_state import (
+from xcray.kernels.training.ppdsparse.rows import activate, number_features, prefetch_row
+from xcray.kernels.training.ppdsparse.state import (
     INACTIVE,
     PPDSparseProblem,
     PPDSparseScratch,
