@@ -179,7 +179,8 @@ class LabelTraining:
                 self._exclude(result)
                 self.rounds, last = self.rounds + 1, self._last_sweep()
             self._active.add(self._violating_inliers())
-            self._solve_active()
+            # rows that are idle after a few sweeps with new rows often matter again: keep them
+            self._active.solve_block(self._active.rows.copy(), BLOCK_SWEEPS)
 
     def _last_sweep(self) -> int:
         """Return the number of sweeps at which a problem that starts now is given up."""

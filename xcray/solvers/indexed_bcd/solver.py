@@ -104,7 +104,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     rows are of random trees. In the primal, a block is all active rows.
     """
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
         CompileCase(),

@@ -185,6 +185,24 @@ def test_weights_are_observed_only_after_blocks_and_sweeps(noisy: SVMProblem) ->
     assert [point.reads for point in points] == sorted(point.reads for point in points)
 
 
+def test_a_convex_problem_keeps_its_active_rows_from_its_first_pass_on(noisy: SVMProblem) -> None:
+    solver = IndexedBCDSolver(**SMALL, s=0.5, eps=1e-4)
+    local, sizes = load(solver, noisy), dict[int, list[int]]()
+    training = LabelTraining(
+        local.store,
+        local.scratch,
+        local.selection,
+        local.positives(0),
+        0,
+        solver.label_settings(local, 0),
+        observe=lambda _: sizes.setdefault(training.rounds, []).append(training.n_active),
+    )
+    training.train()
+    del sizes[0]  # queries remove idle rows
+    assert len(sizes) >= 2
+    assert all(each == sorted(each) for each in sizes.values())
+
+
 def test_it_stops_between_slices(noisy: SVMProblem) -> None:
     calls = iter([False] * 5)
     solver = IndexedBCDSolver(**SMALL)
