@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Int64
+from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.training import newton as kernel
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, null_objective
 from xcray.kernels.training.ppdsparse.state import PPDSparseProblem
@@ -75,22 +75,10 @@ def gram(problem: PPDSparseProblem) -> Float64:
 
     (D + 1, D + 1), the bias last.
     """
-    X = problem.X
+    X, weights = problem.X, _sample_weights(problem)
     H = np.zeros((X.n_cols + 1,) * 2)
-    for rows in _row_chunks(X, np.arange(X.n_rows), 2):
-        kernel.add_outer(X, rows, _sample_weights(problem)[rows], H)
+    kernel.add_outer(X, np.arange(X.n_rows), weights, H)
     return H
-
-
-def _row_chunks(X: CSR, rows: Int64, power: int) -> Iterator[Int64]:
-    """Yield `rows` in parts of about CHUNK_MULTIPLICATIONS.
-
-    power: a row costs its number of entries to this power.
-    """
-    length = max(X.nnz, 1) / max(X.n_rows, 1)
-    size = max(1, int(CHUNK_MULTIPLICATIONS // max(1.0, length**power)))
-    for lo in range(0, len(rows), size):
-        yield rows[lo : lo + size]
 
 
 def weights_of(
@@ -157,7 +145,6 @@ class _NewtonClass:
         self.M = np.empty_like(G)
         self.taus = _taus(o, len(G))
         self.row_curvatures = 2.0 * o.C * weights
-        self.all_rows = np.arange(n)
         self.scores = np.empty(n)
         self.z = np.empty(n)
         self.label = label
@@ -211,14 +198,14 @@ class _NewtonClass:
 
     def score_rows(self, w: Float64) -> None:
         """Compute the scores of all rows and their violations."""
-        for lo, hi in self.chunks():
+        for lo, hi in self.chunks(self.X.n_rows, 1):
             kernel.score_rows(self.X, w, lo, hi, self.scores)
         kernel.violations(self.signs, self.scores, self.z)
 
     def weighted_row_sum(self, factors: Float64) -> Float64:
         """Return the sum of factors[i] x_i: (D + 1,)."""
         v = np.zeros(self.X.n_cols + 1)
-        for lo, hi in self.chunks():
+        for lo, hi in self.chunks(self.X.n_rows, 1):
             kernel.add_rows(self.X, factors, lo, hi, v)
         return v
 
@@ -232,9 +219,9 @@ class _NewtonClass:
         if np.count_nonzero(curvatures) < np.count_nonzero(change):
             self.H[:] = 0.0
             change = curvatures
-        for rows in _row_chunks(self.X, np.flatnonzero(change), 2):
-            self.check()
-            kernel.add_outer(self.X, rows, change[rows], self.H)
+        rows = np.flatnonzero(change)
+        for lo, hi in self.chunks(len(rows), 2):
+            kernel.add_outer(self.X, rows[lo:hi], change[rows[lo:hi]], self.H)
         self.row_curvatures = curvatures
         kernel.symmetrise(self.H, self.M, self.taus)
 
@@ -273,8 +260,13 @@ class _NewtonClass:
             "loss": float((self.costs * self.z * self.z).sum()),
         }
 
-    def chunks(self) -> Iterator[tuple[int, int]]:
-        """Yield ranges of rows; call `check` in between."""
-        for rows in _row_chunks(self.X, self.all_rows, 1):
+    def chunks(self, n_rows: int, power: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges of `n_rows` of about CHUNK_MULTIPLICATIONS; call `check` in between.
+
+        power: a row costs its number of entries to this power.
+        """
+        length = max(self.X.nnz, 1) / max(self.X.n_rows, 1)
+        size = max(1, int(CHUNK_MULTIPLICATIONS // max(1.0, length**power)))
+        for lo in range(0, n_rows, size):
             self.check()
-            yield int(rows[0]), int(rows[-1]) + 1
+            yield lo, min(n_rows, lo + size)

@@ -161,10 +161,10 @@ def best_bias(
     """Return the bias that minimises the primal at fixed w, starting at `b`.
 
     Also returns tau_bias/2 b^2 + the sum of losses there, and the number of samples with a loss.
-    Newton's method on a monotone piecewise-linear slope, kept in a bracket. It ends when the rest
-    of the way gains at most `tolerance` times the sum of `excess` and the objective: on the way to
-    the minimum no violating sample of the side that is approached stops violating, and they bound
-    the curvature from below. Where the slope falls mostly the chunks that matter are few.
+    Newton's method on a monotone piecewise-linear slope, kept in a bracket. It ends when at most
+    `tolerance` times the sum of `excess` and the objective is left to gain: the violating samples
+    of one side go on violating on the way to the minimum, and bound the curvature from below.
+    While the bias falls, only chunks that had a violating sample are read again.
     """
     squared = o.loss == SQUARED_HINGE
     low, high = -np.inf, np.inf
