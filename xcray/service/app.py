@@ -57,6 +57,7 @@ from xcray.service.routes import (
     keys,
     labels,
     models,
+    pictures,
     predict,
     solvers,
     versions,
@@ -228,7 +229,20 @@ def _build_app(
     )
     problems.install_handlers(app)
     for module in (
-        (predict, batch, datasets, jobs, labels, models, versions, solvers, inference, keys, health)
+        (
+            predict,
+            batch,
+            datasets,
+            jobs,
+            labels,
+            models,
+            versions,
+            pictures,
+            solvers,
+            inference,
+            keys,
+            health,
+        )
         if all_routes
         else (health,)
     ):

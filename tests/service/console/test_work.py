@@ -17,6 +17,7 @@ from tests.support.console_service import Live, question_lines, upload, wait_for
 from xcray.client.models import extract
 from xcray.data.build import build
 from xcray.model.model import Model
+from xcray.plots.axes import exact_number
 
 pytestmark = pytest.mark.drill
 
@@ -131,11 +132,12 @@ def test_the_workers_of_a_job_are_on_a_timeline(live: Live, pages: Browsing | No
     if pages is None:
         return
     page = pages.open(f"/#/jobs/{job['id']}", key=live.keys["read"])
-    lanes = page.get_by_role("img", name="timeline:")
+    lanes = page.get_by_role("img", name="Timeline")
     lanes.wait_for()
-    assert lanes.locator("rect.done").count() == len(timeline["batches"])
+    bars = lanes.locator("[data-series=done] rect")
+    assert bars.count() == len(timeline["batches"])
     drawn = lanes.bounding_box()
-    for bar in lanes.locator("rect.done").all():
+    for bar in bars.all():
         box = bar.bounding_box()
         assert box["x"] >= drawn["x"] - 1
         assert box["x"] + box["width"] <= drawn["x"] + drawn["width"] + 1
@@ -165,9 +167,14 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
         measures.get_by_role("row", name=re.compile("^P@1")).inner_text().split("\t")[1]
         == f"{p1:.4f}"
     )
-    for name in ("Labels by duality gap", "Recall and precision, tenths of the labels"):
+    for name in ("How the classes converged", "Which labels are found", "Calibration"):
         page.get_by_role("img", name=name).wait_for()
-    page.get_by_role("img", name="Observed by predicted probability, first label").wait_for()
+    rows = live.http.get("/v1/models/pair/versions/2/figures").json()["by_frequency"]["labels"]
+    bars = page.get_by_role("img", name="Which labels are found").locator("[data-series='P@1']")
+    values = bars.first.locator("title").all_text_contents()
+    assert [value.rpartition(": ")[2] for value in values] == [
+        exact_number(100 * row["P@1"]) for row in rows
+    ]
     page.get_by_role("button", name="Compare").click()
     page.get_by_label("Parameters that differ").get_by_role("row", name="lam").wait_for()
     changed = page.get_by_label("Labels that differ").get_by_role("row", name="changed")
@@ -257,8 +264,10 @@ def test_a_data_set_is_drawn_with_example_rows(live: Live, pages: Browsing | Non
     if pages is None:
         return
     page = pages.open(f"/#/datasets/{path}", key=live.keys["read"])
+    picture = page.get_by_role("img", name="Counts")
+    picture.wait_for()
     for name in ("Training rows per label", "Labels per training row", "Features per training row"):
-        page.get_by_role("img", name=name).wait_for()
+        assert picture.get_by_text(name, exact=True).count() == 1
     rows = page.get_by_label("Example rows: train").locator("tbody tr")
     first = found["parts"]["train"]["examples"][0]
     assert rows.first.inner_text().split("\t")[1] == ", ".join(first["labels"])

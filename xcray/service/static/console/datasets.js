@@ -1,7 +1,7 @@
 // Data sets: upload with progress, the report of invalid lines, sizes.
 import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment, upload } from "/static/console/api.js";
-import { CountHistogram } from "/static/console/charts.js";
+import { Picture } from "/static/console/pictures.js";
 import { Button, bytes, count, Facts, Field, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 
 const FORMATS = ["jsonl", "csv", "tsv", "svmlight", "xc", "parquet", "npz"];
@@ -74,14 +74,11 @@ export function Dataset({ id }) {
       <${Button} scope="submit" onClick=${remove}>Delete<//></p><${Trouble} error=${failed} />`;
 }
 
-// Plots and example rows. The lengths of rows are those of a sample if there are many rows.
+// Histograms and example rows.
 function Figures({ id }) {
   const [of, error] = useLoaded(() => get(`/v1/datasets/${segment(id)}/figures`), [id]);
   if (!of) return html`<${Trouble} error=${error} />`;
-  const { train } = of.parts, sampled = train.sampled_rows < train.n_rows ? ` of ${count(train.sampled_rows)} rows` : "";
-  return html`<div class="plots"><${CountHistogram} title="Training rows per label" x="training rows" y="labels" of=${of.rows_per_label} />
-      <${CountHistogram} title=${`Labels per training row${sampled}`} x="labels" y="rows" of=${train.labels_per_row} />
-      <${CountHistogram} title=${`Features per training row${sampled}`} x="features" y="rows" of=${train.features_per_row} /></div>
+  return html`<${Picture} path=${`/v1/datasets/${segment(id)}/picture`} />
     ${Object.entries(of.parts).map(([part, { examples }]) => html`<h2>Example rows: ${part}</h2><${Table} caption=${`Example rows: ${part}`} columns=${["row#", "labels", "largest features"]} rows=${examples.map((row) => [count(row.row),
       `${row.labels.join(", ")}${row.n_labels > row.labels.length ? `, ... (${count(row.n_labels)})` : ""}`,
       `${row.features.map(({ feature, value }) => `${feature} ${Number(value.toPrecision(3))}`).join(", ")}${row.n_features > row.features.length ? `, ... (${count(row.n_features)})` : ""}`])} />`)}`;

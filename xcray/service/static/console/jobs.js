@@ -1,7 +1,7 @@
 // Jobs: the list, and one job followed live by its event stream.
 import { html, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, getText, readEvents, segment } from "/static/console/api.js";
-import { Chart } from "/static/console/charts.js";
+import { Picture } from "/static/console/pictures.js";
 import { Button, count, duration, Facts, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 import { Events, Timeline } from "/static/console/timeline.js";
 
@@ -75,7 +75,7 @@ export function Job({ id }) {
       ["Ray", job.ray_job && html`<a href=${job.ray_job} rel="noreferrer">job in Ray's dashboard</a>`],
       ["Data set", job.spec.dataset && html`<a href=${`#/datasets/${job.spec.dataset}`}>${job.spec.dataset}</a>`],
       ["Model", job.result?.model && html`<a href=${`#/models/${job.result.model}`}>${job.result.model}, version ${job.result.version}</a>`]]} />
-    ${epochs.length > 1 && html`<${Chart} title="Objective by epoch" x="epoch" y="objective" xs=${epochs.map((each) => each.epoch)} series=${[{ label: "objective", values: epochs.map((each) => each.objective) }]} />`}
+    ${epochs.length > 1 && html`<${Picture} path=${`/v1/jobs/${segment(id)}/pictures/descent`} turn=${isOver(job.status)} seconds=${isOver(job.status) ? 0 : 3} />`}
     ${job.kind === "train" && job.started && html`<${Timeline} id=${id} running=${!isOver(job.status)} />`}
     ${job.status === "SUCCEEDED" && job.kind === "train" && html`<${Gaps} id=${id} /><${Measures} of=${job.result.measures} />`}
     <${Events} events=${events} /><${Log} id=${id} over=${isOver(job.status)} />
