@@ -114,7 +114,7 @@ def test_a_job_is_watched_stopped_and_resumed(live: Live, pages: Browsing | None
         wait_for(live, f"/v1/jobs/{job['id']}", "STOPPED")
         return
     page = pages.open(f"/#/jobs/{job['id']}", key=live.keys["submit"])
-    page.get_by_text("Objective by epoch").wait_for()
+    page.get_by_text("Objective by epoch", exact=True).wait_for()
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Status: STOPPED").wait_for()
     page.get_by_role("button", name="Resume").click()
