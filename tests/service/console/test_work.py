@@ -64,12 +64,17 @@ def test_from_a_file_with_bad_lines_to_an_answer(
     page.get_by_label("Also fit probabilities").check()
     page.get_by_text("Parameters of ppdsparse").click()
     page.get_by_label("lam", exact=True).fill("0.001")
+    page.get_by_text("Limits and priority").click()
+    page.get_by_label("Memory limit in MiB").fill("1")
     page.get_by_role("button", name="Estimate").click()
     page.get_by_role("heading", name="Estimate").wait_for()
     page.get_by_text("core time").wait_for()
+    page.get_by_role("alert").get_by_text("memory").wait_for()  # the limit is too small
+    page.get_by_label("Memory limit in MiB").fill("4096")
     page.get_by_role("button", name="Train").click()
     page.get_by_text("Status: SUCCEEDED").wait_for()
     command = page.get_by_label("command").inner_text()
+    assert f"--memory-limit {4096 << 20}" in command
     # the runner writes its last line after the job has succeeded
     log = page.get_by_label("last 200 lines")
     log.filter(has_text="published questions version 1").wait_for()
@@ -286,7 +291,7 @@ def test_a_data_set_is_drawn_with_example_rows(live: Live, pages: Browsing | Non
     if pages is None:
         return
     page = pages.open(f"/#/datasets/{path}", key=live.keys["read"])
-    picture = page.get_by_role("img", name="Counts")
+    picture = page.get_by_role("img", name="Rows, labels and features")
     picture.wait_for()
     for name in ("Training rows per label", "Labels per training row", "Features per training row"):
         assert picture.get_by_text(name, exact=True).count() == 1

@@ -39,7 +39,7 @@ def dataset_picture(dataset: Dataset, name: str) -> Picture:
         ("Labels per training row", "labels", "rows", train["labels_per_row"]),
         ("Features per training row", "features", "rows", train["features_per_row"]),
     ]
-    return counts_picture(f"Counts · {name}", note, histograms)
+    return counts_picture(f"Rows, labels and features · {name}", note, histograms)
 
 
 def _part_figures(dataset: Dataset, split: Split, n_examples: int) -> dict[str, Any]:

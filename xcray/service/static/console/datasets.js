@@ -17,6 +17,14 @@ export function Datasets() {
       <${Pager} page=${page} setPage=${setPage} next=${list.next_page_token} />`}`;
 }
 
+// Fill in the name and the format that the name of a file suggests.
+function suggest({ target: { form, files } }) {
+  const [stem, ...endings] = (files[0]?.name ?? "").toLowerCase().split(".");
+  const [name, format] = ["name", "format"].map((field) => form.elements.namedItem(field));
+  if (!name.value) name.value = stem.replace(/[^a-z0-9_-]+/g, "-").replace(/^[^a-z0-9]+/, "").slice(0, 64);
+  format.value = FORMATS.find((each) => endings.includes(each)) ?? format.value;
+}
+
 function Upload() {
   const last = useRef({});  // the latest request: repeated after an error, it has the same key
   const [sent, setSent] = useState(null);  // share of the file, null: nothing is being sent
@@ -38,7 +46,7 @@ function Upload() {
     setSent(null);
   };
   return html`<form onSubmit=${submit} aria-label="Upload"><div class="fields">
-      <${Field} label="File" id="file"><input id="file" name="file" type="file" required /><//>
+      <${Field} label="File" id="file"><input id="file" name="file" type="file" required onChange=${suggest} /><//>
       <${Field} label="Name" id="name" help="Lower-case letters, digits, . _ -"><input id="name" name="name" required maxlength="64" /><//>
       <${Field} label="Format" id="format"><select id="format" name="format">${FORMATS.map((name) => html`<option value=${name}>${name}</option>`)}</select><//>
       <${Field} label="Share of rows held out" id="held_out" help="To measure accuracy; 0: none"><input id="held_out" name="held_out" type="number" min="0" max="0.9" step="any" value="0.1" /><//>

@@ -70,7 +70,7 @@ export function Job({ id }) {
       ${isOver(job.status) && html`<${Button} scope="submit" onClick=${() => act("DELETE", "", "Delete this job, its log and its finished parts? A trained model stays.")}>Delete<//>`}
       ${job.kind === "train" && html`<a href=${`#/train?from=${segment(id)}`}>Train again with changes</a>`}</p>
     ${now.total > 0 ? html`<p><progress max=${now.total} value=${now.done} aria-label="progress"></progress> ${count(now.done)} of ${count(now.total)} ${now.note}</p>` : !isOver(job.status) && now.note && html`<p><progress aria-label="progress"></progress> ${now.note}</p>`}
-    <${Facts} of=${[["Phase", job.phase], ["Attempt", job.attempt], ["Rate", !isOver(job.status) && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
+    <${Facts} of=${[["Phase", isOver(job.status) ? "" : phaseOf({ ...job, progress: now })], ["Attempt", job.attempt], ["Rate", !isOver(job.status) && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
       ["Time left", job.status === "RUNNING" ? duration(now.eta) : ""], ["Created (UTC)", when(job.created)], ["Started (UTC)", when(job.started)], ["Finished (UTC)", when(job.finished)],
       ["Ray", job.ray_job && html`<a href=${job.ray_job} rel="noreferrer">job in Ray's dashboard</a>`],
       ["Data set", job.spec.dataset && html`<a href=${`#/datasets/${job.spec.dataset}`}>${job.spec.dataset}</a>`],

@@ -46,6 +46,7 @@ export function Overview() {
       ["Disk", metrics && `${bytes(metrics.free)} free of ${bytes(metrics.size)}`],
     ]} />`}
     ${metricsError && html`<p class="note">Requests, p99 and disk: ${metricsError.message}.</p>`}
+    ${models?.total === 0 && html`<h2>First steps</h2><ol><li><a href="#/datasets">Upload a file</a> of texts with labels.</li><li><a href="#/train">Train</a> a model on it.</li><li><a href="#/ask">Ask</a> the model.</li></ol>`}
     <h2>Running jobs</h2>
     ${jobs && html`<${Table} caption="Running jobs" columns=${["name", "status", "phase", "progress", "time left"]} empty="No job is running." rows=${jobs.running.jobs.map((job) => [
       html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, html`<${Status} value=${job.status} />`, phaseOf(job),

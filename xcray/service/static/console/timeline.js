@@ -2,13 +2,13 @@
 import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { get, segment } from "/static/console/api.js";
 import { Picture } from "/static/console/pictures.js";
-import { Button, count, duration, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { Button, count, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 
 // running: the timeline is read again every few seconds.
 export function Timeline({ id, running }) {
   const [of, error] = useLoaded(() => get(`/v1/jobs/${segment(id)}/timeline?limit=1`), [id, running], running ? 5 : 0);
   if (!of) return error && error.status !== 404 ? html`<${Trouble} error=${error} />` : null;
-  return html`<h2>Workers</h2><p>${count(of.batches_total)} batches on ${count(of.workers_total)} workers in ${duration(of.makespan)}; workers were busy for ${(100 * of.busy_share).toFixed(0)} % of it.${of.attempts.length > 1 ? ` ${of.attempts.length} attempts, divided by lines.` : ""}</p>
+  return html`<h2>Workers</h2>${of.attempts.length > 1 && html`<p>${of.attempts.length} attempts, divided by lines.</p>`}
     <${Picture} path=${`/v1/jobs/${segment(id)}/pictures/timeline`} turn=${of.batches_total} />
     <details><summary>Workers and batches</summary><${Table} caption="Workers" columns=${["worker", "node", "busy#", "batches#", "labels#", "duplicate#", "lost#", "stopped#"]} rows=${of.workers.slice(0, 500).map((each) => [
       each.worker, each.node, `${(100 * each.share).toFixed(0)} %`, ...["batches", "classes", "duplicate", "lost", "stopped"].map((name) => count(each[name]))])} /></details>`;
