@@ -47,11 +47,11 @@ class Axis(NamedTuple):
     def _round_values(self, count: int) -> Sequence[float]:
         """Return round numbers: decades of a logarithmic axis, otherwise multiples of a step."""
         if self.is_log:
-            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            each = max(1, math.ceil((last - first) / min(count, MAX_DECADES)))
-            first = math.ceil(math.log10(self.low)) if each > 1 else first
-            digits = (1, 2, 5) if math.log10(self.high / self.low) < 2 else (1,)
-            return [d * 10.0**power for power in range(first, last + 1, each) for d in digits]
+            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            each = max(1, math.ceil((last - first + 1) / min(count, MAX_DECADES)))
+            if math.log10(self.high / self.low) < 2:
+                return [d * 10.0**power for power in range(first - 1, last + 1) for d in (1, 2, 5)]
+            return [10.0**power for power in range(first, last + 1, each)]
         step = _round_step((self.high - self.low) / count)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [step * i for i in range(first, last + 1)]

@@ -151,9 +151,9 @@ def _draw_x_axis(frame: Frame) -> tuple[str, float]:
     """Return the x axis, and its height in pixels. Names that do not fit are at a slope."""
     width = frame.right - frame.left
     ticks = frame.panel.x.ticks(max(2, int(width // 70)))
-    longest = max((text_width(text) for _, text in ticks), default=0.0)
+    longest = max((text_width(text) for _, text in ticks), default=0.0) + 6
     is_sloped = bool(frame.panel.x.names) and longest * len(ticks) > width
-    each = math.ceil(longest * len(ticks) / width) if not is_sloped and longest else 1
+    each = math.ceil(longest * len(ticks) / width) if not is_sloped else 1
     parts = [_rule(frame.left, frame.bottom, f"H{frame.right:.1f}", 0.5)]
     for value, text in ticks[::each]:
         x, y = frame.x(value), frame.bottom + LINE - 2

@@ -284,6 +284,7 @@ def test_a_jobs_timeline_and_classes_outlive_its_run(
 
     table = Model.open(trained.model_path).classes.to_pylist()
     names = tiny.label_names.to_pylist()
+    assert "done" in series_of(jobs.picture(job, "timeline", width=600))
     assert list(jobs.classes(job)) == [
         {**row, "number": row["label"], "label": names[row["label"]]} for row in table
     ]

@@ -7,9 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from xcray.model.model import Model
-from xcray.plots.picture import Picture
 from xcray.solvers import SOLVERS
-from xcray.training.report.pictures import model_pictures
+from xcray.training.report.pictures import picture_names
 
 GAP_EDGES: Final = 10.0 ** np.arange(-8.0, 0.01, 0.5)  # relative gaps; the ends take the rest
 
@@ -34,11 +33,7 @@ def report_figures(model: Model) -> dict[str, Any]:
         "by_frequency": report.get("by_frequency"),
         "calibration": model.calibration_facts.get("report"),
         "gaps": _gap_histogram(model),
-        "pictures": [
-            name
-            for name, picture in model_pictures(model, "").items()
-            if isinstance(picture, Picture)
-        ],
+        "pictures": picture_names(model),
     }
 
 

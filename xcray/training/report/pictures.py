@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -15,8 +16,9 @@ from xcray.solvers import SOLVERS
 from xcray.training.report.timeline import describe_timeline, timeline_document
 
 MAX_BATCHES: Final = 1500  # entries of a timeline that are drawn; neighbours are merged
-# returns a picture, or the reason why there is none
-PictureOf: TypeAlias = Callable[[Model, str], Picture | str]
+Drawing: TypeAlias = Callable[[], Picture]
+# returns how to draw a picture, or the reason why there is none
+PictureOf: TypeAlias = Callable[[Model, str], Drawing | str]
 
 
 def model_pictures(model: Model, name: str) -> dict[str, Picture | str]:
@@ -24,7 +26,14 @@ def model_pictures(model: Model, name: str) -> dict[str, Picture | str]:
 
     name: of the model, for titles.
     """
-    return {key: picture(model, name) for key, picture in _pictures_of(model).items()}
+    found = {key: picture(model, name) for key, picture in _pictures_of(model).items()}
+    return {key: each if isinstance(each, str) else each() for key, each in found.items()}
+
+
+def picture_names(model: Model) -> list[str]:
+    """Return the names of the pictures that a model has, without drawing them."""
+    found = {key: picture(model, "") for key, picture in _pictures_of(model).items()}
+    return [key for key, each in found.items() if not isinstance(each, str)]
 
 
 def model_picture(model: Model, picture: str, name: str) -> Picture:
@@ -35,7 +44,7 @@ def model_picture(model: Model, picture: str, name: str) -> Picture:
     found = functions[picture](model, name)
     if isinstance(found, str):
         raise NotFound(f"there is no picture {picture} of this model: {found}")
-    return found
+    return found()
 
 
 def model_title(model: Model) -> str:
@@ -62,7 +71,7 @@ def class_columns(model: Model) -> dict[str, Any]:
     return out
 
 
-def _by_frequency(model: Model, name: str) -> Picture | str:
+def _by_frequency(model: Model, name: str) -> Drawing | str:
     """Draw measures by label frequency."""
     training, measures = model.manifest["report"], model.manifest["measures"]
     groups = training.get("by_frequency")
@@ -76,10 +85,10 @@ def _by_frequency(model: Model, name: str) -> Picture | str:
     )
     held_out = training.get("data", {}).get("held_out", 0)
     note = f"{held_out:,} held-out rows, {model.n_labels:,} labels; {shown}"
-    return plots.frequency_picture(groups, name, note)
+    return partial(plots.frequency_picture, groups, name, note)
 
 
-def _costs(model: Model, name: str) -> Picture | str:
+def _costs(model: Model, name: str) -> Drawing | str:
     """Draw the cost of classes by frequency."""
     columns = class_columns(model)
     if "positives" not in columns or not np.isfinite(columns.get("seconds", np.empty(0))).any():
@@ -94,10 +103,10 @@ def _costs(model: Model, name: str) -> Picture | str:
         f"{len(seconds):,} classes in {total:,.1f} core seconds; median {middle:.2f} ms; "
         f"{100 * rare:.0f} % of the time in classes of at most 5 positives"
     )
-    return plots.cost_picture(columns["positives"], seconds, name, note)
+    return partial(plots.cost_picture, columns["positives"], seconds, name, note)
 
 
-def _timeline(model: Model, name: str) -> Picture | str:
+def _timeline(model: Model, name: str) -> Drawing | str:
     """Draw the timeline of the workers."""
     timeline = model.timeline
     if timeline is None or not timeline.num_rows:
@@ -106,10 +115,10 @@ def _timeline(model: Model, name: str) -> Picture | str:
             "(an earlier xcray trained it, or no batch was recorded)"
         )
     document = timeline_document(timeline, MAX_BATCHES)
-    return plots.timeline_picture(document, name, describe_timeline(document))
+    return partial(plots.timeline_picture, document, name, describe_timeline(document))
 
 
-def _certificates(model: Model, name: str) -> Picture | str:
+def _certificates(model: Model, name: str) -> Drawing | str:
     """Draw the final gaps and rounds of classes."""
     columns, solver = class_columns(model), model.manifest["solver"]
     if "relative_gap" not in columns or "rounds" not in columns:
@@ -128,10 +137,10 @@ def _certificates(model: Model, name: str) -> Picture | str:
     if not shown.all():
         note += f"; {(~shown).sum():,} without positives not shown"
     eps = model.manifest["params"].get("eps")
-    return plots.certificate_picture(gaps[shown], eps, rounds[shown], name, note)
+    return partial(plots.certificate_picture, gaps[shown], eps, rounds[shown], name, note)
 
 
-def _calibration(model: Model, name: str) -> Picture | str:
+def _calibration(model: Model, name: str) -> Drawing | str:
     """Draw the reliability of a calibrated model's probabilities."""
     facts = model.calibration_facts
     rows = (
@@ -140,32 +149,32 @@ def _calibration(model: Model, name: str) -> Picture | str:
     )
     bins, places = len(facts["bins"]), max(len(facts["places"]), 1)
     note = f"{rows}; {bins} x {places} curves: labels by frequency, places"
-    return plots.calibration_picture(facts["report"], name, note)
+    return partial(plots.calibration_picture, facts["report"], name, note)
 
 
-def _objective(model: Model, name: str) -> Picture | str:
+def _objective(model: Model, name: str) -> Drawing | str:
     """Draw the objective and the held-out measures over time and epochs."""
     training = model.manifest["report"]
     note = (
         f"objective {training['objective']:.6g} after {training['epochs']:,} epochs; "
         f"{training['stopped']}"
     )
-    return plots.descent_picture(training["history"], name, note)
+    return partial(plots.descent_picture, training["history"], name, note)
 
 
-def _stages(model: Model, name: str) -> Picture | str:
+def _stages(model: Model, name: str) -> Drawing | str:
     """Draw the held-out error over features and time."""
     training = model.manifest["report"]
     note = f"{training['stages']:,} stages; {training['stopped']}"
-    return plots.stages_picture(training["history"], name, note)
+    return partial(plots.stages_picture, training["history"], name, note)
 
 
-def _oracle(model: Model, name: str) -> Picture | str:
+def _oracle(model: Model, name: str) -> Drawing | str:
     """Draw the errors of an approximate search by round."""
     rounds = model.manifest["report"]["oracle"]
     seconds = sum(each["build_seconds"] for each in rounds)
     note = f"indexes took {seconds:.3g} s to build; samples were searched exactly, too"
-    return plots.oracle_picture(rounds, name, note)
+    return partial(plots.oracle_picture, rounds, name, note)
 
 
 def _pictures_of(model: Model) -> dict[str, PictureOf]:
