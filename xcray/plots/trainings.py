@@ -134,34 +134,10 @@ def certificate_picture(gaps: Any, eps: float | None, rounds: Any, name: str, no
     first = min(1, int(np.min(rounds, initial=1)))
     numbers = [str(i) for i in range(first, len(counts))] or ["0"]
     heights = [float(each) for each in counts[first:]] or [0.0]
-    gaps = np.maximum(gaps, MIN_GAP)
-    x, share = share_curve(gaps, MAX_POINTS)
-    requested = [] if eps is None else [eps]
-    gap_axis = axis_around(
-        "duality gap / null objective", [*x.tolist(), *requested], is_log=True, pad=0.1
-    )
-    percent = axis_around("classes at or below (%)", [], low=0.0, high=100.0)
-    limits = [reference(f"requested: {each:g}", (each, 0.0), (each, 100.0)) for each in requested]
-    bins, names = _gap_bins(gaps[np.isfinite(gaps)])
+    y = axis_around("classes", [0.0, *heights], low=0.0)
     panels = (
-        Panel(
-            "Rounds of a class",
-            named_axis("rounds", numbers),
-            axis_around("classes", [0.0, *heights], low=0.0),
-            bars([("classes", heights)]),
-        ),
-        Panel(
-            "Classes by duality gap",
-            named_axis("duality gap / null objective, up to", names),
-            axis_around("classes", [0.0, *bins], low=0.0),
-            bars([("classes", bins)]),
-        ),
-        Panel(
-            "Duality gaps",
-            gap_axis,
-            percent,
-            (Line("classes", _points(x, 100 * share), BLUE, is_stepped=True), *limits),
-        ),
+        Panel("Rounds of a class", named_axis("rounds", numbers), y, bars([("classes", heights)])),
+        *_gap_panels(np.maximum(gaps, MIN_GAP), eps),
     )
     return Picture(f"How the classes converged · {name}", note, panels)
 
@@ -276,6 +252,31 @@ def scaling_picture(points: Sequence[tuple[int, float]], name: str, note: str) -
     shares = ", ".join(f"{n} workers {100 * share:.0f} %" for n, _, share in measured[1:])
     return Picture(
         f"Scaling · {name}", f"{note}; efficiency: {shares}", (Panel("", x, y, marks, 280),)
+    )
+
+
+def _gap_panels(gaps: Any, eps: float | None) -> tuple[Panel, Panel]:
+    """Return the histogram of relative gaps, and the share of classes at or below each gap."""
+    bins, names = _gap_bins(gaps[np.isfinite(gaps)])
+    x, share = share_curve(gaps, MAX_POINTS)
+    requested = [] if eps is None else [eps]
+    limits = [reference(f"requested: {each:g}", (each, 0.0), (each, 100.0)) for each in requested]
+    axis = axis_around(
+        "duality gap / null objective", [*x.tolist(), *requested], is_log=True, pad=0.1
+    )
+    return (
+        Panel(
+            "Classes by duality gap",
+            named_axis("duality gap / null objective, up to", names),
+            axis_around("classes", [0.0, *bins], low=0.0),
+            bars([("classes", bins)]),
+        ),
+        Panel(
+            "Duality gaps",
+            axis,
+            axis_around("classes at or below (%)", [], low=0.0, high=100.0),
+            (Line("classes", _points(x, 100 * share), BLUE, is_stepped=True), *limits),
+        ),
     )
 
 
