@@ -26,14 +26,15 @@ from xcray.errors import (
 )
 from xcray.model.directory import read_manifest, seal_manifest
 from xcray.model.model import Model
-from xcray.model.objectstore import client as objects
-from xcray.model.objectstore import transfer
-from xcray.model.objectstore.client import StoragePath
 from xcray.model.objectstore.pull import pull_to_directory, pull_to_registry
-from xcray.model.objectstore.remote_registry import latest_version, list_versions, model_names, push
-from xcray.model.objectstore.transfer import check_files
+from xcray.model.objectstore.remote_registry import push
 from xcray.model.registry import Registry
 from xcray.storage.atomic import file_digests
+from xcray.storage.objectstore import client as objects
+from xcray.storage.objectstore import transfer
+from xcray.storage.objectstore.client import StoragePath
+from xcray.storage.objectstore.transfer import check_files
+from xcray.storage.objectstore.versions import latest_version, list_names, list_versions
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_numbers_aliases_and_what_a_uri_may_name(uri: str, model: Model, tmp_pat
         (2, read_manifest(other.path)["seal"]),
     ]
     push(model.path, StoragePath.parse(uri) / "sport")
-    assert model_names(StoragePath.parse(uri)) == ["news", "sport"]
+    assert list_names(StoragePath.parse(uri)) == ["news", "sport"]
     registry = Registry(tmp_path / "models")
     assert [(each.name, each.number) for each in pull_to_registry(registry, uri)] == [
         ("news", 2),
@@ -179,7 +180,7 @@ def test_a_partial_push_is_not_a_model_and_is_completed(
     with pytest.raises(NotFound) as error:
         pull_to_registry(Registry(tmp_path / "models"), place.uri)
     assert code_of(error) == "HALF_PUSHED"
-    with pytest.raises(NotFound, match="no complete model"):
+    with pytest.raises(NotFound, match="no complete version"):
         pull_to_registry(Registry(tmp_path / "models"), f"{uri}/news")
     result = push(model.path, StoragePath.parse(uri) / "news")
     assert result.moved.sent == (model.path / "bias.arrow").stat().st_size
@@ -273,7 +274,7 @@ def test_a_pin_accepts_only_the_requested_model(uri: str, model: Model, tmp_path
             == model.sha256
         )
     shutil.rmtree(tmp_path / "models")
-    with pytest.raises(Corrupt, match="not the requested model"):
+    with pytest.raises(Corrupt, match="not the requested version"):
         pull_to_registry(Registry(tmp_path / "models"), uri, pinned="0" * 64)
     with pytest.raises(ParameterError):
         pull_to_registry(Registry(tmp_path / "models"), uri, pinned="abc")
@@ -407,7 +408,7 @@ def test_a_missing_bucket_a_refusal_and_an_outage_are_distinguished(
 ) -> None:
     for act in (
         lambda uri: push(model.path, StoragePath.parse(uri) / "news"),
-        lambda uri: model_names(StoragePath.parse(uri)),
+        lambda uri: list_names(StoragePath.parse(uri)),
     ):
         with pytest.raises(NotFound, match="no bucket") as error:
             act("s3://no-such-bucket/models")
@@ -421,12 +422,12 @@ def test_a_missing_bucket_a_refusal_and_an_outage_are_distinguished(
 
     monkeypatch.setattr(proxy, "_behind", denied)
     with pytest.raises(Unavailable, match="denies access") as error:
-        model_names(StoragePath.parse(f"s3://{BUCKET}/x"))
+        list_names(StoragePath.parse(f"s3://{BUCKET}/x"))
     assert code_of(error) == "STORAGE_DENIED"
     assert "AKIASECRET" not in str(error.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(Unavailable) as error:
-        model_names(StoragePath.parse(f"s3://{BUCKET}/x"))
+        list_names(StoragePath.parse(f"s3://{BUCKET}/x"))
     assert code_of(error) == "STORAGE_AWAY"
 
 

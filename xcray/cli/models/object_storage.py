@@ -59,8 +59,8 @@ def push(
 
     Files that already exist there are not sent again.
     """
-    from xcray.model.objectstore.client import StoragePath
     from xcray.model.objectstore.remote_registry import push as send
+    from xcray.storage.objectstore.client import StoragePath
 
     if Path(model).is_dir():
         source, number, called = Path(model), None, name or Path(model).resolve().name
@@ -159,22 +159,18 @@ def remote(
     json: output.JsonOption = False,
 ) -> None:
     """List the models in a folder of object storage."""
-    from xcray.model.objectstore.client import StoragePath
-    from xcray.model.objectstore.remote_registry import (
-        is_complete,
-        list_versions,
-        model_names,
-        read_aliases,
-    )
+    from xcray.model.objectstore.remote_registry import read_aliases, read_remote_manifest
+    from xcray.storage.objectstore.client import StoragePath
+    from xcray.storage.objectstore.versions import is_complete, list_names, list_versions
 
     place = StoragePath.parse(uri)
     versions = []
-    for each in model_names(place):
+    for each in list_names(place):
         led = {alias: route.primary for alias, route in read_aliases(place / each).items()}
         for one in list_versions(place / each):
             at = [alias for alias, number in led.items() if number == one.number]
             whole = is_complete(one)
-            manifest = one.read_manifest()[0] if whole else {}
+            manifest = read_remote_manifest(one)[0] if whole else {}
             size = sum(entry["bytes"] for entry in manifest["files"].values()) if whole else None
             versions.append(
                 {

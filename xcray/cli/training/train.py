@@ -22,7 +22,7 @@ from xcray.errors import Conflict, Corrupt, InputError, ParameterError
 from xcray.solvers import SOLVERS
 
 if TYPE_CHECKING:
-    from xcray.model.objectstore.client import StoragePath
+    from xcray.storage.objectstore.client import StoragePath
     from xcray.training import TrainResult
 
 ParameterOption = Annotated[
@@ -252,9 +252,9 @@ def find_finished_model(spec: Any, out: Path) -> TrainResult | None:
 
 def check_push_target(uri: str, name: str) -> StoragePath:
     """Return the storage path of the model after checking access, before a long training starts."""
-    from xcray.model.objectstore.client import StoragePath
-    from xcray.model.objectstore.remote_registry import list_versions
     from xcray.storage.atomic import check_name
+    from xcray.storage.objectstore.client import StoragePath
+    from xcray.storage.objectstore.versions import list_versions
 
     place = StoragePath.parse(uri) / check_name(name, "model name")
     list_versions(place)
