@@ -26,8 +26,8 @@ TenantOption = Annotated[str, typer.Option(help="Tenant of the models in the hom
 def open_registry(home: Path | None, tenant: str) -> Registry:
     """Open the model registry of a home directory."""
     from xcray.jobs.home import Home as HomeFolder
-    from xcray.jobs.home import default_home
     from xcray.model.registry import Registry
+    from xcray.system.user_directories import default_home
 
     return Registry(HomeFolder(home or default_home()).models_of(tenant))
 

@@ -17,6 +17,7 @@ from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets, complete_solvers
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
+from xcray.cli.training.data_storage import local_dataset
 from xcray.cli.training.estimate import print_estimate
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError
 from xcray.solvers import SOLVERS
@@ -63,11 +64,12 @@ def format_range(row: dict[str, Any]) -> str:
 
 def train(
     dataset: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             metavar="DIR",
             show_default=False,
-            help="Data set directory, see `xcray data build`.",
+            help="Data set directory, see `xcray data build`; or its URI in object storage, see "
+            "`xcray data push`.",
             autocompletion=complete_datasets,
         ),
     ] = None,
@@ -162,8 +164,11 @@ def train(
     check_ray_options(pool, ray_address)
     from xcray.training import TrainSpec
 
+    reads_pages = SOLVERS[solver].reads_pages if solver in SOLVERS else False
+    with_rows = memory_limit is None or calibrate or not reads_pages
+    directory = local_dataset(dataset, with_rows, quiet=json)
     fields = {
-        "dataset": str(dataset),
+        "dataset": str(directory),
         "solver": solver,
         "params": output.parse_assignments(param),
         "pool": pool,
@@ -182,7 +187,7 @@ def train(
     if estimate:
         print_estimate(spec, out, run_directory(run_dir, out), json)
     if not json:
-        print_data_warnings(dataset)
+        print_data_warnings(directory)
     target = None if push is None else check_push_target(push, name or out.resolve().name)
     result = (find_finished_model(spec, out) if resume else None) or train_and_clean(
         spec, out, run_dir, json

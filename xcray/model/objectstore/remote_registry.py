@@ -164,7 +164,8 @@ def fetch_to_registry(
         number = _local_number(registry, name, remote.number, sealed.seal)
         moved = None
         if number is None:
-            staged, moved = stage_files(remote, sealed, home, stop)
+            staged = home / f"{STAGING_PREFIX}{sealed.seal[:32]}.part"
+            moved = stage_files(remote, sealed, staged, stop)
             number = registry.publish(
                 name, staged, number=remote.number, verified=True, source=remote.path.uri
             )

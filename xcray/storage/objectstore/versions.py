@@ -245,11 +245,13 @@ def install_directory(
     target: Path,
     has_seal: Callable[[Path, str], bool],
     stop: threading.Event | None = None,
+    finish: Callable[[Path], None] = lambda staged: None,
 ) -> TransferStats | None:
     """Download a version to the directory `target` by one rename, unless it is there already.
 
-    has_seal: whether a directory has the content of a seal. Returns None if nothing was
-    transferred. Raises Conflict if `target` holds something else.
+    has_seal: whether a directory has the content of a seal. finish: adds files of this machine to
+    the downloaded directory before the rename. Returns None if nothing was transferred. Raises
+    Conflict if `target` holds something else.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(target.parent / f".{target.name}.pull.lock"):
@@ -260,7 +262,9 @@ def install_directory(
                 f"{target} exists already and is something else than {remote.path.uri}: "
                 "choose another directory, or remove it"
             )
-        staged, moved = stage_files(remote, sealed, target.parent, stop)
+        staged = target.parent / f"{STAGING_PREFIX}{target.name}-{sealed.seal[:32]}.part"
+        moved = stage_files(remote, sealed, staged, stop)
+        finish(staged)
         publish_directory(staged, target)
     return moved
 
@@ -268,18 +272,17 @@ def install_directory(
 def stage_files(
     remote: RemoteVersion,
     sealed: SealedDirectory,
-    parent: Path,
+    staged: Path,
     stop: threading.Event | None = None,
-) -> tuple[Path, TransferStats]:
-    """Download a version into a directory in `parent` that the next attempt finds again.
+) -> TransferStats:
+    """Download a version into the directory `staged`, where the next attempt continues.
 
     Its manifest is written last.
     """
-    staged = parent / f"{STAGING_PREFIX}{sealed.seal[:32]}.part"
     _discard_if_foreign(staged, sealed.files)
     moved = download_files(remote.path, sealed.files, staged, stop)
     write_bytes(staged / MANIFEST, sealed.manifest)
-    return staged, moved
+    return moved
 
 
 def _discard_if_foreign(staged: Path, files: Digests) -> None:
