@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.live_service import text_model
-from tests.support.s3 import BUCKET, KEYS, FaultProxy, cut_once, s3
+from tests.support.s3 import BUCKET, FaultProxy, cut_once, s3, use_server
 from xcray.cli import main as cli
 from xcray.errors import (
     Conflict,
@@ -30,7 +30,6 @@ from xcray.model.objectstore.pull import pull_to_directory, pull_to_registry
 from xcray.model.objectstore.remote_registry import push
 from xcray.model.registry import Registry
 from xcray.storage.atomic import file_digests
-from xcray.storage.objectstore import client as objects
 from xcray.storage.objectstore import transfer
 from xcray.storage.objectstore.client import StoragePath
 from xcray.storage.objectstore.transfer import check_files
@@ -50,15 +49,8 @@ def proxy(server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fault
 
     Parts are small, so that small models are sent in several parts, and retries are fast.
     """
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["aws_access_key_id"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["aws_secret_access_key"])
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(objects, "RETRY_SECONDS", 0.001)
+    use_server(server, monkeypatch)
     monkeypatch.setattr(transfer, "PIECE_BYTES", 300)
-    server.requests.clear()
     yield server
     server.fault = None
 
