@@ -31,12 +31,15 @@ REQUESTS_IN_FLIGHT: Final = 16
 class PageReader(Protocol):
     """Reads pages, and compares their checksums. One thread at a time uses it.
 
-    batch_bytes: to read together; 0 if the caller decides. min_cache_pages: of a cache with which
-    it reads ahead. joins_pages: whether several pages arrive in one request. bytes_read, requests:
-    so far; requests to object storage only.
+    batch_bytes: to read together; 0 if the caller decides. cache_share: least part of the memory
+    for the cache, 1 / cache_share; batch_share: part of the cache for a batch; min_cache_pages: with
+    which it reads ahead. joins_pages: whether several pages arrive in one request. bytes_read,
+    requests: so far; requests to object storage only.
     """
 
     batch_bytes: int
+    cache_share: int
+    batch_share: int
     min_cache_pages: int
     joins_pages: bool
     bytes_read: int
@@ -52,7 +55,8 @@ class PageReader(Protocol):
 class PagesOnDisk(PageReader):
     """Reads each page with one positional read."""
 
-    batch_bytes, min_cache_pages, joins_pages = 0, 8, False
+    batch_bytes, cache_share, batch_share, min_cache_pages = 0, 8, 8, 8
+    joins_pages = False
 
     def __init__(self, file: PageFile) -> None:
         self._file = file
@@ -88,7 +92,11 @@ class PagesInObjectStorage(PageReader):
     A request that fails is retried with growing pauses, see `with_retries`.
     """
 
-    batch_bytes, min_cache_pages, joins_pages = REQUEST_BYTES * REQUESTS_IN_FLIGHT // 2, 16, True
+    # Batches are as large as possible. Three batches and one that arrives must fit into the cache,
+    # each with a page more.
+    batch_bytes = REQUEST_BYTES * REQUESTS_IN_FLIGHT // 2
+    cache_share, batch_share, min_cache_pages = 4, 5, 20
+    joins_pages = True
 
     def __init__(self, file: PageFile, uri: str) -> None:
         self._file = file

@@ -81,7 +81,7 @@ class PagedRows(RowStore):
     def _set_sizes(self, memory_limit: int) -> None:
         """Divide the memory. Raises ParameterError if it is too small."""
         largest, reader = int(self._sizes.max()), self._reader
-        cache_bytes = max(memory_limit // 8, reader.min_cache_pages * largest)
+        cache_bytes = max(memory_limit // reader.cache_share, reader.min_cache_pages * largest)
         if memory_limit < 2 * cache_bytes:
             raise ParameterError(
                 f"a memory limit that leaves {format_bytes(memory_limit)} for pages and active "
@@ -93,7 +93,7 @@ class PagedRows(RowStore):
         # Three batches must fit, each with the page that ends it: the one in use, the next, and the
         # one before, whose pages can have been used later than those of the next.
         ahead = reader.batch_bytes or int(READ_AHEAD_ROWS * per_row)
-        self._batch_bytes = min(cache_bytes // 8, max(1, ahead))
+        self._batch_bytes = min(cache_bytes // reader.batch_share, max(1, ahead))
         # a batch arrives in requests of several pages, which exist a moment next to the pages
         self._arriving = self._batch_bytes + largest if reader.joins_pages else 0
         self._max_buffer = memory_limit - cache_bytes
