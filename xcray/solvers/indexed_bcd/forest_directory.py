@@ -167,6 +167,17 @@ def repair_hint(name: str, uri: str | None) -> str:
     return "push the data set again with `xcray data push --again`"
 
 
+def check_page(file: PageFile, page: int, data: bytes) -> None:
+    """Raise Corrupt, with the command that repairs it, unless a page has its size and checksum."""
+    size = int(file.offsets[page + 1] - file.offsets[page])
+    if len(data) != size or zlib.crc32(data) != file.checksums[page]:
+        raise Corrupt(
+            f"page {page} of {file.path.name} is not what was written (its checksum differs): "
+            f"{repair_hint(file.name, file.uri)}",
+            file=file.path.name,
+        )
+
+
 def _first_byte(folder: Path, manifest: Any) -> int:
     """Return the position of the pages in their file on disk. Raises Corrupt for another size."""
     n_bytes = manifest["files"][PAGES]["bytes"]

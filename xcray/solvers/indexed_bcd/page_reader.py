@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol
@@ -18,8 +17,10 @@ from xcray.solvers.indexed_bcd.forest_directory import (
     PAGES,
     PageFile,
     StoredForest,
+    check_page,
     repair_hint,
 )
+from xcray.solvers.indexed_bcd.node_pages import NodePages
 from xcray.storage.objectstore.client import NO_BUCKET, StoragePath, with_retries
 
 ENTRY_BYTES: Final = 8  # column index and value
@@ -31,10 +32,10 @@ REQUESTS_IN_FLIGHT: Final = 16
 class PageReader(Protocol):
     """Reads pages, and compares their checksums. One thread at a time uses it.
 
-    batch_bytes: to read together; 0 if the caller decides. cache_share: least part of the memory
-    for the cache, 1 / cache_share; batch_share: part of the cache for a batch; min_cache_pages: with
-    which it reads ahead. joins_pages: whether several pages arrive in one request. bytes_read,
-    requests: so far; requests to object storage only.
+    batch_bytes: to read together; 0 if the caller decides. cache_share: the cache has at least
+    1 / cache_share of the memory; batch_share: a batch has at most 1 / batch_share of the cache;
+    min_cache_pages: least size of the cache. joins_pages: whether several pages arrive in one
+    request. bytes_read: so far. requests, bytes_requested: of object storage, so far.
     """
 
     batch_bytes: int
@@ -44,6 +45,7 @@ class PageReader(Protocol):
     joins_pages: bool
     bytes_read: int
     requests: int
+    bytes_requested: int
 
     def read(self, pages: list[int]) -> list[bytes]:
         """Return the bytes of pages, in their order.
@@ -60,7 +62,7 @@ class PagesOnDisk(PageReader):
 
     def __init__(self, file: PageFile) -> None:
         self._file = file
-        self.bytes_read, self.requests = 0, 0
+        self.bytes_read, self.requests, self.bytes_requested = 0, 0, 0
         self._handle = os.open(file.path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
         if hasattr(os, "posix_fadvise"):  # the system must not read more than was requested
@@ -89,7 +91,8 @@ class PageRange(NamedTuple):
 class PagesInObjectStorage(PageReader):
     """Reads adjacent pages with one request, and has many requests in flight.
 
-    A request that fails is retried with growing pauses, see `with_retries`.
+    A request that fails is retried with growing pauses, see `with_retries`. Pages that the node
+    keeps are not requested again, see `NodePages`.
     """
 
     # Batches are as large as possible. Three batches and one that arrives must fit into the cache,
@@ -100,7 +103,8 @@ class PagesInObjectStorage(PageReader):
 
     def __init__(self, file: PageFile, uri: str) -> None:
         self._file = file
-        self.bytes_read, self.requests = 0, 0
+        self.bytes_read, self.requests, self.bytes_requested = 0, 0, 0
+        self._node = NodePages.open(file)
         self._object = StoragePath.parse(uri) / DIRECTORY / PAGES
         self._source: Any = None
         self._threads = ThreadPoolExecutor(REQUESTS_IN_FLIGHT, "xcray-requests")
@@ -108,15 +112,25 @@ class PagesInObjectStorage(PageReader):
 
     def read(self, pages: list[int]) -> list[bytes]:
         """Return the bytes of pages, see `PageReader`."""
+        found = {} if self._node is None else self._node.read(pages)
+        if missing := sorted(set(pages) - found.keys()):
+            found |= self._request(missing)
+        self.bytes_read += sum(map(len, found.values()))
+        return [found[page] for page in pages]
+
+    def _request(self, pages: list[int]) -> dict[int, bytes]:
+        """Return the bytes of ascending pages from the storage."""
         if self._source is None:
             self._source = self._open()
-        ranges = join_pages(sorted(pages), self._file.offsets, REQUEST_BYTES)
+        ranges = join_pages(pages, self._file.offsets, REQUEST_BYTES)
         found: dict[int, bytes] = {}
         for part in self._threads.map(self._read_range, ranges):
             found |= part
+            if self._node is not None:
+                self._node.keep(part)
         self.requests += len(ranges)
-        self.bytes_read += sum(map(len, found.values()))
-        return [found[page] for page in pages]
+        self.bytes_requested += sum(map(len, found.values()))
+        return found
 
     def _open(self) -> Any:
         """Open the object. Raises Corrupt if it is missing or has another size."""
@@ -190,17 +204,6 @@ def join_pages(pages: Sequence[int], offsets: np.ndarray, max_bytes: int) -> lis
         else:
             ranges.append(PageRange(page, page + 1))
     return ranges
-
-
-def check_page(file: PageFile, page: int, data: bytes) -> None:
-    """Raise Corrupt, with the command that repairs it, unless a page has its size and checksum."""
-    size = int(file.offsets[page + 1] - file.offsets[page])
-    if len(data) != size or zlib.crc32(data) != file.checksums[page]:
-        raise Corrupt(
-            f"page {page} of {file.path.name} is not what was written (its checksum differs): "
-            f"{repair_hint(file.name, file.uri)}",
-            file=file.path.name,
-        )
 
 
 def decode_page(stored: StoredForest, page: int, data: bytes) -> CSR:

@@ -145,6 +145,11 @@ class PagedRows(RowStore):
         """Requests to object storage."""
         return self._reader.requests
 
+    @property
+    def bytes_requested(self) -> int:
+        """Bytes of the pages from object storage."""
+        return self._reader.bytes_requested
+
     def clone(self) -> PagedRows:
         """Return a store of the same pages, with its own memory of the same size."""
         limits = (self._limit, self.is_squared)

@@ -44,6 +44,10 @@ class RowStore(Protocol):
         """Requests to object storage so far."""
 
     @property
+    def bytes_requested(self) -> int:
+        """Bytes read from object storage so far."""
+
+    @property
     def slice_rows(self) -> int:
         """Number of average rows between two checks of the stop flag."""
         return max(1, int(SLICE_ENTRIES / max(self.average, 1.0)))
@@ -92,6 +96,11 @@ class RowsInMemory(RowStore):
 
     @property
     def requests(self) -> int:
+        """Return 0, too."""
+        return 0
+
+    @property
+    def bytes_requested(self) -> int:
         """Return 0, too."""
         return 0
 

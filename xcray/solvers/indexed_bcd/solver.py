@@ -54,6 +54,7 @@ RECORDS = RecordSchema(
     RecordField("rows_read", np.int64, "rows of the pages that were read", "rows_read"),
     RecordField("bytes_read", np.int64, "bytes of pages read within a memory limit", "bytes_read"),
     RecordField("requests", np.int64, "requests to object storage for pages", "requests"),
+    RecordField("bytes_requested", np.int64, "bytes of these requests", "bytes_requested"),
     RecordField("n_active", np.int32, "active rows at the end", "active"),
     RecordField("support", np.int32, "rows with a non-zero dual variable", "support"),
     RecordField("outliers", np.int32, "rows whose loss is truncated", "outliers"),
@@ -182,6 +183,7 @@ class IndexedBCDSolver(HingeOneVsRest):
             "rows_read": int(records["rows_read"].sum()),
             "bytes_read": int(records["bytes_read"].sum()),
             "requests": int(records["requests"].sum()),
+            "bytes_requested": int(records["bytes_requested"].sum()),
         }
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> HingeState:
@@ -296,9 +298,10 @@ class IndexedBCDSolver(HingeOneVsRest):
     ) -> Float64:
         """Return the weights and the bias of a label (D + 1,); write its record (1,)."""
         positives, settings = local.positives(label), self.label_settings(local, label)
-        bytes_before, requests_before = local.store.bytes_read, local.store.requests
+        store = local.store
+        before = (store.bytes_read, store.requests, store.bytes_requested)
         training = LabelTraining(
-            local.store, local.scratch, local.selection, positives, label, settings, check
+            store, local.scratch, local.selection, positives, label, settings, check
         )
         result, stationary = training.train()
         values = {
@@ -308,8 +311,9 @@ class IndexedBCDSolver(HingeOneVsRest):
             "sweeps": training.sweeps,
             "queries": training.queries,
             "rows_read": training.reads,
-            "bytes_read": local.store.bytes_read - bytes_before,
-            "requests": local.store.requests - requests_before,
+            "bytes_read": store.bytes_read - before[0],
+            "requests": store.requests - before[1],
+            "bytes_requested": store.bytes_requested - before[2],
             "n_active": training.n_active,
             "support": result.support,
             "outliers": int(result.outliers.sum()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tests.support.svm_problems import svm_dataset, svm_problem
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.data.objectstore.remote_dataset import push_dataset
-from xcray.errors import Corrupt, Unavailable
+from xcray.errors import Corrupt, ParameterError, Unavailable
 from xcray.solvers.indexed_bcd import page_reader
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory, open_forest
 from xcray.solvers.indexed_bcd.page_reader import (
@@ -108,7 +109,7 @@ def test_the_bits_are_those_of_the_rows_on_disk(
     theirs, ours = solver.solve(local, FIRST), solver.solve(remote, FIRST)
     assert ours.W.data.tobytes() == theirs.W.data.tobytes()
     assert ours.bias.tobytes() == theirs.bias.tobytes()
-    names = set(ours.records.dtype.names or ()) - {"bytes_read", "requests"}
+    names = set(ours.records.dtype.names or ()) - {"bytes_read", "requests", "bytes_requested"}
     for name in names:
         assert ours.records[name].tolist() == theirs.records[name].tolist()
     assert theirs.records["requests"][0] == 0
@@ -227,3 +228,51 @@ def test_an_outage_is_reported_after_retries(dataset: Dataset, proxy: FaultProxy
         reader.read([1])
     assert error.value.code == "STORAGE_AWAY"
     assert len(proxy.requests) - before > 1
+
+
+def test_a_node_reads_kept_pages_from_its_disk(
+    dataset: Dataset, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XCRAY_PAGE_CACHE", "1GiB")
+    file, pages = open_forest(copy[0], 32).file, [5, 1, 2, 9]
+    first, second = open_pages(file), open_pages(file)
+    expected = open_pages(open_forest(dataset, 32).file).read(pages)
+    assert first.read(pages) == second.read(pages) == expected
+    assert first.requests > 0
+    assert first.bytes_requested == first.bytes_read == second.bytes_read
+    assert (second.requests, second.bytes_requested) == (0, 0)
+    position = int(file.offsets[2])
+    with open(file.path.parent / "pages.kept", "r+b") as kept:
+        kept.seek(position)
+        kept.write(b"damage")
+    assert second.read(pages) == expected  # from the storage, and kept again
+    assert second.requests == 2
+    third = open_pages(file)
+    assert third.read(pages) == expected
+    assert third.requests == 0
+
+
+def test_kept_pages_stay_within_the_limit(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XCRAY_PAGE_CACHE", "100KiB")
+    file = open_forest(copy[0], 32).file
+    every = list(range(len(file.checksums)))
+    first, second = open_pages(file), open_pages(file)
+    assert first.read(every) == second.read(every)
+    held = np.fromfile(file.path.parent / "pages.held", np.uint8)
+    assert 0 < held.sum() < len(every)
+    assert (file.path.parent / "pages.kept").stat().st_blocks * 512 <= 100 << 10
+    assert 0 < second.bytes_requested < first.bytes_requested
+    monkeypatch.setenv("XCRAY_PAGE_CACHE", "much")
+    with pytest.raises(ParameterError):
+        open_pages(file)
+
+
+def test_a_full_disk_stops_keeping(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, data: bytes, position: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("XCRAY_PAGE_CACHE", "1GiB")
+    monkeypatch.setattr(os, "pwrite", full)
+    reader = open_pages(open_forest(copy[0], 32).file)
+    assert reader.read([3]) == reader.read([3])
+    assert reader.requests == 3  # the first one opens the object
