@@ -1,4 +1,4 @@
-"""Indexed block coordinate descent with the pages in object storage, beside pages on disk.
+"""Indexed block coordinate descent with the pages in object storage, compared with a disk.
 
 python -m benchmarks.indexed_bcd.remote --data DIR [--sets kddcup99_10pct,mnist] [--copies 8]
     [--latency 15] [--bandwidth 80] [--divisor 10] [--repeats 3]

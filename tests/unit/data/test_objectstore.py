@@ -23,6 +23,7 @@ from xcray.data.objectstore.remote_dataset import (
 )
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError, Unavailable
 from xcray.kernels.sparse import row_norms_sq
+from xcray.service.datasets.figures import dataset_figures
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.remote_copy import cached_copy_without_rows, plan_copy
 from xcray.storage.atomic import file_digests
@@ -127,6 +128,8 @@ def test_a_copy_without_rows_has_their_shape_and_refuses_to_read_them(
         with pytest.raises((InputError, TypeError)):
             row_norms_sq(matrix)  # a kernel
     assert data_warnings(copy) == data_warnings(dataset)
+    ours, theirs = (dataset_figures(each, 3)["parts"]["train"] for each in (copy, dataset))
+    assert {**ours, "examples": theirs["examples"]} == theirs
     assert cached_copy_without_rows(f"{uri}/svm") == path
     with pytest.raises(InputError, match="pull the whole data set"):
         push(uri, path)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xcray.cli.connect import STORAGE_URIS as URIS
 from xcray.cli.terminal import output
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
     from xcray.model.objectstore.remote_registry import Pulled
     from xcray.model.registry import Registry
-
-URIS = "s3://bucket/folder, gs://bucket/folder or file:///folder"
 
 HomeOption = Annotated[
     Path | None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xcray.cli.models.object_storage import URIS
+from xcray.cli.connect import STORAGE_URIS as URIS
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
 
