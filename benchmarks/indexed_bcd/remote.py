@@ -53,12 +53,11 @@ def behaviour(storage: Storage) -> Iterator[None]:
     """Let readers see a storage that behaves so."""
     read_range = PagesInObjectStorage._read_range
 
-    def slow(reader: PagesInObjectStorage, pages: PageRange) -> dict[int, bytes]:
-        found = read_range(reader, pages)
-        n_bytes = sum(map(len, found.values()))
+    def slow(reader: PagesInObjectStorage, pages: PageRange) -> bytes:
+        data = read_range(reader, pages)
         if storage.seconds:
-            time.sleep(storage.seconds + storage.byte_seconds * n_bytes)
-        return found
+            time.sleep(storage.seconds + storage.byte_seconds * len(data))
+        return data
 
     with (
         mock.patch.object(PagesInObjectStorage, "_read_range", slow),

@@ -22,6 +22,7 @@ from xcray.solvers.indexed_bcd.forest_directory import (
 )
 from xcray.solvers.indexed_bcd.node_pages import NodePages
 from xcray.storage.objectstore.client import NO_BUCKET, StoragePath, with_retries
+from xcray.system.malloc import limit_arenas
 
 ENTRY_BYTES: Final = 8  # column index and value
 # A request has the latency of an object store (10 to 30 ms), in which it could transfer about 1 MB.
@@ -107,6 +108,7 @@ class PagesInObjectStorage(PageReader):
         self._node = NodePages.open(file)
         self._object = StoragePath.parse(uri) / DIRECTORY / PAGES
         self._source: Any = None
+        limit_arenas()  # each of the threads would keep a few MB that it has freed
         self._threads = ThreadPoolExecutor(REQUESTS_IN_FLIGHT, "xcray-requests")
         weakref.finalize(self, self._threads.shutdown, wait=False)
 
@@ -124,7 +126,8 @@ class PagesInObjectStorage(PageReader):
             self._source = self._open()
         ranges = join_pages(pages, self._file.offsets, REQUEST_BYTES)
         found: dict[int, bytes] = {}
-        for part in self._threads.map(self._read_range, ranges):
+        for place, data in zip(ranges, self._threads.map(self._read_range, ranges), strict=True):
+            part = self._split(place, data)
             found |= part
             if self._node is not None:
                 self._node.keep(part)
@@ -147,14 +150,13 @@ class PagesInObjectStorage(PageReader):
             )
         return source
 
-    def _read_range(self, pages: PageRange) -> dict[int, bytes]:
-        """Return the bytes of adjacent pages by number."""
-        offsets = self._file.offsets[pages.first : pages.end + 1] - self._file.offsets[pages.first]
-        start, length = int(self._file.offsets[pages.first]), int(offsets[-1])
+    def _read_range(self, pages: PageRange) -> bytes:
+        """Return the bytes of adjacent pages."""
+        start, end = (int(self._file.offsets[page]) for page in pages)
 
         def request() -> bytes:
-            data = bytes(self._source.read_at(length, start))
-            if len(data) != length:
+            data = bytes(self._source.read_at(end - start, start))
+            if len(data) != end - start:
                 raise Unavailable(
                     f"{self._object.uri} ended early at byte {start + len(data):,}",
                     code="STORAGE_AWAY",
@@ -162,14 +164,16 @@ class PagesInObjectStorage(PageReader):
             return data
 
         try:
-            data = with_retries(self._object, request)
+            return with_retries(self._object, request)
         except NotFound as error:
             raise self._missing(error) from None
+
+    def _split(self, pages: PageRange, data: bytes) -> dict[int, bytes]:
+        """Return the bytes of each of adjacent pages, checked."""
+        starts = self._file.offsets[pages.first : pages.end + 1] - self._file.offsets[pages.first]
         found = {}
-        for page, lo, hi in zip(
-            range(pages.first, pages.end), offsets[:-1], offsets[1:], strict=True
-        ):
-            found[page] = data if hi - lo == length else data[lo:hi]
+        for page, lo, hi in zip(range(*pages), starts[:-1], starts[1:], strict=True):
+            found[page] = data[lo:hi]
             check_page(self._file, page, found[page])
         return found
 
