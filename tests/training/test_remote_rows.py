@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.s3 import BUCKET, FaultProxy, s3, use_server
+from tests.support.s3 import BUCKET, FaultProxy
 from xcray.arrays import frozen
 from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
@@ -20,6 +19,7 @@ from xcray.errors import InputError, Unavailable
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.remote_copy import cached_copy_without_rows
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
+from xcray.storage.objectstore import client
 from xcray.storage.objectstore.client import StoragePath
 from xcray.system.user_directories import cache_directory
 from xcray.training import TrainSpec, train
@@ -28,21 +28,6 @@ from xcray.training.run import TrainResult
 from xcray.workers.solver_task import SolverTask
 
 PARAMS = {"selection": "forest", "first_rows": 20, "query_rows": 10, "leaf_rows": 16}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultProxy]:
-    """Start one S3 server for the tests of this file."""
-    with s3() as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxy(server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """Set the environment of an S3 client."""
-    use_server(server, monkeypatch)
-    yield server
-    server.fault = None
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +55,14 @@ def spec_of(path: Path, pool: str = "serial") -> TrainSpec:
 
 @pytest.fixture
 def paged(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each worker the memory of a third of the rows."""
-    limit = 8 * (dataset.train.X.nnz + dataset.train.n_rows) // 3
+    """Give each worker the memory of half of the rows."""
+    limit = 8 * (dataset.train.X.nnz + dataset.train.n_rows) // 2
     monkeypatch.setattr(IndependentLabels, "rows_limit", lambda strategy: limit)
 
 
 def pushed(dataset: Dataset, folder: str) -> str:
     """Push the data set to a folder of the bucket; return its URI."""
-    uri = f"s3://{BUCKET}/{folder}"
+    uri = f"s3://{BUCKET}/trainings/{folder}"
     push_dataset(dataset.path, StoragePath.parse(uri) / "news")
     return f"{uri}/news"
 
@@ -138,8 +123,14 @@ def test_a_node_without_a_copy_makes_its_own(
 
 
 def test_an_outage_in_the_middle_keeps_finished_labels(
-    dataset: Dataset, reference: TrainResult, proxy: FaultProxy, paged: None, tmp_path: Path
+    dataset: Dataset,
+    reference: TrainResult,
+    proxy: FaultProxy,
+    paged: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(client, "MAX_ATTEMPTS", 2)
     path, done = cached_copy_without_rows(pushed(dataset, "middle")), list[int]()
 
     def broken(environ: dict[str, Any], answer: Any) -> Any:

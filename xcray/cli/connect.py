@@ -1,4 +1,4 @@
-"""Selection of the server, of the Ray cluster, and of the object storage that commands use."""
+"""Selection of the server, and of the Ray cluster, that commands use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from xcray.client import Client
 
 DEFAULT = "http://127.0.0.1:8000"
-STORAGE_URIS = "s3://bucket/folder, gs://bucket/folder or file:///folder"
 
 RayAddressOption = Annotated[
     str | None,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.s3 import BUCKET, FaultProxy, cut_once, s3, use_server
+from tests.support.s3 import BUCKET, FaultProxy, cut_once
 from tests.support.svm_problems import svm_dataset, svm_problem
 from xcray.cli.main import main
 from xcray.data.data_warnings import data_warnings
@@ -34,29 +33,16 @@ from xcray.storage.objectstore.versions import Pushed, list_versions
 ABSENT = {"train/x_rows.arrow", "train/x_columns.arrow", "metric-forest/pages.arrow"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultProxy]:
-    """Start one S3 server for the tests of this file; each test has its own folders."""
-    with s3() as proxy:
-        yield proxy
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfer small files in several pieces."""
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 10_000)
 
 
 @pytest.fixture
-def proxy(server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """Set the environment of an S3 client."""
-    use_server(server, monkeypatch)
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 10_000)
-    yield server
-    server.fault = None
-
-
-@pytest.fixture(params=["s3", "file"])
-def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def uri(storage_uri: str) -> str:
     """Return the URI of an empty folder."""
-    if request.param == "file":
-        return f"file://{tmp_path / 'store'}"
-    request.getfixturevalue("proxy")
-    return f"s3://{BUCKET}/{request.node.name.translate(str.maketrans('[]', '__'))}"
+    return storage_uri
 
 
 @pytest.fixture
@@ -199,7 +185,7 @@ def test_a_plain_copy_of_a_directory_can_be_pulled(dataset: Dataset, tmp_path: P
 def test_a_broken_connection_is_resumed(
     proxy: FaultProxy, dataset: Dataset, tmp_path: Path
 ) -> None:
-    push(uri := f"s3://{BUCKET}/cut", dataset.path)
+    push(uri := f"s3://{BUCKET}/data-cut", dataset.path)
     proxy.fault = cut_once("x_rows.arrow", 100)
     assert plan_copy(f"{uri}/svm", with_rows=True).fetch(tmp_path / "copy")
     assert file_digests(tmp_path / "copy") == file_digests(dataset.path)
@@ -208,7 +194,7 @@ def test_a_broken_connection_is_resumed(
 def test_an_outage_keeps_what_was_received(
     proxy: FaultProxy, dataset: Dataset, tmp_path: Path
 ) -> None:
-    push(uri := f"s3://{BUCKET}/outage", dataset.path)
+    push(uri := f"s3://{BUCKET}/data-outage", dataset.path)
     plan = plan_copy(f"{uri}/svm", with_rows=True)
 
     def broken(environ: dict[str, object], answer: object) -> object:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.live_service import text_model
-from tests.support.s3 import BUCKET, FaultProxy, cut_once, s3, use_server
+from tests.support.s3 import BUCKET, FaultProxy, cut_once
 from xcray.cli import main as cli
 from xcray.errors import (
     Conflict,
@@ -36,32 +35,16 @@ from xcray.storage.objectstore.transfer import check_files
 from xcray.storage.objectstore.versions import latest_version, list_names, list_versions
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultProxy]:
-    """Start one S3 server for the tests of this file; each test has its own folders."""
-    with s3() as proxy:
-        yield proxy
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfer small files in several pieces."""
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 300)
 
 
 @pytest.fixture
-def proxy(server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """Set the environment of an S3 client.
-
-    Parts are small, so that small models are sent in several parts, and retries are fast.
-    """
-    use_server(server, monkeypatch)
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 300)
-    yield server
-    server.fault = None
-
-
-@pytest.fixture(params=["s3", "file"])
-def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def uri(storage_uri: str) -> str:
     """Return the URI of an empty folder."""
-    if request.param == "file":
-        return f"file://{tmp_path / 'store'}"
-    request.getfixturevalue("proxy")
-    return f"s3://{BUCKET}/{request.node.name.translate(str.maketrans('[]', '__'))}"
+    return storage_uri
 
 
 @pytest.fixture

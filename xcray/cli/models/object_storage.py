@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli.connect import STORAGE_URIS as URIS
 from xcray.cli.terminal import output
+from xcray.cli.terminal.storage import URIS, ResendOption, print_pushed
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,12 +44,7 @@ def push(
         str | None,
         typer.Option(help="Name in object storage. [default: its own, or that of the directory]"),
     ] = None,
-    resend_all: Annotated[
-        bool,
-        typer.Option(
-            "--again", help="Send all files, including existing ones: repairs a damaged copy."
-        ),
-    ] = False,
+    resend_all: ResendOption = False,
     home: HomeOption = None,
     tenant: TenantOption = "default",
     json: output.JsonOption = False,
@@ -69,21 +64,7 @@ def push(
         source, called = registry.resolve(f"{own}:{version}"), name or own
         number = version if called == own else None
     done = send(source, StoragePath.parse(uri) / called, number, resend_all=resend_all)
-    if json:
-        output.print_json(
-            {
-                "uri": done.uri,
-                "model": done.name,
-                "version": done.number,
-                "seal": done.seal,
-                "bytes": done.moved._asdict(),
-            }
-        )
-    else:
-        status = (
-            f"{output.format_bytes(done.moved.sent)} sent" if done.moved.sent else "existed already"
-        )
-        output.print_line(f"{done.uri} ({status})")
+    print_pushed(done, "model", json)
 
 
 def pull(

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from xcray.cli.connect import STORAGE_URIS as URIS
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
+from xcray.cli.terminal.storage import URIS, ResendOption, print_pushed
 
 
 def push(
@@ -22,12 +22,7 @@ def push(
         str | None,
         typer.Option(help="Name in object storage. [default: name of the directory]"),
     ] = None,
-    resend_all: Annotated[
-        bool,
-        typer.Option(
-            "--again", help="Send all files, including existing ones: repairs a damaged copy."
-        ),
-    ] = False,
+    resend_all: ResendOption = False,
     json: output.JsonOption = False,
 ) -> None:
     """Copy a data set with its metric forest to object storage: its files, then its manifest.
@@ -39,21 +34,7 @@ def push(
 
     home = StoragePath.parse(uri) / (name or dataset.resolve().name)
     done = push_dataset(dataset, home, resend_all=resend_all)
-    if json:
-        output.print_json(
-            {
-                "uri": done.uri,
-                "dataset": done.name,
-                "version": done.number,
-                "seal": done.seal,
-                "bytes": done.moved._asdict(),
-            }
-        )
-    else:
-        status = (
-            f"{output.format_bytes(done.moved.sent)} sent" if done.moved.sent else "existed already"
-        )
-        output.print_line(f"{done.uri} ({status})")
+    print_pushed(done, "dataset", json)
 
 
 def pull(

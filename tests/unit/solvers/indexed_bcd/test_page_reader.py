@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.s3 import BUCKET, FaultProxy, cut_once, s3, use_server
+from tests.support.s3 import BUCKET, FaultProxy, cut_once
 from tests.support.svm_problems import svm_dataset, svm_problem
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
@@ -37,21 +36,6 @@ PAGES = "metric-forest/pages.arrow"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[FaultProxy]:
-    """Start one S3 server for the tests of this file; each test has its own folders."""
-    with s3() as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxy(server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """Set the environment of an S3 client."""
-    use_server(server, monkeypatch)
-    yield server
-    server.fault = None
-
-
-@pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Return a data set with a forest, of 8,000 rows and 16 features."""
     problem = svm_problem(5, n=8_000, d=16, flipped=0.0)
@@ -63,14 +47,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 Copy = tuple[Dataset, StoragePath]
 
 
-@pytest.fixture(params=["s3", "file"])
-def copy(request: pytest.FixtureRequest, dataset: Dataset, tmp_path: Path) -> Copy:
+@pytest.fixture
+def copy(dataset: Dataset, storage_uri: str) -> Copy:
     """Return a copy without rows of the data set, and its place in a storage."""
-    if request.param == "file":
-        return remote_copy(dataset, f"file://{tmp_path / 'store'}")
-    request.getfixturevalue("proxy")
-    folder = request.node.name.translate(str.maketrans("[]", "__"))
-    return remote_copy(dataset, f"s3://{BUCKET}/{folder}")
+    return remote_copy(dataset, storage_uri)
 
 
 def remote_copy(dataset: Dataset, uri: str) -> Copy:
@@ -200,7 +180,7 @@ def test_a_missing_object_is_named(copy: Copy) -> None:
 
 
 def test_an_object_that_vanishes_is_named(dataset: Dataset, proxy: FaultProxy) -> None:
-    copy, place = remote_copy(dataset, f"s3://{BUCKET}/vanishes")
+    copy, place = remote_copy(dataset, f"s3://{BUCKET}/pages-vanishes")
     reader = open_pages(open_forest(copy, 32).file)
     reader.read([0])
     place.filesystem.delete_file((place / PAGES).path)
@@ -209,14 +189,14 @@ def test_an_object_that_vanishes_is_named(dataset: Dataset, proxy: FaultProxy) -
 
 
 def test_a_broken_connection_is_retried(dataset: Dataset, proxy: FaultProxy) -> None:
-    copy, _ = remote_copy(dataset, f"s3://{BUCKET}/broken")
+    copy, _ = remote_copy(dataset, f"s3://{BUCKET}/pages-broken")
     reader, theirs = (open_pages(open_forest(each, 32).file) for each in (copy, dataset))
     proxy.fault = cut_once("pages.arrow", 100)
     assert reader.read([3, 4, 9]) == theirs.read([3, 4, 9])
 
 
 def test_an_outage_is_reported_after_retries(dataset: Dataset, proxy: FaultProxy) -> None:
-    copy, _ = remote_copy(dataset, f"s3://{BUCKET}/outage")
+    copy, _ = remote_copy(dataset, f"s3://{BUCKET}/pages-outage")
     reader = open_pages(open_forest(copy, 32).file)
     reader.read([0])
 
