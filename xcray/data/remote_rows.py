@@ -70,9 +70,10 @@ def read_remote_uri(path: Path) -> str | None:
     if not (path / REMOTE).exists():
         return None
     content = read_json(path / REMOTE)
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+    facts = content if isinstance(content, dict) else {}
+    if facts.get("schema_version") != SCHEMA_VERSION or not isinstance(facts.get("uri"), str):
         raise Corrupt(f"{path.name}: {REMOTE} is not readable: remove the directory", file=REMOTE)
-    return str(content["uri"])
+    return str(facts["uri"])
 
 
 def map_remote_rows(path: Path, n_features: int) -> tuple[CSR, CSR]:

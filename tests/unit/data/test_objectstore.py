@@ -119,6 +119,16 @@ def test_a_copy_without_rows_has_their_shape_and_refuses_to_read_them(
     assert cached_copy_without_rows(f"{uri}/svm") == path
     with pytest.raises(InputError, match="pull the whole data set"):
         push(uri, path)
+    for content in (
+        "{}",
+        "[]",
+        "1",
+        '{"schema_version": 1}',
+        '{"schema_version": 2, "uri": "s3://a"}',
+    ):
+        (path / "remote.json").write_text(content)
+        with pytest.raises(Corrupt, match=r"remote\.json"):
+            Dataset.open(path)
 
 
 def test_an_incomplete_push_is_not_a_data_set_and_is_completed(

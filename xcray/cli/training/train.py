@@ -7,6 +7,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -164,11 +165,8 @@ def train(
     check_ray_options(pool, ray_address)
     from xcray.training import TrainSpec
 
-    reads_pages = SOLVERS[solver].reads_pages if solver in SOLVERS else False
-    with_rows = memory_limit is None or calibrate or not reads_pages
-    directory = local_dataset(dataset, with_rows, quiet=json)
     fields = {
-        "dataset": str(directory),
+        "dataset": dataset,
         "solver": solver,
         "params": output.parse_assignments(param),
         "pool": pool,
@@ -184,6 +182,9 @@ def train(
         | ({} if select is None else {"select": select})
         | ({} if name is None else {"name": name})
     )
+    with_rows = memory_limit is None or calibrate or not SOLVERS[solver].reads_pages
+    directory = local_dataset(dataset, with_rows, quiet=json)
+    spec = replace(spec, dataset=str(directory))
     if estimate:
         print_estimate(spec, out, run_directory(run_dir, out), json)
     if not json:
