@@ -111,6 +111,20 @@ class _TaskSolver(Solver, Protocol):
         weights do not fit or the solver does not support weights.
         """
 
+    def reload(
+        self,
+        before: SolverState,
+        X: CSR,
+        XT: CSR,
+        YT: Pattern,
+        weights: Float32 | None = None,
+    ) -> SolverState:
+        """Return the state of a worker, see `load`, with parts of an earlier state if they fit.
+
+        before: a state of this kind of solver with other parameters, for the same data.
+        """
+        return self.load(X, XT, YT, weights)
+
     def load_dataset(self, dataset: Dataset, memory_limit: int | None = None) -> SolverState:
         """Return the state of a worker that sees the directory of a data set.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -30,8 +30,9 @@ from xcray.solvers.solved_labels import SolvedLabels
 class HingeState:
     """State of a worker: shared read-only rows and selection, and scratch memory of one class.
 
-    positions: (N,) of the rows on the pages; None for their order in the data. The scratch needs 27
-    bytes per row and 8 per feature.
+    positions: (N,) of the rows on the pages; None for their order in the data. leaf_rows: maximum
+    rows of a leaf of the forest that was built in memory; 0 without one. The scratch needs 27 bytes
+    per row and 8 per feature.
     """
 
     store: RowStore
@@ -39,12 +40,13 @@ class HingeState:
     selection: RowSelection
     scratch: DualState
     positions: Int32 | None = None
+    leaf_rows: int = 0
 
     def clone_for_thread(self) -> HingeState:
         """Return the same rows and selection with separate scratch memory."""
         store = self.store.clone()
         scratch = new_scratch(len(store.costs), store.n_cols)
-        return HingeState(store, self.YT, self.selection, scratch, self.positions)
+        return replace(self, store=store, scratch=scratch)
 
     def positives(self, label: int) -> Int64:
         """Return the positions of the rows of a label on the pages: (n,), ascending."""

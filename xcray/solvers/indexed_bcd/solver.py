@@ -12,7 +12,7 @@ from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError
 from xcray.kernels.training.metric_forest import PIVOTS
-from xcray.solvers.contract import summarize_records
+from xcray.solvers.contract import SolverState, summarize_records
 from xcray.solvers.declarations import (
     CompileCase,
     RecordField,
@@ -37,7 +37,11 @@ from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest, HingeState, new_scratch
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
 from xcray.solvers.indexed_bcd.row_store import RowsInMemory
-from xcray.solvers.indexed_bcd.selection import make_leaf_selection, make_selection
+from xcray.solvers.indexed_bcd.selection import (
+    ForestLeaves,
+    make_leaf_selection,
+    make_selection,
+)
 from xcray.solvers.parameters import parameter
 from xcray.system.units import format_bytes
 
@@ -190,6 +194,23 @@ class IndexedBCDSolver(HingeOneVsRest):
         indexed = build_forest(X, self.leaf_rows) if self.selection == "forest" else None
         return self._state_in_memory(X, YT, self.row_costs(weights, X.n_rows), indexed)
 
+    def reload(
+        self,
+        before: SolverState,
+        X: CSR,
+        XT: CSR,
+        YT: Pattern,
+        weights: Float32 | None = None,
+    ) -> HingeState:
+        """Return the state of a worker, see `load`, with the forest of `before` if it fits."""
+        assert isinstance(before, HingeState)
+        selection = before.selection
+        is_same = self.selection == "forest" and before.leaf_rows == self.leaf_rows
+        if not (is_same and isinstance(selection, ForestLeaves)):
+            return self.load(X, XT, YT, weights)
+        costs = self.row_costs(weights, X.n_rows)
+        return self._state_in_memory(X, YT, costs, selection.indexed)
+
     def load_dataset(self, dataset: Dataset, memory_limit: int | None = None) -> HingeState:
         """Return the state of a worker that sees the directory of a data set.
 
@@ -246,7 +267,7 @@ class IndexedBCDSolver(HingeOneVsRest):
         rows = indexed.pages.rows
         costs = frozen(costs[rows], np.float64)
         store = RowsInMemory(X, rows, indexed.norms, costs, self.is_squared)
-        return HingeState(store, YT, selection, scratch, indexed.positions)
+        return HingeState(store, YT, selection, scratch, indexed.positions, self.leaf_rows)
 
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of the arrays of a class, and of the pivots while a forest is built."""

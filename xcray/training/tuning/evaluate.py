@@ -177,15 +177,15 @@ class PointEvaluator:
         }
 
     def _make_pool(self, spec: TrainSpec, solver: TaskSolver, warm: WarmRunner | None) -> Pool:
-        """Return the pool of the spec. Local pools load the problem once for all points.
+        """Return the pool of the spec. Local pools share what does not depend on the point.
 
         warm: solves the tasks in place of the solver, on local pools.
         """
         if spec.pool == "ray":
             spec = replace(spec, dataset=str(self.data.path))
             return make_ray_pool(spec, solver, self.data, self.workers, self.job)
-        if self.state is None:
-            self.state = solver.load(*self.training_data)
+        before, data = self.state, self.training_data
+        self.state = solver.load(*data) if before is None else solver.reload(before, *data)
         return make_local_pool(spec.pool, solver, self.state, self.workers, runner=warm)
 
     def _measure(self, folder: Path, parts: BlockStore, solver: TaskSolver) -> dict[str, Any]:
