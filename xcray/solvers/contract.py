@@ -166,9 +166,15 @@ class IndependentSolver(_TaskSolver, Protocol):
 
 
 class WarmStartSolver(IndependentSolver, Protocol):
-    """An independent solver that can start from the dual variables of a similar problem."""
+    """An independent solver that can start from the dual variables of a similar problem.
+
+    dual_exponent: the dual variables of a start are multiplied by this power of the ratio of the
+    values of C. The root is between the ratio itself (constant losses) and 1 (losses shrink as C
+    grows).
+    """
 
     warm_starts: ClassVar[bool] = True
+    dual_exponent: ClassVar[float] = 0.5
 
     def solve(
         self,

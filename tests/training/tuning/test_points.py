@@ -60,3 +60,31 @@ def test_all_points_share_one_forest(tiny: Dataset) -> None:
     np.testing.assert_allclose(after.store.costs, 100.0 * before.store.costs)
     other = IndexedBCDSolver(selection="forest", leaf_rows=64).reload(before, *data)
     assert other.positions is not before.positions
+
+
+def test_a_truncated_loss_is_solved_from_large_s_on() -> None:
+    points = plan_points({"s": [1, 1e30, 0.5], "C": [1.0, 0.1]})
+    assert [(point.params["s"], point.params["C"]) for point in points] == [
+        (1e30, 0.1),
+        (1e30, 1.0),
+        (1.0, 0.1),
+        (0.5, 0.1),
+        (1.0, 1.0),
+        (0.5, 1.0),
+    ]
+    assert [point.start for point in points] == [None, 0, 0, 2, 2, 4]
+
+
+def test_a_warm_point_is_nearly_the_cold_one(tiny: Dataset, tmp_path: Path) -> None:
+    holdout = hold_out(tiny, 0.2, 0, tmp_path / "held")
+    spec = TrainSpec(str(tiny.path), solver="indexed-bcd", pool="serial")
+    points = plan_points({"C": (0.1, 1.0), "s": (1e30, 1.0)})
+    cold, warm = (
+        PointEvaluator(spec, holdout, tmp_path / name, StopFlag()) for name in ("cold", "warm")
+    )
+    for point in points:
+        start = None if point.start is None else points[point.start]
+        result, other = warm.evaluate(point, start), cold.evaluate(point, None)
+        assert result["start"] == (None if start is None else start.params)
+        assert result["certified"] == result["classes"] == tiny.n_labels
+        assert result["measures"]["P@1"] == pytest.approx(other["measures"]["P@1"], abs=0.03)
