@@ -13,9 +13,7 @@ from xcray.solvers.contract import SolverState, WarmStartSolver
 from xcray.solvers.solved_labels import SolvedLabels
 
 
-def dual_scale(
-    before: Mapping[str, Any], after: Mapping[str, Any], exponent: float = 0.5
-) -> float:
+def dual_scale(before: Mapping[str, Any], after: Mapping[str, Any], exponent: float = 0.5) -> float:
     """Return the factor from the duals of one setting to the start of another.
 
     exponent: see `WarmStartSolver`. The root saved time on one small set and made no difference on

@@ -57,6 +57,18 @@ class LabelSettings(NamedTuple):
     is_primal: bool
 
 
+class QueryResult(NamedTuple):
+    """Result of a query.
+
+    rows: positions of rows to add to the active ones; found: rows that violate the margin among
+    those that were read; reads: rows of the pages that were read.
+    """
+
+    rows: Int64
+    found: int
+    reads: int
+
+
 class SweepProgress(NamedTuple):
     """State after a block or a sweep over the active rows.
 
@@ -265,7 +277,7 @@ class LabelTraining:
         while precise and self.queries < last and self.n_active < len(self._state.y):
             growth = int(self._selection.growth * self.n_active)
             n = max(self._settings.query_rows, growth)
-            new, found, reads = self._query(n)
+            new, found, reads = self.query(n)
             precise = found > MIN_PRECISION * reads
             window = self._next_window(max(reads - len(new), n))
             self._active.add(new)
@@ -281,8 +293,12 @@ class LabelTraining:
         self._window = int(window[-1]) + 1
         return rows[window]
 
-    def _query(self, n: int) -> tuple[Int64, int, int]:
-        """Return at most n violating rows that are not active, and how many were found and read."""
+    def query(self, n: int) -> QueryResult:
+        """Return rows that violate the margin, are not active and are not outliers.
+
+        n: number of rows, with those of the page that reaches it; an exhaustive strategy reads all
+        rows and returns at most n of them, others end with n rows or READS_PER_ROW times n reads.
+        """
         self._path_moved()
         selection, limits = self._selection, self._query_limits(n)
         order, begin = selection.order(self._state.v, self._rng), 0
@@ -318,7 +334,7 @@ class LabelTraining:
         if selection.is_exhaustive and found > n:
             # random ones: those that violate the margin most are often outliers
             violating = self._rng.choice(violating, n, replace=False)
-        return violating, found, reads
+        return QueryResult(violating, found, reads)
 
     def _query_limits(self, n: int) -> Query:
         """Return the limits of a query; an exhaustive one has none but the number of rows."""
