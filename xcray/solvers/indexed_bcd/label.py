@@ -34,6 +34,10 @@ BLOCK_SWEEPS: Final = 3  # over the rows of a query and the window
 FIRST_QUERIES: Final = 8  # without truncation, because the first outliers are those of their result
 READS_PER_ROW: Final = 20  # a query reads at most this number of rows for each row that it adds
 MIN_PRECISION: Final = 0.01  # of the last query: violating rows per row that was read
+# of the share of support vectors among random rows: precision of the last of the first queries, and
+# that of the first query for which an order of pages is kept
+FIRST_PRECISION: Final = 0.5
+MIN_LIFT: Final = 3.0
 MAX_VIOLATING: Final = 1 << 16  # rows that one call of the query kernel returns
 MAX_PLAN: Final = 256  # pages that are planned together
 NO_WAITS: Final = np.empty(0, np.int32)
@@ -157,6 +161,7 @@ class LabelTraining:
         largest_page = int(np.diff(selection.pages.indptr).max(initial=0))
         self._violating = np.empty(MAX_VIOLATING + largest_page, np.int64)
         self._positives, self._start = positives, start
+        self._random_precision = 0.0
         self.queries, self.reads, self.rounds = 0, 0, 0
         self.objectives: list[float] = []
         self._reset()
@@ -180,7 +185,7 @@ class LabelTraining:
             self._solve_first()
         else:
             self._solve_from(self._start)
-        self._grow(None)
+        self._grow(None, MIN_PRECISION)
         best, last, self.rounds = None, self._last_sweep(), 1
         while True:
             self._active.polish(self._settings.gap, last)
@@ -236,7 +241,10 @@ class LabelTraining:
         self.reads += first.reads
         self._solve_active()
         self._state.status.fill(INLIER)
-        self._grow(FIRST_QUERIES)
+        self._random_precision = self._active.support / len(first.rows)
+        # queries that find less than this find mostly outliers of the truncated loss
+        least = max(MIN_PRECISION, FIRST_PRECISION * self._random_precision)
+        self._grow(FIRST_QUERIES, least)
         self._state.status.fill(UNKNOWN)
         self._waits.fill(0)
         self._solve_without_outliers()
@@ -270,19 +278,29 @@ class LabelTraining:
         rows = self._active.rows
         self._active.remove(rows[result.outliers[rows]])
 
-    def _grow(self, max_queries: int | None) -> None:
-        """Add rows by queries, until a query finds few, and at most `max_queries` times."""
+    def _grow(self, max_queries: int | None, min_precision: float) -> None:
+        """Add rows by queries, at most `max_queries` times.
+
+        Ends with the first query that finds at most `min_precision` violating rows per row read.
+        """
         last = np.inf if max_queries is None else self.queries + max_queries
         precise = True
         while precise and self.queries < last and self.n_active < len(self._state.y):
             growth = int(self._selection.growth * self.n_active)
             n = max(self._settings.query_rows, growth)
             new, found, reads = self.query(n)
-            precise = found > MIN_PRECISION * reads
+            precise = found > min_precision * reads
+            if self.queries == 1 and self._selection.fallback is not None:
+                self._choose_selection(self._selection.fallback, found / max(reads, 1))
             window = self._next_window(max(reads - len(new), n))
             self._active.add(new)
             self._active.solve_block(np.concatenate([new, window]), BLOCK_SWEEPS)
             self._active.remove_idle()
+
+    def _choose_selection(self, fallback: RowSelection, precision: float) -> None:
+        """Continue with the fallback if the first query found little more than random reads."""
+        if precision < MIN_LIFT * self._random_precision:
+            self._selection = fallback
 
     def _next_window(self, size: int) -> Int64:
         """Return the next `size` active rows of the cyclic window, or all."""

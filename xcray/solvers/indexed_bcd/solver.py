@@ -111,7 +111,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     rows are of random trees. In the primal, a block is all active rows.
     """
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     warm_starts: ClassVar[bool] = True
     # longer weights have more outliers, which remain outliers
     dual_exponent: ClassVar[float] = 0.0
@@ -134,8 +134,8 @@ class IndexedBCDSolver(HingeOneVsRest):
     )
     selection: str = parameter(
         AUTO,
-        "order in which queries visit the rows; auto: forest if X exceeds the memory limit, else "
-        "pages",
+        "order in which queries visit the rows; auto: pages, but forest if X exceeds the memory "
+        "limit and the first query of a class finds three times as much as random reads",
         choices=(*SELECTIONS, AUTO),
     )
     leaf_rows: int = parameter(
@@ -228,9 +228,6 @@ class IndexedBCDSolver(HingeOneVsRest):
         train = dataset.train
         n_bytes = 8 * (train.X.nnz + train.n_rows)
         is_paged = memory_limit is not None and n_bytes > memory_limit
-        name = self.selection
-        if name == AUTO:
-            name = "forest" if is_paged else "pages"
         if is_paged and not has_forest(dataset):
             raise ParameterError(
                 f"the rows of {dataset.path.name} have {format_bytes(n_bytes)}, the memory limit "
@@ -240,8 +237,8 @@ class IndexedBCDSolver(HingeOneVsRest):
         costs = self.row_costs(train.weights, train.n_rows)
         if is_paged and memory_limit is not None:
             stored = open_forest(dataset, self.leaf_rows)
-            return self._paged_state(stored, train.YT, costs, name, memory_limit)
-        if name != "forest":
+            return self._paged_state(stored, train.YT, costs, memory_limit)
+        if self.selection != "forest":
             return self._state_in_memory(train.X, train.YT, costs, None)
         if has_forest(dataset):
             indexed = open_forest(dataset, self.leaf_rows).indexed
@@ -250,11 +247,11 @@ class IndexedBCDSolver(HingeOneVsRest):
         return self._state_in_memory(train.X, train.YT, costs, indexed)
 
     def _paged_state(
-        self, stored: StoredForest, YT: Pattern, costs: Float64, name: str, memory_limit: int
+        self, stored: StoredForest, YT: Pattern, costs: Float64, memory_limit: int
     ) -> HingeState:
         """Return the state of a worker whose rows are on disk. costs: (N,) by row."""
         indexed = stored.indexed
-        selection = make_leaf_selection(name, indexed)
+        selection = make_leaf_selection(self.selection, indexed)
         costs = frozen(costs[indexed.pages.rows], np.float64)
         store = PagedRows(stored, costs, selection.zones, memory_limit, self.is_squared)
         scratch = new_scratch(len(costs), store.n_cols)
