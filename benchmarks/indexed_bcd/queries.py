@@ -8,7 +8,9 @@ would add under the same weights (eq. 10 of the paper). Two tables:
 
 - queries of a training with the strategy: precision, boundary rows among the rows of the pages that
   were read; recall, those found of all boundary rows; share of boundary rows among all inactive
-  rows, the precision of random reads. Medians over all queries of all seeds.
+  rows, the precision of random reads. Medians over all queries of all seeds. lift: precision of the
+  first query relative to the share of support vectors among the first random rows, by which
+  selection=auto decides on the order of leaves.
 - the strategies under the same weights, those before the queries of a training with random pages:
   boundary rows in the first 5 % and 20 % of the rows in the order of the strategy, relative to all.
   "densest leaves" orders the leaves of the forest by their number of boundary rows: no order of
@@ -86,6 +88,11 @@ class RecordedTraining(LabelTraining):
         self.figures.append(QueryFigures(*counts))
         return result
 
+    @property
+    def lift(self) -> float:
+        """Precision of the first query, relative to the share of support vectors before it."""
+        return self.figures[0].precision / max(self._random_precision, 1e-9)
+
     def boundary_rows(self) -> np.ndarray:
         """Return which rows are boundary rows: (N,) bool by position."""
         state, s = self._state, self._reference.s
@@ -159,6 +166,7 @@ def measure(task: Task, seeds: int) -> dict[str, Any]:
     for name in SELECTIONS:
         trainings = [record(task, name, seed) for seed in range(seeds)]
         queries[name] = medians([each for training in trainings for each in training.figures])
+        queries[name]["lift"] = round(statistics.median(each.lift for each in trainings), 2)
         if name == "pages":
             orders = compare_orders(task, trainings[0])
     return {"queries": queries, "same weights": orders}
