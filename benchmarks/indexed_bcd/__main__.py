@@ -239,8 +239,9 @@ def summarise(runs: list[list[Point]], limits: dict[str, float]) -> dict[str, An
     }
 
 
-def measure_set(task: Task, seeds: int) -> dict[str, Any]:
+def measure_methods(task: Task, seeds: int) -> dict[str, Any]:
     """Return the summary of every method on one data set."""
+    list(measure(some_rows(task), 0))  # compiles the kernels
     runs, creations = dict[str, list[list[Point]]](), dict[str, list[float]]()
     for seed in range(seeds):
         for name, points, creation in measure(task, seed):
@@ -257,10 +258,13 @@ def measure_set(task: Task, seeds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure all sets; print a line per method, and one JSON object at the end."""
+def measure_sets(description: str, measure: Callable[[Task, int], dict[str, Any]]) -> None:
+    """Parse the arguments and measure all sets; print a line per result, and one JSON object.
+
+    measure: called with a task and the number of seeds; returns figures by name.
+    """
     options = arguments(
-        __doc__ or "",
+        description,
         sets={"default": ",".join(LABELS)},
         seeds={"type": int, "default": 3},
         rows={"type": int, "default": covtype_like.ROWS},
@@ -270,14 +274,13 @@ def main() -> None:
         sets: dict[str, Any] = {}
         for name in options.sets.split(","):
             task = load(name, options.data, folder, options.rows)
-            list(measure(some_rows(task), 0))  # compiles the kernels
-            sets[name] = measure_set(task, options.seeds)
-            for method, summary in sets[name].items():
-                print(name, method, summary, flush=True)
+            sets[name] = measure(task, options.seeds)
+            for line, figures in sets[name].items():
+                print(name, line, figures, flush=True)
         return {"sets": sets}
 
     in_folder(run, options.json)
 
 
 if __name__ == "__main__":
-    main()
+    measure_sets(__doc__ or "", measure_methods)

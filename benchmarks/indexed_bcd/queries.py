@@ -20,14 +20,11 @@ would add under the same weights (eq. 10 of the paper). Two tables:
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import arguments, in_folder
-from benchmarks.indexed_bcd import covtype_like
-from benchmarks.indexed_bcd.__main__ import LABELS, Task, load
+from benchmarks.indexed_bcd.__main__ import Task, measure_sets
 from xcray.arrays import Float64, csr
 from xcray.kernels.training.dual_hinge import OUTLIER, UNKNOWN
 from xcray.solvers.indexed_bcd.label import LabelTraining, QueryResult
@@ -99,7 +96,8 @@ class RecordedTraining(LabelTraining):
         is_unknown = state.status == UNKNOWN
         is_outlier = is_unknown & (self._margins(self._reference.v) < -s)
         is_outlier |= state.status == OUTLIER
-        return (self._margins(state.v) < 1.0) & ~is_outlier & ~state.is_active
+        boundary: np.ndarray = (self._margins(state.v) < 1.0) & ~is_outlier & ~state.is_active
+        return boundary
 
     def _margins(self, v: Float64) -> Float64:
         """Return y_i v.x_i of all rows: (N,) by position."""
@@ -161,37 +159,17 @@ def compare_orders(task: Task, training: RecordedTraining) -> dict[str, dict[str
 
 
 def measure(task: Task, seeds: int) -> dict[str, Any]:
-    """Return the figures of a data set."""
-    queries = dict[str, Any]()
+    """Return the figures of a data set, by table and strategy."""
+    out = dict[str, Any]()
     for name in SELECTIONS:
         trainings = [record(task, name, seed) for seed in range(seeds)]
-        queries[name] = medians([each for training in trainings for each in training.figures])
-        queries[name]["lift"] = round(statistics.median(each.lift for each in trainings), 2)
+        figures = medians([each for training in trainings for each in training.figures])
+        figures["lift"] = round(statistics.median(each.lift for each in trainings), 2)
+        out[f"queries, {name}"] = figures
         if name == "pages":
             orders = compare_orders(task, trainings[0])
-    return {"queries": queries, "same weights": orders}
-
-
-def main() -> None:
-    """Measure all sets; print a line per strategy, and one JSON object at the end."""
-    options = arguments(
-        __doc__ or "",
-        sets={"default": ",".join(LABELS)},
-        seeds={"type": int, "default": 3},
-        rows={"type": int, "default": covtype_like.ROWS},
-    )
-
-    def run(folder: Path) -> dict[str, Any]:
-        sets: dict[str, Any] = {}
-        for name in options.sets.split(","):
-            sets[name] = measure(load(name, options.data, folder, options.rows), options.seeds)
-            for table, lines in sets[name].items():
-                for strategy, figures in lines.items():
-                    print(name, table, strategy, figures, flush=True)
-        return {"sets": sets}
-
-    in_folder(run, options.json)
+    return out | {f"same weights, {name}": shares for name, shares in orders.items()}
 
 
 if __name__ == "__main__":
-    main()
+    measure_sets(__doc__ or "", measure)

@@ -17,14 +17,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import arguments, in_folder
-from benchmarks.indexed_bcd import covtype_like
-from benchmarks.indexed_bcd.__main__ import LABELS, NO_TRUNCATION, Task, load
+from benchmarks.indexed_bcd.__main__ import NO_TRUNCATION, Task, measure_sets
 from xcray.arrays import CSR, csr, frozen
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeState
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
@@ -106,6 +103,7 @@ def compare(cold: list[Step], warm: list[Step]) -> dict[str, float]:
 def measure(task: Task, seeds: int) -> dict[str, Any]:
     """Return the figures of a data set, by strategy and path."""
     empty, out = csr([0], [], [], task.X.n_rows), dict[str, Any]()
+    IndexedBCDSolver(selection="forest").warm_up()
     for selection in SELECTIONS:
         state = IndexedBCDSolver(selection=selection).load(task.X, empty, task.YT)
         runs: dict[str, list[dict[str, float]]] = {}
@@ -121,26 +119,5 @@ def measure(task: Task, seeds: int) -> dict[str, Any]:
     return out
 
 
-def main() -> None:
-    """Measure all sets; print a line per path, and one JSON object at the end."""
-    options = arguments(
-        __doc__ or "",
-        sets={"default": ",".join(LABELS)},
-        seeds={"type": int, "default": 3},
-        rows={"type": int, "default": covtype_like.ROWS},
-    )
-
-    def run(folder: Path) -> dict[str, Any]:
-        sets: dict[str, Any] = {}
-        for name in options.sets.split(","):
-            IndexedBCDSolver(selection="forest").warm_up()
-            sets[name] = measure(load(name, options.data, folder, options.rows), options.seeds)
-            for key, figures in sets[name].items():
-                print(name, key, figures, flush=True)
-        return {"sets": sets}
-
-    in_folder(run, options.json)
-
-
 if __name__ == "__main__":
-    main()
+    measure_sets(__doc__ or "", measure)
