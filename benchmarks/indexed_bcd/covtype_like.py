@@ -27,6 +27,9 @@ ROWS = 581_012
 NUMERIC, AREAS, SOILS = 10, 4, 40
 TEST_SHARE = 1 / 3  # as in the paper
 POSITIVE_SHARE = 0.4876  # of class 2 in covtype
+AREA_SHARES = (0.45, 0.05, 0.44, 0.06)
+SCALE = 0.12  # of numeric features
+NOISE = 0.45  # of the score that decides on the label
 FLIPPED = 0.03  # wrong labels
 SEED = 0
 
@@ -38,21 +41,44 @@ class GeneratedRows(NamedTuple):
     y: np.ndarray
 
 
+class Model(NamedTuple):
+    """Parameters of the generator; they do not depend on the number of rows.
+
+    soils: (AREAS, SOILS) frequencies; means: (SOILS, NUMERIC); mixing: (NUMERIC, NUMERIC); weights:
+    (features,) of the linear part of the label.
+    """
+
+    soils: np.ndarray
+    means: np.ndarray
+    mixing: np.ndarray
+    weights: np.ndarray
+
+
+def draw_model() -> Model:
+    """Return the parameters of the generator."""
+    rng = np.random.default_rng(SEED)
+    return Model(
+        rng.dirichlet(np.full(SOILS, 0.3), AREAS),
+        rng.normal(size=(SOILS, NUMERIC)),
+        np.eye(NUMERIC) + 0.4 * rng.normal(size=(NUMERIC, NUMERIC)),
+        rng.normal(size=NUMERIC + AREAS + SOILS),
+    )
+
+
 def generate(n_rows: int = ROWS) -> tuple[GeneratedRows, GeneratedRows]:
     """Return the training and the test rows: two thirds and one third of `n_rows`."""
-    rng = np.random.default_rng(SEED)
-    area = rng.choice(AREAS, n_rows, p=[0.45, 0.05, 0.44, 0.06])
-    frequencies = rng.dirichlet(np.full(SOILS, 0.3), AREAS)
+    model, rng = draw_model(), np.random.default_rng([SEED, 1])
+    area = rng.choice(AREAS, n_rows, p=AREA_SHARES)
     soil = np.empty(n_rows, np.int64)
     for each in range(AREAS):
         rows = area == each
-        soil[rows] = rng.choice(SOILS, rows.sum(), p=frequencies[each])
-    numeric = _numeric(rng, soil, n_rows)
+        soil[rows] = rng.choice(SOILS, rows.sum(), p=model.soils[each])
+    values = model.means[soil] + rng.normal(size=(n_rows, NUMERIC)) @ model.mixing
     dense = np.zeros((n_rows, NUMERIC + AREAS + SOILS), np.float32)
-    dense[:, :NUMERIC] = numeric
+    dense[:, :NUMERIC] = np.clip(0.5 + SCALE * values, 0.0, 1.0)
     dense[np.arange(n_rows), NUMERIC + area] = 1.0
     dense[np.arange(n_rows), NUMERIC + AREAS + soil] = 1.0
-    y = _labels(rng, numeric, dense)
+    y = _labels(rng, model, dense, values)
     n_train = n_rows - int(TEST_SHARE * n_rows)
     train, test = slice(0, n_train), slice(n_train, None)
     return (
@@ -69,23 +95,14 @@ def write(target: Path, n_rows: int = ROWS) -> Dataset:
         return writer.finish(source={"format": "generated"})
 
 
-def _numeric(rng: np.random.Generator, soil: np.ndarray, n_rows: int) -> np.ndarray:
-    """Return correlated numeric features from 0 to 1: (n_rows, NUMERIC)."""
-    means = rng.normal(size=(SOILS, NUMERIC))
-    mixing = np.eye(NUMERIC) + 0.4 * rng.normal(size=(NUMERIC, NUMERIC))
-    values = means[soil] + rng.normal(size=(n_rows, NUMERIC)) @ mixing
-    low, high = values.min(0), values.max(0)
-    out: np.ndarray = (values - low) / (high - low)
-    return out
-
-
-def _labels(rng: np.random.Generator, numeric: np.ndarray, dense: np.ndarray) -> np.ndarray:
-    """Return labels, 1 or -1: (n_rows,)."""
-    linear = dense @ rng.normal(size=dense.shape[1])
-    scaled = (numeric - numeric.mean(0)) / numeric.std(0)
-    curved = scaled[:, 0] * scaled[:, 1] + scaled[:, 2] * scaled[:, 3] - scaled[:, 4] ** 2
+def _labels(
+    rng: np.random.Generator, model: Model, dense: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """Return labels, 1 or -1: (n,). values: (n, NUMERIC) before they are scaled."""
+    linear = dense @ model.weights
+    curved = values[:, 0] * values[:, 1] + values[:, 2] * values[:, 3] - values[:, 4] ** 2
     score = linear / linear.std() + 0.3 * curved / curved.std()
-    score += 0.3 * rng.logistic(size=len(score))
+    score += NOISE * rng.logistic(size=len(score))
     y = np.where(score > np.quantile(score, 1.0 - POSITIVE_SHARE), 1, -1)
     y[rng.random(len(y)) < FLIPPED] *= -1
     return y
