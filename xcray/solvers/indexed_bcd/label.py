@@ -37,7 +37,7 @@ MIN_PRECISION: Final = 0.01  # of the last query: violating rows per row that wa
 # of the share of support vectors among random rows: precision of the last of the first queries, and
 # that of the first query for which an order of pages is kept
 FIRST_PRECISION: Final = 0.5
-MIN_LIFT: Final = 3.0
+MIN_LIFT: Final = 1.5
 MAX_VIOLATING: Final = 1 << 16  # rows that one call of the query kernel returns
 MAX_PLAN: Final = 256  # pages that are planned together
 NO_WAITS: Final = np.empty(0, np.int32)

@@ -117,7 +117,7 @@ def test_auto_reads_random_leaves_where_the_order_gains_little(
     training.train()
     first = training.figures[0]
     # with a small C most rows are near the boundary, so no order can gain much
-    assert (first.precision < 3.0 * first.base) == is_random
+    assert (first.precision < 1.5 * first.base) == is_random
     assert isinstance(training._selection, RandomLeaves) == is_random
     always = IndexedBCDSolver(**solver.as_dict() | {"selection": "forest"})
     assert always.load_dataset(data, 400_000).selection.fallback is None
