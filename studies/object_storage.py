@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import arguments, in_folder
-from xcray.model.objectstore.client import StoragePath
-from xcray.model.objectstore.transfer import download_files, upload_files
 from xcray.storage.atomic import file_digests, verify_files
+from xcray.storage.objectstore.client import StoragePath
+from xcray.storage.objectstore.transfer import download_files, upload_files
 from xcray.workers.ray.session import free_port, is_reachable
 
 MB = 1_000_000

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import missing_tools as without
 
 if TYPE_CHECKING:
+    from tests.support.s3 import FaultProxy
     from xcray.data.dataset import Dataset
 
 for _name in [
@@ -65,6 +66,35 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "xcray-home"
     monkeypatch.setenv("XCRAY_HOME", str(home))
     return home
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[FaultProxy]:
+    """Start one S3 server per test process; each test has its own folders."""
+    from tests.support.s3 import s3
+
+    with s3() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(s3_server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """Set the environment of an S3 client, and return the server, which can inject faults."""
+    from tests.support.s3 import use_server
+
+    use_server(s3_server, monkeypatch)
+    yield s3_server
+    s3_server.fault = None
+
+
+@pytest.fixture(params=["s3", "file"])
+def storage_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the URI of an empty folder in a storage."""
+    if request.param == "file":
+        return f"file://{tmp_path / 'store'}"
+    request.getfixturevalue("proxy")
+    name = f"{request.module.__name__}.{request.node.name}"
+    return f"s3://models/{name.translate(str.maketrans('[]', '__'))}"
 
 
 @pytest.fixture(autouse=True)

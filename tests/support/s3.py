@@ -6,14 +6,18 @@ memory.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import boto3
+import pytest
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
+
+from xcray.storage.objectstore import client
 
 BUCKET = "models"
 KEYS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
@@ -80,6 +84,18 @@ def s3() -> Iterator[FaultProxy]:
     finally:
         server.shutdown()
         thread.join(10)
+
+
+def use_server(server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the environment of an S3 client of a server, with fast retries; forget its requests."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["aws_access_key_id"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["aws_secret_access_key"])
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.001)
+    server.requests.clear()
 
 
 def cut_once(path: str, after: int) -> Fault:

@@ -9,8 +9,8 @@ import pytest
 from xcray.cli import main as cli
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, Corrupt
-from xcray.model.objectstore.client import StoragePath
-from xcray.model.objectstore.remote_registry import list_versions
+from xcray.storage.objectstore.client import StoragePath
+from xcray.storage.objectstore.versions import list_versions
 from xcray.training import TrainSpec
 from xcray.training.finished import find_finished
 

@@ -8,6 +8,8 @@ text/             the text pipeline, if the set was built from text
 train/            x_rows.arrow  x_columns.arrow  y_rows.arrow  y_columns.arrow;
                   weights.arrow if its rows have weights
 test/             the same four files, if there is a test part
+metric-forest/    an index of the training rows, if `xcray data index` has built one
+remote.json       only in a copy without training rows, see `xcray.data.remote_rows`
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, Pattern, frozen
+from xcray.data.remote_rows import ROW_FILES, map_remote_rows, read_remote_uri
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, InputError, NotFound
 from xcray.kernels.sparse import pattern_range, row_range
@@ -31,6 +34,7 @@ from xcray.storage.atomic import read_json, similar_directory, verify_files
 SCHEMA_VERSION = 1
 MANIFEST, LABELS, FEATURES, TEXT = "manifest.json", "labels.arrow", "features.arrow", "text"
 WEIGHTS = "train/weights.arrow"
+FOREST = "metric-forest"  # has a manifest of its own
 PARTS = ("train", "test")
 
 
@@ -77,6 +81,7 @@ class Dataset:
     text pipeline.
     manifest: content of `manifest.json`; `manifest["source"]` describes the origin of the rows.
     label_names: (K,) names; `label_names[i].as_py()` is the i-th.
+    remote: URI of the whole data set, if its training rows are not in this directory.
     """
 
     path: Path
@@ -87,6 +92,7 @@ class Dataset:
     manifest: dict[str, Any] = field(repr=False)
     splits: Mapping[str, Split] = field(repr=False)
     label_names: pa.LargeStringArray = field(repr=False)
+    remote: str | None = None
 
     @classmethod
     def open(cls, path: Path | str, verify: bool = False) -> Dataset:
@@ -97,9 +103,12 @@ class Dataset:
         with `verify`, changed.
         """
         path = Path(path)
-        manifest = _read_manifest(path)
+        manifest, remote = _read_manifest(path), read_remote_uri(path)
+        files = local_files(manifest, remote)
+        for name, expected in files.items():
+            _check_file(path, name, expected)
         if verify:
-            verify_files(path, manifest["files"])
+            verify_files(path, files)
         return cls(
             path=path,
             name=manifest["name"],
@@ -108,11 +117,12 @@ class Dataset:
             content_hash=manifest["content_hash"],
             manifest=manifest,
             splits={
-                part: _open_split(path, part, manifest)
+                part: _open_split(path, part, manifest, remote)
                 for part in PARTS
                 if part in manifest["splits"]
             },
             label_names=_check_length(read_names(path / LABELS), manifest["n_labels"], LABELS),
+            remote=remote,
         )
 
     def __getitem__(self, part: str) -> Split:
@@ -132,6 +142,11 @@ class Dataset:
     def test(self) -> Split | None:
         """The held-out part, or None."""
         return self.splits.get("test")
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """Sizes and checksums of the files in the directory, by name."""
+        return local_files(self.manifest, self.remote)
 
     @cached_property
     def label_counts(self) -> Any:
@@ -157,11 +172,7 @@ def default_names(n: int) -> pa.LargeStringArray:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest after the checks needed for opening.
-
-    Raises NotFound, InputError for a model, and Corrupt for another schema version, missing keys
-    or damaged files.
-    """
+    """Return the checked manifest of a directory. Raises NotFound, and as `check_manifest`."""
     if not path.is_dir():
         raise NotFound(
             f"there is no data set {path.name}"
@@ -169,31 +180,35 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         )
     if not (path / MANIFEST).exists():
         raise NotFound(f"{path.name} is not a data set: it has no {MANIFEST}")
-    manifest = read_json(path / MANIFEST)
+    return check_manifest(read_json(path / MANIFEST), path.name)
+
+
+def check_manifest(manifest: Any, name: str) -> dict[str, Any]:
+    """Return the manifest of the data set `name`.
+
+    Raises InputError for a model, and Corrupt for another schema version or missing keys.
+    """
     if isinstance(manifest, dict) and "solver" in manifest:
         raise InputError(
-            f"{path.name} is a model, not a data set: give the data set it was trained on",
+            f"{name} is a model, not a data set: give the data set it was trained on",
             code="NOT_A_DATASET",
         )
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if version != SCHEMA_VERSION:
         raise Corrupt(
-            f"{path.name} has schema version {version}, "
+            f"{name} has schema version {version}, "
             f"this xcray reads {SCHEMA_VERSION}; build the data set again"
         )
-    missing = {
-        "name",
-        "n_features",
-        "n_labels",
-        "content_hash",
-        "splits",
-        "files",
-    } - manifest.keys()
-    if missing:
-        raise Corrupt(f"{path.name}: {MANIFEST} lacks {', '.join(sorted(missing))}")
-    for name, expected in manifest["files"].items():
-        _check_file(path, name, expected)
+    required = {"name", "n_features", "n_labels", "content_hash", "splits", "files"}
+    if missing := required - manifest.keys():
+        raise Corrupt(f"{name}: {MANIFEST} lacks {', '.join(sorted(missing))}")
     return dict(manifest)
+
+
+def local_files(manifest: dict[str, Any], remote: str | None) -> dict[str, Any]:
+    """Return the files of a manifest; without those of the training rows if they are remote."""
+    absent = () if remote is None else ROW_FILES
+    return {name: entry for name, entry in manifest["files"].items() if name not in absent}
 
 
 def _check_file(path: Path, name: str, expected: Mapping[str, Any]) -> None:
@@ -214,14 +229,19 @@ def _check_file(path: Path, name: str, expected: Mapping[str, Any]) -> None:
         )
 
 
-def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
+def _open_split(path: Path, part: str, manifest: dict[str, Any], remote: str | None) -> Split:
     """Map the four matrices of one part and compare their shapes with the manifest."""
     folder, sizes = path / part, manifest["splits"][part]
     n, D, K = sizes["n_rows"], manifest["n_features"], manifest["n_labels"]
+    X, XT = (
+        map_remote_rows(path, D)
+        if part == "train" and remote is not None
+        else (read_csr(folder / "x_rows.arrow"), read_csr(folder / "x_columns.arrow"))
+    )
     split = Split(
         name=part,
-        X=read_csr(folder / "x_rows.arrow"),
-        XT=read_csr(folder / "x_columns.arrow"),
+        X=X,
+        XT=XT,
         Y=read_pattern(folder / "y_rows.arrow"),
         YT=read_pattern(folder / "y_columns.arrow"),
         content_hash=sizes["content_hash"],

@@ -17,11 +17,6 @@ DEFAULT_TENANT = "default"
 ID_PATTERN = re.compile(r"[a-z]{1,8}_[a-z0-9]{1,40}")
 
 
-def default_home() -> Path:
-    """Return the home where none is given: `XCRAY_HOME`, else `.xcray` of the user."""
-    return Path(os.environ.get("XCRAY_HOME") or Path.home() / ".xcray")
-
-
 def unusable_home(path: str | os.PathLike[str], error: OSError) -> Unavailable:
     """Return the error of a home that cannot be created, read or written."""
     hint = "choose a folder that you own: --home DIR, or XCRAY_HOME=DIR"

@@ -13,8 +13,9 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from xcray.errors import ParameterError
-from xcray.jobs.home import default_home, store_url_in
+from xcray.jobs.home import store_url_in
 from xcray.system.cores import available_cores
+from xcray.system.user_directories import default_home
 
 MB = 1_000_000
 GB = 1_000_000_000

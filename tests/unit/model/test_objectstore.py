@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.live_service import text_model
-from tests.support.s3 import BUCKET, KEYS, FaultProxy, cut_once, s3
+from tests.support.s3 import BUCKET, FaultProxy, cut_once
 from xcray.cli import main as cli
 from xcray.errors import (
     Conflict,
@@ -26,49 +25,26 @@ from xcray.errors import (
 )
 from xcray.model.directory import read_manifest, seal_manifest
 from xcray.model.model import Model
-from xcray.model.objectstore import client as objects
-from xcray.model.objectstore import transfer
-from xcray.model.objectstore.client import StoragePath
 from xcray.model.objectstore.pull import pull_to_directory, pull_to_registry
-from xcray.model.objectstore.remote_registry import latest_version, list_versions, model_names, push
-from xcray.model.objectstore.transfer import check_files
+from xcray.model.objectstore.remote_registry import push
 from xcray.model.registry import Registry
 from xcray.storage.atomic import file_digests
+from xcray.storage.objectstore import transfer
+from xcray.storage.objectstore.client import StoragePath
+from xcray.storage.objectstore.transfer import check_files
+from xcray.storage.objectstore.versions import latest_version, list_names, list_versions
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultProxy]:
-    """Start one S3 server for the tests of this file; each test has its own folders."""
-    with s3() as proxy:
-        yield proxy
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfer small files in several pieces."""
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 300)
 
 
 @pytest.fixture
-def proxy(server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """Set the environment of an S3 client.
-
-    Parts are small, so that small models are sent in several parts, and retries are fast.
-    """
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["aws_access_key_id"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["aws_secret_access_key"])
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(objects, "RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 300)
-    server.requests.clear()
-    yield server
-    server.fault = None
-
-
-@pytest.fixture(params=["s3", "file"])
-def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def uri(storage_uri: str) -> str:
     """Return the URI of an empty folder."""
-    if request.param == "file":
-        return f"file://{tmp_path / 'store'}"
-    request.getfixturevalue("proxy")
-    return f"s3://{BUCKET}/{request.node.name.translate(str.maketrans('[]', '__'))}"
+    return storage_uri
 
 
 @pytest.fixture
@@ -132,7 +108,7 @@ def test_numbers_aliases_and_what_a_uri_may_name(uri: str, model: Model, tmp_pat
         (2, read_manifest(other.path)["seal"]),
     ]
     push(model.path, StoragePath.parse(uri) / "sport")
-    assert model_names(StoragePath.parse(uri)) == ["news", "sport"]
+    assert list_names(StoragePath.parse(uri)) == ["news", "sport"]
     registry = Registry(tmp_path / "models")
     assert [(each.name, each.number) for each in pull_to_registry(registry, uri)] == [
         ("news", 2),
@@ -179,7 +155,7 @@ def test_a_partial_push_is_not_a_model_and_is_completed(
     with pytest.raises(NotFound) as error:
         pull_to_registry(Registry(tmp_path / "models"), place.uri)
     assert code_of(error) == "HALF_PUSHED"
-    with pytest.raises(NotFound, match="no complete model"):
+    with pytest.raises(NotFound, match="no complete version"):
         pull_to_registry(Registry(tmp_path / "models"), f"{uri}/news")
     result = push(model.path, StoragePath.parse(uri) / "news")
     assert result.moved.sent == (model.path / "bias.arrow").stat().st_size
@@ -273,7 +249,7 @@ def test_a_pin_accepts_only_the_requested_model(uri: str, model: Model, tmp_path
             == model.sha256
         )
     shutil.rmtree(tmp_path / "models")
-    with pytest.raises(Corrupt, match="not the requested model"):
+    with pytest.raises(Corrupt, match="not the requested version"):
         pull_to_registry(Registry(tmp_path / "models"), uri, pinned="0" * 64)
     with pytest.raises(ParameterError):
         pull_to_registry(Registry(tmp_path / "models"), uri, pinned="abc")
@@ -407,7 +383,7 @@ def test_a_missing_bucket_a_refusal_and_an_outage_are_distinguished(
 ) -> None:
     for act in (
         lambda uri: push(model.path, StoragePath.parse(uri) / "news"),
-        lambda uri: model_names(StoragePath.parse(uri)),
+        lambda uri: list_names(StoragePath.parse(uri)),
     ):
         with pytest.raises(NotFound, match="no bucket") as error:
             act("s3://no-such-bucket/models")
@@ -421,12 +397,12 @@ def test_a_missing_bucket_a_refusal_and_an_outage_are_distinguished(
 
     monkeypatch.setattr(proxy, "_behind", denied)
     with pytest.raises(Unavailable, match="denies access") as error:
-        model_names(StoragePath.parse(f"s3://{BUCKET}/x"))
+        list_names(StoragePath.parse(f"s3://{BUCKET}/x"))
     assert code_of(error) == "STORAGE_DENIED"
     assert "AKIASECRET" not in str(error.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(Unavailable) as error:
-        model_names(StoragePath.parse(f"s3://{BUCKET}/x"))
+        list_names(StoragePath.parse(f"s3://{BUCKET}/x"))
     assert code_of(error) == "STORAGE_AWAY"
 
 

@@ -18,14 +18,15 @@ from tests.support.live_service import client_of, publish, settings_for
 from xcray.errors import Stopped, Unavailable
 from xcray.jobs.home import Home
 from xcray.model.objectstore import sync as mirroring
-from xcray.model.objectstore.client import StoragePath
-from xcray.model.objectstore.remote_registry import list_versions, model_names, read_aliases
+from xcray.model.objectstore.remote_registry import read_aliases
 from xcray.model.objectstore.sync import Follower, Mirror, TenantModels
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
 from xcray.service.app import AppRole, create_app
 from xcray.service.settings import Settings
 from xcray.storage.atomic import file_digests
+from xcray.storage.objectstore.client import StoragePath
+from xcray.storage.objectstore.versions import list_names, list_versions
 
 PATIENCE = 600.0
 
@@ -123,7 +124,7 @@ def test_two_homes_do_not_overwrite_each_other(
     publish(other, "news", tmp_path / "staged", seed=9)
     turn = mirror_of(other, root).sync()
     assert (turn.copied, turn.pending) == (0, 1)
-    assert "another model as version 1" in str(turn.error)
+    assert "something else as version 1" in str(turn.error)
     assert [remote.number for remote in list_versions(root / "news")] == [1, 2]
 
 
@@ -140,7 +141,7 @@ def test_a_killed_mirror_leaves_no_partial_version_and_resumes(
 ) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from xcray.model.objectstore import transfer\n"
+        "from xcray.storage.objectstore import transfer\n"
         "from xcray.model.objectstore.sync import *\n"
         "from xcray.model.registry import Registry\n"
         "real = transfer._upload_file\n"
@@ -204,7 +205,7 @@ def test_what_was_published_here_is_never_deleted_by_following(
 
 def test_other_tenants_are_separate(published: Registry, root: StoragePath, tmp_path: Path) -> None:
     Mirror(lambda: [TenantModels("acme", published)], root).sync()
-    assert model_names(root) == []
+    assert list_names(root) == []
     follower, replica = follower_of(tmp_path, root)
     follower.sync()
     assert replica.names() == []
@@ -264,7 +265,7 @@ def test_a_missing_storage_degrades_and_stops_nothing(
     def broken(*_: Any) -> Any:
         raise Unavailable("no answer", code="STORAGE_AWAY")
 
-    monkeypatch.setattr(mirroring, "model_names", broken)
+    monkeypatch.setattr(mirroring, "list_names", broken)
     worker.sync_once()
     with pytest.raises(Unavailable, match="no answer"):
         worker.check()

@@ -21,12 +21,12 @@ from xcray.data.dataset import Dataset
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.tokens import create_token
-from xcray.model.objectstore.client import StoragePath
 from xcray.model.objectstore.pull import pull_to_directory
-from xcray.model.objectstore.remote_registry import list_versions
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.ray_serve import application, replica_settings
+from xcray.storage.objectstore.client import StoragePath
+from xcray.storage.objectstore.versions import list_versions
 from xcray.workers.ray.local_cluster import ClusterInfo, ManagedLocalRay, connect
 from xcray.workers.ray.session import free_port
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
+from xcray.cli.terminal.storage import URIS, ResendOption, print_pushed
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
     from xcray.model.objectstore.remote_registry import Pulled
     from xcray.model.registry import Registry
-
-URIS = "s3://bucket/folder, gs://bucket/folder or file:///folder"
 
 HomeOption = Annotated[
     Path | None,
@@ -26,8 +25,8 @@ TenantOption = Annotated[str, typer.Option(help="Tenant of the models in the hom
 def open_registry(home: Path | None, tenant: str) -> Registry:
     """Open the model registry of a home directory."""
     from xcray.jobs.home import Home as HomeFolder
-    from xcray.jobs.home import default_home
     from xcray.model.registry import Registry
+    from xcray.system.user_directories import default_home
 
     return Registry(HomeFolder(home or default_home()).models_of(tenant))
 
@@ -45,12 +44,7 @@ def push(
         str | None,
         typer.Option(help="Name in object storage. [default: its own, or that of the directory]"),
     ] = None,
-    resend_all: Annotated[
-        bool,
-        typer.Option(
-            "--again", help="Send all files, including existing ones: repairs a damaged copy."
-        ),
-    ] = False,
+    resend_all: ResendOption = False,
     home: HomeOption = None,
     tenant: TenantOption = "default",
     json: output.JsonOption = False,
@@ -59,8 +53,8 @@ def push(
 
     Files that already exist there are not sent again.
     """
-    from xcray.model.objectstore.client import StoragePath
     from xcray.model.objectstore.remote_registry import push as send
+    from xcray.storage.objectstore.client import StoragePath
 
     if Path(model).is_dir():
         source, number, called = Path(model), None, name or Path(model).resolve().name
@@ -70,21 +64,7 @@ def push(
         source, called = registry.resolve(f"{own}:{version}"), name or own
         number = version if called == own else None
     done = send(source, StoragePath.parse(uri) / called, number, resend_all=resend_all)
-    if json:
-        output.print_json(
-            {
-                "uri": done.uri,
-                "model": done.name,
-                "version": done.number,
-                "seal": done.seal,
-                "bytes": done.moved._asdict(),
-            }
-        )
-    else:
-        status = (
-            f"{output.format_bytes(done.moved.sent)} sent" if done.moved.sent else "existed already"
-        )
-        output.print_line(f"{done.uri} ({status})")
+    print_pushed(done, "model", json)
 
 
 def pull(
@@ -159,22 +139,18 @@ def remote(
     json: output.JsonOption = False,
 ) -> None:
     """List the models in a folder of object storage."""
-    from xcray.model.objectstore.client import StoragePath
-    from xcray.model.objectstore.remote_registry import (
-        is_complete,
-        list_versions,
-        model_names,
-        read_aliases,
-    )
+    from xcray.model.objectstore.remote_registry import read_aliases, read_remote_manifest
+    from xcray.storage.objectstore.client import StoragePath
+    from xcray.storage.objectstore.versions import is_complete, list_names, list_versions
 
     place = StoragePath.parse(uri)
     versions = []
-    for each in model_names(place):
+    for each in list_names(place):
         led = {alias: route.primary for alias, route in read_aliases(place / each).items()}
         for one in list_versions(place / each):
             at = [alias for alias, number in led.items() if number == one.number]
             whole = is_complete(one)
-            manifest = one.read_manifest()[0] if whole else {}
+            manifest = read_remote_manifest(one)[0] if whole else {}
             size = sum(entry["bytes"] for entry in manifest["files"].values()) if whole else None
             versions.append(
                 {

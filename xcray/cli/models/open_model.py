@@ -15,8 +15,8 @@ def open_model(path: str | Path) -> Model:
     The checksums are remembered in `verified.json` of the home (XCRAY_HOME, else ~/.xcray), so that
     the next command does not hash the same files again. Raises NotFound, Corrupt.
     """
-    from xcray.jobs.home import default_home
     from xcray.model.model import Model
     from xcray.storage.verified import VerifiedFiles
+    from xcray.system.user_directories import default_home
 
     return Model.open(path, VerifiedFiles(default_home() / "verified.json"))

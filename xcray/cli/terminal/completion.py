@@ -13,7 +13,7 @@ MAX_VALUES = 200
 
 def complete_models(incomplete: str) -> list[str]:
     """Return model directories, and names of the models in the home of a local service."""
-    from xcray.jobs.home import default_home
+    from xcray.system.user_directories import default_home
 
     models = default_home() / "models"
     names = [path.parent.name for path in models.glob("*/versions")]

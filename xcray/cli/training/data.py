@@ -13,12 +13,18 @@ import typer
 from xcray.cli.connect import RayAddressOption, ServerOption, check_ray_options, make_client
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
+from xcray.cli.training import data_storage
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
     from xcray.data.dataset import Dataset
 
-app = typer.Typer(name="data", help="Data sets: build, check, inspect.", no_args_is_help=True)
+app = typer.Typer(
+    name="data", help="Data sets: build, check, inspect, push, pull.", no_args_is_help=True
+)
+app.command("push")(data_storage.push)
+app.command("pull")(data_storage.pull)
+app.command("remote")(data_storage.remote)
 
 FORMATS_WITHOUT_FILE = ("pydocs", "synthetic")
 FORMATS = (

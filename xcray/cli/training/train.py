@@ -7,6 +7,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,12 +18,13 @@ from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets, complete_solvers
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
+from xcray.cli.training.data_storage import local_dataset
 from xcray.cli.training.estimate import print_estimate
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError
 from xcray.solvers import SOLVERS
 
 if TYPE_CHECKING:
-    from xcray.model.objectstore.client import StoragePath
+    from xcray.storage.objectstore.client import StoragePath
     from xcray.training import TrainResult
 
 ParameterOption = Annotated[
@@ -63,11 +65,12 @@ def format_range(row: dict[str, Any]) -> str:
 
 def train(
     dataset: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             metavar="DIR",
             show_default=False,
-            help="Data set directory, see `xcray data build`.",
+            help="Data set directory, see `xcray data build`; or its URI in object storage, see "
+            "`xcray data push`.",
             autocompletion=complete_datasets,
         ),
     ] = None,
@@ -163,7 +166,7 @@ def train(
     from xcray.training import TrainSpec
 
     fields = {
-        "dataset": str(dataset),
+        "dataset": dataset,
         "solver": solver,
         "params": output.parse_assignments(param),
         "pool": pool,
@@ -179,10 +182,13 @@ def train(
         | ({} if select is None else {"select": select})
         | ({} if name is None else {"name": name})
     )
+    with_rows = memory_limit is None or calibrate or not SOLVERS[solver].reads_pages
+    directory = local_dataset(dataset, with_rows, quiet=json)
+    spec = replace(spec, dataset=str(directory))
     if estimate:
         print_estimate(spec, out, run_directory(run_dir, out), json)
     if not json:
-        print_data_warnings(dataset)
+        print_data_warnings(directory)
     target = None if push is None else check_push_target(push, name or out.resolve().name)
     result = (find_finished_model(spec, out) if resume else None) or train_and_clean(
         spec, out, run_dir, json
@@ -252,9 +258,9 @@ def find_finished_model(spec: Any, out: Path) -> TrainResult | None:
 
 def check_push_target(uri: str, name: str) -> StoragePath:
     """Return the storage path of the model after checking access, before a long training starts."""
-    from xcray.model.objectstore.client import StoragePath
-    from xcray.model.objectstore.remote_registry import list_versions
     from xcray.storage.atomic import check_name
+    from xcray.storage.objectstore.client import StoragePath
+    from xcray.storage.objectstore.versions import list_versions
 
     place = StoragePath.parse(uri) / check_name(name, "model name")
     list_versions(place)

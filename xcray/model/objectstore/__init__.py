@@ -1,1 +1,1 @@
-"""Models in object storage: client, remote registry, transfer and synchronisation."""
+"""Models in object storage: remote registry, pulling and synchronisation."""

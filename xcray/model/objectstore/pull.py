@@ -15,24 +15,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from xcray.errors import InputError, NotFound, ParameterError, excerpt
+from xcray.errors import InputError, NotFound, excerpt
 from xcray.model.aliases import LATEST
-from xcray.model.directory import MANIFEST
-from xcray.model.objectstore.client import StoragePath
 from xcray.model.objectstore.remote_registry import (
-    VERSION_FOLDER,
     Pulled,
-    RemoteVersion,
     fetch_to_directory,
     fetch_to_registry,
-    latest_version,
-    model_names,
     read_aliases,
-    version_by_number,
 )
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
 from xcray.storage.atomic import NAME_PATTERN
+from xcray.storage.objectstore.client import StoragePath
+from xcray.storage.objectstore.versions import (
+    VERSION_FOLDER,
+    RemoteVersion,
+    latest_version,
+    list_names,
+    parse_number,
+    version_by_number,
+    version_of_folder,
+)
 
 
 class PullPlan(NamedTuple):
@@ -65,31 +68,13 @@ def plan_uri(uri: str) -> list[PullPlan]:
         before, sign, after = path.name.rpartition(mark)
         if sign and NAME_PATTERN.fullmatch(before):
             return [_plan_reference(path.parent / before, mark, after)]
-    if version := VERSION_FOLDER.fullmatch(path.name):
-        return [
-            PullPlan(
-                (RemoteVersion(path, path.parent.name, int(version.group(1)), version.group(2)),),
-                {},
-            )
-        ]
+    if version := version_of_folder(path):
+        name = version.name if NAME_PATTERN.fullmatch(version.name) else "model"
+        return [PullPlan((version._replace(name=name),), {})]
     entries = path.list_entries()
-    if any(entry.name == MANIFEST and entry.n_bytes is not None for entry in entries):
-        return [
-            PullPlan(
-                (
-                    RemoteVersion(
-                        path,
-                        path.name if NAME_PATTERN.fullmatch(path.name) else "model",
-                        None,
-                        None,
-                    ),
-                ),
-                {},
-            )
-        ]
     if any(VERSION_FOLDER.fullmatch(entry.name) for entry in entries if entry.n_bytes is None):
         return [plan_model(path)]
-    plans = [plan_model(path / name) for name in model_names(path)]
+    plans = [plan_model(path / name) for name in list_names(path)]
     if not plans:
         raise NotFound(f"there is no model at {path.uri}: push one, or correct the URI")
     return plans
@@ -167,9 +152,7 @@ def apply_aliases(registry: Registry, name: str, routes: dict[str, TrafficSplit]
 def _plan_reference(home: StoragePath, mark: str, after: str) -> PullPlan:
     """Return the plan for NAME:3 or NAME@prod."""
     if mark == ":":
-        if not (after.isascii() and after.isdecimal() and len(after) <= 9):
-            raise ParameterError(f"version {excerpt(after)!r} is not a number; write {home.name}:1")
-        return PullPlan((version_by_number(home, int(after)),), {})
+        return PullPlan((version_by_number(home, parse_number(after, home.name)),), {})
     if after == LATEST:
         return PullPlan((latest_version(home),), {})
     routes = read_aliases(home)

@@ -14,24 +14,26 @@ from typing import Final, NamedTuple
 
 from xcray.errors import Conflict, NotFound, Stopped, XcrayError
 from xcray.model.aliases import LATEST
-from xcray.model.objectstore.client import StoragePath
 from xcray.model.objectstore.pull import apply_aliases, plan_model
 from xcray.model.objectstore.remote_registry import (
     ALIASES_FILE,
-    NO_VERSION,
     TENANTS_FOLDER,
-    RemoteVersion,
     encode_aliases,
     fetch_to_registry,
     has_seal,
-    list_versions,
-    model_names,
     push,
     read_aliases,
     tenant_names,
 )
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
+from xcray.storage.objectstore.client import StoragePath
+from xcray.storage.objectstore.versions import (
+    NO_VERSION,
+    RemoteVersion,
+    list_names,
+    list_versions,
+)
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -202,7 +204,7 @@ class Follower:
         copied, pending, first_error = 0, 0, None
         for tenant in (None, *tenant_names(self._root)):
             models = TenantModels(tenant, self._registry_of(tenant))
-            for name in model_names(models.storage_path(self._root)):
+            for name in list_names(models.storage_path(self._root)):
                 try:
                     copied += self._follow(models, name, stop)
                 except Stopped:

@@ -16,12 +16,12 @@ from typing import Final, Protocol
 from xcray.errors import Stopped, Unavailable, XcrayError
 from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.jobs.supervision.election import Leadership
-from xcray.model.objectstore.client import StoragePath
 from xcray.model.objectstore.sync import Follower, Mirror, SyncResult, TenantModels
 from xcray.service.models.registries import Registries
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
+from xcray.storage.objectstore.client import StoragePath
 from xcray.system.file_lock import try_lock
 from xcray.system.processes import lower_thread_priority
 

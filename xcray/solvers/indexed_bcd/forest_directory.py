@@ -1,7 +1,8 @@
 """A metric forest in the directory of its data set, built within a memory limit.
 
 metric-forest/
-  manifest.json   content hash of the data set, rows of a leaf, sizes, SHA-256 of the files
+  manifest.json   content hash of the data set, rows of a leaf, sizes, first byte of the pages in
+                  their file, SHA-256 of the files
   forest.arrow    nodes, order of the rows, norms; position and CRC-32 of every page
   pivots.arrow    the rows that represent nodes
   pages.arrow     the rows in the order of the leaves; a page is contiguous: indices, then values
@@ -19,7 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from xcray.arrays import CSR, Int32, Int64, csr, frozen
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import FOREST, Dataset
 from xcray.errors import Corrupt, ParameterError, XcrayError
 from xcray.kernels.sparse import row_range, take_rows
 from xcray.kernels.training.dual_hinge import Pages
@@ -48,7 +49,7 @@ from xcray.storage.atomic import (
 from xcray.storage.positional import read_array, write_all
 from xcray.system.units import format_bytes
 
-DIRECTORY: Final = "metric-forest"
+DIRECTORY: Final = FOREST
 MANIFEST, NODES, PIVOT_ROWS, PAGES = "manifest.json", "forest.arrow", "pivots.arrow", "pages.arrow"
 SCHEMA_VERSION: Final = 1
 MIN_LEAF_ROWS, MAX_LEAF_ROWS = 16, TREE_ROWS
@@ -85,10 +86,11 @@ class TreesInProcess(TreeMap):
 
 
 class PageFile(NamedTuple):
-    """The pages of rows on disk.
+    """The pages of rows in a file or an object.
 
-    path: of the file. offsets: (pages + 1,) in the file. checksums: (pages,) CRC-32. lengths: (N,)
-    entries of each row, by position. name: of the data set's directory, for messages.
+    path: of the file, and of temporary files next to it. offsets: (pages + 1,) in the file.
+    checksums: (pages,) CRC-32. lengths: (N,) entries of each row, by position. n_bytes: of the
+    file. name: of the data set's directory, for messages. uri: of the object, if it is not on disk.
     """
 
     path: Path
@@ -96,7 +98,9 @@ class PageFile(NamedTuple):
     checksums: np.ndarray
     lengths: Int32
     n_cols: int
+    n_bytes: int
     name: str
+    uri: str | None = None
 
 
 class StoredForest(NamedTuple):
@@ -126,28 +130,60 @@ def open_forest(dataset: Dataset, leaf_rows: int) -> StoredForest:
                 f"the metric forest of {dataset.path.name} has leaves of {manifest['leaf_rows']} "
                 f"rows, not {leaf_rows}: train with leaf_rows={manifest['leaf_rows']}, or run "
                 f"`xcray data index {dataset.path} --leaf-size {leaf_rows}`"
+                + (" where the rows are, and push the data set again" if dataset.remote else "")
             )
         files = manifest["files"]
         verify_files(folder, {name: files[name] for name in (NODES, PIVOT_ROWS)})
-        if (folder / PAGES).stat().st_size != files[PAGES]["bytes"]:
-            raise Corrupt(f"{PAGES} does not have the {files[PAGES]['bytes']} bytes of its size")
         arrays = read_arrays(folder / NODES)
         indexed = _indexed_rows(arrays, read_csr(folder / PIVOT_ROWS))
-        offsets = frozen(blob_offset(folder / PAGES) + arrays["offsets"], np.int64)
+        first = _first_byte(folder, manifest) if dataset.remote is None else manifest["first_byte"]
+        offsets = frozen(first + arrays["offsets"], np.int64)
     except (Corrupt, OSError, LookupError, TypeError, XcrayError) as error:
         if isinstance(error, ParameterError):
             raise
         reason = str(error) if isinstance(error, XcrayError) else type(error).__name__
         raise Corrupt(
             f"the metric forest of {dataset.path.name} cannot be used: {reason}; "
-            f"build it again with `xcray data index {dataset.path}`",
+            f"{repair_hint(str(dataset.path), dataset.remote)}",
             file=DIRECTORY,
         ) from error
-    path = folder / PAGES
-    columns = dataset.n_features
-    name = str(dataset.path)
-    file = PageFile(path, offsets, arrays["checksums"], arrays["lengths"], columns, name)
+    file = PageFile(
+        folder / PAGES,
+        offsets,
+        arrays["checksums"],
+        arrays["lengths"],
+        dataset.n_features,
+        int(files[PAGES]["bytes"]),
+        str(dataset.path),
+        dataset.remote,
+    )
     return StoredForest(indexed, file)
+
+
+def repair_hint(name: str, uri: str | None) -> str:
+    """Return how to repair the forest of the directory `name`. uri: of rows in object storage."""
+    if uri is None:
+        return f"build it again with `xcray data index {name}`"
+    return "push the data set again with `xcray data push --again`"
+
+
+def check_page(file: PageFile, page: int, data: bytes) -> None:
+    """Raise Corrupt, with the command that repairs it, unless a page has its size and checksum."""
+    size = int(file.offsets[page + 1] - file.offsets[page])
+    if len(data) != size or zlib.crc32(data) != file.checksums[page]:
+        raise Corrupt(
+            f"page {page} of {file.path.name} is not what was written (its checksum differs): "
+            f"{repair_hint(file.name, file.uri)}",
+            file=file.path.name,
+        )
+
+
+def _first_byte(folder: Path, manifest: Any) -> int:
+    """Return the position of the pages in their file on disk. Raises Corrupt for another size."""
+    n_bytes = manifest["files"][PAGES]["bytes"]
+    if (folder / PAGES).stat().st_size != n_bytes:
+        raise Corrupt(f"{PAGES} does not have the {n_bytes} bytes of its size")
+    return blob_offset(folder / PAGES)
 
 
 def _check_manifest(dataset: Dataset, manifest: Any) -> None:
@@ -207,6 +243,7 @@ def build_forest_directory(
             "leaf_rows": leaf_rows,
             "n_rows": X.n_rows,
             "n_features": dataset.n_features,
+            "first_byte": blob_offset(staged / PAGES),
             "files": file_digests(staged),
         }
         write_json(staged / MANIFEST, manifest)

@@ -1,10 +1,7 @@
-"""Rows on disk: a cache of pages and a buffer of the active rows, within a limit of memory."""
+"""Rows on pages: a cache of pages and a buffer of the active rows, within a limit of memory."""
 
 from __future__ import annotations
 
-import os
-import weakref
-import zlib
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,50 +10,19 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Int64, csr, frozen
-from xcray.errors import Corrupt, ParameterError
+from xcray.errors import ParameterError
 from xcray.kernels.sparse import take_rows
 from xcray.kernels.training.dual_hinge import HingeRows
 from xcray.kernels.training.row_buffer import compact_rows
-from xcray.solvers.indexed_bcd.forest_directory import PageFile, StoredForest
+from xcray.solvers.indexed_bcd.forest_directory import StoredForest
+from xcray.solvers.indexed_bcd.page_reader import ENTRY_BYTES, decode_page, open_pages
 from xcray.solvers.indexed_bcd.row_spill import RowSpill
 from xcray.solvers.indexed_bcd.row_store import Plan, RowStore, Visit
 from xcray.system.units import format_bytes
 
-READ_AHEAD_ROWS: Final = 1024  # average rows that are read together
-MIN_CACHE_PAGES: Final = 8
+READ_AHEAD_ROWS: Final = 1024  # average rows that are read together from a disk
 BUFFER_STEPS: Final = 16  # in which the buffer grows
-ENTRY_BYTES, ROW_BYTES = 8, 8  # of the buffer of active rows
-
-
-class PageReader:
-    """Reads pages with one positional read each, and compares their checksums.
-
-    Threads can use one reader.
-    """
-
-    def __init__(self, file: PageFile) -> None:
-        self._file = file
-        self._handle = os.open(file.path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._handle)
-        if hasattr(os, "posix_fadvise"):  # the system must not read more than was requested
-            os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
-
-    def read(self, pages: list[int]) -> list[bytes]:
-        """Return the bytes of pages. Raises Corrupt with the number of a damaged page."""
-        return [self._read_page(page) for page in pages]
-
-    def _read_page(self, page: int) -> bytes:
-        """Return the bytes of a page."""
-        file = self._file
-        first, last = (int(offset) for offset in file.offsets[page : page + 2])
-        data = os.pread(self._handle, last - first, first)
-        if len(data) != last - first or zlib.crc32(data) != file.checksums[page]:
-            raise Corrupt(
-                f"page {page} of {file.path.name} is not what was written (its checksum differs): "
-                f"build the metric forest again with `xcray data index {file.name}`",
-                file=file.path.name,
-            )
-        return data
+ROW_BYTES: Final = 8  # of the buffer of active rows, in addition to the entries
 
 
 class _PageBatch(NamedTuple):
@@ -73,7 +39,7 @@ class _PageBatch(NamedTuple):
 
 
 class PagedRows(RowStore):
-    """Rows that are read from disk when they are needed.
+    """Rows that are read from disk or object storage when they are needed.
 
     The active rows are in a buffer that grows in steps. The rest of the memory, at least an eighth,
     is a cache of pages, from which those that were not used for the longest time are removed. If
@@ -95,8 +61,8 @@ class PagedRows(RowStore):
         self._stored, self._file, self._limit = stored, stored.file, memory_limit
         self._zones, self.is_squared = zones, is_squared
         self._spill: RowSpill | None = None
-        self._page_bytes, self._spilled_bytes = 0, 0
-        self._reader = PageReader(stored.file)
+        self._spilled_bytes = 0
+        self._reader = open_pages(stored.file)
         self._indptr = stored.indexed.pages.indptr
         self.norms, self.costs, self.n_cols = stored.indexed.norms, costs, stored.file.n_cols
         n_rows, n_bytes = len(costs), int(np.diff(stored.file.offsets[[0, -1]])[0])
@@ -114,8 +80,8 @@ class PagedRows(RowStore):
 
     def _set_sizes(self, memory_limit: int) -> None:
         """Divide the memory. Raises ParameterError if it is too small."""
-        largest = int(self._sizes.max())
-        cache_bytes = max(memory_limit // 8, MIN_CACHE_PAGES * largest)
+        largest, reader = int(self._sizes.max()), self._reader
+        cache_bytes = max(memory_limit // reader.cache_share, reader.min_cache_pages * largest)
         if memory_limit < 2 * cache_bytes:
             raise ParameterError(
                 f"a memory limit that leaves {format_bytes(memory_limit)} for pages and active "
@@ -126,7 +92,10 @@ class PagedRows(RowStore):
         per_row = self.average * ENTRY_BYTES
         # Three batches must fit, each with the page that ends it: the one in use, the next, and the
         # one before, whose pages can have been used later than those of the next.
-        self._batch_bytes = min(cache_bytes // 8, max(1, int(READ_AHEAD_ROWS * per_row)))
+        ahead = reader.batch_bytes or int(READ_AHEAD_ROWS * per_row)
+        self._batch_bytes = min(cache_bytes // reader.batch_share, max(1, ahead))
+        # a batch arrives in requests of several pages, which exist a moment next to the pages
+        self._arriving = self._batch_bytes + largest if reader.joins_pages else 0
         self._max_buffer = memory_limit - cache_bytes
 
     def _new_buffer(self, n_rows: int) -> None:
@@ -144,7 +113,8 @@ class PagedRows(RowStore):
         """Make the buffer as large as `n_entries` and the rest of a step; remove pages for it."""
         step = max(1, self._max_entries // BUFFER_STEPS)
         size = min(-(-n_entries // step) * step, self._max_entries)
-        self._cache_bytes = self._limit - self._buffer_indptr.nbytes - ENTRY_BYTES * size
+        buffer = self._buffer_indptr.nbytes + ENTRY_BYTES * size
+        self._cache_bytes = self._limit - buffer - self._arriving
         self._make_room(0)
         # In place, so that the old and the new arrays never exist together. The views of the old
         # ones are replaced here.
@@ -168,7 +138,17 @@ class PagedRows(RowStore):
     def bytes_read(self) -> int:
         """Bytes of the pages and of the temporary files that were read."""
         spilled = 0 if self._spill is None else self._spill.bytes_read
-        return self._page_bytes + self._spilled_bytes + spilled
+        return self._reader.bytes_read + self._spilled_bytes + spilled
+
+    @property
+    def requests(self) -> int:
+        """Requests to object storage."""
+        return self._reader.requests
+
+    @property
+    def bytes_requested(self) -> int:
+        """Bytes of the pages from object storage."""
+        return self._reader.bytes_requested
 
     def clone(self) -> PagedRows:
         """Return a store of the same pages, with its own memory of the same size."""
@@ -257,10 +237,9 @@ class PagedRows(RowStore):
         """Wait for the pages of a batch; return them by number."""
         if batch.reading is not None:
             for page, data in zip(batch.missing, batch.reading.result(), strict=True):
-                self._page_bytes += len(data)
                 if page in self._cache:  # an earlier batch has read it meanwhile
                     self._used -= int(self._sizes[page])
-                self._cache[page] = self._decode(page, data)
+                self._cache[page] = decode_page(self._stored, page, data)
         return {page: self._cache[page] for page in order[batch.needed].tolist()}
 
     def _make_room(self, n_bytes: int) -> None:
@@ -269,15 +248,6 @@ class PagedRows(RowStore):
             page, _ = self._cache.popitem(last=False)
             self._used -= int(self._sizes[page])
         self._used += n_bytes
-
-    def _decode(self, page: int, data: bytes) -> CSR:
-        """Return the rows of a page as views of its bytes."""
-        first, last = self._indptr[page], self._indptr[page + 1]
-        starts = np.zeros(last - first + 1, np.int64)
-        np.cumsum(self._file.lengths[first:last], out=starts[1:])
-        n = len(data) // ENTRY_BYTES
-        indices = np.frombuffer(data, np.int32, n)
-        return csr(starts, indices, np.frombuffer(data, np.float32, n, 4 * n), self.n_cols)
 
     def _hinge_rows(self, X: CSR, first: int) -> HingeRows:
         """Return the rows of a page whose first row is `first`."""

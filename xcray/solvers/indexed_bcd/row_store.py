@@ -37,7 +37,15 @@ class RowStore(Protocol):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from disk so far."""
+        """Bytes read from disk or object storage so far."""
+
+    @property
+    def requests(self) -> int:
+        """Requests to object storage so far."""
+
+    @property
+    def bytes_requested(self) -> int:
+        """Bytes read from object storage so far."""
 
     @property
     def slice_rows(self) -> int:
@@ -84,6 +92,16 @@ class RowsInMemory(RowStore):
     @property
     def bytes_read(self) -> int:
         """Return 0: rows in memory are not read."""
+        return 0
+
+    @property
+    def requests(self) -> int:
+        """Return 0, too."""
+        return 0
+
+    @property
+    def bytes_requested(self) -> int:
+        """Return 0, too."""
         return 0
 
     def activate(self, rows: Int64) -> None:

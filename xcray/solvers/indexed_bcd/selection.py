@@ -176,7 +176,7 @@ class AdaptiveLeaves(ForestLeaves):
 
 
 def make_selection(name: str, X: CSR) -> RowSelection:
-    """Return the strategy `name`, "exact" or "pages", for rows X (N, D) in memory."""
+    """Return the strategy "exact", or that of "pages" and "auto", for rows X (N, D) in memory."""
     return ExactScan(X) if name == "exact" else RandomPages(X)
 
 

@@ -36,6 +36,7 @@ from xcray.solvers.indexed_bcd.forest_directory import (
 )
 from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining, PassResult
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest, HingeState, new_scratch
+from xcray.solvers.indexed_bcd.page_reader import read_all_rows
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
 from xcray.solvers.indexed_bcd.row_store import RowsInMemory
 from xcray.solvers.indexed_bcd.selection import (
@@ -58,7 +59,9 @@ RECORDS = RecordSchema(
     RecordField("sweeps", np.int32, "sweeps of coordinate descent", "sweeps"),
     RecordField("queries", np.int32, "queries for violating rows", "queries"),
     RecordField("rows_read", np.int64, "rows of the pages that were read", "rows_read"),
-    RecordField("bytes_read", np.int64, "bytes read from disk within a memory limit", "bytes_read"),
+    RecordField("bytes_read", np.int64, "bytes of pages read within a memory limit", "bytes_read"),
+    RecordField("requests", np.int64, "requests to object storage for pages", "requests"),
+    RecordField("bytes_requested", np.int64, "bytes of these requests", "bytes_requested"),
     RecordField("n_active", np.int32, "active rows at the end", "active"),
     RecordField("support", np.int32, "rows with a non-zero dual variable", "support"),
     RecordField("outliers", np.int32, "rows whose loss is truncated", "outliers"),
@@ -112,6 +115,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     """
 
     revision: ClassVar[int] = 5
+    reads_pages: ClassVar[bool] = True
     warm_starts: ClassVar[bool] = True
     # longer weights have more outliers, which remain outliers
     dual_exponent: ClassVar[float] = 0.0
@@ -188,6 +192,8 @@ class IndexedBCDSolver(HingeOneVsRest):
             "outliers": int(records["outliers"].sum()),
             "rows_read": int(records["rows_read"].sum()),
             "bytes_read": int(records["bytes_read"].sum()),
+            "requests": int(records["requests"].sum()),
+            "bytes_requested": int(records["bytes_requested"].sum()),
         }
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> HingeState:
@@ -222,8 +228,9 @@ class IndexedBCDSolver(HingeOneVsRest):
 
         The forest of `xcray data index` is used if there is one; it has the bits of one that is
         built in memory. If the rows exceed `memory_limit` (bytes), they are read from it page by
-        page, and cache and active rows stay within the limit. Raises ParameterError if the limit is
-        too small, or if there is no forest then; Corrupt if the forest is damaged.
+        page, and cache and active rows stay within the limit. Rows in object storage that do not
+        exceed it are read from the pages once. Raises ParameterError if the limit is too small, or
+        if there is no forest then; Corrupt if the forest is damaged; Unavailable.
         """
         train = dataset.train
         n_bytes = 8 * (train.X.nnz + train.n_rows)
@@ -238,6 +245,9 @@ class IndexedBCDSolver(HingeOneVsRest):
         if is_paged and memory_limit is not None:
             stored = open_forest(dataset, self.leaf_rows)
             return self._paged_state(stored, train.YT, costs, memory_limit)
+        if dataset.remote is not None:
+            stored = open_forest(dataset, self.leaf_rows)
+            return self._state_of_all_pages(stored, train.YT, costs)
         if self.selection != "forest":
             return self._state_in_memory(train.X, train.YT, costs, None)
         if has_forest(dataset):
@@ -257,13 +267,27 @@ class IndexedBCDSolver(HingeOneVsRest):
         scratch = new_scratch(len(costs), store.n_cols)
         return HingeState(store, YT, selection, scratch, indexed.positions)
 
+    def _state_of_all_pages(self, stored: StoredForest, YT: Pattern, costs: Float64) -> HingeState:
+        """Return the state of a worker that reads all pages first. costs: (N,) by row."""
+        indexed, X = stored.indexed, read_all_rows(stored)
+        scratch = new_scratch(X.n_rows, X.n_cols)
+        if self.selection == "forest":
+            costs = frozen(costs[indexed.pages.rows], np.float64)
+            slots, norms = frozen(np.arange(X.n_rows), np.int32), indexed.norms
+            store = RowsInMemory(X, slots, norms, costs, self.is_squared)
+            selection = make_leaf_selection("forest", indexed)
+            return HingeState(store, YT, selection, scratch, indexed.positions)
+        norms = frozen(indexed.norms[indexed.positions], np.float64)
+        store = RowsInMemory(X, indexed.positions, norms, costs, self.is_squared)
+        return HingeState(store, YT, make_selection(self.selection, X), scratch)
+
     def _state_in_memory(
         self, X: CSR, YT: Pattern, costs: Float64, indexed: IndexedRows | None
     ) -> HingeState:
         """Return the state of a worker whose rows are in memory. costs: (N,) by row."""
         scratch = new_scratch(X.n_rows, X.n_cols)
         if indexed is None:
-            selection = make_selection("exact" if self.selection == "exact" else "pages", X)
+            selection = make_selection(self.selection, X)
             store = RowsInMemory(X, selection.pages.rows, extended_norms(X), costs, self.is_squared)
             return HingeState(store, YT, selection, scratch)
         selection = make_leaf_selection("forest", indexed)
@@ -335,9 +359,10 @@ class IndexedBCDSolver(HingeOneVsRest):
     ) -> PassResult:
         """Train a label; write its record (1,)."""
         positives, settings = local.positives(label), self.label_settings(local, label)
-        bytes_before = local.store.bytes_read
+        store = local.store
+        before = (store.bytes_read, store.requests, store.bytes_requested)
         training = LabelTraining(
-            local.store,
+            store,
             local.scratch,
             local.selection,
             positives,
@@ -354,7 +379,9 @@ class IndexedBCDSolver(HingeOneVsRest):
             "sweeps": training.sweeps,
             "queries": training.queries,
             "rows_read": training.reads,
-            "bytes_read": local.store.bytes_read - bytes_before,
+            "bytes_read": store.bytes_read - before[0],
+            "requests": store.requests - before[1],
+            "bytes_requested": store.bytes_requested - before[2],
             "n_active": training.n_active,
             "support": result.support,
             "outliers": int(result.outliers.sum()),

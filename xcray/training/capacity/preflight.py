@@ -191,7 +191,8 @@ def estimate(
     """Estimate a training of `labels` (n,) of a data set, including publishing all K labels.
 
     cost_terms: the solver's `cost_terms`, if already computed. probe_seconds: approximate time
-    limit of the probe, 0 for none. By default it is PROBE_SHARE of the expected time.
+    limit of the probe, 0 for none. By default it is PROBE_SHARE of the expected time. Rows in
+    object storage are not probed.
     """
     shape = training_shape(dataset, solver, cost_terms)
     if spec.calibrate:
@@ -201,7 +202,7 @@ def estimate(
     seconds = default if probe_seconds is None else probe_seconds
     rates = (
         run_probe(solver, dataset, work, seconds)
-        if seconds > 0.0 and solver.family == "independent"
+        if seconds > 0.0 and solver.family == "independent" and dataset.remote is None
         else MeasuredRates()
     )
     return estimate_from(spec, shape, solver, labels, workers, rates)
@@ -467,7 +468,7 @@ def _existing(folder: Path) -> Path:
 
 def mapped_bytes(dataset: Dataset) -> int:
     """Return the bytes of the data set's mapped files."""
-    return sum(int(entry["bytes"]) for entry in dataset.manifest["files"].values())
+    return sum(int(entry["bytes"]) for entry in dataset.files.values())
 
 
 PROBE_SIZE: Final = 8192  # rows, features, labels and entries of the made-up problem

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 from tests.support.svm_problems import svm_dataset, svm_problem
-from xcray.arrays import frozen
+from xcray.arrays import CSR, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, ParameterError
 from xcray.kernels.sparse import take_rows
 from xcray.solvers.indexed_bcd import paged_rows
-from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory, open_forest
+from xcray.solvers.indexed_bcd.forest_directory import (
+    StoredForest,
+    build_forest_directory,
+    open_forest,
+)
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeState
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
 from xcray.solvers.indexed_bcd.selection import (
@@ -79,13 +83,13 @@ def test_it_stays_within_the_limit(dataset: Dataset, monkeypatch: pytest.MonkeyP
     local = paged(solver, dataset, limit)
     store, sizes = local.store, list[int]()
     assert isinstance(store, PagedRows)
-    decode = store._decode
+    decode = paged_rows.decode_page
 
-    def measure(page: int, data: bytes) -> object:
+    def measure(stored: StoredForest, page: int, data: bytes) -> CSR:
         sizes.append(store.memory_bytes)
-        return decode(page, data)
+        return decode(stored, page, data)
 
-    monkeypatch.setattr(store, "_decode", measure)
+    monkeypatch.setattr(paged_rows, "decode_page", measure)
     solver.solve(local, FIRST)
     assert 0.9 * limit < max(sizes) <= limit
 

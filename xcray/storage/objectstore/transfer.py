@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, NotFound, Refused, Stopped, Unavailable
-from xcray.model.objectstore.client import NO_BUCKET, StoragePath, with_retries
 from xcray.storage.atomic import sync_path, verify_files
+from xcray.storage.objectstore.client import NO_BUCKET, StoragePath, with_retries
 
 # bytes per request, large enough to hide the latency
 PIECE_BYTES: Final = 8 << 20
@@ -105,7 +105,7 @@ def upload_files(
     """
     remote_sizes = {name: None if resend_all else (target / name).size() for name in files}
     missing = {name: entry for name, entry in files.items() if remote_sizes[name] != entry["bytes"]}
-    # before the first byte, so that a damaged model is never uploaded
+    # before the first byte, so that a damaged directory is never uploaded
     verify_files(source, missing)
     _run_parallel(list(missing), lambda name: _upload_file(source / name, target / name, stop))
     _check_stop(stop)
@@ -204,7 +204,7 @@ def _download_file(
             out.truncate(0)  # a retry must not resume from it
             raise Corrupt(
                 f"{source.uri} differs from the uploaded file (its checksum differs): "
-                "push the model again, or restore it",
+                "push it again, or restore it",
                 file=source.name,
             )
         out.flush()
@@ -265,11 +265,11 @@ def _open_object(source: StoragePath, size: int) -> Any:
     except NotFound as error:
         if error.code == NO_BUCKET:
             raise
-        raise Corrupt(f"{source.uri} is missing: push the model again", file=source.name) from None
+        raise Corrupt(f"{source.uri} is missing: push it again", file=source.name) from None
     found_size = remote_file.size()
     if found_size != size:
         raise Corrupt(
-            f"{source.uri} has {found_size:,} bytes, {size:,} were sent: push the model again",
+            f"{source.uri} has {found_size:,} bytes, {size:,} were sent: push it again",
             file=source.name,
         )
     return remote_file

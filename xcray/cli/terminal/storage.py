@@ -1,0 +1,38 @@
+"""Options and output that the commands of models and data sets in object storage share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xcray.cli.terminal import output
+
+if TYPE_CHECKING:
+    from xcray.storage.objectstore.versions import Pushed
+
+URIS = "s3://bucket/folder, gs://bucket/folder or file:///folder"
+ResendOption = Annotated[
+    bool,
+    typer.Option(
+        "--again", help="Send all files, including existing ones: repairs a damaged copy."
+    ),
+]
+
+
+def print_pushed(done: Pushed, kind: str, as_json: bool) -> None:
+    """Print the result of a push. kind: key of the name, "model" or "dataset"."""
+    if as_json:
+        output.print_json(
+            {
+                "uri": done.uri,
+                kind: done.name,
+                "version": done.number,
+                "seal": done.seal,
+                "bytes": done.moved._asdict(),
+            }
+        )
+        return
+    sent = done.moved.sent
+    status = f"{output.format_bytes(sent)} sent" if sent else "existed already"
+    output.print_line(f"{done.uri} ({status})")

@@ -1,0 +1,159 @@
+"""`xcray data push`, `pull`, `remote`: data sets in object storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xcray.cli.terminal import output
+from xcray.cli.terminal.completion import complete_datasets
+from xcray.cli.terminal.storage import URIS, ResendOption, print_pushed
+
+
+def push(
+    dataset: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
+    ],
+    uri: Annotated[str, typer.Argument(metavar="URI", help=f"Target folder of data sets: {URIS}.")],
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name in object storage. [default: name of the directory]"),
+    ] = None,
+    resend_all: ResendOption = False,
+    json: output.JsonOption = False,
+) -> None:
+    """Copy a data set with its metric forest to object storage: its files, then its manifest.
+
+    Files that already exist there are not sent again.
+    """
+    from xcray.data.objectstore.remote_dataset import push_dataset
+    from xcray.storage.objectstore.client import StoragePath
+
+    home = StoragePath.parse(uri) / (name or dataset.resolve().name)
+    done = push_dataset(dataset, home, resend_all=resend_all)
+    print_pushed(done, "dataset", json)
+
+
+def pull(
+    uri: Annotated[
+        str,
+        typer.Argument(metavar="URI", help=f"Data set in object storage, or a version: {URIS}."),
+    ],
+    into: Annotated[
+        Path | None,
+        typer.Option(help="Data set directory to write. [default: name of the data set]"),
+    ] = None,
+    sha256: Annotated[
+        str | None,
+        typer.Option(metavar="HASH", help="Expected content hash or seal of the data set."),
+    ] = None,
+    without_rows: Annotated[
+        bool,
+        typer.Option(
+            "--without-rows",
+            help="Leave the training rows in the storage, from where indexed-bcd reads them.",
+        ),
+    ] = False,
+    json: output.JsonOption = False,
+) -> None:
+    """Copy a data set from object storage and verify every byte.
+
+    An interrupted copy is continued; an existing data set is kept.
+    """
+    from xcray.solvers.indexed_bcd.remote_copy import plan_copy
+    from xcray.storage.objectstore.versions import check_pinned_hash
+
+    plan = plan_copy(uri, with_rows=not without_rows)
+    version, content_hash = plan.remote.version, plan.remote.manifest["content_hash"]
+    check_pinned_hash(plan.remote.sealed.seal, content_hash, sha256, version.path.uri)
+    path = into or Path(version.name)
+    moved = plan.fetch(path)
+    if json:
+        output.print_json(
+            {
+                "source": plan.uri,
+                "path": str(path),
+                "dataset": version.name,
+                "version": version.number,
+                "content_hash": content_hash,
+                "with_rows": plan.with_rows,
+                "moved": None if moved is None else moved._asdict(),
+            }
+        )
+    else:
+        status = "exists already" if moved is None else f"{output.format_bytes(moved.sent)} fetched"
+        output.print_line(f"{path} ({status}), content hash {content_hash[:16]}")
+
+
+def remote(
+    uri: Annotated[str, typer.Argument(metavar="URI", help=f"Folder of data sets: {URIS}.")],
+    json: output.JsonOption = False,
+) -> None:
+    """List the data sets in a folder of object storage."""
+    from xcray.data.objectstore.remote_dataset import read_remote_dataset
+    from xcray.storage.objectstore.client import StoragePath
+    from xcray.storage.objectstore.versions import is_complete, list_names, list_versions
+
+    place, versions = StoragePath.parse(uri), list[dict[str, Any]]()
+    for name in list_names(place):
+        for each in list_versions(place / name):
+            row = {"dataset": name, "version": each.number, "uri": each.path.uri}
+            if is_complete(each):
+                found = read_remote_dataset(each)
+                row |= {
+                    "rows": found.manifest["splits"]["train"]["n_rows"],
+                    "n_labels": found.manifest["n_labels"],
+                    "n_bytes": found.sealed.n_bytes,
+                    "forest": found.has_forest,
+                    "content_hash": found.manifest["content_hash"],
+                }
+            versions.append({**row, "whole": "n_bytes" in row})
+    if json:
+        output.print_json({"datasets": versions})
+        return
+    output.print_table(
+        ["data set", "version", "rows", "labels", "size", "metric forest", "content hash"],
+        [version_row(each) for each in versions],
+    )
+
+
+def version_row(each: dict[str, Any]) -> list[Any]:
+    """Return the table row of a version."""
+    if not each["whole"]:
+        return [each["dataset"], each["version"], None, None, "incomplete", None, ""]
+    return [
+        each["dataset"],
+        each["version"],
+        each["rows"],
+        each["n_labels"],
+        output.format_bytes(each["n_bytes"]),
+        "yes" if each["forest"] else "no",
+        each["content_hash"][:16],
+    ]
+
+
+def local_dataset(place: str, with_rows: bool, quiet: bool) -> Path:
+    """Return the directory of a data set; one in object storage is copied into the cache first.
+
+    place: a directory or a URI. with_rows: whether the copy has the training rows.
+    """
+    if "://" not in place:
+        return Path(place)
+    from xcray.solvers.indexed_bcd.remote_copy import plan_copy
+
+    plan = plan_copy(place, with_rows)
+    if not quiet and not plan.cached.exists():
+        size, total = (
+            output.format_bytes(each.n_bytes) for each in (plan.files, plan.remote.sealed)
+        )
+        output.print_note(
+            f"copying {plan.uri} to {plan.cached} ({size})"
+            if with_rows
+            else f"copying {plan.uri} to {plan.cached} ({size} of {total}); "
+            "the training rows are read from the storage"
+        )
+    plan.fetch(plan.cached)
+    return plan.cached

@@ -1,0 +1,1 @@
+"""Object storage: client, transfer of sealed directories, and their versions."""
