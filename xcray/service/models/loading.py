@@ -21,6 +21,7 @@ from xcray.arrays import csr
 from xcray.errors import Corrupt, NotFound, XcrayError
 from xcray.index.filters import LabelFilter
 from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
+from xcray.kernels.canonical import first_fault
 from xcray.kernels.search.lists import NARROW_BYTES
 from xcray.model.model import Model
 from xcray.model.registry import Registry
@@ -108,7 +109,7 @@ def open_predictor(path: Path) -> Predictor:
     After the warm-up, no request has to wait for kernels to load.
     """
     predictor = Predictor(Model.open(path, verify=True))
-    _warm_up_texts(predictor)
+    _warm_up_input(predictor)
     _warm_up_search(predictor)
     return predictor
 
@@ -119,7 +120,7 @@ def open_predictor_soon(path: Path) -> Predictor:
     Until they are compiled, as after installation, requests are answered with NumPy.
     """
     predictor = Predictor(Model.open(path, verify=True))
-    _warm_up_texts(predictor)
+    _warm_up_input(predictor)
     if predictor.scorer.is_compiled or predictor.model.nnz > MAX_SCAN_WEIGHTS:
         _warm_up_search(predictor)
     else:
@@ -128,8 +129,9 @@ def open_predictor_soon(path: Path) -> Predictor:
     return predictor
 
 
-def _warm_up_texts(predictor: Predictor) -> None:
-    """Load or compile the kernels that encode texts."""
+def _warm_up_input(predictor: Predictor) -> None:
+    """Load or compile the kernels that check rows and encode texts."""
+    first_fault(csr([0], [], [], predictor.model.n_features))
     if predictor.model.text is not None:
         predictor.features(["warm up"])
 

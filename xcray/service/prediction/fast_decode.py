@@ -33,7 +33,7 @@ MAX_TOP_K = 2**53  # larger values are left to the strict decoder
 _Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_INDEX)]
 _Value = Annotated[float, msgspec.Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
-_Labels = Annotated[
+LabelNames = Annotated[
     list[Annotated[str, msgspec.Meta(max_length=MAX_LABEL_CHARS)]],
     msgspec.Meta(min_length=1, max_length=MAX_FILTER_LABELS),
 ]
@@ -80,8 +80,8 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 
     instances: Annotated[list[_FastInstance], msgspec.Meta(min_length=1)]
     top_k: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOP_K)] | None = None
-    allow: _Labels | None = None
-    deny: _Labels | None = None
+    allow: LabelNames | None = None
+    deny: LabelNames | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_MILLISECONDS)] | None = None
     certificate: bool | None = None
     probabilities: bool | None = None
@@ -111,7 +111,18 @@ def to_query(request: PredictRequest) -> PredictQuery:
 
 
 def _is_lossless(body: bytes, decoded: _Request, options: dict[str, Any]) -> bool:
-    """Return whether the decoded request accounts for the whole body: no duplicate key, no null.
+    """Return whether the decoded request accounts for the whole body: no duplicate key, no null."""
+    n_keys, strings = 1 + len(options), [*(decoded.allow or ()), *(decoded.deny or ())]
+    for instance in decoded.instances:
+        if instance.text is not None:
+            n_keys += 1
+            strings.append(instance.text)
+        n_keys += (instance.indices is not None) + (instance.values is not None)
+    return has_only_quotes_of(body, n_keys, strings)
+
+
+def has_only_quotes_of(body: bytes, n_keys: int, strings: Sequence[str]) -> bool:
+    """Return whether a body has no other strings than `n_keys` keys and these decoded strings.
 
     Quotation marks are counted: two per key and per decoded string, plus those within strings. All
     of these occur in the body, so any further ones belong to something that was dropped. A body
@@ -121,11 +132,5 @@ def _is_lossless(body: bytes, decoded: _Request, options: dict[str, Any]) -> boo
     escapes = b"\\" in body
     if escapes and b"\\u0022" in body:
         return False
-    n_keys, strings = 1 + len(options), [*(decoded.allow or ()), *(decoded.deny or ())]
-    for instance in decoded.instances:
-        if instance.text is not None:
-            n_keys += 1
-            strings.append(instance.text)
-        n_keys += (instance.indices is not None) + (instance.values is not None)
     n_inner_quotes = sum([text.count('"') for text in strings]) if escapes else 0
     return body.count(b'"') == 2 * (n_keys + len(strings)) + n_inner_quotes
