@@ -16,10 +16,10 @@ from xcray.service.prediction.fast_decode import PredictQuery
 from xcray.service.schemas.inference import DEFAULT_TOP_K, InferRequest
 from xcray.service.settings import Settings
 
-INPUT_FORMS: Final[dict[str, frozenset[str]]] = {
-    "text": frozenset({"text"}),
-    "sparse": frozenset({"indptr", "indices", "values"}),
-    "dense": frozenset({"dense"}),
+INPUT_FORMS: Final[dict[frozenset[str], str]] = {
+    frozenset({"text"}): "text",
+    frozenset({"indptr", "indices", "values"}): "sparse",
+    frozenset({"dense"}): "dense",
 }
 DATATYPES: Final = {
     **dict.fromkeys(("indptr", "indices"), ("INT64", "INT32")),
@@ -108,7 +108,7 @@ def _to_input_rows(
 ) -> InputRows:
     """Return the tensors as texts, sparse rows or dense rows."""
     positions: dict[str, int] = {tensor.name: i for i, tensor in enumerate(inputs)}
-    form = next((form for form, names in INPUT_FORMS.items() if names == set(positions)), None)
+    form = INPUT_FORMS.get(frozenset(positions))
     if form is None or len(positions) < len(inputs):
         raise InputError(
             "send text, dense, or indptr with indices and values, each tensor once",
@@ -138,11 +138,8 @@ def _to_input_rows(
 def _check_row_count(form: str, tensor: InputTensor, max_rows: int) -> None:
     """Raise InputError for a wrong shape or too many rows, before the elements are read."""
     shape = tensor.shape
-    if {
-        "text": len(shape) == 1 or shape[1:] == [1],
-        "dense": len(shape) == 2,
-        "sparse": len(shape) == 1,
-    }[form]:
+    n_dimensions = 2 if form == "dense" else 1
+    if len(shape) == n_dimensions or (form == "text" and shape[1:] == [1]):
         count = shape[0] - (form == "sparse")
         if count < 1:
             raise InputError(

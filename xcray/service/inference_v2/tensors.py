@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias
@@ -136,7 +137,7 @@ def read_numbers(tensor: InputTensor, binary: memoryview | None, location: str) 
                 code="RANGE",
                 loc=location,
             ) from None
-    if dtype.kind == "f" and not bool(np.isfinite(elements).all()):
+    if dtype.kind == "f" and np.count_nonzero(np.isfinite(elements)) < len(elements):
         raise InputError(
             f"{location} has a number that is not finite: omit the entry",
             code="NOT_FINITE",
@@ -149,8 +150,8 @@ def to_binary(values: Numbers | list[str]) -> bytes:
     """Return an output tensor as bytes."""
     if isinstance(values, list):
         encoded = [text.encode() for text in values]
-        return b"".join(chain.from_iterable((_LENGTH.pack(len(text)), text) for text in encoded))
-    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+        return b"".join([_LENGTH.pack(len(text)) + text for text in encoded])
+    return (values.byteswap() if sys.byteorder == "big" else values).tobytes()
 
 
 def _flat_data(tensor: InputTensor, location: str) -> list[Any]:

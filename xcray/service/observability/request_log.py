@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
+import time
 from contextvars import ContextVar
 from typing import IO, Any, Final
 
@@ -52,11 +53,27 @@ def log_context() -> dict[str, Any]:
     return {"request_id": REQUEST_ID.get(), **(_REQUEST_FACTS.get() or {})}
 
 
+class _EventRecord(logging.LogRecord):
+    """A record of a frequent event, without its line, thread and process."""
+
+    pathname = filename = module = threadName = processName = ""
+    lineno = 0
+    msecs = relativeCreated = 0.0
+    thread = process = None
+    funcName = ""
+
+    def __init__(self, level: int, event: str, facts: dict[str, Any]) -> None:
+        # not of the base class, which finds out the file, the thread and the process
+        self.name, self.msg, self.args = LOGGER.name, event, ()
+        self.levelno, self.levelname = level, logging.getLevelName(level)
+        self.created = time.time()
+        self.exc_info = self.exc_text = self.stack_info = None
+        vars(self).update(facts, _facts=facts)
+
+
 def log_quickly(level: int, event: str, facts: dict[str, Any]) -> None:
     """Log a frequent event like LOGGER.log with `extra`, without finding the calling line."""
-    record = logging.LogRecord(LOGGER.name, level, "", 0, event, (), None)
-    vars(record).update(facts, _facts=facts)
-    LOGGER.handle(record)
+    LOGGER.callHandlers(_EventRecord(level, event, facts))
 
 
 def configure_logging(stream: IO[str] | None, level: str, form: LogFormat = "json") -> None:

@@ -111,18 +111,7 @@ def to_query(request: PredictRequest) -> PredictQuery:
 
 
 def _is_lossless(body: bytes, decoded: _Request, options: dict[str, Any]) -> bool:
-    """Return whether the decoded request accounts for the whole body: no duplicate key, no null."""
-    n_keys, strings = 1 + len(options), [*(decoded.allow or ()), *(decoded.deny or ())]
-    for instance in decoded.instances:
-        if instance.text is not None:
-            n_keys += 1
-            strings.append(instance.text)
-        n_keys += (instance.indices is not None) + (instance.values is not None)
-    return has_only_quotes_of(body, n_keys, strings)
-
-
-def has_only_quotes_of(body: bytes, n_keys: int, strings: Sequence[str]) -> bool:
-    """Return whether a body has no other strings than `n_keys` keys and these decoded strings.
+    """Return whether the decoded request accounts for the whole body: no duplicate key, no null.
 
     Quotation marks are counted: two per key and per decoded string, plus those within strings. All
     of these occur in the body, so any further ones belong to something that was dropped. A body
@@ -132,5 +121,11 @@ def has_only_quotes_of(body: bytes, n_keys: int, strings: Sequence[str]) -> bool
     escapes = b"\\" in body
     if escapes and b"\\u0022" in body:
         return False
+    n_keys, strings = 1 + len(options), [*(decoded.allow or ()), *(decoded.deny or ())]
+    for instance in decoded.instances:
+        if instance.text is not None:
+            n_keys += 1
+            strings.append(instance.text)
+        n_keys += (instance.indices is not None) + (instance.values is not None)
     n_inner_quotes = sum([text.count('"') for text in strings]) if escapes else 0
     return body.count(b'"') == 2 * (n_keys + len(strings)) + n_inner_quotes
