@@ -19,6 +19,11 @@ REQUEST_ID: ContextVar[str] = ContextVar("xcray_request_id", default=NO_REQUEST)
 LOGGER: Final = logging.getLogger("xcray")
 
 _REQUEST_FACTS: ContextVar[dict[str, Any] | None] = ContextVar("xcray_request_facts", default=None)
+_UNKNOWN: Final = dict.fromkeys(("thread", "threadName", "process", "processName"))
+_EMPTY_RECORD: Final = {
+    **vars(logging.LogRecord(LOGGER.name, logging.INFO, "", 0, "", (), None)),
+    **_UNKNOWN,
+}
 _RANDOM: Final = random.Random()  # seeded by the system
 
 
@@ -53,27 +58,15 @@ def log_context() -> dict[str, Any]:
     return {"request_id": REQUEST_ID.get(), **(_REQUEST_FACTS.get() or {})}
 
 
-class _EventRecord(logging.LogRecord):
-    """A record of a frequent event, without its line, thread and process."""
-
-    pathname = filename = module = threadName = processName = ""
-    lineno = 0
-    msecs = relativeCreated = 0.0
-    thread = process = None
-    funcName = ""
-
-    def __init__(self, level: int, event: str, facts: dict[str, Any]) -> None:
-        # not of the base class, which finds out the file, the thread and the process
-        self.name, self.msg, self.args = LOGGER.name, event, ()
-        self.levelno, self.levelname = level, logging.getLevelName(level)
-        self.created = time.time()
-        self.exc_info = self.exc_text = self.stack_info = None
-        vars(self).update(facts, _facts=facts)
-
-
 def log_quickly(level: int, event: str, facts: dict[str, Any]) -> None:
-    """Log a frequent event like LOGGER.log with `extra`, without finding the calling line."""
-    LOGGER.callHandlers(_EventRecord(level, event, facts))
+    """Log a frequent event like LOGGER.log with `extra`, without its line, thread and process."""
+    # not of the constructor, which finds out the file, the thread and the process
+    record = logging.LogRecord.__new__(logging.LogRecord)
+    vars(record).update(
+        _EMPTY_RECORD, levelno=level, levelname=logging.getLevelName(level), msg=event
+    )
+    vars(record).update(facts, created=time.time(), _facts=facts)
+    LOGGER.callHandlers(record)
 
 
 def configure_logging(stream: IO[str] | None, level: str, form: LogFormat = "json") -> None:
