@@ -6,6 +6,7 @@ The formats are in `xcray.telemetry.logging`.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import sys
 import time
@@ -25,6 +26,7 @@ _EMPTY_RECORD: Final = {
     **_UNKNOWN,
 }
 _RANDOM: Final = random.Random()  # seeded by the system
+os.register_at_fork(after_in_child=_RANDOM.seed)  # or all workers would draw the same ids
 
 
 def new_request_id() -> str:

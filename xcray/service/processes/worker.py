@@ -1,8 +1,10 @@
-"""Worker process: `python -m xcray.service.processes.worker`, started by `manager.run_workers`.
+"""Worker process: `python -m xcray.service.processes.worker [CHANNEL]`, see `manager.run_workers`.
 
-It reads its configuration from one line of JSON on standard input, serves on an inherited socket,
-and writes a byte to standard output when it is ready. It drains at SIGTERM, or when its standard
-input ends because the manager has ended.
+With the descriptor of a channel, it is the fork server, and every copy of it becomes a worker.
+
+A worker reads its configuration from one line of JSON on standard input, serves on an inherited
+socket, and writes a byte to standard output when it is ready. It drains at SIGTERM, or when its
+standard input ends because the manager has ended.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.service.app import AppParts, AppRole, create_app
 from xcray.service.observability.request_log import configure_logging
+from xcray.service.processes.fork_server import fork_workers
 from xcray.service.processes.manager import check_workers
 from xcray.service.processes.server import Server
 from xcray.service.settings import Settings
@@ -34,7 +37,14 @@ from xcray.system.malloc import limit_arenas
 
 def main() -> int:
     """Serve until the process is stopped."""
+    listener_number = None
+    if len(sys.argv) > 1:
+        listener_number = fork_workers(socket.socket(fileno=int(sys.argv[1])))
+        if listener_number is None:  # the fork server's end
+            return 0
     config = json.loads(sys.stdin.buffer.readline())
+    if listener_number is not None:
+        config["listener"] = listener_number
     settings = Settings(**config["settings"])
     limit_arenas()
     configure_logging(None, settings.log_level, settings.log_format)
