@@ -68,7 +68,9 @@ def one_service(home: Path, workers: int, preload: bool, bodies: list[str]) -> d
             client.join()
         time.sleep(1.0)
         shares = [memory(each.pid) for each in (process, *process.children(recursive=True))]
-        cpu = sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
+        cpu = sum(
+            sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True))
+        )
     return {
         "ready_s": ready,
         "first_wait_s": max(own[0] for own in waits),

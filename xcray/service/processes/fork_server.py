@@ -58,9 +58,10 @@ class ForkedWorker:
 class ForkServer:
     """The manager's side: starts the fork server with the first worker, and again if it ends."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """Create it. environment: of the workers."""
+    def __init__(self, environment: Mapping[str, str], module: str = WORKER_MODULE) -> None:
+        """Create it. environment: of the workers. module: calls `fork_workers`."""
         self._environment = dict(environment)
+        self._module = module
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._exit_codes: dict[int, int] = {}
@@ -108,7 +109,7 @@ class ForkServer:
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", WORKER_MODULE, str(other.fileno())],
+                [sys.executable, "-m", self._module, str(other.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=self._environment,

@@ -41,6 +41,7 @@ STABLE_SECONDS: Final = 30.0  # after this time an exit counts as the first one
 MAX_RESTART_DELAY_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.1
 START_TIMEOUT_SECONDS: Final = 120.0
+VERIFIED_FILE: Final = "verified.json"  # checksums that a worker has verified, until the next start
 
 
 class WorkerHandle(Protocol):
@@ -186,6 +187,7 @@ class WorkerProcess:
         config |= {
             "leader_eligible": leader_eligible and number == 0,
             "info_path": str(lock.info_path),
+            "verified_path": str(lock.metrics_dir / VERIFIED_FILE),
         }
         worker_stdin, stdin = os.pipe()
         stdout, worker_stdout = os.pipe()
