@@ -13,7 +13,7 @@ from xcray.errors import ParameterError, Stopped
 from xcray.kernels.row_norm import ROW_NORMS, normalize_columns, normalize_rows, row_lengths
 from xcray.kernels.sparse import row_norms_sq
 from xcray.kernels.training import pruning
-from xcray.kernels.training.hinge import HINGE, SQUARED_HINGE, Objective
+from xcray.kernels.training.hinge import CHUNK, HINGE, SQUARED_HINGE, Objective
 from xcray.kernels.training.ppdsparse import advance as kernel
 from xcray.kernels.training.ppdsparse.state import (
     STATE,
@@ -134,7 +134,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     """
 
     # incremented with every change of the bits of a model, so that no run mixes two revisions
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
@@ -526,7 +526,7 @@ def _new_scratch(problem: PPDSparseProblem, scores: Any) -> PPDSparseScratch:
         power=np.empty(d, np.int32),
         curvature=np.empty(d, np.float32),
         scores=np.empty(n, scores),
-        maxima=np.empty(n, scores),
+        maxima=np.empty((n + CHUNK - 1) // CHUNK, scores),
         alpha=np.zeros(n),
         kind=np.zeros(n, np.uint8),
         active=np.empty(n, np.int32),

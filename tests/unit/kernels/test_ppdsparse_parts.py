@@ -12,15 +12,17 @@ from xcray.kernels.training import hinge, newton
 from xcray.kernels.training.hinge import HINGE, SQUARED_HINGE, Objective
 from xcray.kernels.training.ppdsparse import violators
 
-inactive_maxima = violators.inactive_maxima
+exclude_active = violators.exclude_active
+chunk_maxima = hinge.chunk_maxima
 range_of_rank = violators.range_of_rank
 best_bias = hinge.best_bias
 
 
 @numba.njit
-def call_maxima(scores, kind, maxima):
-    """Call the kernel, which has no entry point for Python."""
-    inactive_maxima(scores, kind, maxima)
+def call_maxima(scores, kind, maxima, floor):
+    """Call the kernels, which have no entry point for Python."""
+    chunk_maxima(scores, maxima)
+    exclude_active(scores, kind, maxima, floor)
 
 
 @numba.njit
@@ -32,20 +34,23 @@ def call_range(values, floor, rank):
 @numba.njit
 def call_bias(o, scores, weights, positives, factor, b, excess, tolerance):
     """Call the kernel, which has no entry point for Python."""
-    return best_bias(o, scores, weights, positives, factor, b, excess, tolerance)
+    maxima = np.empty((len(scores) + hinge.CHUNK - 1) // hinge.CHUNK, scores.dtype)
+    return best_bias(o, scores, maxima, weights, positives, factor, b, excess, tolerance)
 
 
 @pytest.mark.parametrize("n", [1, 17, 63, 64, 65, 1000])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_maxima_of_chunks_are_those_of_inactive_samples(n, dtype):
+@pytest.mark.parametrize("floor", [-np.inf, 1.0])
+def test_maxima_of_chunks_are_those_of_inactive_samples_above_the_floor(n, dtype, floor):
     rng = np.random.default_rng(n)
     scores = rng.normal(size=n).astype(dtype)
     kind = (rng.random(n) < 0.3).astype(np.uint8)
-    maxima = np.empty(-(-n // violators.CHUNK), dtype)
-    call_maxima(scores, kind, maxima)
-    values = np.where(kind == 0, scores, dtype(violators.NO_SCORE))
-    chunks = np.split(values, range(violators.CHUNK, n, violators.CHUNK))
-    assert maxima.tolist() == [chunk.max() for chunk in chunks]
+    maxima = np.empty(-(-n // hinge.CHUNK), dtype)
+    call_maxima(scores, kind, maxima, floor)
+    inactive = np.where(kind == 0, scores, dtype(hinge.NO_SCORE))
+    starts = range(hinge.CHUNK, n, hinge.CHUNK)
+    chunks = zip(np.split(scores, starts), np.split(inactive, starts), strict=True)
+    assert maxima.tolist() == [(i if a.max() > floor else a).max() for a, i in chunks]
 
 
 @pytest.mark.parametrize("rank", [1, 7, 100, 299, 300, 500])
@@ -85,7 +90,9 @@ def test_the_bias_minimises_the_objective(loss, weighted):
             objective, bounds=(-9, 9), method="bounded", options={"xatol": 1e-12}
         )
         for start in (-3.0, -1.0, 1.0):
+            given = scores.copy()
             b, least, violating = call_bias(o, scores, weights, positives, 2.0, start, 0.0, 1e-9)
+            assert np.array_equal(scores, given)  # it sets aside those of the positives
             assert least == pytest.approx(objective(b), rel=1e-9)
             assert least <= best.fun * (1.0 + 1e-7)
             assert violating == np.sum(1.0 - y * (scores + b) > 0.0)

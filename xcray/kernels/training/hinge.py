@@ -12,12 +12,16 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from xcray.arrays import Float32, Int32
+from xcray.arrays import Float32, Float64, Int32
 from xcray.kernels.inner import inner
+from xcray.kernels.maximum import maximum
 
 SQUARED_HINGE, HINGE = 0, 1
 MAX_BIAS_STEPS = 100  # Newton steps of `best_bias`
-CHUNK_SAMPLES = 256  # samples summed in the precision of the scores
+# of them, the first follow a model: its own steps, and the relative size of its last one
+MODELLED_STEPS, MODEL_STEPS, MODEL_TOLERANCE = 2, 5, 0.05
+NO_SCORE = -1e30
+CHUNK = 64  # samples with one maximum, summed in the precision of the scores
 
 
 class Objective(NamedTuple):
@@ -40,6 +44,13 @@ class HingeSums(NamedTuple):
     second: float
     weight: float
     samples: float
+
+
+class Positives(NamedTuple):
+    """The positives of a class: their scores, and factors of their losses (weights); (P,) each."""
+
+    scores: Any
+    costs: Float64
 
 
 @numba.njit(nogil=True, cache=True)
@@ -98,61 +109,106 @@ def weighted_sums(scores: Any, weights: Float32, shift: float) -> HingeSums:
     return HingeSums(np.float64(first), np.float64(second), np.float64(weight), np.float64(count))
 
 
-@inner()
-def sum_chunks(
-    scores: Any, weights: Float32, b: float, chunks: Int32, n_chunks: int
-) -> tuple[HingeSums, int]:
-    """Return the sums over the samples of `chunks`, all as negatives: z = (1 + score + b)_+.
-
-    Moves the chunks that have a sample with z > 0 to the front, and returns their number: at a
-    smaller b only they count.
-    """
-    first, second, weight, count, kept = 0.0, 0.0, 0.0, 0.0, 0
-    for k in range(n_chunks):
-        lo = chunks[k] * CHUNK_SAMPLES
-        hi = min(len(scores), lo + CHUNK_SAMPLES)
-        if len(weights) > 0:
-            part = weighted_sums(scores[lo:hi], weights[lo:hi], 1.0 + b)
-        else:
-            part = chunk_sums(scores[lo:hi], 1.0 + b)
-        first += part.first
-        second += part.second
-        weight += part.weight
-        count += part.samples
-        chunks[kept] = chunks[k]
-        kept += part.samples > 0.0
-    return HingeSums(first, second, weight, count), kept
+@inner(fastmath={"reassoc", "nsz", "nnan"})
+def maximum_of(scores: Any) -> Any:
+    """Return the maximum; SIMD."""
+    best = scores[0]
+    for i in range(len(scores)):
+        best = maximum(best, scores[i])
+    return best
 
 
 @inner()
-def split_positives(
-    n: HingeSums, scores: Any, weights: Float32, positives: Int32, factor: float, b: float
-) -> tuple[HingeSums, HingeSums]:
-    """Return the sums of the negatives and of the positives, from those of all as negatives.
+def chunk_maxima(scores: Any, maxima: Any) -> None:
+    """Compute the maximum score of each chunk of samples. maxima: (ceil(N / CHUNK),)."""
+    for c in range(len(maxima)):
+        maxima[c] = maximum_of(scores[c * CHUNK : (c + 1) * CHUNK])
 
-    The weights of positives are multiplied by `factor`.
+
+@inner()
+def sum_chunks(scores: Any, maxima: Any, weights: Float32, b: float) -> HingeSums:
+    """Return the sums over all samples as negatives, z = (1 + score + b)_+.
+
+    maxima: see `chunk_maxima`; chunks without a sample with z > 0 are not read.
     """
-    n1, n2, nw, nc = n.first, n.second, n.weight, n.samples
-    p1, p2, pw, pc = 0.0, 0.0, 0.0, 0.0
-    for i in positives:
-        c = np.float64(weights[i]) if len(weights) > 0 else 1.0
-        f = scores[i] + b
-        z = max(0.0, 1.0 + f)
-        on = 1.0 if z > 0.0 else 0.0
-        n1, n2, nw, nc = n1 - c * z, n2 - c * z * z, nw - c * on, nc - on
-        c *= factor
-        z = max(0.0, 1.0 - f)
-        on = 1.0 if z > 0.0 else 0.0
-        p1, p2, pw, pc = p1 + c * z, p2 + c * z * z, pw + c * on, pc + on
-    return HingeSums(n1, n2, nw, nc), HingeSums(p1, p2, pw, pc)
+    first, second, weight, count = 0.0, 0.0, 0.0, 0.0
+    for c in range(len(maxima)):
+        if maxima[c] > -1.0 - b:
+            lo = c * CHUNK
+            hi = min(len(scores), lo + CHUNK)
+            if len(weights) > 0:
+                part = weighted_sums(scores[lo:hi], weights[lo:hi], 1.0 + b)
+            else:
+                part = chunk_sums(scores[lo:hi], 1.0 + b)
+            first += part.first
+            second += part.second
+            weight += part.weight
+            count += part.samples
+    return HingeSums(first, second, weight, count)
+
+
+@inner()
+def take_positives(scores: Any, weights: Float32, samples: Int32, factor: float) -> Positives:
+    """Return the positives, and replace their scores by NO_SCORE: the rest are the negatives."""
+    positives = Positives(np.empty(len(samples), scores.dtype), np.empty(len(samples)))
+    for p, i in enumerate(samples):
+        positives.scores[p] = scores[i]
+        positives.costs[p] = factor * (weights[i] if len(weights) > 0 else 1.0)
+        scores[i] = NO_SCORE
+    return positives
+
+
+@inner()
+def sum_positives(positives: Positives, b: float) -> HingeSums:
+    """Return the sums over the positives: z = (1 - score - b)_+."""
+    first, second, weight, count = 0.0, 0.0, 0.0, 0.0
+    for p in range(len(positives.scores)):
+        c, z = positives.costs[p], max(0.0, 1.0 - (positives.scores[p] + b))
+        first += c * z
+        second += c * z * z
+        weight += c if z > 0.0 else 0.0
+        count += 1.0 if z > 0.0 else 0.0
+    return HingeSums(first, second, weight, count)
+
+
+@inner()
+def slope_and_curvature(o: Objective, b: float, n: HingeSums, p: HingeSums) -> tuple[float, float]:
+    """Return both for the primal as a function of the bias, from the sums of the two classes."""
+    if o.loss == SQUARED_HINGE:
+        return (
+            o.tau_bias * b + 2.0 * o.C * (n.first - p.first),
+            o.tau_bias + 2.0 * o.C * (n.weight + p.weight),
+        )
+    return o.tau_bias * b + o.C * (n.weight - p.weight), o.tau_bias
+
+
+@inner()
+def modelled_bias(o: Objective, maxima: Any, positives: Positives, b: float, n: HingeSums) -> float:
+    """Return about the best bias, from the maxima of chunks and the sums `n` of negatives at b.
+
+    The losses of negatives are assumed to change with the bias as those of the maxima do, times
+    the ratio at b. Newton's method alone goes up too far, to where most chunks must be read, and
+    comes down slowly.
+    """
+    start, part = b, chunk_sums(maxima, 1.0 + b)
+    ratio = max(1.0, n.first / part.first) if part.first > 0.0 else 1.0
+    for _ in range(MODEL_STEPS):
+        part = chunk_sums(maxima, 1.0 + b)
+        n = HingeSums(ratio * part.first, 0.0, ratio * part.weight, 0.0)
+        slope, curvature = slope_and_curvature(o, b, n, sum_positives(positives, b))
+        b -= slope / curvature
+        if abs(slope) <= MODEL_TOLERANCE * curvature * abs(b - start):
+            break
+    return b
 
 
 @inner()
 def best_bias(
     o: Objective,
     scores: Any,
+    maxima: Any,
     weights: Float32,
-    positives: Int32,
+    samples: Int32,
     factor: float,
     b: float,
     excess: float,
@@ -161,32 +217,21 @@ def best_bias(
     """Return the bias that minimises the primal at fixed w, starting at `b`.
 
     Also returns tau_bias/2 b^2 + the sum of losses there, and the number of samples with a loss.
+    samples: the positives. maxima: (ceil(N / CHUNK),) output, see `chunk_maxima`; of the negatives.
     Newton's method on a monotone piecewise-linear slope, kept in a bracket. It ends when at most
     `tolerance` times the sum of `excess` and the objective is left to gain: the violating samples
     of one side go on violating on the way to the minimum, and bound the curvature from below.
-    While the bias falls, only chunks that had a violating sample are read again.
     """
     squared = o.loss == SQUARED_HINGE
     low, high = -np.inf, np.inf
     best, least, violating = b, np.inf, 0
-    chunks = np.empty((len(scores) + CHUNK_SAMPLES - 1) // CHUNK_SAMPLES, np.int32)
-    n_chunks, evaluated = 0, -np.inf
-    for _ in range(MAX_BIAS_STEPS):
-        if b > evaluated:
-            n_chunks = len(chunks)
-            for c in range(n_chunks):
-                chunks[c] = c
-        evaluated = b
-        all_negative, n_chunks = sum_chunks(scores, weights, b, chunks, n_chunks)
-        n, p = split_positives(all_negative, scores, weights, positives, factor, b)
-        if squared:
-            value = o.C * (n.second + p.second)
-            slope = o.tau_bias * b + 2.0 * o.C * (n.first - p.first)
-            curvature = o.tau_bias + 2.0 * o.C * (n.weight + p.weight)
-        else:
-            value = o.C * (n.first + p.first)
-            slope = o.tau_bias * b + o.C * (n.weight - p.weight)
-            curvature = o.tau_bias
+    positives = take_positives(scores, weights, samples, factor)
+    chunk_maxima(scores, maxima)
+    for step in range(MAX_BIAS_STEPS):
+        n = sum_chunks(scores, maxima, weights, b)
+        p = sum_positives(positives, b)
+        slope, curvature = slope_and_curvature(o, b, n, p)
+        value = o.C * (n.second + p.second if squared else n.first + p.first)
         value += 0.5 * o.tau_bias * b * b
         if value < least:
             best, least, violating = b, value, int(n.samples + p.samples)
@@ -198,10 +243,14 @@ def best_bias(
         if squared and 0.5 * slope * slope <= least_curvature * tolerance * (excess + value):
             break
         new = b - slope / curvature
+        if squared and step < MODELLED_STEPS:
+            new = modelled_bias(o, maxima, positives, b, n)
         if not low <= new <= high or (not squared and np.isfinite(low) and np.isfinite(high)):
             # outside the bracket, or the slope of the hinge, which jumps
             new = 0.5 * (low + high)
         if abs(new - b) <= 1e-12 * (1.0 + abs(b)):
             break
         b = new
+    for q, i in enumerate(samples):
+        scores[i] = positives.scores[q]
     return best, least, violating

@@ -12,7 +12,7 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Int32, Int64
 from xcray.kernels.inner import inner
-from xcray.kernels.training.hinge import Objective, best_bias
+from xcray.kernels.training.hinge import CHUNK, Objective, best_bias
 
 BIAS_TOLERANCE = 1e-6  # of a bias, relative to the objective
 
@@ -43,8 +43,9 @@ def loss_at_best_bias(
     bias: float,
 ) -> tuple[float, float]:
     """Return the best bias, and the sum of losses there."""
+    maxima = np.empty((len(scores) + CHUNK - 1) // CHUNK, scores.dtype)
     best, least, _ = best_bias(
-        o, scores, sample_weights, positives, factor, bias, 0.0, BIAS_TOLERANCE
+        o, scores, maxima, sample_weights, positives, factor, bias, 0.0, BIAS_TOLERANCE
     )
     return best, least - 0.5 * o.tau_bias * best * best
 

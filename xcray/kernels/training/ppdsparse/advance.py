@@ -32,7 +32,13 @@ from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.random import shuffle, stream
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, best_bias, null_objective
-from xcray.kernels.training.ppdsparse.rows import activate, add_row, number_features, soft_dot
+from xcray.kernels.training.ppdsparse.rows import (
+    activate,
+    add_row,
+    number_features,
+    number_rows,
+    soft_dot,
+)
 from xcray.kernels.training.ppdsparse.scores import score
 from xcray.kernels.training.ppdsparse.state import (
     INACTIVE,
@@ -76,7 +82,7 @@ def reset_class(
     problem: PPDSparseProblem, s: PPDSparseSettings, label: int, scratch: PPDSparseScratch, at: Any
 ) -> None:
     """Start a class: no weights, its positives active."""
-    YT, X = problem.YT, problem.X
+    YT = problem.YT
     positives = YT.indices[YT.indptr[label] : YT.indptr[label + 1]]
     scratch.scores[:] = 0.0
     at.label, at.positives, at.n_active = label, len(positives), len(positives)
@@ -92,7 +98,7 @@ def reset_class(
         weight += problem.weights[i] if len(problem.weights) > 0 else 1.0
         scratch.kind[i] = POSITIVE
         scratch.active[a] = i
-        number_features(X, i, scratch, at)
+    number_rows(problem.X, scratch, at, 0)
     at.null = null_objective(s.objective, weight * at.factor, problem.total - weight)
     at.inner_tol, at.strict, at.budget = SWEEP_TOLERANCE * s.eps, 1.0, FIRST_DEFER_SHARE * at.null
     at.dual, at.primal, at.gap, at.waiting = -np.inf, np.inf, np.inf, 0.0
@@ -288,7 +294,15 @@ def certify(
     near, norms = at.bias if at.rounds > 0 else -1.0, o.lam * l1 + 0.5 * o.tau * w2
     excess = norms - at.dual
     at.bias, least, at.violating = best_bias(
-        o, scratch.scores, problem.weights, positives, at.factor, near, excess, BIAS_TOLERANCE
+        o,
+        scratch.scores,
+        scratch.maxima,
+        problem.weights,
+        positives,
+        at.factor,
+        near,
+        excess,
+        BIAS_TOLERANCE,
     )
     at.primal = norms + least
     at.gap = max(0.0, at.primal - at.dual)  # rounding may cross them

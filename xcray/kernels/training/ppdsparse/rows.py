@@ -16,6 +16,7 @@ from xcray.kernels.training.ppdsparse.state import NEGATIVE, PPDSparseScratch
 
 # short rows and lists take most of their time for the first access to memory
 PREFETCH_ENTRIES, LINE_ENTRIES = 128, 16
+ROWS_AHEAD = 3  # distance of prefetches
 
 
 @inner()
@@ -59,6 +60,15 @@ def prefetch_row(matrix: CSR, row: int) -> None:
     for p in range(begin, min(end, begin + PREFETCH_ENTRIES), LINE_ENTRIES):
         prefetch(matrix.indices, p)
         prefetch(matrix.data, p)
+
+
+@inner()
+def number_rows(X: CSR, scratch: PPDSparseScratch, at: Any, first: int) -> None:
+    """Assign numbers to the features of the active samples from position `first` on."""
+    for a in range(first, at.n_active):
+        if a + ROWS_AHEAD < at.n_active:
+            prefetch_row(X, scratch.active[a + ROWS_AHEAD])
+        number_features(X, scratch.active[a], scratch, at)
 
 
 @inner()

@@ -96,7 +96,7 @@ class PPDSparseScratch(NamedTuple):
     power: Int32  # (D,) bins of their gains per entry, see `choose_changes`
     curvature: Float32  # (D,) by number: C times the sum of squares of its column
     scores: Any  # (N,) weight.x_i, without the bias
-    maxima: Any  # (N,) maximum scores of chunks of samples
+    maxima: Any  # (ceil(N / CHUNK),) maximum scores of chunks of samples, see `hinge`
     alpha: Float64  # (N,)
     kind: np.ndarray  # (N,) uint8: INACTIVE, POSITIVE or NEGATIVE
     active: Int32  # (N,) the active samples

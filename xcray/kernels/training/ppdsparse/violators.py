@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 
 from xcray.kernels.inner import inner
+from xcray.kernels.maximum import maximum
 from xcray.kernels.random import GAMMA, below
-from xcray.kernels.training.ppdsparse.rows import activate, number_features, prefetch_row
+from xcray.kernels.training.hinge import CHUNK, NO_SCORE
+from xcray.kernels.training.ppdsparse.rows import activate, number_rows
 from xcray.kernels.training.ppdsparse.state import (
     INACTIVE,
     PPDSparseProblem,
@@ -14,75 +16,55 @@ from xcray.kernels.training.ppdsparse.state import (
     PPDSparseSettings,
 )
 
-CHUNK, LANES = 64, 16  # a chunk of samples has four scores per lane
-NO_SCORE = -1e30
 N_BINS = 256  # of `range_of_rank`
-ROWS_AHEAD = 3  # distance of prefetches
 
 
-@inner(fastmath={"nnan", "nsz"})
-def inactive_score(scores: Any, kind: np.ndarray, i: Any) -> Any:
-    """Return the score of an inactive sample, NO_SCORE of an active one."""
-    return scores[i] if kind[i] == INACTIVE else scores.dtype.type(NO_SCORE)
-
-
-@inner(fastmath={"nnan", "nsz"})
-def larger(x: Any, y: Any) -> Any:
-    """Return the larger value, without a branch."""
-    return x if x > y else y
-
-
-@inner(fastmath={"nnan", "nsz"})
-def inactive_maxima(scores: Any, kind: np.ndarray, maxima: Any) -> None:
-    """Compute the maximum score of the inactive samples of each chunk; SIMD over lanes."""
-    n, lane = np.uint64(len(scores)), np.uint64(LANES)
-    lanes = np.empty(LANES, scores.dtype)
-    for c in range(np.uint64(len(maxima))):
-        begin = c * np.uint64(CHUNK)
-        if begin + np.uint64(CHUNK) <= n:
-            for k in range(lane):
-                i = begin + k
-                first, second = (
-                    inactive_score(scores, kind, i),
-                    inactive_score(scores, kind, i + lane),
-                )
-                i += lane + lane
-                third, fourth = (
-                    inactive_score(scores, kind, i),
-                    inactive_score(scores, kind, i + lane),
-                )
-                lanes[k] = larger(larger(first, second), larger(third, fourth))
-        else:
-            lanes[:] = scores.dtype.type(NO_SCORE)
-            for last in range(begin, n):
-                lanes[0] = larger(lanes[0], inactive_score(scores, kind, last))
-        best = lanes[0]
-        for k in range(1, LANES):
-            best = larger(best, lanes[k])
-        maxima[c] = best
+@inner(fastmath={"reassoc", "nnan", "nsz"})
+def inactive_maximum(scores: Any, kind: np.ndarray) -> Any:
+    """Return the maximum score of the inactive samples, or NO_SCORE; SIMD."""
+    no_score = scores.dtype.type(NO_SCORE)
+    best = no_score
+    for i in range(len(scores)):
+        best = maximum(best, scores[i] if kind[i] == INACTIVE else no_score)
+    return best
 
 
 @inner()
-def violating_scores(scratch: PPDSparseScratch, maxima: Any, floor: float, quota: int) -> Any:
+def exclude_active(scores: Any, kind: np.ndarray, maxima: Any, floor: float) -> None:
+    """Replace maxima of chunks by those of their inactive samples, where they are above `floor`."""
+    for c in range(len(maxima)):
+        if maxima[c] > floor:
+            lo, hi = c * CHUNK, min(len(scores), (c + 1) * CHUNK)
+            maxima[c] = inactive_maximum(scores[lo:hi], kind[lo:hi])
+
+
+@inner()
+def above(values: Any, floor: float) -> Any:
+    """Return the values above `floor`; without a branch to mispredict."""
+    found, k = np.empty(len(values) + 1, values.dtype), np.uint64(0)
+    for c in range(len(values)):
+        found[k] = values[c]
+        k += np.uint64(values[c] > floor)
+    return found[: int(k)]
+
+
+@inner()
+def violating_scores(scratch: PPDSparseScratch, floor: float, quota: int) -> Any:
     """Return the scores of the inactive samples above `floor`, in any order.
 
     If more than `quota` chunks have one: the maxima of these chunks.
     """
-    scores, kind, k, one = scratch.scores, scratch.kind, np.uint64(0), np.uint64(1)
-    tops = np.empty(len(maxima) + 1, scores.dtype)
-    for c in range(len(maxima)):
-        tops[k] = maxima[c]
-        k += np.uint64(maxima[c] > floor)
-    if k > quota:
-        return tops[: int(k)]
-    values = np.empty(int(k) * CHUNK + 1, scores.dtype)
-    k = np.uint64(0)
+    scores, kind, maxima = scratch.scores, scratch.kind, scratch.maxima
+    tops = above(maxima, floor)
+    if len(tops) > quota:
+        return tops
+    values, k = np.empty(len(tops) * CHUNK + 1, scores.dtype), np.uint64(0)
     for c in range(np.uint64(len(maxima))):
         if maxima[c] > floor:
             begin = c * np.uint64(CHUNK)
             for i in range(begin, min(np.uint64(len(scores)), begin + np.uint64(CHUNK))):
                 values[k] = scores[i]
-                k += one if (kind[i] == INACTIVE) & (scores[i] > floor) else np.uint64(0)
+                k += np.uint64((kind[i] == INACTIVE) & (scores[i] > floor))
     return values[: int(k)]
 
 
@@ -97,11 +79,12 @@ def range_of_rank(values: Any, floor: float, rank: int) -> tuple[float, float]:
         return floor, np.inf
     top = np.float64(values.max())
     counts, width = np.zeros(N_BINS, np.int64), (top - floor) / N_BINS
+    per_width = 1.0 / width
     for k in range(len(values)):
-        counts[min(N_BINS - 1, int((values[k] - floor) / width))] += 1
-    b, above = N_BINS - 1, 0
-    while b > 0 and above + counts[b] < rank:
-        above += counts[b]
+        counts[min(N_BINS - 1, int((values[k] - floor) * per_width))] += 1
+    b, higher = N_BINS - 1, 0
+    while b > 0 and higher + counts[b] < rank:
+        higher += counts[b]
         b -= 1
     return floor + b * width, (floor + (b + 1) * width if b < N_BINS - 1 else np.inf)
 
@@ -141,18 +124,17 @@ def add_violators(
     """
     n, before = len(scratch.scores), at.n_active
     quota = min(s.growth * (1 + at.positives) + before, n)
-    maxima = scratch.maxima[: (n + CHUNK - 1) // CHUNK]
-    inactive_maxima(scratch.scores, scratch.kind, maxima)
+    maxima = scratch.maxima
+    floor = -1.0 - bias + 1e-12  # a negative violates above this score
+    # each of the highest chunks has a violator, or one of the samples that are active
+    floor = range_of_rank(above(maxima, floor), floor, quota + before)[0]
+    exclude_active(scratch.scores, scratch.kind, maxima, floor)
     at.counter += GAMMA
     first = int(below(at.counter, len(maxima)))
-    floor = -1.0 - bias + 1e-12  # a negative violates above this score
-    low, high = range_of_rank(violating_scores(scratch, maxima, floor, quota), floor, quota)
+    low, high = range_of_rank(violating_scores(scratch, floor, quota), floor, quota)
     if high < np.inf:
         activate_range(scratch, at, maxima, high, np.inf, before + 2 * quota, first)
     activate_range(scratch, at, maxima, low, high, before + quota, first)
-    for a in range(before, at.n_active):
-        if a + ROWS_AHEAD < at.n_active:
-            prefetch_row(problem.X, scratch.active[a + ROWS_AHEAD])
-        number_features(problem.X, scratch.active[a], scratch, at)
+    number_rows(problem.X, scratch, at, before)
     admitted: int = at.n_active - before
     return admitted
