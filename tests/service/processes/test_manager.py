@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -327,25 +327,48 @@ def test_a_truncated_model_ends_its_workers_and_the_service_answers_again(tmp_pa
     assert f'"exit":{-signal.SIGBUS}' in (tmp_path / "log").read_text()
 
 
-def test_workers_of_a_fork_server_have_exit_codes_and_ids_of_their_own(tmp_path: Path) -> None:
-    """A fork server whose copies print a request id; the last one is killed with it."""
+@pytest.fixture
+def server() -> Iterator[fork_server.ForkServer]:
+    """Start a fork server whose copies print a request id and end by a command."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     server = fork_server.ForkServer(environment, "tests.support.forked_worker")
-    ids, codes = [], []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        for command in ("3", "9", "wait"):
-            (stdin, to_worker), (from_worker, stdout) = os.pipe(), os.pipe()
-            os.write(to_worker, command.encode() + b"\n")
-            worker = server.start(listener, stdin, stdout)
-            ids.append(os.read(from_worker, 100))
-            if command == "wait":
-                worker.send_signal(signal.SIGKILL)
-            codes.append(eventually(worker.poll))
-            for descriptor in (stdin, to_worker, from_worker, stdout):
-                os.close(descriptor)
+    yield server
     server.close()
-    assert codes == [3, 9, -signal.SIGKILL]
-    assert len(set(ids)) == len(ids)
+
+
+def forked(server: fork_server.ForkServer, command: str) -> tuple[fork_server.ForkedWorker, bytes]:
+    """Return a worker that runs a command of `tests.support.forked_worker`, and its request id."""
+    (stdin, to_worker), (from_worker, stdout) = os.pipe(), os.pipe()
+    os.write(to_worker, command.encode() + b"\n")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = server.start(listener, stdin, stdout)
+    request_id = os.read(from_worker, 100)
+    for descriptor in (stdin, to_worker, from_worker, stdout):
+        os.close(descriptor)
+    return worker, request_id
+
+
+def test_forked_workers_have_exit_codes_and_request_ids_of_their_own(
+    server: fork_server.ForkServer,
+) -> None:
+    workers, ids = zip(*[forked(server, command) for command in ("3", "9", "wait")], strict=True)
+    workers[2].send_signal(signal.SIGKILL)
+    eventually(lambda: all(worker.poll() is not None for worker in workers))
+    assert [worker.poll() for worker in workers] == [3, 9, -signal.SIGKILL]
+    assert len(set(ids)) == 3
+
+
+def test_workers_outlive_a_killed_fork_server_and_others_come_from_a_new_one(
+    server: fork_server.ForkServer,
+) -> None:
+    first, _ = forked(server, "wait")
+    (parent,) = (pid for pid in children(os.getpid()) if first.pid in children(pid))
+    os.kill(parent, signal.SIGKILL)
+    second, _ = forked(server, "5")
+    assert first.poll() is None
+    first.send_signal(signal.SIGKILL)
+    eventually(lambda: second.poll() is not None and first.poll() is not None)
+    assert (first.poll(), second.poll()) == (fork_server.UNKNOWN_EXIT, 5)
 
 
 def test_runners_have_a_lower_priority_than_predictions(

@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from xcray.errors import Unavailable
@@ -29,6 +30,7 @@ from xcray.errors import Unavailable
 WORKER_MODULE: Final = "xcray.service.processes.worker"
 MESSAGE_BYTES: Final = 256
 START_TIMEOUT_SECONDS: Final = 120.0  # to import the program and fork
+START_ATTEMPTS: Final = 2  # the second one with another fork server
 UNKNOWN_EXIT: Final = 255  # exit code of a worker whose fork server has ended before it
 
 
@@ -65,6 +67,7 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._exit_codes: dict[int, int] = {}
+        self._children: set[int] = set()  # of the running process
 
     def start(self, listener: socket.socket, stdin: int, stdout: int) -> ForkedWorker:
         """Return a new worker. Raises Unavailable if the fork server does not answer.
@@ -72,40 +75,44 @@ class ForkServer:
         The descriptors are copied: the caller closes its own.
         """
         self._read_messages()
-        if self._channel is None:
-            self._start_process()
-        assert self._channel is not None
-        try:
-            socket.send_fds(self._channel, [b"start"], [listener.fileno(), stdin, stdout])
-            self._channel.settimeout(START_TIMEOUT_SECONDS)
-            while self._channel is not None:
-                message = self._receive()
-                if "started" in message:
-                    self._exit_codes.pop(message["started"], None)  # of an earlier process
-                    return ForkedWorker(self, message["started"])
-        except OSError as error:
-            self._close_channel()
-            raise Unavailable(
-                f"cannot start a worker process: {error}; try --workers 1", code="WORKERS"
-            ) from error
+        for _ in range(START_ATTEMPTS):
+            pid = self._fork(listener, stdin, stdout)
+            if pid is not None:
+                self._exit_codes.pop(pid, None)  # of an earlier process
+                self._children.add(pid)
+                return ForkedWorker(self, pid)
         raise Unavailable(
             "a worker process did not start: see the log above; try --workers 1", code="WORKERS"
         )
+
+    def _fork(self, listener: socket.socket, stdin: int, stdout: int) -> int | None:
+        """Return the id of a new process; None if the fork server ended or does not answer."""
+        channel = self._channel if self._channel is not None else self._start_process()
+        try:
+            socket.send_fds(channel, [b"start"], [listener.fileno(), stdin, stdout])
+            channel.settimeout(START_TIMEOUT_SECONDS)
+            while self._channel is not None:
+                message = self._receive(channel)
+                if "started" in message:
+                    return int(message["started"])
+        except OSError:
+            self._end_process()
+        return None
 
     def exit_code(self, pid: int) -> int | None:
         """Return the exit code of a worker, None while it runs."""
         self._read_messages()
         code = self._exit_codes.get(pid)
-        if code is None and self._channel is None and not _exists(pid):
+        if code is None and pid not in self._children and not _exists(pid):
             return UNKNOWN_EXIT
         return code
 
     def close(self) -> None:
         """End the fork server. Workers that still run are not affected."""
-        self._close_channel()
+        self._end_process()
 
-    def _start_process(self) -> None:
-        """Start the process; it imports the program before it answers."""
+    def _start_process(self) -> socket.socket:
+        """Start the process, which imports the program before it answers; return its channel."""
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
@@ -116,33 +123,35 @@ class ForkServer:
                 pass_fds=(other.fileno(),),
                 start_new_session=True,  # only the manager handles Ctrl-C
             )
+        return self._channel
 
     def _read_messages(self) -> None:
         """Read the messages that have arrived."""
         while self._channel is not None and select.select([self._channel], [], [], 0)[0]:
-            self._receive()
+            self._receive(self._channel)
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self, channel: socket.socket) -> dict[str, Any]:
         """Return the next message, after it was noted; empty if the fork server has ended."""
-        assert self._channel is not None
         try:
-            data = self._channel.recv(MESSAGE_BYTES)
+            data = channel.recv(MESSAGE_BYTES)
         except ConnectionResetError:
             data = b""
         if not data:
-            self._close_channel()
+            self._end_process()
             return {}
         message: dict[str, Any] = json.loads(data)
         if "ended" in message:
             self._exit_codes[message["ended"]] = message["exit"]
         return message
 
-    def _close_channel(self) -> None:
-        """Close the socket, which ends the process, and wait for it."""
+    def _end_process(self) -> None:
+        """Close the socket and end the process, which has no work of its own."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        self._children.clear()
         if self._process is not None:
+            self._process.kill()
             self._process.wait()
             self._process = None
 
@@ -202,9 +211,9 @@ def _become_worker(channel: socket.socket, wakeup: tuple[int, int], descriptors:
 
 
 def _exists(pid: int) -> bool:
-    """Return whether a process exists."""
+    """Return whether a process exists and has not ended: another parent may not wait for it."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return True
+    return state not in ("Z", "X")
