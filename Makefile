@@ -51,7 +51,7 @@ bench: $(STAMP)  ## the quick benchmarks
 
 docs: $(STAMP)  ## the documentation site with search, in build/docs; fails on a dead link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	@echo "to read it: $(BIN)/python -m http.server --directory build/docs"
+	@echo "to read it: open build/docs/index.html"
 
 clean:  ## remove .venv, build and caches
 	@if [ -e $(MADE) ]; then rm -rf $(VENV); else rm -f $(STAMP) $(SERVE_STAMP) $(LOG); fi

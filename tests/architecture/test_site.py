@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from docs import hooks, reference
+from tests.support.browser import browsing, chromium
+from tests.support.missing_tools import say
 from tests.support.printed import COMMANDS
 from xcray.service.settings import Settings
 
@@ -75,3 +77,16 @@ def test_the_site_is_built_without_a_dead_link(tmp_path: Path) -> None:
     assert any("xcray.model.model.Model" in entry["location"] for entry in index)
     for page in tmp_path.rglob("*.html"):
         assert not SCRIPT.search(page.read_text(encoding="utf-8")), page
+    check_search(tmp_path)
+
+
+def check_search(site: Path) -> None:
+    """Search in the files, without a server and without a network."""
+    program = chromium()
+    if program is None:
+        say("chromium", "the search of the documentation site is not used in a browser")
+        return
+    with browsing(f"{site.as_uri()}/", program) as pages:
+        page = pages.open("index.html")
+        page.get_by_role("textbox", name="Search").fill("block rotation")
+        page.locator(".md-search-result__item").first.wait_for()
