@@ -15,6 +15,7 @@ import pytest
 from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.errors import Conflict, Stopped
 from xcray.model.model import Model
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
@@ -24,6 +25,7 @@ from xcray.training.capacity import preflight
 from xcray.training.independent import IndependentLabels
 from xcray.training.run import TrainResult
 from xcray.training.strategy import TrainingContext
+from xcray.workers.pool import StopFlag
 
 PARAMS = {"selection": "forest", "first_rows": 20, "query_rows": 10}
 
@@ -51,6 +53,30 @@ def test_report_and_class_table(tiny: Dataset, reference: tuple[TrainSpec, Train
     assert columns | {"outliers", "objective"} <= set(classes.column_names)
     np.testing.assert_array_equal(classes["positives"].to_numpy(), tiny.label_counts)
     json.dumps(report, allow_nan=False)
+
+
+def test_a_run_of_another_revision_is_refused(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = TrainSpec(str(tiny.path), solver="indexed-bcd", pool="serial", params=PARAMS)
+    folders, stop = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}, StopFlag()
+    with monkeypatch.context() as earlier, pytest.raises(Stopped):
+        earlier.setattr(IndexedBCDSolver, "revision", IndexedBCDSolver.revision - 1)
+        train(spec, **folders, stop=stop, progress=lambda step: step.done and stop.set())
+    kept = sorted(path.name for path in (tmp_path / "run").glob("part-*"))
+    assert kept
+    with pytest.raises(Conflict, match=r"other revision.*choose a new one"):
+        train(spec, **folders)
+    assert sorted(path.name for path in (tmp_path / "run").glob("part-*")) == kept
+
+
+def test_records_with_other_fields_need_another_revision() -> None:
+    fields = (
+        "label positives rounds sweeps queries rows_read bytes_read requests bytes_requested "
+        "n_active support outliers changing objective primal dual gap null"
+    )
+    names = IndexedBCDSolver.records.dtype.names or ()
+    assert (IndexedBCDSolver.revision, " ".join(names)) == (5, fields)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

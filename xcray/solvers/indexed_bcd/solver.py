@@ -107,7 +107,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     rows are of random trees. In the primal, a block is all active rows.
     """
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     reads_pages: ClassVar[bool] = True
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
