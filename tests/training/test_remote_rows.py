@@ -87,6 +87,21 @@ def test_the_model_is_that_of_the_rows_on_disk(
     assert not any(path.endswith(("train/x_rows.arrow", "train/x_columns.arrow")) for path in read)
 
 
+@pytest.mark.parametrize("pool", ["serial", "threads"])
+def test_rows_that_fit_are_read_and_counted_once(
+    dataset: Dataset, reference: TrainResult, proxy: FaultProxy, tmp_path: Path, pool: str
+) -> None:
+    path = cached_copy_without_rows(pushed(dataset, f"fit-{pool}"))
+    proxy.requests.clear()
+    result = train(spec_of(path, pool), run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert result.sha256 == reference.sha256
+    n_requests = sum(name.endswith("pages.arrow") for _, name in proxy.requests)
+    assert result.report["requests"] == n_requests > 0
+    assert (
+        result.report["bytes_requested"] == result.report["bytes_read"] == 8 * dataset.train.X.nnz
+    )
+
+
 @pytest.mark.drill
 def test_workers_of_ray_read_the_pages(
     dataset: Dataset,
