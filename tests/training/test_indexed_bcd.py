@@ -60,9 +60,10 @@ def test_a_run_of_another_revision_is_refused(
 ) -> None:
     spec = TrainSpec(str(tiny.path), solver="indexed-bcd", pool="serial", params=PARAMS)
     folders, stop = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}, StopFlag()
-    with monkeypatch.context() as earlier, pytest.raises(Stopped):
+    with monkeypatch.context() as earlier:
         earlier.setattr(IndexedBCDSolver, "revision", IndexedBCDSolver.revision - 1)
-        train(spec, **folders, stop=stop, progress=lambda step: step.done and stop.set())
+        with pytest.raises(Stopped):
+            train(spec, **folders, stop=stop, progress=lambda step: step.done and stop.set())
     kept = sorted(path.name for path in (tmp_path / "run").glob("part-*"))
     assert kept
     with pytest.raises(Conflict, match=r"other revision.*choose a new one"):

@@ -52,9 +52,7 @@ RECORDS = RecordSchema(
     RecordField("sweeps", np.int32, "sweeps of coordinate descent", "sweeps"),
     RecordField("queries", np.int32, "queries for violating rows", "queries"),
     RecordField("rows_read", np.int64, "rows of the pages that were read", "rows_read"),
-    RecordField(
-        "bytes_read", np.int64, "bytes of pages read from disk or object storage", "bytes_read"
-    ),
+    RecordField("bytes_read", np.int64, "bytes of pages that were read", "bytes_read"),
     RecordField("requests", np.int64, "requests to object storage for pages", "requests"),
     RecordField("bytes_requested", np.int64, "bytes of these requests", "bytes_requested"),
     RecordField("n_active", np.int32, "active rows at the end", "active"),
