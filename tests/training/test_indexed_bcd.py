@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support.killed_training import kill_in_the_middle
 from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
@@ -19,7 +17,6 @@ from xcray.errors import Conflict, Stopped
 from xcray.model.model import Model
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
-from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, train
 from xcray.training.capacity import preflight
 from xcray.training.independent import IndependentLabels
@@ -159,16 +156,6 @@ def test_ray_gives_the_same_model(
         assert other.sha256 == result.sha256
 
 
-def _train_and_die(spec: TrainSpec, folder: Path) -> None:
-    """Train in this process, which is killed when some labels are finished."""
-
-    def die(progress: Progress) -> None:
-        if progress.phase == "TRAINING" and 0 < progress.done < progress.total:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train(spec, run_dir=folder / "run", out=folder / "model", progress=die)
-
-
 @pytest.mark.parametrize("inner", ["l1-dual", "l2-primal"])
 def test_killed_in_the_middle_and_resumed_it_has_the_same_bits(
     tiny: Dataset, tmp_path: Path, inner: str
@@ -176,11 +163,7 @@ def test_killed_in_the_middle_and_resumed_it_has_the_same_bits(
     params = {**PARAMS, "inner": inner}
     spec = TrainSpec(str(tiny.path), solver="indexed-bcd", pool="serial", params=params)
     whole = train(spec, run_dir=tmp_path / "whole-run", out=tmp_path / "whole")
-    process = get_context("spawn").Process(target=_train_and_die, args=(spec, tmp_path))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert not (tmp_path / "model").exists()
+    kill_in_the_middle(spec, tmp_path)
     resumed = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     assert resumed.sha256 == whole.sha256
 
