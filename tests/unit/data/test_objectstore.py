@@ -51,12 +51,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def uri(storage_uri: str) -> str:
-    """Return the URI of an empty folder."""
-    return storage_uri
-
-
-@pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     """Write a data set with a metric forest."""
     dataset = svm_dataset(svm_problem(3), tmp_path / "svm")

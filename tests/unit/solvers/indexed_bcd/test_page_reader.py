@@ -49,9 +49,9 @@ Copy = tuple[Dataset, StoragePath]
 
 
 @pytest.fixture
-def copy(dataset: Dataset, storage_uri: str) -> Copy:
+def copy(dataset: Dataset, uri: str) -> Copy:
     """Return a copy without rows of the data set, and its place in a storage."""
-    return remote_copy(dataset, storage_uri)
+    return remote_copy(dataset, uri)
 
 
 def remote_copy(dataset: Dataset, uri: str) -> Copy:
