@@ -7,6 +7,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SERVE_STAMP := $(VENV)/.installed-serve
 MADE := $(VENV)/.made-by-make
 LOG := $(VENV)/install.log
 
@@ -26,8 +27,9 @@ install: $(STAMP)  ## create .venv with xcray (editable) and everything needed t
 demo: $(STAMP)  ## build a data set, train it on Ray through REST, ask five questions, clean up (minutes)
 	@$(BIN)/xcray demo $(ARGS)
 
-serve: $(STAMP)  ## the service on 127.0.0.1 until Ctrl-C; the address is printed
-	@$(BIN)/xcray serve $(ARGS)
+# The kernels of a first training are compiled while the user opens the console and chooses a file.
+serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVE_STAMP))  ## the service on 127.0.0.1 until Ctrl-C; the address is printed
+	@nice -n 10 $(BIN)/xcray compile-kernels --only training > /dev/null 2>&1 & exec $(BIN)/xcray serve $(ARGS)
 
 test: $(STAMP)  ## check, then the tests in parallel, without the drills (up to ten minutes)
 	@$(MAKE) --no-print-directory -j2 check kernels
@@ -52,19 +54,22 @@ docs: $(STAMP)  ## the documentation site with search, in build/docs; fails on a
 	@echo "to read it: $(BIN)/python -m http.server --directory build/docs"
 
 clean:  ## remove .venv, build and caches
-	@if [ -e $(MADE) ]; then rm -rf $(VENV); else rm -f $(STAMP) $(LOG); fi
+	@if [ -e $(MADE) ]; then rm -rf $(VENV); else rm -f $(STAMP) $(SERVE_STAMP) $(LOG); fi
 	@rm -rf build xcray.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find xcray tests benchmarks studies docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml
+# The service alone needs a quarter of the packages' installation time; `make install` adds the rest.
+$(STAMP): EXTRA := dev
+$(SERVE_STAMP): EXTRA := serve
+$(STAMP) $(SERVE_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "xcray needs Python 3.11 or newer, but $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
 	  echo "name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "making $(VENV) with $$($(PYTHON) --version 2>&1)"; \
 	  $(PYTHON) -m venv --clear $(VENV) && touch $(MADE); }
-	@echo "installing xcray and what it needs into $(VENV): one to three minutes, once (log: $(LOG))"
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off --editable '.[dev]' > $(LOG) 2>&1 || { \
+	@echo "installing xcray and what it needs into $(VENV): up to three minutes, once (log: $(LOG))"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off --editable '.[$(EXTRA)]' > $(LOG) 2>&1 || { \
 	  tail -n 30 $(LOG) >&2; echo "the installation failed; the whole log is $(LOG)" >&2; exit 1; }
 	@echo "installed; $(BIN)/xcray --help shows what it can do"
 	@touch $@

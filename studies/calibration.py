@@ -26,7 +26,7 @@ from benchmarks.common import arguments, dataset, in_folder
 from xcray.data.dataset import Dataset
 from xcray.metrics import brier, ece, ece_floor, matches
 from xcray.model.model import Model
-from xcray.plots import draw_calibration
+from xcray.plots.trainings import calibration_picture
 from xcray.predict import Predictor
 from xcray.training import TrainSpec, train
 from xcray.training.calibration.fit import CANDIDATES, measure_calibration, split_rows
@@ -178,7 +178,7 @@ def main() -> None:
             note = (
                 f"{last['fitted']:,} held-out rows to fit, {last['measured']:,} others to measure"
             )
-            draw_calibration(chosen.picture, last["report"], last["set"], note)
+            calibration_picture(last["report"], last["set"], note).write(chosen.picture)
         return {
             "benchmark": "calibration",
             "sets": [{key: row[key] for key in row if key != "report"} for row in rows],

@@ -52,10 +52,10 @@ def walk_together(XT: CSR, features: Int32, scores: Float32, weights: Float32) -
                 scores[i, k] += weights[k] * value
 
 
-def cpu_seconds(run: Any, *given: Any) -> float:
+def cpu_seconds(run: Any, *inputs: Any) -> float:
     """Return the CPU seconds of this thread for a call."""
     began = time.thread_time()
-    run(*given)
+    run(*inputs)
     return time.thread_time() - began
 
 

@@ -1,6 +1,6 @@
 """Indexed block coordinate descent on data 10 and 40 times its memory limit, read from disk.
 
-python -m benchmarks.indexed_bcd.memory --data DIR [--sets kddcup99_10pct,mnist]
+python -m benchmarks.indexed_bcd.memory --data DIR [--sets covtype-like,kddcup99_10pct,mnist]
     [--copies 8] [--cgroup]
 
 The classes are those of `benchmarks.indexed_bcd`; mnist is written with copies that are shifted by
@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.indexed_bcd import covtype_like
 from benchmarks.indexed_bcd.__main__ import (
     COSTS,
     FULL_GAP,
@@ -98,7 +99,9 @@ def shifted_copies(data: Path, target: Path, copies: int) -> Dataset:
 
 def write(name: str, data: Path, folder: Path, copies: int) -> None:
     """Write the data set `folder`/`name`."""
-    if name == "mnist":
+    if name == covtype_like.NAME:
+        covtype_like.write(folder / name)
+    elif name == "mnist":
         shifted_copies(data, folder / name, copies)
     else:
         dataset(name, data, folder).path.rename(folder / name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xcray.plots import figure_page
+from benchmarks.matplotlib_page import figure_page
 
 MARKERS = "osD^vPX"
 TICKS = (0.1, 1.0, 10.0)  # seconds

@@ -29,23 +29,23 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import matplotlib_page
 from benchmarks.common import arguments, in_folder
 from benchmarks.multinomial.data import GENERATED, PROBLEMS, Problem, problem
 from benchmarks.multinomial.run import ASYNC, SOLVERS, Point, run
-from xcray import plots
 
 WITHIN = (0.05, 0.01)
 REFERENCE = "L-BFGS"
 FEW = (*ASYNC, "LC as published")  # run only with the maximum of cores
 LEAST = 1e-2  # percent above the best at which a line ends
 LOOKS = {  # colour and style of each method's line
-    "DS-MLR, two laps": (plots.BLUES[0], "-"),
-    "DS-MLR, merged": (plots.BLUES[1], "-"),
-    "DS-MLR, ring": (plots.BLUES[2], "-"),
-    "DS-MLR, NOMAD": (plots.BLUES[2], ":"),
-    "LC as published": (plots.GREY, "--"),
-    "LC, centred": (plots.ORANGE, "-"),
-    "L-BFGS": (plots.RED, "-"),
+    "DS-MLR, two laps": (matplotlib_page.BLUES[0], "-"),
+    "DS-MLR, merged": (matplotlib_page.BLUES[1], "-"),
+    "DS-MLR, ring": (matplotlib_page.BLUES[2], "-"),
+    "DS-MLR, NOMAD": (matplotlib_page.BLUES[2], ":"),
+    "LC as published": (matplotlib_page.GREY, "--"),
+    "LC, centred": (matplotlib_page.ORANGE, "-"),
+    "L-BFGS": (matplotlib_page.RED, "-"),
 }
 
 
@@ -162,7 +162,7 @@ def picture(sets: list[dict[str, Any]], path: Path) -> None:
     """Draw one row of panels per set: objective, micro-F1 and macro-F1 against seconds."""
     most = max(row["cores"] for row in sets[0]["runs"])
     note = f"{most} cores; objective relative to the minimum of L-BFGS; dotted lines: 5 % and 1 % above it"
-    with plots.figure_page(
+    with matplotlib_page.figure_page(
         path, 13, 3.1 * len(sets) + 1.0, "Multinomial logistic regression against time", note
     ) as figure:
         axes = figure.subplots(len(sets), 3, squeeze=False)
@@ -173,7 +173,9 @@ def picture(sets: list[dict[str, Any]], path: Path) -> None:
             panels[0].set_title(f"{result['set']} · {result['labels']:,} labels", fontweight="bold")
             panels[0].set(yscale="log", ylabel="above the best (%)")
             for share in WITHIN:
-                panels[0].axhline(100 * share, color=plots.INK, linewidth=0.8, linestyle=":")
+                panels[0].axhline(
+                    100 * share, color=matplotlib_page.INK, linewidth=0.8, linestyle=":"
+                )
             for axis, name in zip(panels[1:], ("micro-F1 (%)", "macro-F1 (%)"), strict=True):
                 axis.set_ylabel(name)
             for axis in panels:

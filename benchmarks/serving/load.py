@@ -1,6 +1,7 @@
 """Load generator of `benchmarks.serving`: requests from a separate process on its own core.
 
-It reads one JSON object from standard input and writes one to standard output. There are two modes:
+It reads one JSON object from standard input and writes one to standard output. Bodies are text, or
+with `binary` bytes as characters of Latin-1. There are two modes:
 
 - closed: `connections` clients, each sends its next request after each answer. This measures the
   capacity of the service.
@@ -185,19 +186,27 @@ async def opened(host: str, port: int, load: Load, count: int, rate: float, seed
     await load.settled()
 
 
-def http_request(url: str, path: str, body: str) -> bytes:
+def http_request(url: str, path: str, content: bytes, more_headers: dict[str, str]) -> bytes:
     """Return a request as bytes."""
-    content = body.encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    return head.encode() + b"\r\n\r\n" + content
+    headers = {
+        "Host": urlsplit(url).netloc,
+        "Content-Type": "application/json",
+        "Content-Length": str(len(content)),
+        **more_headers,
+    }
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + content
 
 
 def main() -> None:
     """Run one measurement."""
     document = json.load(sys.stdin)
     place = urlsplit(document["url"])
+    encoding = "latin-1" if document.get("binary") else "utf-8"
+    headers = document.get("headers") or [{}] * len(document["bodies"])
     requests = [
-        http_request(document["url"], document["path"], body) for body in document["bodies"]
+        http_request(document["url"], document["path"], body.encode(encoding), more)
+        for body, more in zip(document["bodies"], headers, strict=True)
     ]
     load = Load(requests, document["seconds"], document.get("warm", 1.0))
     host, port, count = str(place.hostname), int(place.port or 80), document["connections"]

@@ -92,7 +92,7 @@ def service(home: Path, workers: int) -> Iterator[tuple[str, psutil.Process]]:
 def answering(first: psutil.Process) -> list[psutil.Process]:
     """Return the serving processes, including the worker manager."""
     workers = []
-    for each in first.children():
+    for each in first.children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "xcray.service.processes.worker" in each.cmdline():
                 workers.append(each)

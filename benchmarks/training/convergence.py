@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import matplotlib_page
 from benchmarks.common import arguments, dataset, in_folder
-from xcray import plots
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.index.inverted import InvertedIndex
@@ -38,7 +38,7 @@ ROUNDING = 1e-6  # tolerance relative to the null objective: weights and data ar
 STEPS = [
     digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)
 ]  # ticks of a time axis
-COLOURS = (*plots.BLUES[:0:-1], plots.ORANGE)  # of P@1, P@3, P@5
+COLOURS = (*matplotlib_page.BLUES[:0:-1], matplotlib_page.ORANGE)  # of P@1, P@3, P@5
 
 
 def sampled(data: Dataset, n: int) -> Any:
@@ -174,7 +174,9 @@ def picture(record: dict[str, Any], path: Path) -> None:
         f"{record['classes']} classes of {record['labels']:,}, spread over all frequencies; {record['rows']:,} rows; "
         "lines: median, bands: 10 to 90 % of the classes"
     )
-    with plots.figure_page(path, 12.5, 4.4, f"Convergence · {record['set']}", note) as figure:
+    with matplotlib_page.figure_page(
+        path, 12.5, 4.4, f"Convergence · {record['set']}", note
+    ) as figure:
         by_time, by_eps, models = figure.subplots(1, 3, gridspec_kw={"wspace": 0.06})
         draw_rounds(by_time, record["by_round"])
         draw_eps(by_eps, record["by_eps"])
@@ -201,8 +203,8 @@ def band(
 def draw_rounds(axis: Any, rows: list[dict[str, Any]]) -> None:
     """Draw gap and distance to the best objective against time, one mark per number of rounds."""
     x = [row["ms"]["median"] for row in rows]
-    band(axis, x, rows, "gap", plots.BLUES[2], "o-", "duality gap")
-    band(axis, x, rows, "above_best", plots.ORANGE, "s--", "objective above the best")
+    band(axis, x, rows, "gap", matplotlib_page.BLUES[2], "o-", "duality gap")
+    band(axis, x, rows, "above_best", matplotlib_page.ORANGE, "s--", "objective above the best")
     for row in rows[:4]:
         axis.annotate(
             f"{row['at']}",
@@ -227,9 +229,9 @@ def draw_rounds(axis: Any, rows: list[dict[str, Any]]) -> None:
 def draw_eps(axis: Any, rows: list[dict[str, Any]]) -> None:
     """Draw the requested, the certified and the true distance."""
     x = [row["at"] for row in rows]
-    axis.plot(x, x, "--", color=plots.MUTED, linewidth=1.3, label="requested")
-    band(axis, x, rows, "gap", plots.BLUES[2], "o-", "certified")
-    band(axis, x, rows, "above_best", plots.ORANGE, "s--", "true distance")
+    axis.plot(x, x, "--", color=matplotlib_page.MUTED, linewidth=1.3, label="requested")
+    band(axis, x, rows, "gap", matplotlib_page.BLUES[2], "o-", "certified")
+    band(axis, x, rows, "above_best", matplotlib_page.ORANGE, "s--", "true distance")
     axis.set(xscale="log", yscale="log", xlabel="eps", ylabel="of the null objective")
     axis.invert_xaxis()
     axis.set_title("Effect of eps", fontweight="bold")
@@ -268,7 +270,7 @@ def draw_models(axis: Any, rows: list[dict[str, Any]]) -> None:
         (x[0] * 1.2, high + 0.18 * (high - low)),
         ha="left",
         fontsize=8,
-        color=plots.MUTED,
+        color=matplotlib_page.MUTED,
     )
     axis.set(
         xscale="log",

@@ -48,6 +48,14 @@ def test_each_verb_makes_the_environment_first(clone: Path, verb: str) -> None:
     assert "pip" not in make(clone, "-n", verb).stdout
 
 
+def test_the_service_alone_is_installed_first_and_the_rest_when_needed(clone: Path) -> None:
+    assert "'.[serve]'" in make(clone, "-n", "serve").stdout
+    (clone / ".venv").mkdir()
+    (clone / ".venv" / ".installed-serve").touch()
+    assert "pip" not in make(clone, "-n", "serve").stdout
+    assert "'.[dev]'" in make(clone, "-n", "test").stdout
+
+
 def test_checks_run_before_tests(clone: Path) -> None:
     planned = make(clone, "-n", "test").stdout
     assert planned.index("ruff check") < planned.index("mypy") < planned.index("pytest")

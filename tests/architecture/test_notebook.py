@@ -158,7 +158,8 @@ def test_a_notebook_runs(name: str, pattern: str, pictures: int, tmp_path: Path)
     notebook = execute(f"{name}.ipynb", tmp_path)
     shown = "".join([*outputs(notebook, "text/plain"), *outputs(notebook, "text/markdown")])
     assert re.search(pattern, shown, re.MULTILINE)
-    assert len(outputs(notebook, "image/png")) == pictures
+    drawn = [*outputs(notebook, "image/png"), *outputs(notebook, "image/svg+xml")]
+    assert len(drawn) == pictures
     assert list((tmp_path / "tmpdir").iterdir()) == []
 
 

@@ -27,6 +27,17 @@ def primal(X: np.ndarray, y: np.ndarray, costs: np.ndarray, v: np.ndarray) -> fl
     return truncated_objective(X, y, costs, v, np.inf)
 
 
+def boundary_rows(
+    X: np.ndarray, y: np.ndarray, v: np.ndarray, outlier_v: np.ndarray, s: float
+) -> np.ndarray:
+    """Return which rows violate the margin at v and are not outliers at outlier_v: (N,) bool.
+
+    Outliers have y_i (w.x_i + b) < -s; s = inf has none. The paper's eq. 10.
+    """
+    out: np.ndarray = (margins(X, y, v) < 1.0) & (margins(X, y, outlier_v) >= -s)
+    return out
+
+
 def squared_primal(X: np.ndarray, y: np.ndarray, costs: np.ndarray, v: np.ndarray) -> float:
     """Return the objective with squared hinge losses."""
     z = np.maximum(1.0 - margins(X, y, v), 0.0)

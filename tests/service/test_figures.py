@@ -14,11 +14,16 @@ import numpy as np
 import pytest
 
 from tests.support.live_service import PATIENCE, serving, settings_for
+from tests.support.report_data import series_of
 from xcray.data.dataset import Dataset
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.model import Model
 from xcray.model.registry import Registry
+from xcray.plots.picture import Picture
 from xcray.service.app import create_app
 from xcray.service.datasets import figures as dataset_figures
+from xcray.training.report.pictures import model_pictures
 from xcray.training.run import train
 from xcray.training.spec import TrainSpec
 
@@ -32,6 +37,7 @@ class Service(NamedTuple):
     building_id: str
     models: dict[int, Model]
     registry: Registry
+    store: JobStore
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +58,7 @@ def service(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         serving(app) as url,
         httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
     ):
-        yield Service(http, tiny, record.id, unfinished.id, models, registry)
+        yield Service(http, tiny, record.id, unfinished.id, models, registry, state.store)
 
 
 def test_histograms_and_examples_of_a_data_set(service: Service) -> None:
@@ -100,6 +106,51 @@ def test_figures_of_a_version(service: Service) -> None:
     assert sum(found["gaps"]["counts"]) == positives.sum()
     limit = found["gaps"]["edges"].index(pytest.approx(found["gaps"]["eps"]))
     assert sum(found["gaps"]["counts"][limit:]) == 0  # every label reached its certificate
+
+
+def test_pictures_are_those_of_the_report(service: Service) -> None:
+    path = "/v1/models/topics/versions/2"
+    names = service.http.get(f"{path}/figures").json()["pictures"]
+    drawn = model_pictures(service.models[2], "topics, version 2")
+    assert names == [name for name, each in drawn.items() if isinstance(each, Picture)]
+    assert {"by_frequency", "certificates", "timeline"} <= set(names)
+    for name in names:
+        answer = service.http.get(f"{path}/pictures/{name}?width=500")
+        assert answer.headers["content-type"].startswith("image/svg+xml")
+        picture = drawn[name]
+        assert isinstance(picture, Picture)
+        assert answer.text == picture.svg(500)
+        known = {"if-none-match": answer.headers["etag"]}
+        again = service.http.get(f"{path}/pictures/{name}?width=500", headers=known)
+        assert again.status_code == 304
+    missing = service.http.get(f"{path}/pictures/calibration")
+    assert missing.status_code == 404
+    assert "there is no picture calibration" in missing.json()["detail"]
+    assert service.http.get(f"{path}/pictures/timeline?width=10").status_code == 422
+
+
+def test_the_picture_of_a_data_set_has_its_counts(service: Service) -> None:
+    found = service.http.get(f"/v1/datasets/{service.dataset_id}/figures").json()
+    svg = service.http.get(f"/v1/datasets/{service.dataset_id}/picture").text
+    labels = [int(each.rpartition(": ")[2]) for each in series_of(svg)["labels"]]
+    assert labels == found["rows_per_label"]["counts"]
+    answer = service.http.get(f"/v1/datasets/{service.building_id}/picture")
+    assert (answer.status_code, answer.json()["code"]) == (409, "DATASET_NOT_READY")
+
+
+def test_the_descent_of_a_job_has_its_epochs(service: Service) -> None:
+    store = service.store
+    store.jobs.submit(JobSubmission({"dataset": "/nowhere", "name": "m"}, name="m"))
+    job = store.attempts.claim("test", lease_seconds=600)
+    assert job is not None
+    path = f"/v1/jobs/{job.id}/pictures"
+    assert service.http.get(f"{path}/descent").status_code == 404
+    for epoch, objective in ((1, 9.0), (2, 8.0), (3, 7.0), (2, 6.5), (3, 6.0)):  # it went back
+        data = {"epoch": epoch, "objective": objective}
+        store.attempts.append_event(job.id, job.attempt, "epoch", data)
+    drawn = series_of(service.http.get(f"{path}/descent").text)
+    assert drawn == {"training objective": ["1: 9", "2: 6.5", "3: 6"]}
+    assert service.http.get(f"{path}/timeline").status_code == 404
 
 
 def test_models_are_listed_by_page(service: Service, tmp_path: Path) -> None:

@@ -44,6 +44,13 @@ class Browsing:
             page.get_by_role("button", name="Sign in").click()
         return page
 
+    def open_other_site(self, url: str, headers: dict[str, str]) -> Any:
+        """Return a page of another site in a new context, which is not checked."""
+        page = self._browser.new_context(extra_http_headers=headers).new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(url)
+        return page
+
     def _on_message(self, message: Any) -> None:
         """Keep errors and warnings."""
         is_network = message.text.startswith("Failed to load resource")

@@ -1,8 +1,9 @@
-"""Data for tests of reports: timeline rows, and the size of a picture."""
+"""Data for tests of reports: timeline rows, sizes and values of pictures."""
 
 from __future__ import annotations
 
 import struct
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ def batch(
 def table(*rows: dict[str, Any]) -> pa.Table:
     """Return rows as a table."""
     return pa.Table.from_pylist(list(rows))
+
+
+def series_of(svg: str) -> dict[str, list[str]]:
+    """Return the titles of the marks of an SVG picture by series; fails if it is not XML."""
+    found: dict[str, list[str]] = {}
+    for group in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}g"):
+        if "data-series" in group.attrib:
+            titles = group.iter("{http://www.w3.org/2000/svg}title")
+            found.setdefault(group.attrib["data-series"], []).extend(
+                str(each.text) for each in titles
+            )
+    return found
 
 
 def png_size(path: Path) -> tuple[int, int]:

@@ -49,6 +49,14 @@ class Models(Resource):
         """Return the training of a version in figures: by label frequency, calibration, gaps."""
         return dict(self._connection.request("GET", f"{self._path(name, version)}/figures"))
 
+    def picture(self, name: str, version: int, picture: str, width: int = 960) -> str:
+        """Return a picture of a version's training as SVG; `figures` lists their names.
+
+        width: in pixels.
+        """
+        place = f"{self._path(name, version)}/pictures/{quote_part(picture)}"
+        return str(self._connection.request("GET", place, query={"width": width}))
+
     def diff(self, name: str, start: int | None = None, to: int | None = None) -> dict[str, Any]:
         """Return the differences between two versions: sizes, measures, parameters, labels.
 

@@ -140,6 +140,11 @@ class Datasets(Resource):
         place = f"/v1/datasets/{quote_part(dataset_id)}/figures"
         return dict(self._connection.request("GET", place, query={"examples": examples}))
 
+    def picture(self, dataset_id: str, width: int = 960) -> str:
+        """Return the histograms of a READY data set as SVG. width: in pixels."""
+        place = f"/v1/datasets/{quote_part(dataset_id)}/picture"
+        return str(self._connection.request("GET", place, query={"width": width}))
+
     def delete(self, dataset_id: str) -> None:
         """Delete a data set."""
         self._connection.request("DELETE", f"/v1/datasets/{quote_part(dataset_id)}")
@@ -334,6 +339,11 @@ class Jobs(Resource):
                 "GET", f"{self._path(job_id)}/timeline", query={"limit": limit}
             ),
         )
+
+    def picture(self, job_id: str, picture: str, width: int = 960) -> str:
+        """Return the "timeline" or the "descent" of a training so far as SVG. width: in pixels."""
+        place = f"{self._path(job_id)}/pictures/{quote_part(picture)}"
+        return str(self._connection.request("GET", place, query={"width": width}))
 
     def classes(self, job_id: str) -> Iterator[dict[str, Any]]:
         """Yield the model's report, one class at a time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ from xcray.index.search_result import SearchResult
 from xcray.index.validate_rows import check_position, check_rows
 from xcray.index.weight_scan import posting_seconds, scan_postings, scan_weights
 from xcray.kernels.cache import is_compiled
+from xcray.kernels.entry_points import entry_point, has_usual_arrays
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.search.bounded_scan import (
     SearchEngine,
@@ -104,6 +106,7 @@ class SearchIndex:
         )
         self._free_work: deque[SearchScratch] = deque()
         self._is_compiled = False
+        self._entry_point: Callable[..., Any] | None = None
         self._prefer_dense = _is_dense(W) if dense is None else dense
         self.row_norm = row_norm
 
@@ -306,8 +309,24 @@ class SearchIndex:
             search_dense(X, start, stop, self.dense, self.b, allowed, out)
             return
         work = self._take_work()
-        self._list_kernel(X, start, stop, self._engine, allowed, n_allowed, budget, work, out)
+        self._search_lists(X, start, stop, allowed, n_allowed, budget, work, out)
         self._free_work.append(work)  # clean again; after an exception it is not, and is discarded
+
+    def _search_lists(self, X: CSR, *arguments: Any) -> None:
+        """Run the kernel that searches the lists, after the first time without dispatch.
+
+        arguments: start, stop, allowed, n_allowed, budget, work and out of the kernel.
+        """
+        start, stop, allowed, *others = arguments
+        all_arguments = (X, start, stop, self._engine, allowed, *others)
+        # the other arguments always have the same types
+        is_usual = allowed is EMPTY_MASK and has_usual_arrays(X)
+        if is_usual and self._entry_point is not None:
+            self._entry_point(*all_arguments)
+            return
+        self._list_kernel(*all_arguments)
+        if is_usual:
+            self._entry_point = entry_point(self._list_kernel, all_arguments)
 
     def _take_work(self) -> SearchScratch:
         """Return working memory that is not in use."""
@@ -366,5 +385,5 @@ def _to_result(out: SearchOutput) -> SearchResult:
         out.runner_up,
     )
     for array in result:
-        array.flags.writeable = False
+        array.setflags(write=False)
     return result

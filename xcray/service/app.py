@@ -35,6 +35,7 @@ from xcray.service.http.head import HeadMiddleware
 from xcray.service.http.limits import Limiter
 from xcray.service.http.query import refuse_unknown_parameters
 from xcray.service.http.request_tracing import TracingMiddleware, trace_transactions
+from xcray.service.http.service_app import ServiceApp
 from xcray.service.maintenance import MaintenanceLoop
 from xcray.service.models.cache import ModelCache, Opener, open_predictor_soon
 from xcray.service.models.preloading import Preloading
@@ -57,6 +58,7 @@ from xcray.service.routes import (
     keys,
     labels,
     models,
+    pictures,
     predict,
     solvers,
     versions,
@@ -195,7 +197,7 @@ def _build_app(
 ) -> FastAPI:
     """Return the FastAPI app with its routes and middleware; the edge middleware is outermost."""
     settings = app_state.settings
-    app = FastAPI(
+    app = ServiceApp(
         title=TITLE,
         summary=SUMMARY,
         version=__version__,
@@ -228,7 +230,20 @@ def _build_app(
     )
     problems.install_handlers(app)
     for module in (
-        (predict, batch, datasets, jobs, labels, models, versions, solvers, inference, keys, health)
+        (
+            predict,
+            batch,
+            datasets,
+            jobs,
+            labels,
+            models,
+            versions,
+            pictures,
+            solvers,
+            inference,
+            keys,
+            health,
+        )
         if all_routes
         else (health,)
     ):

@@ -94,6 +94,7 @@ EXTRA_STATUSES: Final[dict[str, tuple[int, ...]]] = {
     "datasets_create": (404, 409, 507),
     "datasets_delete": (409, 412),
     "datasets_figures": (409,),
+    "pictures_dataset": (409,),
     "datasets_upload": (409, 507),
     "jobs_delete": (409, 412),
     "jobs_estimate": (404, 409),
@@ -159,6 +160,7 @@ PATH_EXAMPLES: Final = {
     "set": "files",
     "solver": "ppdsparse",
     "version": 1,
+    "picture": "timeline",
 }
 EXAMPLES: Final[dict[str, Any]] = {
     "batch_submit": {

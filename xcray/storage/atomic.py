@@ -13,6 +13,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 RESERVED_NAMES = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
 
 
+@lru_cache(4096)
 def check_name(name: str, what: str = "name") -> str:
     """Return `name` if it is a safe name. Raises ParameterError with the rule if not.
 

@@ -29,7 +29,7 @@ class VerifiedFiles:
 
     def __init__(self, memory: Path) -> None:
         """Initialise. memory: the JSON file, which is created with its directory if missing."""
-        self._memory = memory
+        self.memory = memory
 
     def verify(self, directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
         """Compare the files of a directory with their recorded sizes and SHA-256.
@@ -59,7 +59,7 @@ class VerifiedFiles:
     def _load(self) -> dict[str, str]:
         """Return checksums by identity, oldest first; empty if there is no readable memory."""
         try:
-            entries = read_json(self._memory)["files"]
+            entries = read_json(self.memory)["files"]
             return {str(identity): str(sha256) for identity, sha256 in entries}
         except (XcrayError, OSError, LookupError, TypeError, ValueError):
             return {}
@@ -67,8 +67,8 @@ class VerifiedFiles:
     def _save(self, known: Mapping[str, str]) -> None:
         """Write the memory, unless its directory is not writable."""
         try:
-            self._memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_json(self._memory, {"files": list(known.items())})
+            self.memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_json(self.memory, {"files": list(known.items())})
         except OSError:
             return
 

@@ -6,6 +6,7 @@ direction of writing are escaped in both forms. Only tracebacks in text span sev
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeAlias
 
+import msgspec
+
 LogFormat: TypeAlias = Literal["json", "text"]
 # Fields of each line next to its event, such as ids.
 Context: TypeAlias = Callable[[], dict[str, Any]]
@@ -26,7 +29,9 @@ FORMAT_VARIABLE: Final = "XCRAY_LOG_FORMAT"
 MAX_CHARS: Final = 256  # characters of a logged string; tracebacks can be longer
 MAX_TRACEBACK_CHARS: Final = 8192
 
-_ENCODER = json.JSONEncoder(ensure_ascii=True, default=str)
+_ENCODER = json.JSONEncoder(ensure_ascii=True, default=str, separators=(",", ":"))
+_FAST_ENCODER = msgspec.json.Encoder()
+_PLAIN_TYPES: Final = frozenset({str, int, float, bool, type(None)})
 _STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
     "message",
     "asctime",
@@ -58,7 +63,17 @@ class JSONFormatter(logging.Formatter):
             entry["traceback"] = "".join(traceback.format_exception(*record.exc_info))[
                 -MAX_TRACEBACK_CHARS:
             ]
-        return _ENCODER.encode(entry)
+        return _encode(entry)
+
+
+def _encode(entry: dict[str, Any]) -> str:
+    """Return an entry as ASCII JSON, by msgspec if it has simple values and characters only."""
+    if _PLAIN_TYPES.issuperset(map(type, entry.values())):
+        with contextlib.suppress(OverflowError, UnicodeEncodeError):
+            line = _FAST_ENCODER.encode(entry)
+            if line.isascii():
+                return line.decode()
+    return _ENCODER.encode(entry)
 
 
 class TextFormatter(logging.Formatter):

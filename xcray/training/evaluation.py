@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray import plots
 from xcray.arrays import Float64, Int64, Pattern, TopK, frozen
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset
@@ -27,6 +26,9 @@ from xcray.metrics import (
     weighted_hits,
 )
 from xcray.model.model import Model
+from xcray.plots.axes import axis_around, named_axis
+from xcray.plots.marks import Panel, bars, reference
+from xcray.plots.picture import Picture
 from xcray.predict import Predictor
 from xcray.training.edit.apply import LabelChange, check_features, match_labels, renumber_labels
 
@@ -34,8 +36,6 @@ GROUPS: Final = ("tail", "middle", "head")  # labels with a third of the trainin
 N_SAMPLES = 200
 CONFIDENCE = 0.95
 ENDS: Final = ("low", "high")
-# of the models in a picture
-COLOURS: Final = (*plots.BLUES[1:], plots.ORANGE, plots.RED, plots.GREY, plots.BLUES[0])
 NO_LABELS: Int64 = frozen([], np.int64)
 
 
@@ -231,31 +231,35 @@ def compare_samples(
     }
 
 
-def draw_evaluation(path: Path, document: Mapping[str, Any]) -> None:
-    """Plot the measures of the models side by side with their intervals, as PNG.
+def evaluation_picture(document: Mapping[str, Any]) -> Picture:
+    """Draw the measures of the models next to each other, with their intervals.
 
-    document: from `evaluate_models`. Raises Unavailable without matplotlib.
+    document: from `evaluate_models`.
     """
     models = document["models"]
     names = list(dict.fromkeys(name for each in models for name in each["measures"]))
-    width = 0.8 / len(models)
+    series = [
+        (model_title(each["model"]), [100 * each["measures"].get(name, 0.0) for name in names])
+        for each in models
+    ]
+    drawn = bars(series)
+    intervals = [
+        reference("", (middle, 100 * interval["low"]), (middle, 100 * interval["high"]))
+        for each, boxes in zip(models, drawn, strict=True)
+        for name, box in zip(names, boxes.boxes, strict=True)
+        if (interval := (each["intervals"] or {}).get(name))
+        for middle in [(box.left + box.right) / 2]
+    ]
+    highest = max((value for _, values in series for value in values), default=1.0)
+    panel = Panel(
+        "Measures",
+        named_axis("measure", names),
+        axis_around("per cent", [0.0, highest], low=0.0),
+        (*drawn, *intervals),
+        240,
+    )
     note = f"{document['rows']:,} {document['part']} rows; lines: 95 % bootstrap intervals"
-    title = f"Models · {document['dataset']}"
-    with plots.figure_page(path, max(7.0, 0.7 * len(names) + 2), 4.6, title, note) as figure:
-        axis = figure.subplots()
-        for i, each in enumerate(models):
-            own, shift = list(each["measures"]), (i - (len(models) - 1) / 2) * width
-            at = [names.index(name) + shift for name in own]
-            heights = [100 * each["measures"][name] for name in own]
-            colour = COLOURS[i % len(COLOURS)]
-            axis.bar(at, heights, 0.92 * width, color=colour, label=model_title(each["model"]))
-            if each["intervals"]:
-                low, high = ([100 * each["intervals"][n][end] for n in own] for end in ENDS)
-                axis.vlines(at, low, high, color=plots.INK, linewidth=1.2)
-        axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
-        axis.set_ylabel("percent")
-        axis.grid(False, axis="x")
-        axis.legend(loc="upper right")
+    return Picture(f"Models · {document['dataset']}", note, (panel,))
 
 
 def model_title(path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,14 +13,13 @@ from xcray.solvers.contract import SolverState, WarmStartSolver
 from xcray.solvers.solved_labels import SolvedLabels
 
 
-def dual_scale(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
+def dual_scale(before: Mapping[str, Any], after: Mapping[str, Any], exponent: float = 0.5) -> float:
     """Return the factor from the duals of one setting to the start of another.
 
-    Duals grow with C. The factor is the square root of the ratio: between the ratio itself
-    (constant losses) and 1 (losses shrink as C grows). It saved time on one small set and made no
-    difference on a larger one. lam and tau do not change the duals.
+    exponent: see `WarmStartSolver`. The root saved time on one small set and made no difference on
+    a larger one. lam and tau do not change the duals.
     """
-    return math.sqrt(after["C"] / before["C"]) if "C" in before else 1.0
+    return float((after["C"] / before["C"]) ** exponent) if "C" in before else 1.0
 
 
 class WarmRunner:

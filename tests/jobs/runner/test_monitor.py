@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numba.core import event
 
 from xcray.errors import Stopped, Unavailable
 from xcray.jobs.home import Home
@@ -99,6 +100,32 @@ def good(spec: Any, *, out: Path, **_: Any) -> TrainResult:
 
     model = plain_model(out)
     return TrainResult(out, model.sha256, {"P@1": 0.5}, {})
+
+
+def test_progress_says_while_kernels_are_compiled(store: JobStore, home: Home) -> None:
+    job = claimed(store)
+    notes: list[str] = []
+
+    def wait_for_note(note: str) -> None:
+        deadline = time.monotonic() + SOON
+        while store.jobs.get(job.id).progress.get("note") != note:
+            assert time.monotonic() < deadline, store.jobs.get(job.id).progress
+            time.sleep(0.005)
+        notes.append(note)
+
+    def compile_and_stop(spec: Any, *, progress: Any, **_: Any) -> TrainResult:
+        progress(Progress("LOADING", 0, 0, 0.0, 0.0, None, "rows"))
+        wait_for_note("rows")
+        for so_far in ("", ", once: 1 so far"):
+            event.start_event("numba:compile", data={})
+            wait_for_note(f"compiling kernels{so_far}, rows")
+            event.end_event("numba:compile", data={})
+            wait_for_note("rows")
+        raise Stopped("on request")
+
+    run_attempt(store, home, job.id, job.attempt, train_function=compile_and_stop, options=QUICK)
+    assert len(notes) == 5
+    assert store.jobs.get(job.id).progress["phase"] == "LOADING"
 
 
 def test_a_training_that_ignores_the_stop_is_ended_with_its_process(

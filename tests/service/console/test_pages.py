@@ -51,6 +51,19 @@ def test_a_key_without_the_scope_is_refused_with_the_reason(
     assert {status for status, _ in pages.refused} == {401, 403}
 
 
+def test_a_file_suggests_its_name_and_format(
+    live: Live, pages: Browsing | None, tmp_path: Path
+) -> None:
+    if pages is None:
+        return
+    file = tmp_path / "My Tickets 2026.tsv.gz"
+    file.write_bytes(b"")
+    page = pages.open("/#/datasets", key=live.keys["read"])
+    page.get_by_label("File").set_input_files(file)
+    assert page.get_by_label("Name").input_value() == "my-tickets-2026"
+    assert page.get_by_label("Format").input_value() == "tsv"
+
+
 def test_an_admin_creates_and_revokes_a_key(live: Live, pages: Browsing | None) -> None:
     if pages is None:
         return

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.support.console_service import Live, question_lines, upload, wait_for
 from xcray.client.models import extract
 from xcray.data.build import build
 from xcray.model.model import Model
+from xcray.plots.axes import exact_number
 
 pytestmark = pytest.mark.drill
 
@@ -62,12 +64,17 @@ def test_from_a_file_with_bad_lines_to_an_answer(
     page.get_by_label("Also fit probabilities").check()
     page.get_by_text("Parameters of ppdsparse").click()
     page.get_by_label("lam", exact=True).fill("0.001")
+    page.get_by_text("Limits and priority").click()
+    page.get_by_label("Memory limit in MiB").fill("1")
     page.get_by_role("button", name="Estimate").click()
     page.get_by_role("heading", name="Estimate").wait_for()
     page.get_by_text("core time").wait_for()
+    page.get_by_role("alert").get_by_text("memory").wait_for()  # the limit is too small
+    page.get_by_label("Memory limit in MiB").fill("4096")
     page.get_by_role("button", name="Train").click()
     page.get_by_text("Status: SUCCEEDED").wait_for()
     command = page.get_by_label("command").inner_text()
+    assert f"--memory-limit {4096 << 20}" in command
     # the runner writes its last line after the job has succeeded
     log = page.get_by_label("last 200 lines")
     log.filter(has_text="published questions version 1").wait_for()
@@ -113,7 +120,7 @@ def test_a_job_is_watched_stopped_and_resumed(live: Live, pages: Browsing | None
         wait_for(live, f"/v1/jobs/{job['id']}", "STOPPED")
         return
     page = pages.open(f"/#/jobs/{job['id']}", key=live.keys["submit"])
-    page.get_by_text("Objective by epoch").wait_for()
+    page.get_by_text("Objective by epoch", exact=True).wait_for()
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Status: STOPPED").wait_for()
     page.get_by_role("button", name="Resume").click()
@@ -131,16 +138,37 @@ def test_the_workers_of_a_job_are_on_a_timeline(live: Live, pages: Browsing | No
     if pages is None:
         return
     page = pages.open(f"/#/jobs/{job['id']}", key=live.keys["read"])
-    lanes = page.get_by_role("img", name="timeline:")
+    lanes = page.get_by_role("img", name="Timeline")
     lanes.wait_for()
-    assert lanes.locator("rect.done").count() == len(timeline["batches"])
+    bars = lanes.locator("[data-series=done] rect")
+    assert bars.count() == len(timeline["batches"])
     drawn = lanes.bounding_box()
-    for bar in lanes.locator("rect.done").all():
+    for bar in bars.all():
         box = bar.bounding_box()
         assert box["x"] >= drawn["x"] - 1
         assert box["x"] + box["width"] <= drawn["x"] + drawn["width"] + 1
     events = page.get_by_label("Events", exact=True).locator("tbody tr")
     assert "SUCCEEDED" in events.first.inner_text()
+
+
+def _watch_a_shadow(live: Live, page: Any) -> None:
+    """Set an alias with version 1 as the shadow, send five rows, and read the agreement."""
+    page.get_by_role("textbox", name="New alias").fill("canary")
+    page.get_by_role("combobox", name="Shadow").select_option("1")
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_role("cell", name="version 2: 100 %, shadow 1: copies of 100.0 %").wait_for()
+    page.get_by_text("No request was copied yet.").wait_for()
+    body = {
+        "instances": [{"text": text} for text in ("csv rows", "json", "socket", "port", "dump")]
+    }
+    live.http.post("/v1/models/pair@canary:predict", json=body).raise_for_status()
+    agreement = page.get_by_label("Agreement of the shadow of canary")
+    agreement.wait_for()
+    rows, same = agreement.locator("tbody td").all_inner_texts()[2:4]
+    pair = live.http.get("/v1/models/pair/aliases/canary/shadow").json()["pairs"][0]
+    assert (rows, same) == ("5", f"{100 * pair['top1_agreement']:.1f} %")
+    page.get_by_role("button", name="Remove", exact=True).click()
+    page.get_by_text("There is no alias.").wait_for()
 
 
 def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path: Path) -> None:
@@ -165,9 +193,14 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
         measures.get_by_role("row", name=re.compile("^P@1")).inner_text().split("\t")[1]
         == f"{p1:.4f}"
     )
-    for name in ("Labels by duality gap", "Recall and precision, tenths of the labels"):
+    for name in ("How the classes converged", "Which labels are found", "Calibration"):
         page.get_by_role("img", name=name).wait_for()
-    page.get_by_role("img", name="Observed by predicted probability, first label").wait_for()
+    rows = live.http.get("/v1/models/pair/versions/2/figures").json()["by_frequency"]["labels"]
+    bars = page.get_by_role("img", name="Which labels are found").locator("[data-series='P@1']")
+    values = bars.first.locator("title").all_text_contents()
+    assert [value.rpartition(": ")[2] for value in values] == [
+        exact_number(100 * row["P@1"]) for row in rows
+    ]
     page.get_by_role("button", name="Compare").click()
     page.get_by_label("Parameters that differ").get_by_role("row", name="lam").wait_for()
     changed = page.get_by_label("Labels that differ").get_by_role("row", name="changed")
@@ -179,8 +212,9 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
     assert Model.open(tmp_path / "pair-2").sha256 == sha256
 
     page.on("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("textbox", name="New alias").fill("prod")
     page.get_by_text("Split and shadow").click()
+    _watch_a_shadow(live, page)
+    page.get_by_role("textbox", name="New alias").fill("prod")
     page.get_by_label("Another version answers, too").select_option("1")
     page.get_by_label("Its share of the requests").fill("25")
     page.get_by_role("combobox", name="Shadow").select_option("1")
@@ -257,8 +291,10 @@ def test_a_data_set_is_drawn_with_example_rows(live: Live, pages: Browsing | Non
     if pages is None:
         return
     page = pages.open(f"/#/datasets/{path}", key=live.keys["read"])
+    picture = page.get_by_role("img", name="Rows, labels and features")
+    picture.wait_for()
     for name in ("Training rows per label", "Labels per training row", "Features per training row"):
-        page.get_by_role("img", name=name).wait_for()
+        assert picture.get_by_text(name, exact=True).count() == 1
     rows = page.get_by_label("Example rows: train").locator("tbody tr")
     first = found["parts"]["train"]["examples"][0]
     assert rows.first.inner_text().split("\t")[1] == ", ".join(first["labels"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.robustness.badinput.predict import CASES
 from tests.support.live_service import plain_model, text_model
+from tests.support.mutations import mutated
 from xcray.arrays import CSR
 from xcray.errors import InputError
 from xcray.service.http.body import parse_body
@@ -143,17 +144,7 @@ def test_mutated_requests_never_give_another_result() -> None:
         b'{"instances":[{"text":"a"},{"indices":[1],"values":[2]}],"probabilities":false,"deny":["y"]}',
     ]
     for _ in range(30_000):
-        body = rng.choice(seeds)
-        for _ in range(rng.randint(1, 3)):
-            i, j = sorted(rng.randrange(len(body) + 1) for _ in range(2))
-            piece = rng.choice([*PIECES, body[i : i + 12]])
-            body = rng.choice(
-                [
-                    body[:i] + piece + body[i:],
-                    body[:i] + body[min(j, i + 8) :],
-                    body[:i] + piece + body[i + len(piece) :],
-                ]
-            )
+        body = mutated(rng, rng.choice(seeds), PIECES)
         try:
             took += agree(body)
         except InputError as error:

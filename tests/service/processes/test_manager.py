@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from xcray.jobs.home import Home
 from xcray.jobs.supervision.launch import ProcessLauncher
 from xcray.model.registry import Registry
 from xcray.service.app import AppParts, AppRole, create_app
+from xcray.service.processes import fork_server
 from xcray.service.processes.manager import (
     STABLE_SECONDS,
     WorkerHandle,
@@ -214,6 +215,11 @@ def children(pid: int) -> list[int]:
     return sorted(results)
 
 
+def workers_of(manager: int) -> list[int]:
+    """Return the workers of a manager: the children of its fork server."""
+    return [worker for server in children(manager) for worker in children(server)]
+
+
 def read(path: Path) -> str:
     """Return the text of a file in /proc, or "" if its process is gone."""
     try:
@@ -250,10 +256,10 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
             replies = [ask() for _ in range(24)]
             assert {one.status_code for one in replies} == {200}
             assert len({one.content for one in replies}) == 1
-            workers = children(process.pid)
+            workers = workers_of(process.pid)
             assert len(workers) == 2
             os.kill(workers[0], signal.SIGKILL)
-            eventually(lambda: len(new := children(process.pid)) == 2 and workers[0] not in new)
+            eventually(lambda: len(new := workers_of(process.pid)) == 2 and workers[0] not in new)
             eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
             eventually(
                 lambda: (
@@ -270,7 +276,7 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
             publish(registry, "docs", tmp_path / "again", seed=1)
             # Each process loads the version at its own time.
             eventually(lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2})
-            last = children(process.pid)
+            last = workers_of(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
@@ -305,10 +311,10 @@ def test_a_truncated_model_ends_its_workers_and_the_service_answers_again(tmp_pa
                 return response.status_code, response.text
 
             assert {ask(name)[0] for name in ("docs", "other") for _ in range(24)} == {200}
-            workers = children(process.pid)
+            workers = workers_of(process.pid)
             for path in registry.resolve("docs").rglob("*.arrow"):
                 os.truncate(path, 0)
-            eventually(lambda: ask("docs") and not set(workers) & set(children(process.pid)))
+            eventually(lambda: ask("docs") and not set(workers) & set(workers_of(process.pid)))
             refused = eventually(lambda: (reply := ask("docs"))[0] == 503 and reply[1])
             assert "docs" in refused
             assert process.poll() is None
@@ -318,7 +324,51 @@ def test_a_truncated_model_ends_its_workers_and_the_service_answers_again(tmp_pa
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
-    assert f'"exit": {-signal.SIGBUS}' in (tmp_path / "log").read_text()
+    assert f'"exit":{-signal.SIGBUS}' in (tmp_path / "log").read_text()
+
+
+@pytest.fixture
+def server() -> Iterator[fork_server.ForkServer]:
+    """Start a fork server whose copies print a request id and end by a command."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    server = fork_server.ForkServer(environment, "tests.support.forked_worker")
+    yield server
+    server.close()
+
+
+def forked(server: fork_server.ForkServer, command: str) -> tuple[fork_server.ForkedWorker, bytes]:
+    """Return a worker that runs a command of `tests.support.forked_worker`, and its request id."""
+    (stdin, to_worker), (from_worker, stdout) = os.pipe(), os.pipe()
+    os.write(to_worker, command.encode() + b"\n")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = server.start(listener, stdin, stdout)
+    request_id = os.read(from_worker, 100)
+    for descriptor in (stdin, to_worker, from_worker, stdout):
+        os.close(descriptor)
+    return worker, request_id
+
+
+def test_forked_workers_have_exit_codes_and_request_ids_of_their_own(
+    server: fork_server.ForkServer,
+) -> None:
+    workers, ids = zip(*[forked(server, command) for command in ("3", "9", "wait")], strict=True)
+    workers[2].send_signal(signal.SIGKILL)
+    eventually(lambda: all(worker.poll() is not None for worker in workers))
+    assert [worker.poll() for worker in workers] == [3, 9, -signal.SIGKILL]
+    assert len(set(ids)) == 3
+
+
+def test_workers_outlive_a_killed_fork_server_and_others_come_from_a_new_one(
+    server: fork_server.ForkServer,
+) -> None:
+    first, _ = forked(server, "wait")
+    (parent,) = (pid for pid in children(os.getpid()) if first.pid in children(pid))
+    os.kill(parent, signal.SIGKILL)
+    second, _ = forked(server, "5")
+    assert first.poll() is None
+    first.send_signal(signal.SIGKILL)
+    eventually(lambda: second.poll() is not None and first.poll() is not None)
+    assert (first.poll(), second.poll()) == (fork_server.UNKNOWN_EXIT, 5)
 
 
 def test_runners_have_a_lower_priority_than_predictions(

@@ -36,6 +36,7 @@ NEEDS: Final[dict[str, str]] = {
     "GET /v1/datasets": "read",
     "GET /v1/datasets/{dataset_id}": "read",
     "GET /v1/datasets/{dataset_id}/figures": "read",
+    "GET /v1/datasets/{dataset_id}/picture": "read",
     "DELETE /v1/datasets/{dataset_id}": "submit",
     "POST /v1/jobs": "submit",
     "POST /v1/jobs:estimate": "submit",
@@ -44,6 +45,7 @@ NEEDS: Final[dict[str, str]] = {
     "GET /v1/jobs/{job_id}/events": "read",
     "GET /v1/jobs/{job_id}/logs": "read",
     "GET /v1/jobs/{job_id}/timeline": "read",
+    "GET /v1/jobs/{job_id}/pictures/{picture}": "read",
     "GET /v1/jobs/{job_id}/classes": "read",
     "POST /v1/jobs/{job_id}/stop": "submit",
     "POST /v1/jobs:stop": "submit",
@@ -54,6 +56,7 @@ NEEDS: Final[dict[str, str]] = {
     "GET /v1/models/{name}/versions/{version}": "models",
     "GET /v1/models/{name}/versions/{version}/card": "models",
     "GET /v1/models/{name}/versions/{version}/figures": "models",
+    "GET /v1/models/{name}/versions/{version}/pictures/{picture}": "models",
     "GET /v1/models/{name}/versions/{version}/archive": "read",
     "GET /v1/models/{name}:diff": "models",
     "DELETE /v1/models/{name}/versions/{version}": "submit",
@@ -232,6 +235,7 @@ def test_resources_of_another_tenant_are_not_found(app_setup: AppSetup, tmp_path
             if not named:
                 continue
             path = template.replace("{version}", "1").replace("{file}", "manifest.json")
+            path = path.replace("{picture}", "timeline")
             for name in named:
                 path = path.replace(f"{{{name}}}", real[name])
             last = path.rsplit(":", 1)[-1] if ":" in path else path.rsplit("/", 1)[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.naive import calibration as naive
-from tests.support.report_data import png_size
-from xcray.arrays import CSR, TopK, csr_from, pattern_from
+from tests.support.report_data import series_of
+from xcray.arrays import CSR, Pattern, TopK, csr_from, pattern_from
 from xcray.cli import main as cli
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
@@ -256,7 +257,7 @@ def test_a_training_that_can_not_be_calibrated(tmp_path: Path) -> None:
     options = BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": {"rows": 60, "labels": 5}})
     small = build("synthetic", {}, tmp_path / "small", options)
     result = trained(small, tmp_path / "b", calibrate=True)
-    assert "calibration needs 50" in result.report["not_calibrated"]
+    assert "hold out more rows, about " in result.report["not_calibrated"]
     model = Model.open(result.model_path)
     assert model.calibration is None
     with pytest.raises(NotCalibrated, match="xcray calibrate MODEL DATASET"):
@@ -317,9 +318,38 @@ def test_other_names_keep_probabilities_other_labels_do_not(
     assert not [name for name in fewer.measures if name.startswith("ECE")]
 
 
+def test_too_few_answers_have_a_reason(data: Dataset, plain: Model) -> None:
+    search, test = Predictor(plain).predict, data.test
+    assert test is not None
+
+    def message(rows: Any, train_rows: Any = None, Y: Any = None) -> str:
+        X, own = take_rows(test.X, rows), take_pattern_rows(Y or test.Y, rows)
+        with pytest.raises(InputError) as caught:
+            fit_calibration(search, X, own, data.label_counts, train_rows)
+        assert caught.value.code == "TOO_FEW_ANSWERS"
+        return caught.value.message
+
+    few = message(np.arange(20))
+    found = re.search(r"hold out more rows, about (\d+) instead of 20$", few)
+    assert found, few
+    enough = np.arange(int(found[1]))
+    fit_calibration(
+        search,
+        take_rows(test.X, enough),
+        take_pattern_rows(test.Y, enough),
+        data.label_counts,
+        None,
+    )
+    copies = message(np.arange(500), take_rows(test.X, np.arange(490)))
+    assert "490 of 500 held-out rows are copies of training rows" in copies
+    nothing = Pattern(np.zeros_like(test.Y.indptr), test.Y.indices[:0], test.Y.n_cols)
+    assert "the model is seldom right on these rows" in message(np.arange(500), None, nothing)
+
+
 def test_the_report_draws_it(plain: Model, calibrated: Model, tmp_path: Path) -> None:
     report = draw_report(calibrated.path, tmp_path / "report")
-    assert min(png_size(tmp_path / "report" / report["pictures"]["calibration"])) >= 300
+    drawn = series_of((tmp_path / "report" / report["pictures"]["calibration"]).read_text())
+    assert {name.partition(":")[0] for name in drawn} == {"calibrated", "sigmoid"}
     assert report["calibration"] == calibrated.calibration_facts
     assert "calibration" not in summarize_model(plain)
     for one in report["calibration"]["report"].values():

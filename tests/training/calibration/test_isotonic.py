@@ -204,7 +204,7 @@ def test_too_few_right_answers(rng: np.random.Generator) -> None:
     right[: MIN_ANSWERS - 1, 0] = True
     with pytest.raises(
         InputError,
-        match=f"{MIN_ANSWERS - 1} held-out answers are correct, calibration needs {MIN_ANSWERS}",
+        match=f"{MIN_ANSWERS - 1} correct answers to fit on, calibration needs {MIN_ANSWERS}",
     ) as caught:
         fit_curves(answers._replace(correct=right), counts)
     assert caught.value.code == "TOO_FEW_ANSWERS"

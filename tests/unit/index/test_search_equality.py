@@ -126,18 +126,40 @@ def test_kernels_are_compiled_only_for_searches_that_take_longer(
     rng, used = np.random.default_rng(3), list[bool]()
     W = random_matrix(rng, 400, 500, 25, learned)
     case = Case(W, biases(rng, 400), random_matrix(rng, 50, 500, 9))
-    index, kernel = searcher(case.W, case.b), search.search_narrow_rows
+    index = searcher(case.W, case.b)
+    search_lists = index._search_lists
     assert index.dense is None
     warm = index.query(case.X, 5)
     monkeypatch.setattr(search, "is_compiled", lambda kernel: is_compiled)
     monkeypatch.setattr(search, "COMPILE_SECONDS", most)
     monkeypatch.setattr(
-        search, "search_narrow_rows", lambda *args: (used.append(True), kernel(*args))
+        index, "_search_lists", lambda *args: (used.append(True), search_lists(*args))
     )
     cold = index.query(case.X, 5, kernels=None)
     assert bool(used) == expected
     assert np.array_equal(warm.labels, cold.labels)
     assert warm.scores.tobytes() == cold.scores.tobytes()
+
+
+def test_rows_with_arrays_of_other_types_have_the_same_bits() -> None:
+    """A query without dispatch needs the usual types; others are dispatched."""
+    rng = np.random.default_rng(5)
+    case = Case(
+        random_matrix(rng, 400, 500, 25, learned),
+        biases(rng, 400),
+        random_matrix(rng, 50, 500, 9),
+    )
+    index = searcher(case.W, case.b)
+    first, second = index.query(case.X, 5), index.query(case.X, 5)
+    assert index._entry_point is not None
+    padded = np.zeros(4 * len(case.X.data) + 1, np.uint8)
+    padded[1:] = case.X.data.view(np.uint8)
+    unaligned = padded[1:].view(np.float32)
+    assert not unaligned.flags.aligned
+    third = index.query(case.X._replace(data=unaligned), 5)
+    for other in (second, third):
+        assert np.array_equal(first.labels, other.labels)
+        assert first.scores.tobytes() == other.scores.tobytes()
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

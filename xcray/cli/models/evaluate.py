@@ -46,7 +46,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap samples.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Cores used by the search.")] = 1,
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Also write a PNG plot.")
+        Path | None, typer.Option("--picture", metavar="FILE", help="Also write a picture (SVG).")
     ] = None,
     json: output.JsonOption = False,
 ) -> None:
@@ -58,8 +58,8 @@ def evaluate(
     from xcray.cli.terminal.compilation import compilation_note
     from xcray.training.evaluation import (
         EvaluationOptions,
-        draw_evaluation,
         evaluate_models,
+        evaluation_picture,
     )
 
     if not models or dataset is None:
@@ -71,7 +71,7 @@ def evaluate(
     with compilation_note(quiet=json):
         document = evaluate_models(models, dataset, options)
     if picture is not None:
-        draw_evaluation(picture, document)
+        evaluation_picture(document).write(picture)
     if json:
         output.print_json(document)
         return

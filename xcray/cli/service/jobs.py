@@ -19,7 +19,7 @@ from xcray.cli.terminal.progress import (
     make_reporter,
     progress_from_json,
 )
-from xcray.cli.training.report import PngOption, print_timeline
+from xcray.cli.training.report import PictureOption, print_timeline
 from xcray.cli.training.train import ParameterOption, SolverOption, format_partial, print_measures
 from xcray.errors import InputError, Refused
 
@@ -393,7 +393,7 @@ def print_log(text: str) -> None:
 @app.command()
 def timeline(
     job: JobId,
-    png: PngOption = None,
+    picture: PictureOption = None,
     limit: Annotated[
         int,
         typer.Option(
@@ -407,7 +407,7 @@ def timeline(
     with make_client(server) as client:
         record = client.jobs.timeline(job, limit=limit)
         name = client.jobs.get(job)["name"]
-    print_timeline(record, f"{name} ({job})", png, json)
+    print_timeline(record, f"{name} ({job})", picture, json)
 
 
 def print_change(job: Mapping[str, Any], as_json: bool) -> None:

@@ -152,9 +152,9 @@ class BarReporter(Reporter):
 
 
 def speed_of(step: Any) -> str:
-    """Format rate and time left; for trainings in epochs also the note (the objective)."""
+    """Format rate and time left, and the note if there are epochs or nothing is counted yet."""
     left = f"{format_duration(step.eta)} left" if step.eta is not None else ""
-    note = printable(step.note) if step.figures else ""
+    note = printable(step.note) if step.figures or not step.total else ""
     return ", ".join(
         part for part in (format_rate(step.rate) if step.rate else "", left, note) if part
     )

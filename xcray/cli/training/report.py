@@ -1,4 +1,4 @@
-"""`xcray report` and `xcray timeline`: tables and plots of a training."""
+"""`xcray report` and `xcray timeline`: tables and pictures of a training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from xcray.cli.terminal import output
 from xcray.cli.training.train import print_measures
 from xcray.errors import Conflict, NotFound
 
-PngOption = Annotated[
-    Path | None, typer.Option("--png", metavar="FILE", help="Also write a PNG plot.")
+PictureOption = Annotated[
+    Path | None, typer.Option("--picture", metavar="FILE", help="Also write a picture (SVG).")
 ]
 OTHER_OUTCOMES = ("lost", "duplicate", "stopped")
 
@@ -22,7 +22,7 @@ def report(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Directory for the plots. [default: MODEL.report]"),
+        typer.Option("--out", "-o", help="Directory for the pictures. [default: MODEL.report]"),
     ] = None,
     compare_with: Annotated[
         list[Path] | None,
@@ -30,14 +30,14 @@ def report(
             "--beside",
             metavar="MODEL",
             help="Model of the same training with another number of workers, for a scaling "
-            "plot. Repeatable.",
+            "picture. Repeatable.",
         ),
     ] = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Plot how a model was trained, and write report.json and report.md.
+    """Draw how a model was trained, and write report.json and report.md.
 
-    Plots: measures and cost by label frequency, certificates, timeline.
+    Pictures (SVG): measures and cost by label frequency, certificates, timeline.
     """
     from xcray.training.report.render import draw_report
 
@@ -54,7 +54,7 @@ def report(
     for name, file in drawn_report["pictures"].items():
         output.print_line(f"{name:<14}{folder / file}")
     for name, reason in drawn_report["left_out"].items():
-        output.print_note(f"no plot {name}: {reason}")
+        output.print_note(f"no picture {name}: {reason}")
     output.print_line(f"{'page':<14}{folder / 'report.md'}")
 
 
@@ -63,7 +63,7 @@ def timeline(
         Path,
         typer.Argument(metavar="DIR", help="Model directory, or run directory of a training."),
     ],
-    png: PngOption = None,
+    picture: PictureOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Show which worker of a local training did what and when.
@@ -76,17 +76,19 @@ def timeline(
         raise NotFound(
             f"directory {place} does not exist; for a job of a server use: xcray jobs timeline"
         )
-    print_timeline(timeline_document(read_timeline(place)), place.resolve().name, png, json)
+    print_timeline(timeline_document(read_timeline(place)), place.resolve().name, picture, json)
 
 
-def print_timeline(document: Mapping[str, Any], name: str, png: Path | None, as_json: bool) -> None:
-    """Plot a timeline if requested, then print it as JSON or as a table."""
+def print_timeline(
+    document: Mapping[str, Any], name: str, picture: Path | None, as_json: bool
+) -> None:
+    """Draw a timeline if requested, then print it as JSON or as a table."""
     from xcray.training.report.timeline import describe_timeline
 
-    if png is not None:
-        from xcray.plots import draw_timeline
+    if picture is not None:
+        from xcray.plots.trainings import timeline_picture
 
-        draw_timeline(png, document, name, describe_timeline(document))
+        timeline_picture(document, name, describe_timeline(document)).write(picture)
     if as_json:
         output.print_json(document)
         return
@@ -97,8 +99,8 @@ def print_timeline(document: Mapping[str, Any], name: str, png: Path | None, as_
     ]
     output.print_table(["worker", "batches", "classes", "busy s", "busy %", *OTHER_OUTCOMES], rows)
     output.print_line(describe_timeline(document))
-    if png is not None:
-        output.print_line(str(png))
+    if picture is not None:
+        output.print_line(str(picture))
 
 
 def format_worker_value(column: str, value: Any) -> Any:

@@ -31,6 +31,7 @@ from xcray.jobs.runner.publish import Outcome, Publisher
 from xcray.jobs.states import FAILED, STOPPED, SUCCEEDED
 from xcray.jobs.store.attempts import DISK_FULL, MAX_LAUNCH_ATTEMPTS
 from xcray.jobs.store.job_store import JobStore
+from xcray.kernels.compilation import counted_compilation
 from xcray.model.registry import Registry
 from xcray.system.processes import lower_priority
 from xcray.telemetry import tracing
@@ -81,19 +82,19 @@ def run_attempt(
         on_phase(phase)
         phases.enter(phase)
 
-    monitor = AttemptMonitor(
-        store, job_id, attempt, stop_flag, dataclasses.replace(options, on_phase=enter_phase)
-    )
-    try:
-        monitor.start()
-        job = store.attempts.get_owned(job_id, attempt)
-        with _attempt_span(store, job), contextlib.closing(phases):
-            return _Attempt(store, home, job, monitor, ray_address).run(train_function)
-    except Fenced as error:
-        LOG.warning("%s", error.message)
-        return FENCED
-    finally:
-        monitor.stop()
+    with counted_compilation() as compilation:
+        options = dataclasses.replace(options, on_phase=enter_phase, activity=compilation.note)
+        monitor = AttemptMonitor(store, job_id, attempt, stop_flag, options)
+        try:
+            monitor.start()
+            job = store.attempts.get_owned(job_id, attempt)
+            with _attempt_span(store, job), contextlib.closing(phases):
+                return _Attempt(store, home, job, monitor, ray_address).run(train_function)
+        except Fenced as error:
+            LOG.warning("%s", error.message)
+            return FENCED
+        finally:
+            monitor.stop()
 
 
 def _attempt_span(store: JobStore, job: Job) -> contextlib.AbstractContextManager[Any]:

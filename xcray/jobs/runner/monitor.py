@@ -64,7 +64,8 @@ class MonitorOptions:
 
     heartbeat_seconds, report_seconds, stop_poll_seconds: between two heartbeats (at most a quarter
     of the lease), two writes of events, two looks whether to stop. keep_alive_file: touched while
-    the attempt runs. on_phase: called with each phase as it starts.
+    the attempt runs. on_phase: called with each phase as it starts. activity: returns a note on
+    what the process does in addition to its progress, such as compiling kernels; "" for nothing.
     """
 
     lease_seconds: float = 20.0
@@ -76,6 +77,7 @@ class MonitorOptions:
     keep_alive_file: Path | None = None
     log_limit: LogLimit | None = None
     on_phase: Callable[[str], None] = lambda _: None
+    activity: Callable[[], str] = lambda: ""
     exit_process: Callable[[int], None] = exit_with_children
 
 
@@ -112,6 +114,8 @@ class AttemptMonitor:
         self._pending_events: deque[tuple[str, dict[str, Any]]] = deque()
         self._latest_figures: dict[str, Any] = {}
         self._latest_progress: dict[str, Any] | None = None
+        self._reported: dict[str, Any] = {}  # the progress that was written last
+        self._activity = ""
         self._phase = ""
         self._metrics = AttemptMetrics()
         self._stop_seen_at: float | None = None
@@ -244,13 +248,19 @@ class AttemptMonitor:
 
     def _write_reports(self) -> None:
         """Write the reports that arrived since the last call."""
+        activity = self._options.activity()
         with self._lock:
             latest, self._latest_progress = self._latest_progress, None
             events = list(self._pending_events)
             self._pending_events.clear()
+        if activity != self._activity:  # nothing reports progress while it waits
+            latest = latest or self._reported or None
+        self._reported, self._activity = latest or self._reported, activity
         for kind, data in events:
             self._store.attempts.append_event(self._job_id, self._attempt, kind, data)
         if latest is not None:
+            if activity:
+                latest = {**latest, "note": ", ".join(filter(None, [activity, latest["note"]]))}
             increments = self._metrics.pending()
             self._store.attempts.append_event(
                 self._job_id, self._attempt, "progress", latest, increments=increments

@@ -1,4 +1,4 @@
-"""Figures of a data set for plots, and example rows; from mapped files and a bounded sample."""
+"""Figures and picture of a data set, example rows; from mapped files and a bounded sample."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from xcray.arrays import Int64
 from xcray.data.dataset import Dataset, Split
+from xcray.plots.counts import counts_picture
+from xcray.plots.picture import Picture
 
 MAX_SAMPLED_ROWS: Final = 1_000_000  # rows whose lengths are read, evenly spaced
 MAX_NAMES: Final = 20  # labels and features shown of an example
@@ -23,6 +25,21 @@ def dataset_figures(dataset: Dataset, n_examples: int) -> dict[str, Any]:
             for part, split in dataset.splits.items()
         },
     }
+
+
+def dataset_picture(dataset: Dataset, name: str) -> Picture:
+    """Draw the histograms of the training rows."""
+    train = _part_figures(dataset, dataset.train, 0)
+    sampled, rows = train["sampled_rows"], train["n_rows"]
+    note = f"{rows:,} training rows, {dataset.n_labels:,} labels"
+    if sampled < rows:
+        note += f"; lengths of {sampled:,} rows"
+    histograms = [
+        ("Training rows per label", "training rows", "labels", _histogram(dataset.label_counts)),
+        ("Labels per training row", "labels", "rows", train["labels_per_row"]),
+        ("Features per training row", "features", "rows", train["features_per_row"]),
+    ]
+    return counts_picture(f"Rows, labels and features · {name}", note, histograms)
 
 
 def _part_figures(dataset: Dataset, split: Split, n_examples: int) -> dict[str, Any]:

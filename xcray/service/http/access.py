@@ -14,7 +14,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcray.errors import InputError
-from xcray.service.http.audit import SAFE_METHODS, Auditor
+from xcray.service.http.audit import READ_ONLY, SAFE_METHODS, Auditor, action_of
 from xcray.service.http.auth import Authenticator, Caller, Forbidden, Unauthorised
 from xcray.service.http.limits import FailedKeys, Limiter, Ticket
 from xcray.service.observability.request_log import add_log_context
@@ -96,7 +96,7 @@ class AccessMiddleware:
         """Return a `send` that writes the audit entry of a change before the response goes out."""
 
         async def send_audited(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] == "http.response.start" and action_of(scope) != READ_ONLY:
                 location = next(
                     (
                         value.decode("latin-1")

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs
 
+from prometheus_client import Counter, Histogram
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -63,6 +64,9 @@ class EdgeMiddleware:
         self._header_bytes = settings.header_bytes
         self._metrics = metrics
         self._cors = CorsPolicy(settings)
+        # counter and histogram by route, method and status: finding a series takes longer than
+        # counting
+        self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a valid request on; every response has the request id."""
@@ -165,10 +169,10 @@ class EdgeMiddleware:
         code: of the problem document, if the response was one.
         """
         route = getattr(scope.get("route"), "path_format", "unmatched")
-        self._metrics.requests.labels(
-            route, scope["method"] if route != "unmatched" else "any", f"{status // 100}xx"
-        ).inc()
-        self._metrics.request_seconds.labels(route).observe(seconds)
+        method = scope["method"] if route != "unmatched" else "any"
+        counter, histogram = self._series_of(route, method, status // 100)
+        counter.inc()
+        histogram.observe(seconds)
         self._metrics.count_rejection(status, code)
         level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
         if LOGGER.isEnabledFor(level):
@@ -178,6 +182,16 @@ class EdgeMiddleware:
                 "request",
                 {"method": scope["method"], "path": scope["path"], "status": status, "ms": ms},
             )
+
+    def _series_of(self, route: str, method: str, hundreds: int) -> tuple[Counter, Histogram]:
+        """Return the counter and the histogram of requests of this kind."""
+        key = (route, method, hundreds)
+        if key not in self._series:
+            self._series[key] = (
+                self._metrics.requests.labels(route, method, f"{hundreds}xx"),
+                self._metrics.request_seconds.labels(route),
+            )
+        return self._series[key]
 
 
 class RequestHead(NamedTuple):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from xcray.errors import InputError
 from xcray.service.http.body import parse_body
+from xcray.service.inference_v2.fast_decode import FastInferRequest, decode_fast
 from xcray.service.inference_v2.rows import DenseRows, InputRows, SparseRows, TextRows
-from xcray.service.inference_v2.tensors import read_numbers, read_texts, split_binary
+from xcray.service.inference_v2.tensors import InputTensor, read_numbers, read_texts, split_binary
 from xcray.service.prediction.fast_decode import PredictQuery
-from xcray.service.schemas.inference import InferInput, InferParameters, InferRequest
+from xcray.service.schemas.inference import DEFAULT_TOP_K, InferRequest
 from xcray.service.settings import Settings
 
-INPUT_FORMS: Final[dict[str, frozenset[str]]] = {
-    "text": frozenset({"text"}),
-    "sparse": frozenset({"indptr", "indices", "values"}),
-    "dense": frozenset({"dense"}),
+INPUT_FORMS: Final[dict[frozenset[str], str]] = {
+    frozenset({"text"}): "text",
+    frozenset({"indptr", "indices", "values"}): "sparse",
+    frozenset({"dense"}): "dense",
 }
 DATATYPES: Final = {
     **dict.fromkeys(("indptr", "indices"), ("INT64", "INT32")),
@@ -49,27 +51,34 @@ def decode_request(
             f"Inference-Header-Content-Length is {end:,}, the body has {len(body):,} bytes",
             code="TENSOR_SIZE",
         )
-    request = parse_body(InferRequest, body[:end])
+    request = decode_fast(body[:end]) or parse_body(InferRequest, body[:end])
     if request.model_name not in (None, name):
         raise InputError(
             "model_name differs from the model in the path: omit it",
             code="MODEL_NAME",
             loc="model_name",
         )
-    options = request.parameters or InferParameters.model_validate({})
-    outputs = _requested_outputs(request, options)
+    outputs = _requested_outputs(request)
     rows = _to_input_rows(
         request.inputs, split_binary(request.inputs, memoryview(body)[end:]), settings.max_instances
     )
-    query = PredictQuery(
+    query = _to_query(request, "probabilities" in dict(outputs))
+    return DecodedRequest(request.id, rows, query, outputs)
+
+
+def _to_query(request: InferRequest | FastInferRequest, probabilities: bool) -> PredictQuery:
+    """Return the query of a request. An option without a value has its default."""
+    options = request.parameters
+    if options is None:
+        return PredictQuery((), DEFAULT_TOP_K, probabilities=probabilities)
+    return PredictQuery(
         instances=(),
-        top_k=options.top_k,
+        top_k=DEFAULT_TOP_K if options.top_k is None else options.top_k,
         allow=_to_list(options.allow),
         deny=_to_list(options.deny),
         deadline_ms=options.deadline_ms,
-        probabilities="probabilities" in dict(outputs),
+        probabilities=probabilities,
     )
-    return DecodedRequest(request.id, rows, query, outputs)
 
 
 def _to_list(value: str | list[str] | None) -> list[str] | None:
@@ -77,26 +86,29 @@ def _to_list(value: str | list[str] | None) -> list[str] | None:
     return [value] if isinstance(value, str) else value
 
 
-def _requested_outputs(request: InferRequest, options: InferParameters) -> list[tuple[str, bool]]:
+def _requested_outputs(request: InferRequest | FastInferRequest) -> list[tuple[str, bool]]:
     """Return the requested tensors as (name, as_bytes), each once."""
+    options = request.parameters
+    as_bytes = options is not None and bool(options.binary_data_output)
     if request.outputs is None:
-        names = [*DEFAULT_OUTPUTS, *(["probabilities"] if options.probabilities else [])]
-        return [(name, options.binary_data_output) for name in names]
+        with_probabilities = options is not None and bool(options.probabilities)
+        names = [*DEFAULT_OUTPUTS, *(["probabilities"] if with_probabilities else [])]
+        return [(name, as_bytes) for name in names]
     out = []
     for output in request.outputs:
         own = output.parameters.binary_data if output.parameters else None
-        out.append((str(output.name), options.binary_data_output if own is None else own))
+        out.append((str(output.name), as_bytes if own is None else own))
     if len(dict(out)) < len(out):
         raise InputError("duplicate output: name each output once", code="OUTPUTS", loc="outputs")
     return out
 
 
 def _to_input_rows(
-    inputs: list[InferInput], parts: list[memoryview | None], max_rows: int
+    inputs: Sequence[InputTensor], parts: list[memoryview | None], max_rows: int
 ) -> InputRows:
     """Return the tensors as texts, sparse rows or dense rows."""
     positions: dict[str, int] = {tensor.name: i for i, tensor in enumerate(inputs)}
-    form = next((form for form, names in INPUT_FORMS.items() if names == set(positions)), None)
+    form = INPUT_FORMS.get(frozenset(positions))
     if form is None or len(positions) < len(inputs):
         raise InputError(
             "send text, dense, or indptr with indices and values, each tensor once",
@@ -123,14 +135,11 @@ def _to_input_rows(
     return SparseRows(array("indptr"), array("indices"), array("values"))
 
 
-def _check_row_count(form: str, tensor: InferInput, max_rows: int) -> None:
+def _check_row_count(form: str, tensor: InputTensor, max_rows: int) -> None:
     """Raise InputError for a wrong shape or too many rows, before the elements are read."""
     shape = tensor.shape
-    if {
-        "text": len(shape) == 1 or shape[1:] == [1],
-        "dense": len(shape) == 2,
-        "sparse": len(shape) == 1,
-    }[form]:
+    n_dimensions = 2 if form == "dense" else 1
+    if len(shape) == n_dimensions or (form == "text" and shape[1:] == [1]):
         count = shape[0] - (form == "sparse")
         if count < 1:
             raise InputError(

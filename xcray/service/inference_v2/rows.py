@@ -8,9 +8,10 @@ import numpy as np
 
 from xcray.arrays import CSR, csr
 from xcray.errors import InputError
+from xcray.kernels.canonical import first_fault
 from xcray.model.model import Model
 from xcray.service.inference_v2.tensors import Numbers
-from xcray.service.schemas.base import FLOAT32_MAX
+from xcray.service.schemas.base import FLOAT32_MAX, MAX_INDEX
 
 
 class TextRows(NamedTuple):
@@ -51,9 +52,36 @@ class SparseRows(NamedTuple):
 
         Raises InputError with code ROW_LENGTHS, INDEX_RANGE, DUP_INDEX or NOT_FINITE.
         """
+        rows = self._valid_rows(model.n_features)
+        return self._checked_rows(model.n_features) if rows is None else rows
+
+    def _valid_rows(self, n_features: int) -> CSR | None:
+        """Return rows that are valid and ascending in one pass, otherwise None."""
+        if len(self.indices) != len(self.values) or not self._has_all_entries():
+            return None
+        is_wide = self.indices.dtype.itemsize > 4 and len(self.indices)
+        if is_wide and (self.indices.min() < 0 or self.indices.max() > MAX_INDEX):
+            return None
+        if _is_too_large(self.values):
+            return None
+        # copies: the arrays of binary tensors can be unaligned
+        rows = csr(
+            self.indptr.astype(np.int64),
+            self.indices.astype(np.int32),
+            self.values.astype(np.float32),
+            n_features,
+        )
+        return rows if first_fault(rows)[0] == 0 else None
+
+    def _has_all_entries(self) -> bool:
+        """Return whether the rows begin with the first entry and end with the last one."""
+        return bool(self.indptr[0] == 0) and bool(self.indptr[-1] == len(self.indices))
+
+    def _checked_rows(self, n_features: int) -> CSR:
+        """Return rows with features in any order. Raises as `to_rows`."""
         indptr, indices = self.indptr.astype(np.int64), self.indices.astype(np.int64)
         n_entries = len(indices)
-        if indptr[0] != 0 or bool((np.diff(indptr) < 0).any()) or indptr[-1] != n_entries:
+        if not self._has_all_entries() or bool((np.diff(indptr) < 0).any()):
             raise InputError(
                 f"indptr must start at 0, never decrease, and end at {n_entries:,}, the length of "
                 "indices",
@@ -66,31 +94,29 @@ class SparseRows(NamedTuple):
                 code="ROW_LENGTHS",
                 loc="values",
             )
-        invalid = np.flatnonzero((indices < 0) | (indices >= model.n_features))
+        invalid = np.flatnonzero((indices < 0) | (indices >= n_features))
         if len(invalid):
             message = (
                 f"indices has {int(indices[invalid[0]])}; the features of the model are 0 to "
-                f"{model.n_features - 1}"
+                f"{n_features - 1}"
             )
             raise InputError(message, code="INDEX_RANGE", loc="indices")
         values = _to_float32(self.values, "values")
         keys = indices
         if self.n_rows > 1:
             rows = np.repeat(np.arange(self.n_rows, dtype=np.int64), np.diff(indptr))
-            keys = rows * model.n_features + indices
-        if bool((keys[1:] > keys[:-1]).all()):
-            return csr(indptr, indices.astype(np.int32), values, model.n_features)
+            keys = rows * n_features + indices
         order = np.argsort(keys, kind="stable")
         duplicates = np.flatnonzero(np.diff(keys[order]) == 0)
         if len(duplicates):
             first = int(keys[order[duplicates[0]]])
-            row, index = divmod(first, model.n_features)
+            row, index = divmod(first, n_features)
             raise InputError(
                 f"row {row} has index {index} twice: send each once",
                 code="DUP_INDEX",
                 loc="indices",
             )
-        return csr(indptr, indices[order].astype(np.int32), values[order], model.n_features)
+        return csr(indptr, indices[order].astype(np.int32), values[order], n_features)
 
 
 class DenseRows(NamedTuple):
@@ -122,9 +148,14 @@ class DenseRows(NamedTuple):
 InputRows: TypeAlias = TextRows | SparseRows | DenseRows
 
 
+def _is_too_large(values: Numbers) -> bool:
+    """Return whether a finite value is outside the range of 32-bit floats."""
+    return values.dtype.itemsize > 4 and bool((np.abs(values) > FLOAT32_MAX).any())
+
+
 def _to_float32(values: Numbers, location: str) -> Numbers:
     """Return values in single precision. Raises InputError NOT_FINITE if one is out of range."""
-    if values.dtype.itemsize > 4 and bool((np.abs(values) > FLOAT32_MAX).any()):
+    if _is_too_large(values):
         raise InputError(
             f"{location} has a number outside the range of 32-bit floats",
             code="NOT_FINITE",

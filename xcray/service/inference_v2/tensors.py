@@ -8,19 +8,54 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xcray.errors import InputError
 from xcray.service.schemas.base import MAX_TEXT_CHARS
-from xcray.service.schemas.inference import InferInput
 
 Numbers: TypeAlias = "NDArray[Any]"
 
 DTYPES: Final = {"BOOL": "|b1", "INT32": "<i4", "INT64": "<i8", "FP32": "<f4", "FP64": "<f8"}
+
+
+class InputTensorParameters(Protocol):
+    """Interface of the parameters of an input tensor, independent of the decoder."""
+
+    @property
+    def binary_data_size(self) -> int | None:
+        """Bytes of the tensor after the JSON object."""
+
+
+class InputTensor(Protocol):
+    """Interface of an input tensor, independent of the decoder."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor."""
+
+    @property
+    def shape(self) -> list[int]:
+        """Sizes of its dimensions."""
+
+    @property
+    def datatype(self) -> str:
+        """Type of its elements."""
+
+    @property
+    def parameters(self) -> InputTensorParameters | None:
+        """Its parameters."""
+
+    @property
+    def data(self) -> Sequence[Any] | None:
+        """Its elements, if they are in the JSON object."""
+
+
 _LENGTH: Final = struct.Struct("<I")
 _JSON_KINDS: Final[dict[str, set[type]]] = {
     "BOOL": {bool},
@@ -32,7 +67,7 @@ _JSON_KINDS: Final[dict[str, set[type]]] = {
 }
 
 
-def split_binary(inputs: list[InferInput], binary: memoryview) -> list[memoryview | None]:
+def split_binary(inputs: Sequence[InputTensor], binary: memoryview) -> list[memoryview | None]:
     """Return the bytes of each tensor, None for those in JSON.
 
     Raises InputError TENSOR_SIZE if the sizes do not add up to the length of `binary`.
@@ -59,7 +94,7 @@ def split_binary(inputs: list[InferInput], binary: memoryview) -> list[memoryvie
     return out
 
 
-def read_texts(tensor: InferInput, binary: memoryview | None, location: str) -> list[str]:
+def read_texts(tensor: InputTensor, binary: memoryview | None, location: str) -> list[str]:
     """Return the strings of a BYTES tensor. Raises InputError."""
     strings = (
         _flat_data(tensor, location)
@@ -76,7 +111,7 @@ def read_texts(tensor: InferInput, binary: memoryview | None, location: str) -> 
     return strings
 
 
-def read_numbers(tensor: InferInput, binary: memoryview | None, location: str) -> Numbers:
+def read_numbers(tensor: InputTensor, binary: memoryview | None, location: str) -> Numbers:
     """Return the elements of a numeric tensor, flat and finite. Raises InputError.
 
     Elements in JSON become float64 or int64.
@@ -102,7 +137,7 @@ def read_numbers(tensor: InferInput, binary: memoryview | None, location: str) -
                 code="RANGE",
                 loc=location,
             ) from None
-    if dtype.kind == "f" and not bool(np.isfinite(elements).all()):
+    if dtype.kind == "f" and np.count_nonzero(np.isfinite(elements)) < len(elements):
         raise InputError(
             f"{location} has a number that is not finite: omit the entry",
             code="NOT_FINITE",
@@ -115,13 +150,13 @@ def to_binary(values: Numbers | list[str]) -> bytes:
     """Return an output tensor as bytes."""
     if isinstance(values, list):
         encoded = [text.encode() for text in values]
-        return b"".join(chain.from_iterable((_LENGTH.pack(len(text)), text) for text in encoded))
-    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+        return b"".join([_LENGTH.pack(len(text)) + text for text in encoded])
+    return (values.byteswap() if sys.byteorder == "big" else values).tobytes()
 
 
-def _flat_data(tensor: InferInput, location: str) -> list[Any]:
+def _flat_data(tensor: InputTensor, location: str) -> list[Any]:
     """Return the elements in `data`, flat or nested by the shape, after checking their types."""
-    data = tensor.data or []
+    data = list(tensor.data or ())
     if any(isinstance(entry, list) for entry in data):
         level: list[Any] = [data]
         for size in tensor.shape:

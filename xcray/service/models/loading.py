@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from xcray.arrays import csr
 from xcray.errors import Corrupt, NotFound, XcrayError
 from xcray.index.filters import LabelFilter
 from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
+from xcray.kernels.canonical import first_fault
 from xcray.kernels.search.lists import NARROW_BYTES
 from xcray.model.model import Model
 from xcray.model.registry import Registry
@@ -28,6 +29,8 @@ from xcray.predict import Predictor
 from xcray.predict.labels import SET_PREFIX
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
+from xcray.storage.verified import VerifiedFiles
+from xcray.system.file_lock import exclusive_lock
 from xcray.telemetry.tracing import span
 
 Opener: TypeAlias = Callable[[Path], Predictor]
@@ -102,24 +105,35 @@ class LoadedModel:
         return len(self._filters)
 
 
+class _SharedVerifiedFiles(VerifiedFiles):
+    """Verified checksums that processes share: one hashes a model while the others wait."""
+
+    def verify(self, directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
+        """Compare the files that no process has verified, see the base class."""
+        with exclusive_lock(self.memory.with_suffix(".lock")):
+            super().verify(directory, digests)
+
+
 def open_predictor(path: Path) -> Predictor:
     """Map a model, verify all checksums, and warm it up.
 
     After the warm-up, no request has to wait for kernels to load.
     """
     predictor = Predictor(Model.open(path, verify=True))
-    _warm_up_texts(predictor)
+    _warm_up_input(predictor)
     _warm_up_search(predictor)
     return predictor
 
 
-def open_predictor_soon(path: Path) -> Predictor:
+def open_predictor_soon(path: Path, verified: Path | None = None) -> Predictor:
     """Do the same, but compile kernels for the search in a thread, if it can do without them.
 
-    Until they are compiled, as after installation, requests are answered with NumPy.
+    Until they are compiled, as after installation, requests are answered with NumPy. verified: a
+    JSON file with the checksums that a process of this service has verified.
     """
-    predictor = Predictor(Model.open(path, verify=True))
-    _warm_up_texts(predictor)
+    files = True if verified is None else _SharedVerifiedFiles(verified)
+    predictor = Predictor(Model.open(path, verify=files))
+    _warm_up_input(predictor)
     if predictor.scorer.is_compiled or predictor.model.nnz > MAX_SCAN_WEIGHTS:
         _warm_up_search(predictor)
     else:
@@ -128,8 +142,9 @@ def open_predictor_soon(path: Path) -> Predictor:
     return predictor
 
 
-def _warm_up_texts(predictor: Predictor) -> None:
-    """Load or compile the kernels that encode texts."""
+def _warm_up_input(predictor: Predictor) -> None:
+    """Load or compile the kernels that check rows and encode texts."""
+    first_fault(csr([0], [], [], predictor.model.n_features))
     if predictor.model.text is not None:
         predictor.features(["warm up"])
 

@@ -6,8 +6,10 @@ The formats are in `xcray.telemetry.logging`.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import sys
+import time
 from contextvars import ContextVar
 from typing import IO, Any, Final
 
@@ -18,7 +20,13 @@ REQUEST_ID: ContextVar[str] = ContextVar("xcray_request_id", default=NO_REQUEST)
 LOGGER: Final = logging.getLogger("xcray")
 
 _REQUEST_FACTS: ContextVar[dict[str, Any] | None] = ContextVar("xcray_request_facts", default=None)
+_UNKNOWN: Final = dict.fromkeys(("thread", "threadName", "process", "processName"))
+_EMPTY_RECORD: Final = {
+    **vars(logging.LogRecord(LOGGER.name, logging.INFO, "", 0, "", (), None)),
+    **_UNKNOWN,
+}
 _RANDOM: Final = random.Random()  # seeded by the system
+os.register_at_fork(after_in_child=_RANDOM.seed)  # or all workers would draw the same ids
 
 
 def new_request_id() -> str:
@@ -53,10 +61,14 @@ def log_context() -> dict[str, Any]:
 
 
 def log_quickly(level: int, event: str, facts: dict[str, Any]) -> None:
-    """Log a frequent event like LOGGER.log with `extra`, without finding the calling line."""
-    record = logging.LogRecord(LOGGER.name, level, "", 0, event, (), None)
-    vars(record).update(facts, _facts=facts)
-    LOGGER.handle(record)
+    """Log a frequent event like LOGGER.log with `extra`, without its line, thread and process."""
+    # not of the constructor, which finds out the file, the thread and the process
+    record = logging.LogRecord.__new__(logging.LogRecord)
+    vars(record).update(
+        _EMPTY_RECORD, levelno=level, levelname=logging.getLevelName(level), msg=event
+    )
+    vars(record).update(facts, created=time.time(), _facts=facts)
+    LOGGER.callHandlers(record)
 
 
 def configure_logging(stream: IO[str] | None, level: str, form: LogFormat = "json") -> None:

@@ -33,7 +33,7 @@ MAX_TOP_K = 2**53  # larger values are left to the strict decoder
 _Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_INDEX)]
 _Value = Annotated[float, msgspec.Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
-_Labels = Annotated[
+LabelNames = Annotated[
     list[Annotated[str, msgspec.Meta(max_length=MAX_LABEL_CHARS)]],
     msgspec.Meta(min_length=1, max_length=MAX_FILTER_LABELS),
 ]
@@ -80,8 +80,8 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 
     instances: Annotated[list[_FastInstance], msgspec.Meta(min_length=1)]
     top_k: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOP_K)] | None = None
-    allow: _Labels | None = None
-    deny: _Labels | None = None
+    allow: LabelNames | None = None
+    deny: LabelNames | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_MILLISECONDS)] | None = None
     certificate: bool | None = None
     probabilities: bool | None = None

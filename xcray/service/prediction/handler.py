@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from fastapi import Request
+from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float64, csr
 from xcray.data.text.pipeline import empty_rows
@@ -19,7 +20,7 @@ from xcray.index.search_result import Bools, SearchResult
 from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
 from xcray.model.model import Model
 from xcray.service.app_state import AppState
-from xcray.service.http.body import check_media_type, parse_body, read_body
+from xcray.service.http.body import check_media_type, first_header, parse_body, read_body
 from xcray.service.http.limits import count_instances
 from xcray.service.http.offload import run_in_heavy_thread
 from xcray.service.models.cache import LoadedModel, ModelTarget
@@ -40,7 +41,7 @@ STRICT_INLINE_BYTES: Final = 32_768  # the same for the strict decoder
 INLINE_ENCODE_WEIGHT: Final = 300.0
 INLINE_REPLY_LABELS: Final = 8_192  # labels of a reply that is encoded on the event loop
 BODY_BYTES_PER_ROW: Final = 4_096  # bytes of a body that weigh as much as a row
-ROUTING_KEY: Final = "x-routing-key"  # equal keys get the same version of a traffic split
+ROUTING_KEY: Final = b"x-routing-key"  # equal keys get the same version of a traffic split
 # used if the deadline passed while the request waited: the search then returns at once
 MIN_DEADLINE_MS: Final = 0.01
 
@@ -69,7 +70,7 @@ def model_target(request: Request, tenant: str, reference: str) -> ModelTarget:
 
     Its sticky key is the header X-Routing-Key, else the id of the request.
     """
-    return ModelTarget(tenant, reference, request.headers.get(ROUTING_KEY) or REQUEST_ID.get())
+    return ModelTarget(tenant, reference, first_header(request, ROUTING_KEY) or REQUEST_ID.get())
 
 
 async def handle_predict(request: Request, app_state: AppState, target: ModelTarget) -> bytes:
@@ -136,9 +137,9 @@ async def run_inference(
         result = output.search
         app_state.metrics.count_search(
             n_rows,
-            int(result.labels_scored.sum()),
-            int(result.postings_read.sum()),
-            int(result.exact.sum()),
+            _total(result.labels_scored),
+            _total(result.postings_read),
+            _total(result.exact),
         )
         app_state.metrics.predict_seconds.observe(time.perf_counter() - started)
         if shadow is not None and shadow is not loaded:
@@ -148,6 +149,11 @@ async def run_inference(
                 _shadow_copy(target, query, encode, loaded, shadow, result, started),
             )
         return InferenceResult(loaded, *output)
+
+
+def _total(column: NDArray[Any]) -> int:
+    """Return the sum of a column of a result, often of one row."""
+    return int(column[0] if len(column) == 1 else column.sum())
 
 
 def _shadow_copy(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
 from xcray.arrays import CSR, csr
 from xcray.errors import InputError
+from xcray.kernels.canonical import first_fault
 from xcray.model.model import Model
 from xcray.service.prediction.fast_decode import InstanceLike
 
@@ -90,34 +91,21 @@ def _instance_kind(instance: InstanceLike, location: str) -> str:
 
 def _sparse_to_csr(instances: Sequence[InstanceLike], n_features: int) -> CSR | None:
     """Return sparse instances as rows in one step; None if one is invalid (`to_csr` names it)."""
-    lengths = np.array([len(instance.indices or ()) for instance in instances], np.int64)
-    if lengths.tolist() != [len(instance.values or ()) for instance in instances]:
+    lengths = [len(instance.indices or ()) for instance in instances]
+    if lengths != [len(instance.values or ()) for instance in instances]:
         return None
     indices = np.array(
-        list(chain.from_iterable([instance.indices or () for instance in instances])), np.int64
+        list(chain.from_iterable([instance.indices or () for instance in instances])), np.int32
     )
     values = np.array(
         list(chain.from_iterable([instance.values or () for instance in instances])), np.float32
     )
-    indptr = np.concatenate(([0], np.cumsum(lengths)))
-    if len(indices) and indices.max() >= n_features:
-        return None
-    if not _is_ascending(indices, indptr):
-        order = np.lexsort((indices, np.repeat(np.arange(len(lengths)), lengths)))
-        indices, values = indices[order], values[order]
-        if not _is_ascending(indices, indptr):  # a duplicate index
-            return None
-    return csr(indptr, indices, values, n_features)
-
-
-def _is_ascending(indices: np.ndarray, indptr: np.ndarray) -> bool:
-    """Return whether indices ascend strictly within each row."""
-    rises = indices[1:] > indices[:-1]
-    if len(indptr) > 2:
-        starts = indptr[1:-1]
-        # indices can fall from one row to the next
-        rises[starts[(starts > 0) & (starts < len(indices))] - 1] = True
-    return bool(rises.all())
+    rows = csr([0, *accumulate(lengths)], indices, values, n_features)
+    if first_fault(rows)[0] == 0:
+        return rows
+    order = np.lexsort((indices, np.repeat(np.arange(len(lengths)), lengths)))
+    rows = csr(rows.indptr, indices[order], values[order], n_features)
+    return rows if first_fault(rows)[0] == 0 else None  # a duplicate or too large index
 
 
 def _to_sparse_row(

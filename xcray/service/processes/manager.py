@@ -1,12 +1,13 @@
 """Manager of several worker processes that serve one port.
 
 The manager serves no requests: it holds the home's lock and supervises the jobs. Each worker is the
-whole app in a process of its own (`worker`) with the same model files mapped, so they share one
-copy in memory. The kernel distributes new connections evenly among the sockets of live workers
-(SO_REUSEPORT); where that is not available (macOS), the workers share one socket. The first worker
-can also run maintenance: build data sets and remove leftovers. A worker that dies is started again,
-at first immediately, later with a growing delay. When the manager dies, its workers see the end of
-their standard input, drain and exit.
+whole app in a process of its own (`worker`), forked by a process that has imported the program
+(`fork_server`), with the same model files mapped, so that they share one copy of both in memory.
+The kernel distributes new connections evenly among the sockets of live workers (SO_REUSEPORT);
+where that is not available (macOS), the workers share one socket. The first worker can also run
+maintenance: build data sets and remove leftovers. A worker that dies is started again, at first
+immediately, later with a growing delay. When the manager dies, its workers see the end of their
+standard input, drain and exit.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from prometheus_client import multiprocess
 
 from xcray.errors import Unavailable
 from xcray.service.observability.metrics import MULTIPROCESS_DIR_VARIABLE
 from xcray.service.observability.request_log import LOGGER
+from xcray.service.processes.fork_server import WORKER_MODULE, ForkServer, is_supported
 from xcray.service.processes.home_lock import RoleLock
 from xcray.service.processes.sockets import listen
 from xcray.service.settings import Settings
@@ -38,6 +41,7 @@ STABLE_SECONDS: Final = 30.0  # after this time an exit counts as the first one
 MAX_RESTART_DELAY_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.1
 START_TIMEOUT_SECONDS: Final = 120.0
+VERIFIED_FILE: Final = "verified.json"  # checksums that a worker has verified, until the next start
 
 
 class WorkerHandle(Protocol):
@@ -140,8 +144,24 @@ class WorkerManager:
         self._on_exit(child)
 
 
+class RunningProcess(Protocol):
+    """Interface of a started process: that of `subprocess.Popen`."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return the exit code once the process has ended, else None."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal to the process if it lives."""
+
+
+# (listener, standard input, standard output) -> process; the descriptors are copied
+StartProcess: TypeAlias = Callable[[socket.socket, int, int], RunningProcess]
+
+
 class WorkerProcess:
-    """A worker: `python -m xcray.service.processes.worker`.
+    """A worker process with its pipes.
 
     It reads its configuration from standard input, and writes a byte when it serves requests.
     """
@@ -153,11 +173,12 @@ class WorkerProcess:
         listener: socket.socket,
         lock: RoleLock,
         leader_eligible: bool,
+        start: StartProcess,
     ) -> None:
         """Start the worker.
 
         number: with `leader_eligible`, worker 0 can run maintenance. lock: the role lock of the
-        service.
+        service. start: starts a process.
         """
         config: dict[str, Any] = {
             "settings": settings.model_dump(mode="json"),
@@ -166,25 +187,24 @@ class WorkerProcess:
         config |= {
             "leader_eligible": leader_eligible and number == 0,
             "info_path": str(lock.info_path),
+            "verified_path": str(lock.metrics_dir / VERIFIED_FILE),
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "xcray.service.processes.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, MULTIPROCESS_DIR_VARIABLE: str(lock.metrics_dir)},
-            pass_fds=(listener.fileno(),),
-            start_new_session=True,  # only the manager handles Ctrl-C
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        worker_stdin, stdin = os.pipe()
+        stdout, worker_stdout = os.pipe()
+        # The pipes stay open; the worker exits when its standard input is closed.
+        self._stdin, self._stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
+        try:
+            self._process = start(listener, worker_stdin, worker_stdout)
+        finally:
+            os.close(worker_stdin)
+            os.close(worker_stdout)
         self.pid = self._process.pid
         self._ready = False
-        os.set_blocking(self._process.stdout.fileno(), False)
+        os.set_blocking(stdout, False)
         # If the process has ended already, `poll` returns its exit code.
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(config).encode() + b"\n")
-            # The pipe stays open; the worker exits when it is closed.
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(config).encode() + b"\n")
+            self._stdin.flush()
 
     def poll(self) -> int | None:
         """Return the exit code once the process has ended, else None."""
@@ -192,8 +212,8 @@ class WorkerProcess:
 
     def ready(self) -> bool:
         """Return whether the worker has reported that it serves requests."""
-        if not self._ready and self._process.stdout is not None:
-            self._ready = bool(self._process.stdout.read(1))
+        if not self._ready:
+            self._ready = bool(self._stdout.read(1))
         return self._ready
 
     def signal(self, number: int) -> None:
@@ -202,10 +222,23 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Close the pipes."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        for pipe in (self._stdin, self._stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+def start_process(
+    environment: Mapping[str, str], listener: socket.socket, stdin: int, stdout: int
+) -> RunningProcess:
+    """Start a worker as a process of its own, where workers cannot be forked."""
+    return subprocess.Popen(
+        [sys.executable, "-m", WORKER_MODULE],
+        stdin=stdin,
+        stdout=stdout,
+        env=dict(environment),
+        pass_fds=(listener.fileno(),),
+        start_new_session=True,  # only the manager handles Ctrl-C
+    )
 
 
 def run_workers(
@@ -228,9 +261,13 @@ def run_workers(
     shutil.rmtree(metrics, ignore_errors=True)
     metrics.mkdir(mode=0o700)
 
+    environment = {**os.environ, MULTIPROCESS_DIR_VARIABLE: str(metrics)}
+    fork_server = ForkServer(environment)
+    start_worker = fork_server.start if is_supported() else partial(start_process, environment)
+
     def spawn(number: int) -> WorkerHandle:
         with contextlib.closing(listen(settings, reserved=address)) as listener:
-            return WorkerProcess(settings, number, listener, lock, leader_eligible)
+            return WorkerProcess(settings, number, listener, lock, leader_eligible, start_worker)
 
     def close_worker(child: WorkerHandle) -> None:
         child.close()
@@ -250,6 +287,7 @@ def run_workers(
                 signals.wait(POLL_SECONDS)
         finally:
             _stop_workers(manager, settings, signals)
+            fork_server.close()
             # This name is not used again.
             if lock.name != "serve":
                 shutil.rmtree(metrics, ignore_errors=True)

@@ -1,8 +1,10 @@
-"""Worker process: `python -m xcray.service.processes.worker`, started by `manager.run_workers`.
+"""Worker process: `python -m xcray.service.processes.worker [CHANNEL]`, see `manager.run_workers`.
 
-It reads its configuration from one line of JSON on standard input, serves on an inherited socket,
-and writes a byte to standard output when it is ready. It drains at SIGTERM, or when its standard
-input ends because the manager has ended.
+With the descriptor of a channel, it is the fork server, and every copy of it becomes a worker.
+
+A worker reads its configuration from one line of JSON on standard input, serves on an inherited
+socket, and writes a byte to standard output when it is ready. It drains at SIGTERM, or when its
+standard input ends because the manager has ended.
 """
 
 from __future__ import annotations
@@ -20,10 +22,15 @@ from typing import Any
 
 import uvloop
 
+from xcray.arrays import csr
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
+from xcray.kernels.cache import is_compiled
+from xcray.kernels.canonical import first_fault
 from xcray.service.app import AppParts, AppRole, create_app
+from xcray.service.models.loading import open_predictor_soon
 from xcray.service.observability.request_log import configure_logging
+from xcray.service.processes.fork_server import fork_workers
 from xcray.service.processes.manager import check_workers
 from xcray.service.processes.server import Server
 from xcray.service.settings import Settings
@@ -34,7 +41,15 @@ from xcray.system.malloc import limit_arenas
 
 def main() -> int:
     """Serve until the process is stopped."""
+    listener_number = None
+    if len(sys.argv) > 1:
+        _load_code_generator()
+        listener_number = fork_workers(socket.socket(fileno=int(sys.argv[1])))
+        if listener_number is None:  # the fork server's end
+            return 0
     config = json.loads(sys.stdin.buffer.readline())
+    if listener_number is not None:
+        config["listener"] = listener_number
     settings = Settings(**config["settings"])
     limit_arenas()
     configure_logging(None, settings.log_level, settings.log_format)
@@ -47,9 +62,10 @@ def main() -> int:
             **cluster_checks(settings, home),
             "WORKERS": partial(check_workers, partial(_read_info, Path(config["info_path"]))),
         }
+        opener = partial(open_predictor_soon, verified=Path(config["verified_path"]))
         app = create_app(
             settings,
-            parts=AppParts(store=store, checks=checks),
+            parts=AppParts(store=store, checks=checks, opener=opener),
             role=AppRole(leader_eligible=config["leader_eligible"]),
         )
         server = Server(app, settings, _report_ready)
@@ -58,6 +74,12 @@ def main() -> int:
         ).start()
         uvloop.run(server.serve(sockets=[listener]))
     return 0
+
+
+def _load_code_generator() -> None:
+    """Load what kernels need to run, 25 MB that workers share. Compiles nothing."""
+    if is_compiled(first_fault):
+        first_fault(csr([0], [], [], 1))
 
 
 def _store(settings: Settings) -> JobStore:
@@ -72,7 +94,8 @@ def _report_ready() -> None:
 
 def _stop_with_manager(server: Server) -> None:
     """Stop the server when the manager has ended."""
-    while sys.stdin.buffer.read(1):
+    # not of sys.stdin, whose lock the end of the interpreter would wait for
+    while os.read(0, 1):
         continue
     server.handle_exit(signal.SIGTERM, None)
 

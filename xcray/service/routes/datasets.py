@@ -201,7 +201,7 @@ def figures(
 ) -> Response:
     """Return histograms of a READY data set (rows per label, labels per row) and example rows."""
     record = app_state_of(request).store.datasets.get(dataset_id, caller.tenant)
-    _require_ready(record, dataset_id)
+    require_ready(record, dataset_id)
     return reply(
         request, DatasetFiguresView(**dataset_figures(Dataset.open(record.path), examples))
     )
@@ -223,6 +223,22 @@ async def delete(
     await app_state.builder.cancel(dataset_id)
     if Path(record.path) == app_state.home.dataset(dataset_id):
         await asyncio.to_thread(shutil.rmtree, record.path, True)
+
+
+def require_ready(record: DatasetRecord, reference: str) -> None:
+    """Raise Conflict unless a data set is READY."""
+    if record.status != building.READY:
+        building_now = record.status == building.BUILDING
+        fix = (
+            "wait until it is READY"
+            if building_now
+            else f"see GET /v1/datasets/{record.id} for the reason"
+        )
+        raise Conflict(
+            f"data set {reference} is {record.status}: {fix}",
+            code="DATASET_NOT_READY",
+            dataset=record.id,
+        )
 
 
 def dataset_fields(record: DatasetRecord) -> dict[str, Any]:
@@ -247,24 +263,8 @@ def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecor
         )
     ready = [record for record in candidates if record.status == building.READY]
     record = (ready or candidates)[0]
-    _require_ready(record, reference)
+    require_ready(record, reference)
     return record
-
-
-def _require_ready(record: DatasetRecord, reference: str) -> None:
-    """Raise Conflict unless a data set is READY."""
-    if record.status != building.READY:
-        building_now = record.status == building.BUILDING
-        fix = (
-            "wait until it is READY"
-            if building_now
-            else f"see GET /v1/datasets/{record.id} for the reason"
-        )
-        raise Conflict(
-            f"data set {reference} is {record.status}: {fix}",
-            code="DATASET_NOT_READY",
-            dataset=record.id,
-        )
 
 
 def _iter_records(app_state: AppState, tenant: str) -> Iterator[DatasetRecord]:

@@ -332,7 +332,7 @@ def timeline(
     """Return the timeline of the workers: partial while the job runs, complete when SUCCEEDED."""
     app_state = app_state_of(request)
     job = app_state.store.jobs.get(job_id, caller.tenant)
-    return TimelineView(job=job.id, **timeline_document(_read_timeline(app_state, job), limit))
+    return TimelineView(job=job.id, **timeline_document(job_timeline(app_state, job), limit))
 
 
 @router.get("/{job_id}/classes")
@@ -414,6 +414,20 @@ def job_fields(job: Job) -> dict[str, Any]:
     return {**fields, "spec": spec, "expires": expires, "ray_job": None}
 
 
+def job_timeline(app_state: AppState, job: Job) -> pa.Table:
+    """Return the timeline of a job: from its model, which outlives the run, else from the run.
+
+    Raises NotFound if there is none.
+    """
+    if job.result:
+        with suppress(NotFound):  # the version was deleted: the run may still exist
+            return read_timeline(_model_path(app_state, job))
+    try:
+        return read_timeline(app_state.home.run(job.id))
+    except NotFound:
+        raise NotFound(f"job {job.id} has no timeline (yet)") from None
+
+
 def submission_reply(request: Request, job: Job, created: bool) -> Response:
     """Return the reply to a submission: 201, or 200 if the idempotency key was used before."""
     etag = counter_etag(job.events)
@@ -471,20 +485,6 @@ def _training_spec(app_state: AppState, body: JobRequest, dataset: str) -> dict[
     return app_state.check_spec(
         {"dataset": dataset, "pool": body.pool or app_state.settings.pool, **fields, **optional}
     )
-
-
-def _read_timeline(app_state: AppState, job: Job) -> pa.Table:
-    """Return the timeline of a job: from its model, which outlives the run, else from the run.
-
-    Raises NotFound if there is none.
-    """
-    if job.result:
-        with suppress(NotFound):  # the version was deleted: the run may still exist
-            return read_timeline(_model_path(app_state, job))
-    try:
-        return read_timeline(app_state.home.run(job.id))
-    except NotFound:
-        raise NotFound(f"job {job.id} has no timeline (yet)") from None
 
 
 def _model_path(app_state: AppState, job: Job) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -15,8 +15,18 @@ from xcray.service.schemas.base import (
     View,
 )
 
+MAX_DIMENSION: Final = 2**53
+DEFAULT_TOP_K: Final = 5
+MAX_TENSORS: Final = 5  # input tensors of a request
+MAX_OUTPUTS: Final = 5
+MAX_TYPE_CHARS: Final = 64
+MAX_ID_CHARS: Final = 1024
+MAX_MODEL_NAME_CHARS: Final = 128
+MAX_VERSION_CHARS: Final = 16
 Datatype = Literal["BOOL", "INT32", "INT64", "FP32", "FP64", "BYTES"]
-Dimension = Annotated[int, Field(ge=0, le=2**53), WHOLE]
+InputName = Literal["text", "indptr", "indices", "values", "dense"]
+OutputName = Literal["labels", "scores", "label_ids", "probabilities", "exact"]
+Dimension = Annotated[int, Field(ge=0, le=MAX_DIMENSION), WHOLE]
 Shape = Annotated[list[Dimension], Field(min_length=1, max_length=4)]
 LabelName = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
 LabelNames = Annotated[
@@ -31,7 +41,7 @@ class TensorParameters(Strict):
         None, description="Size of the tensor's data after the JSON object."
     )
     content_type: str | None = Field(
-        None, max_length=64, description="Accepted for compatibility and ignored."
+        None, max_length=MAX_TYPE_CHARS, description="Accepted for compatibility and ignored."
     )
 
 
@@ -42,7 +52,7 @@ class InferInput(Strict):
     object.
     """
 
-    name: Literal["text", "indptr", "indices", "values", "dense"]
+    name: InputName
     shape: Shape
     datatype: Datatype
     parameters: TensorParameters | None = None
@@ -56,21 +66,21 @@ class OutputParameters(Strict):
         None, description="Send the tensor in binary form after the JSON object."
     )
     content_type: str | None = Field(
-        None, max_length=64, description="Accepted for compatibility and ignored."
+        None, max_length=MAX_TYPE_CHARS, description="Accepted for compatibility and ignored."
     )
 
 
 class InferOutput(Strict):
     """A requested output tensor."""
 
-    name: Literal["labels", "scores", "label_ids", "probabilities", "exact"]
+    name: OutputName
     parameters: OutputParameters | None = None
 
 
 class InferParameters(Strict):
     """Prediction options, with the meanings of POST /v1/models/{reference}:predict."""
 
-    top_k: Annotated[int, Field(ge=1), WHOLE] = 5
+    top_k: Annotated[int, Field(ge=1), WHOLE] = DEFAULT_TOP_K
     allow: LabelName | LabelNames | None = Field(
         None, description="One or several label names; set:NAME for the labels of a set."
     )
@@ -90,17 +100,19 @@ class InferRequest(Strict):
     and so are FP32 and FP64.
     """
 
-    id: str | None = Field(None, max_length=1024, description="Returned in the reply.")
+    id: str | None = Field(None, max_length=MAX_ID_CHARS, description="Returned in the reply.")
     model_name: str | None = Field(
-        None, max_length=128, description="If set, must be the model name in the path."
+        None,
+        max_length=MAX_MODEL_NAME_CHARS,
+        description="If set, must be the model name in the path.",
     )
     model_version: str | None = Field(
-        None, max_length=16, description="Ignored: the version is in the path."
+        None, max_length=MAX_VERSION_CHARS, description="Ignored: the version is in the path."
     )
     parameters: InferParameters | None = None
-    inputs: list[InferInput] = Field(min_length=1, max_length=5)
+    inputs: list[InferInput] = Field(min_length=1, max_length=MAX_TENSORS)
     outputs: list[InferOutput] | None = Field(
-        None, max_length=5, description="Default: labels, scores and label_ids."
+        None, max_length=MAX_OUTPUTS, description="Default: labels, scores and label_ids."
     )
 
 

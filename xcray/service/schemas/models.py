@@ -185,7 +185,7 @@ class FiguresView(View):
     by_frequency: for ten groups of labels, rarest first, with equally many "labels" or "positives":
     their training rows (least, most), their part of P@k, recall@k and precision@k. calibration: by
     k, the "ece" and the "groups" (rows, mean predicted probability, observed share), also for the
-    sigmoid of the score ("_sigmoid").
+    sigmoid of the score ("_sigmoid"). pictures: those that exist, for `/pictures/{picture}`.
     """
 
     params: dict[str, Any]
@@ -193,6 +193,7 @@ class FiguresView(View):
     by_frequency: dict[str, list[dict[str, Any]]] | None
     calibration: dict[str, dict[str, Any]] | None
     gaps: GapsView | None
+    pictures: list[str]
 
 
 class FirstLabels(View):

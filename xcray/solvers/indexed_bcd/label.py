@@ -4,6 +4,7 @@ First, queries add violating rows to the active set; after each query its rows a
 of the active set are solved as one block. Then solutions of the active problem alternate with
 passes over all rows whose loss is not certain. A pass gives the duality gap over all non-outliers,
 the truncated objective, the rows that violate the margin, and the outliers of the next problem.
+A warm start takes the place of the first rows: the outliers are those of its weights.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from xcray.kernels.training.dual_hinge import (
     OutlierRule,
     Query,
 )
-from xcray.solvers.indexed_bcd.active_set import ActiveSet
+from xcray.solvers.indexed_bcd.active_set import ActiveSet, Duals
 from xcray.solvers.indexed_bcd.primal_active_set import PrimalActiveSet
 from xcray.solvers.indexed_bcd.row_store import Plan, RowStore
 from xcray.solvers.indexed_bcd.selection import RowSelection
@@ -33,6 +34,10 @@ BLOCK_SWEEPS: Final = 3  # over the rows of a query and the window
 FIRST_QUERIES: Final = 8  # without truncation, because the first outliers are those of their result
 READS_PER_ROW: Final = 20  # a query reads at most this number of rows for each row that it adds
 MIN_PRECISION: Final = 0.01  # of the last query: violating rows per row that was read
+# of the share of support vectors among random rows: precision of the last of the first queries, and
+# that of the first query for which an order of pages is kept
+FIRST_PRECISION: Final = 0.5
+MIN_LIFT: Final = 1.5
 MAX_VIOLATING: Final = 1 << 16  # rows that one call of the query kernel returns
 MAX_PLAN: Final = 256  # pages that are planned together
 NO_WAITS: Final = np.empty(0, np.int32)
@@ -56,6 +61,18 @@ class LabelSettings(NamedTuple):
     is_primal: bool
 
 
+class QueryResult(NamedTuple):
+    """Result of a query.
+
+    rows: positions of rows to add to the active ones; found: rows that violate the margin among
+    those that were read; reads: rows of the pages that were read.
+    """
+
+    rows: Int64
+    found: int
+    reads: int
+
+
 class SweepProgress(NamedTuple):
     """State after a block or a sweep over the active rows.
 
@@ -75,7 +92,7 @@ class PassResult:
 
     v: (D + 1,) weights and bias; primal and dual: of the convex problem, without the constant loss
     of its outliers; constant: this loss; objective: with the truncated loss; outliers: (N,) bool,
-    at v; support: rows with alpha > 0.
+    at v; duals: of the convex problem.
     """
 
     v: Float64
@@ -84,7 +101,12 @@ class PassResult:
     constant: float
     objective: float
     outliers: np.ndarray
-    support: int
+    duals: Duals
+
+    @property
+    def support(self) -> int:
+        """Number of rows with a dual variable above 0."""
+        return len(self.duals.rows)
 
     @property
     def gap(self) -> float:
@@ -101,7 +123,8 @@ class LabelTraining:
     """Trains one class. A new object for each class; `state` is clean scratch memory.
 
     positives: (n,) ascending positions of the rows of the class on the pages of `selection`.
-    check: called at least every 100 ms; can raise Stopped. observe: called after blocks and sweeps.
+    start: dual variables of a similar problem, for a warm start; None for a cold one. check: called
+    at least every 100 ms; can raise Stopped. observe: called after blocks and sweeps.
     It is never called between a new set of outliers, or new active rows, and the end of the block
     that follows, because the weights are far from any solution there.
     """
@@ -116,6 +139,7 @@ class LabelTraining:
         settings: LabelSettings,
         check: Callable[[], None] = lambda: None,
         observe: Callable[[SweepProgress], None] = lambda progress: None,
+        start: Duals | None = None,
     ) -> None:
         self._store, self._state, self._selection = store, state, selection
         self._settings, self._check, self._observe = settings, check, observe
@@ -136,7 +160,8 @@ class LabelTraining:
         self._order = np.arange(selection.pages.n_pages)
         largest_page = int(np.diff(selection.pages.indptr).max(initial=0))
         self._violating = np.empty(MAX_VIOLATING + largest_page, np.int64)
-        self._positives = positives
+        self._positives, self._start = positives, start
+        self._random_precision = 0.0
         self.queries, self.reads, self.rounds = 0, 0, 0
         self.objectives: list[float] = []
         self._reset()
@@ -156,8 +181,11 @@ class LabelTraining:
 
         If a problem is not solved to the allowed gap, returns the last result.
         """
-        self._solve_first()
-        self._grow(None)
+        if self._start is None:
+            self._solve_first()
+        else:
+            self._solve_from(self._start)
+        self._grow(None, MIN_PRECISION)
         best, last, self.rounds = None, self._last_sweep(), 1
         while True:
             self._active.polish(self._settings.gap, last)
@@ -213,9 +241,24 @@ class LabelTraining:
         self.reads += first.reads
         self._solve_active()
         self._state.status.fill(INLIER)
-        self._grow(FIRST_QUERIES)
+        self._random_precision = self._active.support / len(first.rows)
+        # queries that find less than this find mostly outliers of the truncated loss
+        least = max(MIN_PRECISION, FIRST_PRECISION * self._random_precision)
+        self._grow(FIRST_QUERIES, least)
         self._state.status.fill(UNKNOWN)
         self._waits.fill(0)
+        self._solve_without_outliers()
+
+    def _solve_from(self, duals: Duals) -> None:
+        """Begin with the dual variables of a similar problem; its weights define the outliers."""
+        self._active.start(duals)
+        indptr = self._selection.pages.indptr
+        pages = np.unique(np.searchsorted(indptr, duals.rows, "right") - 1)
+        self.reads += int((indptr[pages + 1] - indptr[pages]).sum())
+        self._solve_without_outliers()
+
+    def _solve_without_outliers(self) -> None:
+        """Remove the active rows that are outliers of the present weights, and solve the rest."""
         self._reference = OutlierRule(self._state.v.copy(), self._settings.s)
         self._path_moved()
         self._active.refresh(self._reference, self._path)
@@ -235,19 +278,29 @@ class LabelTraining:
         rows = self._active.rows
         self._active.remove(rows[result.outliers[rows]])
 
-    def _grow(self, max_queries: int | None) -> None:
-        """Add rows by queries, until a query finds few, and at most `max_queries` times."""
+    def _grow(self, max_queries: int | None, min_precision: float) -> None:
+        """Add rows by queries, at most `max_queries` times.
+
+        Ends with the first query that finds at most `min_precision` violating rows per row read.
+        """
         last = np.inf if max_queries is None else self.queries + max_queries
         precise = True
         while precise and self.queries < last and self.n_active < len(self._state.y):
             growth = int(self._selection.growth * self.n_active)
             n = max(self._settings.query_rows, growth)
-            new, found, reads = self._query(n)
-            precise = found > MIN_PRECISION * reads
+            new, found, reads = self.query(n)
+            precise = found > min_precision * reads
+            if self.queries == 1 and self._selection.fallback is not None:
+                self._choose_selection(self._selection.fallback, found / max(reads, 1))
             window = self._next_window(max(reads - len(new), n))
             self._active.add(new)
             self._active.solve_block(np.concatenate([new, window]), BLOCK_SWEEPS)
             self._active.remove_idle()
+
+    def _choose_selection(self, fallback: RowSelection, precision: float) -> None:
+        """Continue with the fallback if the first query found little more than random reads."""
+        if precision < MIN_LIFT * self._random_precision:
+            self._selection = fallback
 
     def _next_window(self, size: int) -> Int64:
         """Return the next `size` active rows of the cyclic window, or all."""
@@ -258,8 +311,12 @@ class LabelTraining:
         self._window = int(window[-1]) + 1
         return rows[window]
 
-    def _query(self, n: int) -> tuple[Int64, int, int]:
-        """Return at most n violating rows that are not active, and how many were found and read."""
+    def query(self, n: int) -> QueryResult:
+        """Return rows that violate the margin, are not active and are not outliers.
+
+        n: number of rows, with those of the page that reaches it; an exhaustive strategy reads all
+        rows and returns at most n of them, others end with n rows or READS_PER_ROW times n reads.
+        """
         self._path_moved()
         selection, limits = self._selection, self._query_limits(n)
         order, begin = selection.order(self._state.v, self._rng), 0
@@ -295,7 +352,7 @@ class LabelTraining:
         if selection.is_exhaustive and found > n:
             # random ones: those that violate the margin most are often outliers
             violating = self._rng.choice(violating, n, replace=False)
-        return violating, found, reads
+        return QueryResult(violating, found, reads)
 
     def _query_limits(self, n: int) -> Query:
         """Return the limits of a query; an exhaustive one has none but the number of rows."""
@@ -361,7 +418,7 @@ class LabelTraining:
             constant,
             half + truncated,
             outliers,
-            self._active.support,
+            self._active.duals(),
         )
 
     def _violating_inliers(self) -> Int64:

@@ -38,7 +38,8 @@ class RowSelection(Protocol):
     rows; others end at the first pages that contain enough of them.
     skipped_queries: for how many queries an exhausted page is skipped. growth: a query adds at most
     this share of the active rows. zones: (N,) uint8; rows of one zone are stored together while
-    they are active. A zone has random pages.
+    they are active. A zone has random pages. fallback: strategy with the same pages, for classes
+    whose first query finds little more than random reads; None to keep this one.
     """
 
     pages: Pages
@@ -46,6 +47,7 @@ class RowSelection(Protocol):
     skipped_queries: int
     growth: float
     zones: np.ndarray
+    fallback: RowSelection | None = None
 
     def order(self, v: Float64, rng: np.random.Generator) -> Int64:
         """Return page numbers in the order of a query with weights v (D + 1,)."""
@@ -59,6 +61,8 @@ class RowSelection(Protocol):
 
 class _ConsecutivePages:
     """Pages of consecutive rows, and first rows from anywhere."""
+
+    fallback: RowSelection | None = None
 
     def __init__(self, X: CSR) -> None:
         ends = np.append(np.arange(0, X.n_rows, LEAF_ROWS), X.n_rows)
@@ -97,6 +101,7 @@ class RandomPages(_ConsecutivePages):
 class ForestLeaves:
     """Leaves of a metric forest, nearest to the hyperplane first."""
 
+    fallback: RowSelection | None = None
     is_exhaustive, skipped_queries, growth = False, SKIPPED_QUERIES, GROWTH
 
     def __init__(self, indexed: IndexedRows) -> None:
@@ -158,11 +163,29 @@ class RandomLeaves(ForestLeaves):
         return rng.permutation(self.pages.n_pages)
 
 
+class AdaptiveLeaves(ForestLeaves):
+    """Leaves nearest to the hyperplane first, or at random for classes where this gains little.
+
+    If most rows are near the boundary, or leaves do not separate those that are, the order finds
+    hardly more than random reads, and its rows are no random sample.
+    """
+
+    def __init__(self, indexed: IndexedRows) -> None:
+        super().__init__(indexed)
+        self.fallback = RandomLeaves(indexed)
+
+
 def make_selection(name: str, X: CSR) -> RowSelection:
-    """Return the strategy `name`, "exact" or "pages", for rows X (N, D) in memory."""
+    """Return the strategy "exact", or that of "pages" and "auto", for rows X (N, D) in memory."""
     return ExactScan(X) if name == "exact" else RandomPages(X)
 
 
 def make_leaf_selection(name: str, indexed: IndexedRows) -> RowSelection:
-    """Return the strategy `name`, "exact", "pages" or "forest", whose pages are leaves."""
-    return {"exact": LeafScan, "pages": RandomLeaves, "forest": ForestLeaves}[name](indexed)
+    """Return a strategy whose pages are leaves: "exact", "pages", "forest", or "auto"."""
+    strategies: dict[str, type[ForestLeaves]] = {
+        "exact": LeafScan,
+        "pages": RandomLeaves,
+        "forest": ForestLeaves,
+        "auto": AdaptiveLeaves,
+    }
+    return strategies[name](indexed)

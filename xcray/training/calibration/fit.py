@@ -8,6 +8,7 @@ are fitted on one side and measured on the other. The order of answers and P@k d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
@@ -21,7 +22,7 @@ from xcray.kernels.fingerprint import fingerprints
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.metrics import brier, ece, ece_floor, matches, reliability
 from xcray.model.calibration import Calibration
-from xcray.training.calibration.isotonic import RankedLabels, fit_curves
+from xcray.training.calibration.isotonic import MIN_ANSWERS, RankedLabels, fit_curves
 
 # Labels per row that the curves are fitted to: enough for filtered answers.
 CANDIDATES: Final = 100
@@ -71,6 +72,9 @@ def fit_calibration(
     rows, left_out, in_fit = split_rows(X, train_rows, seed)
     top = search(take_rows(X, rows), CANDIDATES)
     answers = RankedLabels(top.labels, top.scores, matches(top, take_pattern_rows(Y, rows)))
+    _check_answers(
+        int(answers.correct[in_fit].sum()), int(in_fit.sum()), left_out, len(X.indptr) - 1
+    )
     curves = fit_curves(answers.select(in_fit), counts, seed)
     report = {
         str(k): measure_calibration(curves, answers.select(in_fit), answers.select(~in_fit), k)
@@ -95,6 +99,35 @@ def fit_calibration(
         "report": report,
         "measures": measures,
     }
+
+
+def _check_answers(n_correct: int, n_fit: int, left_out: int, n_rows: int) -> None:
+    """Raise InputError TOO_FEW_ANSWERS with the reason, if too few answers are correct.
+
+    n_correct: correct answers of the n_fit rows to fit on. left_out: copies of training rows among
+    the n_rows held-out rows.
+    """
+    if n_correct >= MIN_ANSWERS:
+        return
+    have = (
+        f"probabilities need {MIN_ANSWERS} correct answers on held-out rows, and the "
+        f"{n_fit:,} rows to fit on (half of those that can be used) have {n_correct}: "
+    )
+    if 2 * left_out >= n_rows:
+        reason = (
+            f"{left_out:,} of {n_rows:,} held-out rows are copies of training rows and cannot be "
+            "used; hold out other rows"
+        )
+    elif 2 * n_correct >= n_fit:
+        share = n_correct / n_fit if n_fit else 1.0
+        needed = math.ceil(1.2 * MIN_ANSWERS / (share * FIT_SHARE))
+        reason = f"hold out more rows, about {needed:,} instead of {n_rows:,}"
+    else:
+        reason = (
+            "the model is seldom right on these rows; check its measures and the warnings of the "
+            "data set, or hold out more rows"
+        )
+    raise InputError(f"{have}{reason}", code="TOO_FEW_ANSWERS")
 
 
 def measure_calibration(

@@ -54,7 +54,7 @@ def fit_curves(answers: RankedLabels, counts: Int64, seed: int = 0) -> Calibrati
     """
     if (n_correct := int(answers.correct.sum())) < MIN_ANSWERS:
         raise InputError(
-            f"{n_correct} held-out answers are correct, calibration needs {MIN_ANSWERS}: "
+            f"{n_correct} correct answers to fit on, calibration needs {MIN_ANSWERS}: "
             "hold out more rows",
             code="TOO_FEW_ANSWERS",
         )

@@ -1,4 +1,4 @@
-"""Figures of a model as JSON of bounded size, for plots that are drawn elsewhere."""
+"""Figures of a model as JSON of bounded size."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from xcray.model.model import Model
 from xcray.solvers import SOLVERS
+from xcray.training.report.pictures import picture_names
 
 GAP_EDGES: Final = 10.0 ** np.arange(-8.0, 0.01, 0.5)  # relative gaps; the ends take the rest
 
@@ -20,7 +21,8 @@ def report_figures(model: Model) -> dict[str, Any]:
     "groups" (rows, mean predicted probability, observed share) with and without ("_sigmoid")
     calibration, None for other models. "gaps": "edges" (n + 1) and "counts" (n) of the duality gaps
     of the labels with training rows, as shares of their null objectives, and the "eps" that was
-    requested; None if the solver has no certificates by label.
+    requested; None if the solver has no certificates by label. "pictures": names of the pictures
+    that `xcray.training.report.pictures.model_picture` draws.
     """
     report = model.manifest["report"]
     return {
@@ -31,6 +33,7 @@ def report_figures(model: Model) -> dict[str, Any]:
         "by_frequency": report.get("by_frequency"),
         "calibration": model.calibration_facts.get("report"),
         "gaps": _gap_histogram(model),
+        "pictures": picture_names(model),
     }
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from xcray import plots
 from xcray.errors import InputError
 from xcray.model.model import Model
-from xcray.solvers import SOLVERS
+from xcray.plots.picture import Picture
+from xcray.plots.trainings import scaling_picture
 from xcray.storage.atomic import write_bytes, write_json
-from xcray.training.report.oracle_plot import draw_oracle
-from xcray.training.report.stages_plot import draw_stages
-from xcray.training.report.timeline import describe_timeline, timeline_document
+from xcray.training.report.pictures import class_columns, model_pictures, model_title
+from xcray.training.report.timeline import timeline_document
 
 MAX_CLASSES = 10  # classes listed in the report
 QUANTILES: Final = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -36,8 +35,7 @@ def draw_report(model_path: Path, out: Path, others: Sequence[Path] = ()) -> dic
     Writes report.json, report.md and the pictures. others: models of the same training with other
     numbers of workers, for a scaling picture. Pictures without data are left out; "left_out" gives
     the reasons. Files of an earlier report are replaced.
-    Raises NotFound, Corrupt; Unavailable without matplotlib; InputError if a model of `others`
-    comes from another training.
+    Raises NotFound, Corrupt; InputError if a model of `others` comes from another training.
     """
     model = Model.open(model_path, verify=False)
     report = summarize_model(model)
@@ -49,18 +47,17 @@ def draw_report(model_path: Path, out: Path, others: Sequence[Path] = ()) -> dic
     out.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    for name, draw in _picture_functions(model).items():
-        reason = draw(model, report, out / f"{name}.png")
-        if reason is None:
-            pictures[name] = f"{name}.png"
-        else:
-            left_out[name] = reason
+    drawn = model_pictures(model, report["name"])
     if points:
         seconds = ", ".join(f"{workers}: {each:.1f} s" for workers, each in points)
-        plots.draw_scaling(
-            out / "scaling.png", points, report["name"], f"solving by workers, {seconds}"
-        )
-        pictures["scaling"] = "scaling.png"
+        note = f"solving by workers, {seconds}"
+        drawn["scaling"] = scaling_picture(points, report["name"], note)
+    for name, picture in drawn.items():
+        if isinstance(picture, Picture):
+            pictures[name] = f"{name}.svg"
+            picture.write(out / pictures[name])
+        else:
+            left_out[name] = picture
     complete = {**report, "scaling": points, "pictures": pictures, "left_out": left_out}
     write_json(out / "report.json", complete)
     write_bytes(out / "report.md", to_markdown(complete).encode())
@@ -76,9 +73,9 @@ def summarize_model(model: Model) -> dict[str, Any]:
     """
     manifest, table = model.manifest, model.classes
     training = manifest["report"]
-    columns = _class_columns(model)
+    columns = class_columns(model)
     out: dict[str, Any] = {
-        "name": training.get("data", {}).get("name") or model.path.name,
+        "name": model_title(model),
         **{
             name: manifest[name]
             for name in (
@@ -191,25 +188,6 @@ def _measures_table(measures: Mapping[str, Any]) -> str:
     return "\n".join(f"| {line} |" for line in [*head, *rows]) if rows else ""
 
 
-def _class_columns(model: Model) -> dict[str, Any]:
-    """Return the class table as arrays, without unsolved classes, plus derived columns."""
-    if model.classes is None:
-        return {}
-    out = {
-        name: model.classes.column(name).to_numpy()
-        for name in model.classes.column_names
-        if name != "worker"
-    }
-    if "rounds" in out:
-        solved = out["rounds"] >= 0
-        out = {name: values[solved] for name, values in out.items()}
-    if {"gap", "null"} <= out.keys():
-        out["relative_gap"] = np.where(
-            out["null"] > 0.0, out["gap"] / np.maximum(out["null"], 1e-300), 0.0
-        )
-    return out
-
-
 def _quantiles(values: Any) -> dict[str, float | None]:
     """Return mean and quantiles of the finite values."""
     known = values[np.isfinite(values)]
@@ -244,150 +222,3 @@ def _to_python(value: Any) -> Any:
     """Return a numpy number as a Python number; None for NaN."""
     value = value.item()
     return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _draw_by_frequency(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
-    """Draw measures by label frequency; return the reason if that is impossible."""
-    groups = report["training"].get("by_frequency")
-    if not groups:
-        return (
-            "the model was not measured by label frequency "
-            "(no held-out part, or trained by an earlier xcray)"
-        )
-    shown = ", ".join(
-        f"{name} {100 * value:.2f} %"
-        for name, value in report["measures"].items()
-        if name.startswith("P@")
-    )
-    held_out = report["training"].get("data", {}).get("held_out", 0)
-    plots.draw_by_frequency(
-        path,
-        groups,
-        report["name"],
-        f"{held_out:,} held-out rows, {model.n_labels:,} labels; {shown}",
-    )
-    return None
-
-
-def _draw_costs(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
-    """Draw cost by frequency; return the reason if that is impossible."""
-    columns = _class_columns(model)
-    if "positives" not in columns or not np.isfinite(columns.get("seconds", np.empty(0))).any():
-        return (
-            "the seconds per class are unknown "
-            "(the run kept no timeline, or an earlier xcray trained it)"
-        )
-    seconds = columns["seconds"]
-    total, middle = np.nansum(seconds), 1e3 * np.nanmedian(seconds)
-    rare = np.nansum(seconds[columns["positives"] <= 5]) / max(total, 1e-300)
-    note = (
-        f"{len(seconds):,} classes in {total:,.1f} core seconds; median {middle:.2f} ms; "
-        f"{100 * rare:.0f} % of the time in classes"
-    )
-    plots.draw_costs(
-        path, columns["positives"], seconds, report["name"], f"{note} of at most 5 positives"
-    )
-    return None
-
-
-def _draw_timeline(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
-    """Draw the timeline; return the reason if that is impossible."""
-    timeline = model.timeline
-    if timeline is None or not timeline.num_rows:
-        return (
-            "the model has no timeline.arrow "
-            "(an earlier xcray trained it, or no batch was recorded)"
-        )
-    figures = timeline_document(timeline)
-    plots.draw_timeline(path, figures, report["name"], describe_timeline(figures))
-    return None
-
-
-def _draw_certificates(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
-    """Draw the final gaps and rounds of classes; return the reason if that is impossible."""
-    columns = _class_columns(model)
-    if "relative_gap" not in columns or "rounds" not in columns:
-        return f"solver {report['solver']} records no gaps by class"
-    if report["solver"] in SOLVERS and SOLVERS[report["solver"]].family == "joint":
-        return f"solver {report['solver']} certifies all classes as one problem"
-    eps, training = report["params"].get("eps"), report["training"]
-    has_positives = (
-        columns["positives"] > 0
-        if "positives" in columns
-        else np.ones(len(columns["rounds"]), bool)
-    )
-    rounds, gaps = columns["rounds"][has_positives], columns["relative_gap"][has_positives]
-    if not len(rounds):
-        return "no class was solved"
-    note = (
-        f"{training['classes_certified']:,} of {training['classes']:,} classes certified; "
-        if "classes_certified" in training
-        else ""
-    )
-    hidden_note = (
-        f"; {(~has_positives).sum():,} without positives not shown"
-        if not has_positives.all()
-        else ""
-    )
-    note += f"{rounds.mean():.1f} rounds per class, at most {rounds.max()}{hidden_note}"
-    plots.draw_certificates(path, gaps, eps, rounds, report["name"], note)
-    return None
-
-
-def _draw_calibration(model: Model, report: Mapping[str, Any], path: Path) -> None:
-    """Draw the reliability of a calibrated model's probabilities."""
-    facts = model.calibration_facts
-    rows = (
-        f"{facts['rows']['fitted']:,} held-out rows to fit, "
-        f"{facts['rows']['measured']:,} others to measure"
-    )
-    bins, places = len(facts["bins"]), max(len(facts["places"]), 1)
-    note = f"{rows}; {bins} x {places} curves: labels by frequency, places"
-    plots.draw_calibration(path, facts["report"], report["name"], note)
-
-
-def _draw_objective(model: Model, report: Mapping[str, Any], path: Path) -> None:
-    """Draw the objective and the held-out measures over time and epochs."""
-    training = report["training"]
-    note = (
-        f"objective {training['objective']:.6g} after {training['epochs']:,} epochs; "
-        f"{training['stopped']}"
-    )
-    plots.draw_descent(path, training["history"], report["name"], note)
-
-
-def _draw_stages(model: Model, report: Mapping[str, Any], path: Path) -> None:
-    """Draw the held-out error over features and time."""
-    training = report["training"]
-    note = f"{training['stages']:,} stages; {training['stopped']}"
-    draw_stages(path, training["history"], report["name"], note)
-
-
-def _draw_oracle(model: Model, report: Mapping[str, Any], path: Path) -> None:
-    """Draw the errors of an approximate search by round."""
-    training = report["training"]
-    seconds = sum(each["build_seconds"] for each in training["oracle"])
-    note = f"indexes took {seconds:.3g} s to build; samples were searched exactly, too"
-    draw_oracle(path, training["oracle"], report["name"], note)
-
-
-def _picture_functions(
-    model: Model,
-) -> dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]:
-    """Return the pictures of a model: those of all models, and those that only some have."""
-    history = model.manifest["report"].get("history")
-    optional = {
-        "stages": (_draw_stages, history if model.linear is None else None),
-        "descent": (_draw_objective, history if model.linear is not None else None),
-        "oracle": (_draw_oracle, model.manifest["report"].get("oracle")),
-        "calibration": (_draw_calibration, model.calibration_facts),
-    }
-    return {**_COMMON_PICTURES, **{name: draw for name, (draw, there) in optional.items() if there}}
-
-
-_COMMON_PICTURES: Final[dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]] = {
-    "by_frequency": _draw_by_frequency,
-    "costs": _draw_costs,
-    "certificates": _draw_certificates,
-    "timeline": _draw_timeline,
-}

@@ -149,15 +149,9 @@ class PointEvaluator:
             if start is None or duals is None
             else read_duals(self.folder / start.key / "duals")
         )
-        factor = 1.0 if start is None else dual_scale(start.params, point.params)
-
         missing = frozen(parts.missing, np.int32)
         if len(missing):
-            warm = (
-                None
-                if duals is None
-                else WarmRunner(cast("WarmStartSolver", solver), origin, factor)
-            )
+            warm = None if duals is None else make_runner(solver, origin, start, point)
             n_kept = n_labels - len(missing)
             with Timeline(folder) as timeline:
                 solve_labels(
@@ -177,15 +171,15 @@ class PointEvaluator:
         }
 
     def _make_pool(self, spec: TrainSpec, solver: TaskSolver, warm: WarmRunner | None) -> Pool:
-        """Return the pool of the spec. Local pools load the problem once for all points.
+        """Return the pool of the spec. Local pools share what does not depend on the point.
 
         warm: solves the tasks in place of the solver, on local pools.
         """
         if spec.pool == "ray":
             spec = replace(spec, dataset=str(self.data.path))
             return make_ray_pool(spec, solver, self.data, self.workers, self.job)
-        if self.state is None:
-            self.state = solver.load(*self.training_data)
+        before, data = self.state, self.training_data
+        self.state = solver.load(*data) if before is None else solver.reload(before, *data)
         return make_local_pool(spec.pool, solver, self.state, self.workers, runner=warm)
 
     def _measure(self, folder: Path, parts: BlockStore, solver: TaskSolver) -> dict[str, Any]:
@@ -270,6 +264,16 @@ def make_task_solver(spec: TrainSpec) -> TaskSolver:
     if solver.family in ("independent", "joint"):
         return solver
     raise ParameterError(f"{spec.solver} trains by epochs or rounds and cannot be tuned")
+
+
+def make_runner(
+    solver: TaskSolver, origin: CSR | None, start: Point | None, point: Point
+) -> WarmRunner:
+    """Return what solves a point from the duals of another. origin: (K, N) of `start`, or None."""
+    warm = cast("WarmStartSolver", solver)
+    if start is None:
+        return WarmRunner(warm, origin)
+    return WarmRunner(warm, origin, dual_scale(start.params, point.params, warm.dual_exponent))
 
 
 class _PointObserver(StoreObserver):

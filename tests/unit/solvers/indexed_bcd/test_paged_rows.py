@@ -21,7 +21,12 @@ from xcray.solvers.indexed_bcd.forest_directory import (
 )
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeState
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
-from xcray.solvers.indexed_bcd.selection import ForestLeaves, LeafScan, RandomLeaves
+from xcray.solvers.indexed_bcd.selection import (
+    AdaptiveLeaves,
+    ForestLeaves,
+    LeafScan,
+    RandomLeaves,
+)
 from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver
 
 FIRST = frozen([0], np.int32)
@@ -115,8 +120,8 @@ def test_auto_chooses_by_the_limit(dataset: Dataset) -> None:
         for limit in (None, 2 * n_bytes(dataset))
     }
     assert kinds == {"RandomPages"}
-    assert type(paged(solver, dataset, n_bytes(dataset) // 4).selection) is ForestLeaves
-    for name, kind in (("exact", LeafScan), ("pages", RandomLeaves)):
+    assert type(paged(solver, dataset, n_bytes(dataset) // 4).selection) is AdaptiveLeaves
+    for name, kind in (("exact", LeafScan), ("pages", RandomLeaves), ("forest", ForestLeaves)):
         solver = IndexedBCDSolver(**SMALL, selection=name)
         assert type(paged(solver, dataset, n_bytes(dataset) // 4).selection) is kind
 

@@ -107,7 +107,7 @@ def test_all_selections_reach_the_same_objective(noisy: SVMProblem) -> None:
 def test_objectives_decrease_and_the_last_outliers_are_stable(
     noisy: SVMProblem, selection: str
 ) -> None:
-    solver = IndexedBCDSolver(**SMALL, s=0.5, eps=1e-4, selection=selection)
+    solver = IndexedBCDSolver(**SMALL, s=0.1, eps=1e-4, selection=selection)
     local = load(solver, noisy)
     training = LabelTraining(
         local.store,

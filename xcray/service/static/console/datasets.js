@@ -1,7 +1,7 @@
 // Data sets: upload with progress, the report of invalid lines, sizes.
 import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment, upload } from "/static/console/api.js";
-import { CountHistogram } from "/static/console/charts.js";
+import { Picture } from "/static/console/pictures.js";
 import { Button, bytes, count, Facts, Field, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 
 const FORMATS = ["jsonl", "csv", "tsv", "svmlight", "xc", "parquet", "npz"];
@@ -15,6 +15,14 @@ export function Datasets() {
       rows=${list.datasets.map((set) => [html`<a href=${`#/datasets/${set.id}`}>${set.name}</a>`, html`<${Status} value=${set.status} />`,
         count(set.stats.splits?.train?.n_rows), count(set.stats.n_labels), count(set.stats.n_features), when(set.created)])} />
       <${Pager} page=${page} setPage=${setPage} next=${list.next_page_token} />`}`;
+}
+
+// Fill in the name and the format that the name of a file suggests.
+function suggest({ target: { form, files } }) {
+  const [stem, ...endings] = (files[0]?.name ?? "").toLowerCase().split(".");
+  const [name, format] = ["name", "format"].map((field) => form.elements.namedItem(field));
+  if (!name.value) name.value = stem.replace(/[^a-z0-9_-]+/g, "-").replace(/^[^a-z0-9]+/, "").slice(0, 64);
+  format.value = FORMATS.find((each) => endings.includes(each)) ?? format.value;
 }
 
 function Upload() {
@@ -38,7 +46,7 @@ function Upload() {
     setSent(null);
   };
   return html`<form onSubmit=${submit} aria-label="Upload"><div class="fields">
-      <${Field} label="File" id="file"><input id="file" name="file" type="file" required /><//>
+      <${Field} label="File" id="file"><input id="file" name="file" type="file" required onChange=${suggest} /><//>
       <${Field} label="Name" id="name" help="Lower-case letters, digits, . _ -"><input id="name" name="name" required maxlength="64" /><//>
       <${Field} label="Format" id="format"><select id="format" name="format">${FORMATS.map((name) => html`<option value=${name}>${name}</option>`)}</select><//>
       <${Field} label="Share of rows held out" id="held_out" help="To measure accuracy; 0: none"><input id="held_out" name="held_out" type="number" min="0" max="0.9" step="any" value="0.1" /><//>
@@ -74,14 +82,11 @@ export function Dataset({ id }) {
       <${Button} scope="submit" onClick=${remove}>Delete<//></p><${Trouble} error=${failed} />`;
 }
 
-// Plots and example rows. The lengths of rows are those of a sample if there are many rows.
+// Histograms and example rows.
 function Figures({ id }) {
   const [of, error] = useLoaded(() => get(`/v1/datasets/${segment(id)}/figures`), [id]);
   if (!of) return html`<${Trouble} error=${error} />`;
-  const { train } = of.parts, sampled = train.sampled_rows < train.n_rows ? ` of ${count(train.sampled_rows)} rows` : "";
-  return html`<div class="plots"><${CountHistogram} title="Training rows per label" x="training rows" y="labels" of=${of.rows_per_label} />
-      <${CountHistogram} title=${`Labels per training row${sampled}`} x="labels" y="rows" of=${train.labels_per_row} />
-      <${CountHistogram} title=${`Features per training row${sampled}`} x="features" y="rows" of=${train.features_per_row} /></div>
+  return html`<${Picture} path=${`/v1/datasets/${segment(id)}/picture`} />
     ${Object.entries(of.parts).map(([part, { examples }]) => html`<h2>Example rows: ${part}</h2><${Table} caption=${`Example rows: ${part}`} columns=${["row#", "labels", "largest features"]} rows=${examples.map((row) => [count(row.row),
       `${row.labels.join(", ")}${row.n_labels > row.labels.length ? `, ... (${count(row.n_labels)})` : ""}`,
       `${row.features.map(({ feature, value }) => `${feature} ${Number(value.toPrecision(3))}`).join(", ")}${row.n_features > row.features.length ? `, ... (${count(row.n_features)})` : ""}`])} />`)}`;

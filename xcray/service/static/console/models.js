@@ -2,6 +2,7 @@
 import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, segment } from "/static/console/api.js";
 import { Button, count, Facts, Field, Pager, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
+import { Aliases } from "/static/console/aliases.js";
 import { Version, Versions } from "/static/console/versions.js";
 
 export function Models() {
@@ -37,42 +38,6 @@ export function Model({ id, query }) {
       html`<a href=${`#/models/${id}?version=${each.version}`} aria-current=${each.version === version ? "true" : undefined}>${each.version}</a>`, html`<${Status} value=${each.state} />`, each.reason || "",
       html`<${Button} scope="submit" label=${`Delete version ${each.version}`} onClick=${() => remove(each.version)}>Delete<//>`])} /><${Trouble} error=${failed} />
     <${Aliases} model=${model} version=${version} reload=${reload} /><${Versions} name=${id} numbers=${model.versions} version=${version} /><${Version} name=${id} version=${version} /><${Labels} reference=${`${id}:${version}`} />`;
-}
-
-function Aliases({ model, version, reload }) {
-  const [failed, setFailed] = useState(null);
-  const move = async (method, alias, question, body) => {
-    if (!confirm(question)) return;
-    setFailed(null);
-    try {
-      await change(method, `/v1/models/${segment(model.name)}/aliases/${segment(alias)}`, body);
-      reload();
-    } catch (problem) {
-      setFailed(problem);
-    }
-  };
-  const set = (alias, body = { version }) => {
-    const split = model.splits[alias] ? " Its traffic split or shadow ends." : "";
-    const old = model.aliases[alias] === undefined ? "" : ` It is version ${model.aliases[alias]} now.`;
-    const target = body.split ? body.split.map((each) => `${(100 * each.weight).toFixed(1)} % version ${each.version}`).join(" and ") : `version ${version}`;
-    move("PUT", alias, `Set ${model.name}@${alias} to ${target}${body.shadow ? ` with shadow ${body.shadow}` : ""}?${old}${split}`, body);
-  };
-  const submit = (event) => {
-    event.preventDefault();
-    const fields = new FormData(event.target), weight = Number(fields.get("share")) / 100;
-    const split = fields.get("other") && weight > 0 && [{ version, weight: 1 - weight }, { version: Number(fields.get("other")), weight }];
-    set(fields.get("alias"), { ...(split ? { split } : { version }), ...(fields.get("shadow") && { shadow: Number(fields.get("shadow")) }) });
-  };
-  const others = (name) => html`<select id=${`alias-${name}`} name=${name}><option value="">none</option>${model.versions.filter((each) => each !== version).map((each) => html`<option value=${each}>${each}</option>`)}</select>`;
-  const names = Object.keys(model.aliases).filter((alias) => alias !== "latest");
-  return html`<h2>Aliases</h2><${Table} caption="Aliases" columns=${["alias", "answered by", "change"]} empty="There is no alias." rows=${names.map((alias) => [
-      alias, model.splits[alias] ? model.splits[alias].split.map((share) => `version ${share.version}: ${(100 * share.weight).toFixed(0)} %`).join(", ") + (model.splits[alias].shadow ? `, shadow ${model.splits[alias].shadow.version}` : "") : `version ${model.aliases[alias]}`,
-      html`<${Button} scope="submit" disabled=${model.aliases[alias] === version && !model.splits[alias]} onClick=${() => set(alias)}>Set to version ${version}<//> <${Button} scope="submit" onClick=${() => move("DELETE", alias, `Remove the alias ${alias}? Requests to ${model.name}@${alias} are then refused.`)}>Remove<//>`])} />
-    <form onSubmit=${submit} aria-label="New alias"><label>New alias for version ${version} <input name="alias" required pattern="[a-z0-9][a-z0-9._\\-]*" /></label> <${Button} type="submit" scope="submit">Set<//>
-      ${model.versions.length > 1 && html`<details><summary>Split and shadow</summary><div class="fields">
-        <${Field} id="alias-other" label="Another version answers, too">${others("other")}<//>
-        <${Field} id="alias-share" label="Its share of the requests, in percent"><input id="alias-share" name="share" type="number" min="0" max="100" step="any" defaultValue="10" /><//>
-        <${Field} id="alias-shadow" label="Shadow" help="It gets copies of requests; its answers are only compared">${others("shadow")}<//></div></details>`}</form><${Trouble} error=${failed} />`;
 }
 
 // A model that is a chain of stages has no weights by label; the service says so and this shows it.

@@ -1,7 +1,7 @@
 // Readiness with reasons, queue, running jobs, models, requests per second and p99, disk.
 import { html, useRef } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { get, getText } from "/static/console/api.js";
-import { bytes, count, duration, Facts, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
+import { bytes, count, duration, Facts, phaseOf, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
 
 const LATENCY = "xcray_predict_duration_seconds_bucket";
 
@@ -46,9 +46,10 @@ export function Overview() {
       ["Disk", metrics && `${bytes(metrics.free)} free of ${bytes(metrics.size)}`],
     ]} />`}
     ${metricsError && html`<p class="note">Requests, p99 and disk: ${metricsError.message}.</p>`}
+    ${models?.total === 0 && html`<h2>First steps</h2><ol><li><a href="#/datasets">Upload a file</a> of texts with labels.</li><li><a href="#/train">Train</a> a model on it.</li><li><a href="#/ask">Ask</a> the model.</li></ol>`}
     <h2>Running jobs</h2>
     ${jobs && html`<${Table} caption="Running jobs" columns=${["name", "status", "phase", "progress", "time left"]} empty="No job is running." rows=${jobs.running.jobs.map((job) => [
-      html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, html`<${Status} value=${job.status} />`, job.phase,
+      html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, html`<${Status} value=${job.status} />`, phaseOf(job),
       job.progress.total ? html`<progress max=${job.progress.total} value=${job.progress.done} aria-label="progress"></progress>` : "", duration(job.progress.eta),
     ])} />`}
     <h2>Models in memory</h2>

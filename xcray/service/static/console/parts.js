@@ -32,6 +32,8 @@ export function useLoaded(load, keys, seconds = 0) {
   return [state.value, state.error, () => setTurn((n) => n + 1)];
 }
 
+// The phase of a job, and what it waits for: the note before anything is counted, and compilation.
+export const phaseOf = ({ status, phase, progress: { total, note } }) => (status === "RUNNING" && note && (!total || note.startsWith("compiling")) ? `${phase}: ${note}` : phase);
 export const Status = ({ value }) => html`<span class=${value}>${value}</span>`;
 export const Trouble = ({ error }) => error && html`<div class="problem" role="alert">${error.message}${error.hint && html`<br />${error.hint}`}</div>`;
 export const Facts = ({ of }) => html`<dl class="facts">${of.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;

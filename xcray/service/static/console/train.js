@@ -3,6 +3,15 @@ import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.modu
 import { change, get, newKey, segment } from "/static/console/api.js";
 import { Button, Facts, Field, Trouble, bytes, count, duration, useLoaded } from "/static/console/parts.js";
 
+const MIB = 2 ** 20;
+const LIMITS = [
+  { name: "max_seconds", label: "Time limit in seconds", help: "Then the finished part is published; empty: none", min: 1, step: "any" },
+  { name: "memory_limit", label: "Memory limit in MiB", help: "A training that is estimated to need more fails before it starts; some solvers read rows from files to keep it; empty: none", min: 1, step: "any" },
+  { name: "timeout_seconds", label: "Running time at most, in seconds", help: "Over all attempts; then the job fails; empty: none", min: 1, step: "any" },
+  { name: "max_attempts", label: "Attempts at most", help: "How often a lost process is started again; empty: chosen by the server", min: 1, max: 100, step: 1 },
+  { name: "priority", label: "Priority", help: "Jobs with a larger number start first; empty: 0", min: -100, max: 100, step: 1 },
+];
+
 // "0 <= value <= 1" in words, from the limits of a parameter.
 function range({ low, high, above }) {
   const parts = [above !== null && above !== undefined && `above ${above}`, low !== null && low !== undefined && `at least ${low}`, high !== null && high !== undefined && `at most ${high}`];
@@ -54,14 +63,16 @@ export function Train({ query }) {
   if (!found) return html`<h1>Train</h1><${Trouble} error=${error} />`;
   const { solvers, sets, job } = found, old = job?.spec || {};
   const solver = solvers.find((each) => each.name === (name ?? old.solver)) || solvers[0];
+  const before = (limit) => (limit === "memory_limit" ? old.memory_limit && old.memory_limit / MIB : old[limit] ?? job?.[limit]) || "";
   const isAuto = solver.name === "ppdsparse";
   const bodyOf = (form) => {
     const fields = new FormData(form);
     const body = { dataset: fields.get("dataset"), model: fields.get("model"), solver: solver.name, params: params(fields, solver), workers: Number(fields.get("workers")), calibrate: fields.has("calibrate") };
-    for (const kept of ["ks", "memory_limit"]) if (old[kept]) body[kept] = old[kept];
+    if (old.ks) body.ks = old.ks;
+    if (fields.get("memory_limit")) body.memory_limit = Math.max(1, Math.round(Number(fields.get("memory_limit")) * MIB));
+    for (const limit of ["max_seconds", "timeout_seconds", "max_attempts", "priority"]) if (fields.get(limit)) body[limit] = Number(fields.get(limit));
     if (isAuto && fields.has("auto")) Object.assign(body, { auto: true, ...(old.auto && { select: old.select }) });
     if (fields.get("pool")) body.pool = fields.get("pool");
-    if (fields.get("max_seconds")) body.max_seconds = Number(fields.get("max_seconds"));
     return body;
   };
   const perform = async (action) => {
@@ -94,11 +105,12 @@ export function Train({ query }) {
       <${Field} id="solver" label="Solver" help=${solver.help}><select id="solver" name="solver" onChange=${(event) => setName(event.target.value)}>${solvers.map((each) => html`<option value=${each.name} selected=${each.name === solver.name}>${each.name}</option>`)}</select><//>
       <${Field} id="pool" label="Pool" help="Where labels are trained"><select id="pool" name="pool">${["", "serial", "threads", "ray"].map((each) => html`<option value=${each} selected=${each === (old.pool ?? "")}>${each || "chosen by the server"}</option>`)}</select><//>
       <${Field} id="workers" label="Workers" help="0: all cores"><input id="workers" name="workers" type="number" min="0" max="100000" required defaultValue=${old.workers ?? 0} /><//>
-      <${Field} id="max_seconds" label="Time limit in seconds" help="Then the finished part is published; empty: none"><input id="max_seconds" name="max_seconds" type="number" min="1" step="any" defaultValue=${old.max_seconds ?? ""} /><//>
       <p><label><input type="checkbox" name="calibrate" checked=${old.calibrate} /> Also fit probabilities (needs held-out rows)</label></p>
       ${isAuto && html`<p><label><input type="checkbox" name="auto" checked=${old.auto} /> Choose parameters on held-out training rows</label></p>`}
     </div>
     <details open=${Object.keys(old.params || {}).length > 0}><summary>Parameters of ${solver.name}</summary><div class="fields" key=${solver.name}>${solver.parameters.map((each) => html`<${Parameter} of=${each} value=${solver.name === old.solver ? old.params?.[each.name] : undefined} />`)}</div></details>
+    <details open=${LIMITS.some((limit) => before(limit.name) !== "")}><summary>Limits and priority</summary><div class="fields">${LIMITS.map(({ name, label, help, ...more }) => html`
+      <${Field} id=${name} label=${label} help=${help}><input id=${name} name=${name} type="number" defaultValue=${before(name)} ...${more} /><//>`)}</div></details>
     <p><${Button} type="submit" class="main" scope="submit" disabled=${sending}>Train<//> <${Button} scope="submit" disabled=${sending} onClick=${(event) => showEstimate(event.target.form)}>Estimate<//></p>
     <${Trouble} error=${failed} />${estimate && html`<${Estimate} of=${estimate} />`}</form>`;
 }

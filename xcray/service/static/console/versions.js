@@ -1,10 +1,14 @@
 // Versions of a model: measures side by side, differences, and the figures of one version.
 import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { download, get, getText, segment } from "/static/console/api.js";
-import { brief, Chart } from "/static/console/charts.js";
+import { Picture } from "/static/console/pictures.js";
 import { Button, bytes, count, duration, Facts, Field, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 
 const MAX_COLUMNS = 6;
+// heading and text of each picture
+const PICTURES = { by_frequency: ["By label frequency", "Ten groups of labels, rarest first: equally many labels, or equally many training rows."],
+  costs: ["Cost by label frequency"], certificates: ["Certificates", "Duality gaps of the labels: how far each can be from its optimum, as a share of its null objective."],
+  timeline: ["Workers"], stages: ["Stages"], descent: ["Objective"], oracle: ["Approximate search"], calibration: ["Calibration", "Points on the dashed line: of the answers with a probability of 0.7, seven of ten are right."] };
 const SIZES = { solver: (of) => of.solver, "created (UTC)": (of) => when(of.created), labels: (of) => count(of.n_labels), features: (of) => count(of.n_features),
   weights: (of) => count(of.nnz), size: (of) => bytes(of.n_bytes), probabilities: (of) => (of.calibrated ? "yes" : "no") };
 const value = (number) => (typeof number === "number" ? (Number.isInteger(number) ? count(number) : number.toFixed(4)) : number ?? "");
@@ -65,34 +69,5 @@ function Figures({ path }) {
   return html`<h2>Training</h2><${Facts} of=${[["Time", training.makespan !== undefined ? duration(training.makespan) : ""], ["Core time", training.core_seconds !== undefined ? duration(training.core_seconds) : ""], ["Workers", training.workers],
       ["Labels with a certificate", training.classes_certified !== undefined ? `${count(training.classes_certified)} of ${count(training.classes)}` : ""], ["Epochs", count(training.epochs)], ["Why it ended", training.stopped]]} />
     <details><summary>Parameters</summary><${Table} caption="Parameters" columns=${["parameter", "value"]} rows=${Object.entries(of.params).map(([name, each]) => [name, String(each)])} /></details>
-    ${of.gaps && of.gaps.counts.some((n) => n > 0) && html`<${Gaps} of=${of.gaps} />`}
-    ${of.by_frequency && html`<h2>By label frequency</h2><div class="plots">${Object.entries(of.by_frequency).map(([equal, groups]) => html`<${Frequency} equal=${equal} groups=${groups} />`)}</div>`}
-    ${of.calibration && html`<h2>Calibration</h2><div class="plots">${Object.entries(of.calibration).map(([k, facts]) => html`<${Reliability} k=${k} facts=${facts} />`)}</div>`}`;
-}
-
-function Gaps({ of }) {
-  const ticks = of.counts.map((_, i) => of.edges[i + 1].toExponential(0));
-  return html`<h2>Certificates</h2><p>Duality gaps of the labels: how far each can be from its optimum, as a share of its null objective.${of.eps === null ? "" : ` At most ${of.eps} was requested.`}</p>
-    <${Chart} title="Labels by duality gap" x="gap, up to" y="labels" bars ticks=${ticks} xs=${ticks.map((_, i) => i)} series=${[{ label: "labels", values: of.counts }]} />`;
-}
-
-// Ten groups of labels, rarest first: equally many labels, or equally many training rows.
-function Frequency({ equal, groups }) {
-  const words = equal === "labels" ? "tenths of the labels" : "tenths of the training positives";
-  const ks = Object.keys(groups[0]).filter((name) => name.startsWith("P@")).map((name) => name.slice(2));
-  const ticks = groups.map(({ least, most }) => (least === null ? "none" : least === most ? brief(least) : `${brief(least)}–${brief(most)}`));
-  const series = (measures) => measures.map((name) => ({ label: name, values: groups.map((group) => group[name] ?? null), dash: name.startsWith("precision") }));
-  const xs = groups.map((_, i) => i);
-  return html`<${Chart} title=${`Part of P@k, ${words}`} x="training rows of a label" y="adds to P@k" ticks=${ticks} xs=${xs} series=${series(ks.map((k) => `P@${k}`))} />
-    <${Chart} title=${`Recall and precision, ${words}`} x="training rows of a label" y="share" ticks=${ticks} xs=${xs} series=${series([...ks.map((k) => `recall@${k}`), `precision@${ks[0]}`])} />`;
-}
-
-function Reliability({ k, facts }) {
-  const lines = { calibrated: ["groups", "ece"], "sigmoid of the score": ["groups_sigmoid", "ece_sigmoid"] };
-  const xs = [...new Set([0, 1, ...Object.values(lines).flatMap(([groups]) => facts[groups].map(([, predicted]) => predicted))])].sort((a, b) => a - b);
-  const series = Object.entries(lines).map(([label, [groups, ece]]) => {
-    const at = new Map(facts[groups].map(([, predicted, observed]) => [predicted, observed]));
-    return { label: `${label}: ECE ${(100 * facts[ece]).toFixed(1)} %`, values: xs.map((x) => at.get(x) ?? null) };
-  });
-  return html`<${Chart} title=${`Observed by predicted probability, first ${k === "1" ? "label" : `${k} labels`}`} x="predicted probability" y="observed share" xs=${xs} series=${[...series, { label: "ideal", diagonal: true, values: xs }]} />`;
+    ${of.pictures.map((name) => html`<h2>${PICTURES[name]?.[0] ?? name}</h2>${PICTURES[name]?.[1] && html`<p>${PICTURES[name][1]}</p>`}<${Picture} key=${name} path=${`${path}/pictures/${name}`} />`)}`;
 }

@@ -1,0 +1,58 @@
+"""Two servers to compare with, under the HTTP server of the service (uvicorn with httptools).
+
+`python -m benchmarks.serving.baselines bare|fastapi FILE` writes its URL to a file. `bare` is an
+ASGI function, `fastapi` an `async def` route. Both read the body and answer with a constant of 200
+bytes, without logs, metrics, keys and limits.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+
+ANSWER: Final = b'{"predictions":[{"labels":["' + b"x" * 160 + b'"]}]}\n'
+HEADERS: Final = [
+    (b"content-type", b"application/json"),
+    (b"content-length", str(len(ANSWER)).encode()),
+]
+
+
+async def bare(scope: Any, receive: Any, send: Any) -> None:
+    """Answer any request."""
+    if scope["type"] != "http":
+        return
+    while (await receive()).get("more_body"):
+        continue
+    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    await send({"type": "http.response.body", "body": ANSWER})
+
+
+def fastapi() -> FastAPI:
+    """Return an app with one route."""
+    app = FastAPI()
+
+    @app.post("/v1/models/{reference}")
+    async def answer(reference: str, request: Request) -> Response:
+        await request.body()
+        return Response(ANSWER, media_type="application/json")
+
+    return app
+
+
+def main() -> None:
+    """Serve until the process is stopped."""
+    kind, file = sys.argv[1:]
+    listener = socket.create_server(("127.0.0.1", 0))
+    app: Any = bare if kind == "bare" else fastapi()
+    config = uvicorn.Config(app, access_log=False, log_level="warning", loop="uvloop")
+    Path(file).write_text(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Pictures of versions, jobs and data sets as SVG, the same ones that `xcray report` writes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from xcray.data.dataset import Dataset
+from xcray.errors import NotFound
+from xcray.model.model import Model
+from xcray.plots.picture import FILE_WIDTH, Picture
+from xcray.plots.trainings import descent_picture, timeline_picture
+from xcray.service.app_state import AppState, app_state_of
+from xcray.service.datasets.figures import dataset_picture
+from xcray.service.http.auth import ModelReader, Reader
+from xcray.service.http.etags import IfNoneMatch, reply
+from xcray.service.routes.datasets import require_ready
+from xcray.service.routes.jobs import job_timeline
+from xcray.training.report.pictures import MAX_BATCHES, model_picture
+from xcray.training.report.timeline import describe_timeline, timeline_document
+
+router = APIRouter()
+
+SVG: Final = "image/svg+xml"
+EVENT_PAGE: Final = 1000  # events per query
+_PICTURE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {SVG: {"schema": {"type": "string"}}}},
+    304: {"description": "Not modified."},
+}
+Width: TypeAlias = Annotated[
+    int,
+    Query(ge=240, le=2400, description="In pixels; a narrow picture has fewer panels per row."),
+]
+
+
+@router.get(
+    "/v1/models/{name:modelname}/versions/{version:int}/pictures/{picture}",
+    responses=_PICTURE,
+    response_class=Response,
+    tags=["models"],
+)
+def model(
+    request: Request,
+    caller: ModelReader,
+    name: str,
+    version: int,
+    picture: Annotated[str, Path(max_length=64)],
+    width: Width = FILE_WIDTH,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Draw a picture of a version's training. `/figures` lists the pictures that exist."""
+    path = app_state_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
+    title = f"{name}, version {version}"
+    drawn = model_picture(Model.open(path, verify=False), picture, title)
+    return _picture_reply(request, drawn, width)
+
+
+@router.get(
+    "/v1/jobs/{job_id}/pictures/{picture}",
+    responses=_PICTURE,
+    response_class=Response,
+    tags=["jobs"],
+)
+def job(
+    request: Request,
+    caller: Reader,
+    job_id: str,
+    picture: Literal["timeline", "descent"],
+    width: Width = FILE_WIDTH,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Draw a training so far: the timeline of its workers, or its objective by epoch."""
+    app_state = app_state_of(request)
+    found = app_state.store.jobs.get(job_id, caller.tenant)
+    if picture == "timeline":
+        document = timeline_document(job_timeline(app_state, found), MAX_BATCHES)
+        drawn = timeline_picture(document, found.name, describe_timeline(document))
+    else:
+        history = _epochs(app_state, job_id, caller.tenant)
+        if not history:
+            raise NotFound(f"job {job_id} has no epochs: label-by-label solvers have none")
+        note = f"objective {history[-1]['objective']:.6g} after {history[-1]['epoch']:,} epochs"
+        drawn = descent_picture(history, found.name, note)
+    return _picture_reply(request, drawn, width)
+
+
+@router.get(
+    "/v1/datasets/{dataset_id}/picture",
+    responses=_PICTURE,
+    response_class=Response,
+    tags=["data sets"],
+)
+def dataset(
+    request: Request,
+    caller: Reader,
+    dataset_id: str,
+    width: Width = FILE_WIDTH,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Draw the histograms of a READY data set: rows per label, labels and features per row."""
+    record = app_state_of(request).store.datasets.get(dataset_id, caller.tenant)
+    require_ready(record, dataset_id)
+    return _picture_reply(request, dataset_picture(Dataset.open(record.path), record.name), width)
+
+
+def _picture_reply(request: Request, picture: Picture, width: int) -> Response:
+    """Return a picture with the ETag of its content."""
+    return reply(request, picture.svg(width).encode(), media_type=SVG)
+
+
+def _epochs(app_state: AppState, job_id: str, tenant: str) -> list[dict[str, Any]]:
+    """Return the epochs of a job with their seconds; epochs repeated after a resume count once."""
+    epochs: dict[int, dict[str, Any]] = {}
+    after, page = 0, EVENT_PAGE
+    while page == EVENT_PAGE:
+        events = app_state.store.jobs.list_events(job_id, tenant, after=after, limit=EVENT_PAGE)
+        for event in events:
+            if event.kind == "epoch" and event.data.get("objective") is not None:
+                epoch = int(event.data["epoch"])
+                for later in [each for each in epochs if each >= epoch]:
+                    del epochs[later]
+                epochs[epoch] = event.data
+        after, page = (events[-1].seq if events else after), len(events)
+    return list(epochs.values())
