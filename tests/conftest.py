@@ -88,7 +88,7 @@ def proxy(s3_server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
 
 
 @pytest.fixture(params=["s3", "file"])
-def storage_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URI of an empty folder in a storage."""
     if request.param == "file":
         return f"file://{tmp_path / 'store'}"

@@ -93,6 +93,8 @@ def test_another_runs_directory_is_refused(tmp_path):
     parts(tmp_path).commit(block([0]))
     with pytest.raises(Conflict, match="other params"):
         parts(tmp_path, {**RUN, "params": {"lam": 0.1}})
+    with pytest.raises(Conflict, match=r"other revision.*choose a new one.*with that xcray"):
+        parts(tmp_path, {**RUN, "revision": 7})
 
 
 def test_half_written_files_are_not_parts(tmp_path):

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support.killed_training import kill_in_the_middle
 from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.errors import Conflict, Stopped
 from xcray.model.model import Model
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
-from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, train
 from xcray.training.capacity import preflight
 from xcray.training.independent import IndependentLabels
 from xcray.training.run import TrainResult
 from xcray.training.strategy import TrainingContext
+from xcray.workers.pool import StopFlag
 
 PARAMS = {"selection": "forest", "first_rows": 20, "query_rows": 10}
 
@@ -51,6 +50,31 @@ def test_report_and_class_table(tiny: Dataset, reference: tuple[TrainSpec, Train
     assert columns | {"outliers", "objective"} <= set(classes.column_names)
     np.testing.assert_array_equal(classes["positives"].to_numpy(), tiny.label_counts)
     json.dumps(report, allow_nan=False)
+
+
+def test_a_run_of_another_revision_is_refused(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = TrainSpec(str(tiny.path), solver="indexed-bcd", pool="serial", params=PARAMS)
+    folders, stop = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}, StopFlag()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(IndexedBCDSolver, "revision", IndexedBCDSolver.revision - 1)
+        with pytest.raises(Stopped):
+            train(spec, **folders, stop=stop, progress=lambda step: step.done and stop.set())
+    kept = sorted(path.name for path in (tmp_path / "run").glob("part-*"))
+    assert kept
+    with pytest.raises(Conflict, match=r"other revision.*choose a new one"):
+        train(spec, **folders)
+    assert sorted(path.name for path in (tmp_path / "run").glob("part-*")) == kept
+
+
+def test_records_with_other_fields_need_another_revision() -> None:
+    fields = (
+        "label positives rounds sweeps queries rows_read bytes_read requests bytes_requested "
+        "n_active support outliers changing objective primal dual gap null"
+    )
+    names = IndexedBCDSolver.records.dtype.names or ()
+    assert (IndexedBCDSolver.revision, " ".join(names)) == (5, fields)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -132,16 +156,6 @@ def test_ray_gives_the_same_model(
         assert other.sha256 == result.sha256
 
 
-def _train_and_die(spec: TrainSpec, folder: Path) -> None:
-    """Train in this process, which is killed when some labels are finished."""
-
-    def die(progress: Progress) -> None:
-        if progress.phase == "TRAINING" and 0 < progress.done < progress.total:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train(spec, run_dir=folder / "run", out=folder / "model", progress=die)
-
-
 @pytest.mark.parametrize("inner", ["l1-dual", "l2-primal"])
 def test_killed_in_the_middle_and_resumed_it_has_the_same_bits(
     tiny: Dataset, tmp_path: Path, inner: str
@@ -149,11 +163,7 @@ def test_killed_in_the_middle_and_resumed_it_has_the_same_bits(
     params = {**PARAMS, "inner": inner}
     spec = TrainSpec(str(tiny.path), solver="indexed-bcd", pool="serial", params=params)
     whole = train(spec, run_dir=tmp_path / "whole-run", out=tmp_path / "whole")
-    process = get_context("spawn").Process(target=_train_and_die, args=(spec, tmp_path))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert not (tmp_path / "model").exists()
+    kill_in_the_middle(spec, tmp_path)
     resumed = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     assert resumed.sha256 == whole.sha256
 

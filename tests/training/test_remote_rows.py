@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.killed_training import kill_in_the_middle
 from tests.support.s3 import BUCKET, FaultProxy
 from xcray.arrays import frozen
 from xcray.cli.main import main
@@ -54,10 +56,11 @@ def spec_of(path: Path, pool: str = "serial") -> TrainSpec:
 
 
 @pytest.fixture
-def paged(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each worker the memory of half of the rows."""
+def paged(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Give each worker the memory of half of the rows; return its bytes."""
     limit = 8 * (dataset.train.X.nnz + dataset.train.n_rows) // 2
     monkeypatch.setattr(IndependentLabels, "rows_limit", lambda strategy: limit)
+    return limit
 
 
 def pushed(dataset: Dataset, folder: str) -> str:
@@ -72,7 +75,7 @@ def test_the_model_is_that_of_the_rows_on_disk(
     dataset: Dataset,
     reference: TrainResult,
     proxy: FaultProxy,
-    paged: None,
+    paged: int,
     tmp_path: Path,
     pool: str,
 ) -> None:
@@ -87,22 +90,49 @@ def test_the_model_is_that_of_the_rows_on_disk(
     assert not any(path.endswith(("train/x_rows.arrow", "train/x_columns.arrow")) for path in read)
 
 
+@pytest.mark.parametrize("pool", ["serial", "threads"])
+def test_rows_that_fit_are_read_and_counted_once(
+    dataset: Dataset, reference: TrainResult, proxy: FaultProxy, tmp_path: Path, pool: str
+) -> None:
+    path = cached_copy_without_rows(pushed(dataset, f"fit-{pool}"))
+    proxy.requests.clear()
+    result = train(spec_of(path, pool), run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert result.sha256 == reference.sha256
+    n_requests = sum(name.endswith("pages.arrow") for _, name in proxy.requests)
+    assert result.report["requests"] == n_requests > 0
+    assert (
+        result.report["bytes_requested"] == result.report["bytes_read"] == 8 * dataset.train.X.nnz
+    )
+
+
+@pytest.mark.drill
+def test_killed_in_the_middle_and_resumed_it_has_the_same_bits(
+    dataset: Dataset, reference: TrainResult, proxy: FaultProxy, paged: int, tmp_path: Path
+) -> None:
+    spec = spec_of(cached_copy_without_rows(pushed(dataset, "killed")))
+    kill_in_the_middle(spec, tmp_path, paged)
+    assert any(path.endswith("pages.arrow") for _, path in proxy.requests)
+    resumed = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert resumed.sha256 == reference.sha256
+    assert resumed.report["requests"] > 0
+
+
 @pytest.mark.drill
 def test_workers_of_ray_read_the_pages(
     dataset: Dataset,
     reference: TrainResult,
-    paged: None,
+    paged: int,
     tmp_path: Path,
     ray: object,
 ) -> None:
     uri = f"file://{tmp_path / 'store'}"
     push_dataset(dataset.path, StoragePath.parse(uri) / "news")
     path = cached_copy_without_rows(f"{uri}/news")
-    result = train(
-        spec_of(path, "ray"), run_dir=tmp_path / "run", out=tmp_path / "model", job="remote"
-    )
-    assert result.sha256 == reference.sha256
-    assert result.report["requests"] > 0
+    for workers in (1, 2, 4):
+        spec, place = replace(spec_of(path, "ray"), workers=workers), tmp_path / str(workers)
+        result = train(spec, run_dir=place / "run", out=place / "model", job=f"remote-{workers}")
+        assert result.sha256 == reference.sha256
+        assert result.report["requests"] > 0
 
 
 def test_a_node_without_a_copy_makes_its_own(
@@ -126,7 +156,7 @@ def test_an_outage_in_the_middle_keeps_finished_labels(
     dataset: Dataset,
     reference: TrainResult,
     proxy: FaultProxy,
-    paged: None,
+    paged: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

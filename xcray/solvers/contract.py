@@ -28,10 +28,11 @@ from xcray.solvers.solved_labels import SolvedLabels
 class Solver(Protocol):
     """Members of the solvers of all families; see `xcray.solvers.declarations`.
 
-    revision: incremented with every change of the bits of a model, so that no run mixes parts of
-    two revisions. link: from scores to probabilities. records: schema of the per-label records.
-    exports: what the training publishes. compile_cases: trainings that compile all its kernels.
-    reads_pages: whether it can read rows from the pages of a metric forest, within a memory limit.
+    revision: incremented with every change of the bits of a model or of the fields of records, so
+    that no run mixes parts of two revisions. link: from scores to probabilities. records: schema of
+    the per-label records. exports: what the training publishes. compile_cases: trainings that
+    compile all its kernels. reads_pages: whether it can read rows from the pages of a metric
+    forest, within a memory limit.
     """
 
     revision: ClassVar[int]

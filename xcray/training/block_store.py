@@ -191,10 +191,13 @@ def claim_directory(directory: Path, fingerprint: Mapping[str, Any]) -> None:
         existing["params"] = current_names(existing["params"])
     if existing != expected:
         changed = sorted(k for k in {*existing, *expected} if existing.get(k) != expected.get(k))
-        raise Conflict(
-            f"the run directory holds another run (other {', '.join(changed)}); "
-            "choose a new one, or repeat its settings"
-        )
+        fix = "choose a new one, or repeat its settings"
+        if changed == ["revision"]:
+            fix = (
+                "it was started by an xcray with another revision of the solver; choose a new "
+                "one, which trains all labels, or continue this one with that xcray"
+            )
+        raise Conflict(f"the run directory holds another run (other {', '.join(changed)}); {fix}")
 
 
 def _changed_part(part: str) -> Corrupt:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from tests.support.s3 import BUCKET, FaultProxy, cut_once
 from tests.support.svm_problems import svm_dataset, svm_problem
 from xcray.cli.main import main
+from xcray.cli.training import data_storage
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset
 from xcray.data.objectstore.remote_dataset import (
@@ -20,7 +23,15 @@ from xcray.data.objectstore.remote_dataset import (
     resolve_dataset,
     seal_directory,
 )
-from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError, Unavailable
+from xcray.errors import (
+    Conflict,
+    Corrupt,
+    InputError,
+    NotFound,
+    ParameterError,
+    Stopped,
+    Unavailable,
+)
 from xcray.kernels.sparse import row_norms_sq
 from xcray.service.datasets.figures import dataset_figures
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
@@ -37,12 +48,6 @@ ABSENT = {"train/x_rows.arrow", "train/x_columns.arrow", "metric-forest/pages.ar
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transfer small files in several pieces."""
     monkeypatch.setattr(transfer, "PIECE_BYTES", 10_000)
-
-
-@pytest.fixture
-def uri(storage_uri: str) -> str:
-    """Return the URI of an empty folder."""
-    return storage_uri
 
 
 @pytest.fixture
@@ -69,6 +74,39 @@ def test_a_pushed_and_pulled_data_set_has_the_same_bytes(
     assert plan.fetch(tmp_path / "copy") is None
     assert file_digests(tmp_path / "copy") == file_digests(dataset.path)
     assert Dataset.open(tmp_path / "copy", verify=True).content_hash == dataset.content_hash
+
+
+def test_copies_show_their_progress_and_continue_after_a_stop(
+    uri: str,
+    dataset: Dataset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    push(uri, dataset.path)
+    plan, stop, seen = plan_copy(f"{uri}/svm", with_rows=True), threading.Event(), list[int]()
+
+    def report(done: int, total: int) -> None:
+        assert total == plan.files.n_bytes
+        seen.append(done)
+        if done > total // 2:
+            stop.set()
+
+    with pytest.raises(Stopped):
+        plan.fetch(tmp_path / "copy", stop, report)
+    assert seen == sorted(seen)
+    assert seen[0] == 0
+    assert not (tmp_path / "copy").exists()
+    monkeypatch.setattr(data_storage, "MB", 1000)
+    assert main(["data", "pull", f"{uri}/svm", "--into", str(tmp_path / "copy")]) == 0
+    (first, *_, last) = capsys.readouterr().err.splitlines()
+    counts = [
+        re.match(r"MB COPIED ([\d,]+) of ([\d,]+) \((\d+) %\)", line) for line in (first, last)
+    ]
+    assert counts[0] is not None
+    assert counts[1] is not None
+    assert 0 < int(counts[0][3]) < int(counts[1][3]) == 100
+    assert file_digests(tmp_path / "copy") == file_digests(dataset.path)
 
 
 def test_another_forest_is_another_version(uri: str, dataset: Dataset, tmp_path: Path) -> None:

@@ -42,12 +42,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def uri(storage_uri: str) -> str:
-    """Return the URI of an empty folder."""
-    return storage_uri
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Model:
     """Write a model directory."""
     return text_model(tmp_path / "news")

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
+from xcray.cli.terminal.interrupt import stop_on_interrupt
+from xcray.cli.terminal.progress import make_reporter
 from xcray.cli.terminal.storage import URIS, ResendOption, print_pushed
+from xcray.telemetry.progress import Progress
+
+if TYPE_CHECKING:
+    from xcray.solvers.indexed_bcd.remote_copy import CopyPlan
+    from xcray.storage.objectstore.transfer import TransferStats
+
+MB: Final = 1_000_000
 
 
 def push(
@@ -70,7 +82,7 @@ def pull(
     version, content_hash = plan.remote.version, plan.remote.manifest["content_hash"]
     check_pinned_hash(plan.remote.sealed.seal, content_hash, sha256, version.path.uri)
     path = into or Path(version.name)
-    moved = plan.fetch(path)
+    moved = fetch(plan, path, quiet=json)
     if json:
         output.print_json(
             {
@@ -155,5 +167,29 @@ def local_dataset(place: str, with_rows: bool, quiet: bool) -> Path:
             else f"copying {plan.uri} to {plan.cached} ({size} of {total}); "
             "the training rows are read from the storage"
         )
-    plan.fetch(plan.cached)
+    fetch(plan, plan.cached, quiet)
     return plan.cached
+
+
+def fetch(plan: CopyPlan, target: Path, quiet: bool) -> TransferStats | None:
+    """Copy a data set, with progress in MB and Ctrl-C handling. Raises Stopped."""
+    stop = threading.Event()
+    with stop_on_interrupt(stop), make_reporter(quiet) as show:
+        return plan.fetch(target, stop, CopyProgress(show))
+
+
+class CopyProgress:
+    """Shows the progress of a copy in MB. Bytes of an earlier attempt do not count for the rate."""
+
+    def __init__(self, show: Callable[[Progress], None]) -> None:
+        self._show, self._began, self._kept = show, time.monotonic(), -1
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that `done` of `total` bytes are there."""
+        if self._kept < 0:
+            self._kept = done
+        seconds = time.monotonic() - self._began
+        rate = (done - self._kept) / max(seconds, 1e-9)
+        left = (total - done) / rate if rate else None
+        step = Progress("MB COPIED", done // MB, total // MB, seconds, rate / MB, left, "")
+        self._show(step)

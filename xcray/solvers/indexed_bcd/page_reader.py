@@ -21,6 +21,7 @@ from xcray.solvers.indexed_bcd.forest_directory import (
     repair_hint,
 )
 from xcray.solvers.indexed_bcd.node_pages import NodePages
+from xcray.solvers.indexed_bcd.row_store import ReadCounts
 from xcray.storage.objectstore.client import NO_BUCKET, StoragePath, with_retries
 from xcray.system.malloc import limit_arenas
 
@@ -220,8 +221,8 @@ def decode_page(stored: StoredForest, page: int, data: bytes) -> CSR:
     return csr(starts, indices, np.frombuffer(data, np.float32, n, 4 * n), stored.file.n_cols)
 
 
-def read_all_rows(stored: StoredForest) -> CSR:
-    """Return all rows in the order of the pages: (N, D), in memory."""
+def read_all_rows(stored: StoredForest) -> tuple[CSR, ReadCounts]:
+    """Return all rows in the order of the pages, (N, D) in memory, and what was read."""
     file, reader = stored.file, open_pages(stored.file)
     indptr = np.concatenate([[0], np.cumsum(file.lengths, dtype=np.int64)])
     indices, values = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32)
@@ -232,4 +233,5 @@ def read_all_rows(stored: StoredForest) -> CSR:
             X = decode_page(stored, page, data)
             begin, end = end, end + X.nnz
             indices[begin:end], values[begin:end] = X.indices, X.data
-    return csr(indptr, indices, values, file.n_cols)
+    counts = ReadCounts(reader.bytes_read, reader.requests, reader.bytes_requested)
+    return csr(indptr, indices, values, file.n_cols), counts

@@ -17,7 +17,7 @@ from xcray.kernels.training.row_buffer import compact_rows
 from xcray.solvers.indexed_bcd.forest_directory import StoredForest
 from xcray.solvers.indexed_bcd.page_reader import ENTRY_BYTES, decode_page, open_pages
 from xcray.solvers.indexed_bcd.row_spill import RowSpill
-from xcray.solvers.indexed_bcd.row_store import Plan, RowStore, Visit
+from xcray.solvers.indexed_bcd.row_store import NOTHING_READ, Plan, ReadCounts, RowStore, Visit
 from xcray.system.units import format_bytes
 
 READ_AHEAD_ROWS: Final = 1024  # average rows that are read together from a disk
@@ -61,7 +61,7 @@ class PagedRows(RowStore):
         self._stored, self._file, self._limit = stored, stored.file, memory_limit
         self._zones, self.is_squared = zones, is_squared
         self._spill: RowSpill | None = None
-        self._spilled_bytes = 0
+        self._spilled_bytes, self._counted = 0, NOTHING_READ
         self._reader = open_pages(stored.file)
         self._indptr = stored.indexed.pages.indptr
         self.norms, self.costs, self.n_cols = stored.indexed.norms, costs, stored.file.n_cols
@@ -140,15 +140,11 @@ class PagedRows(RowStore):
         spilled = 0 if self._spill is None else self._spill.bytes_read
         return self._reader.bytes_read + self._spilled_bytes + spilled
 
-    @property
-    def requests(self) -> int:
-        """Requests to object storage."""
-        return self._reader.requests
-
-    @property
-    def bytes_requested(self) -> int:
-        """Bytes of the pages from object storage."""
-        return self._reader.bytes_requested
+    def take_counts(self) -> ReadCounts:
+        """Return what was read since the last call."""
+        reader, before = self._reader, self._counted
+        self._counted = ReadCounts(self.bytes_read, reader.requests, reader.bytes_requested)
+        return ReadCounts(*(n - m for n, m in zip(self._counted, before, strict=True)))
 
     def clone(self) -> PagedRows:
         """Return a store of the same pages, with its own memory of the same size."""

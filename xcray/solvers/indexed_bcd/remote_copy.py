@@ -7,6 +7,7 @@ so that they are made once, and never changed.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ from xcray.errors import Corrupt, ParameterError, XcrayError
 from xcray.solvers.indexed_bcd.forest_directory import DIRECTORY, NODES, PAGES
 from xcray.storage.array_files import read_arrays
 from xcray.storage.atomic import read_json
-from xcray.storage.objectstore.transfer import TransferStats
+from xcray.storage.objectstore.transfer import ReportBytes, TransferStats
 from xcray.storage.objectstore.versions import SealedDirectory, install_directory
 from xcray.system.user_directories import cache_directory
 
@@ -42,17 +43,22 @@ class CopyPlan(NamedTuple):
         kind = "" if self.with_rows else "-without-rows"
         return cache_directory() / "datasets" / f"{self.remote.sealed.seal}{kind}"
 
-    def fetch(self, target: Path) -> TransferStats | None:
-        """Make the copy, unless it is there already. Raises as `install_directory`."""
-        version = self.remote.version
-        if self.with_rows:
-            return install_directory(version, self.files, target, has_seal)
+    def fetch(
+        self,
+        target: Path,
+        stop: threading.Event | None = None,
+        report: ReportBytes = lambda done, total: None,
+    ) -> TransferStats | None:
+        """Make the copy, unless it is there already, see `install_directory`."""
+        is_copy = has_seal if self.with_rows else _is_without_rows
         return install_directory(
-            version, self.files, target, _is_without_rows, finish=self._mark_without_rows
+            self.remote.version, self.files, target, is_copy, stop, self._finish, report
         )
 
-    def _mark_without_rows(self, staged: Path) -> None:
-        """Add what stands for the training rows."""
+    def _finish(self, staged: Path) -> None:
+        """Add what stands for the training rows, if the copy has none."""
+        if self.with_rows:
+            return
         folder = staged / DIRECTORY
         if "first_byte" not in read_json(folder / "manifest.json"):
             raise Corrupt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from threading import Lock
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from xcray.arrays import CSR, Float64, Int32, Int64
@@ -22,6 +23,20 @@ class Visit(NamedTuple):
     end: int
 
 
+class ReadCounts(NamedTuple):
+    """What was read for the rows.
+
+    bytes_read: from disk or object storage. requests, bytes_requested: of object storage.
+    """
+
+    bytes_read: int = 0
+    requests: int = 0
+    bytes_requested: int = 0
+
+
+NOTHING_READ: Final = ReadCounts()
+
+
 class RowStore(Protocol):
     """Rows of the data by position on pages; one training at a time uses it.
 
@@ -37,15 +52,10 @@ class RowStore(Protocol):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from disk or object storage so far."""
+        """Bytes read from disk or object storage so far, without those of the loading."""
 
-    @property
-    def requests(self) -> int:
-        """Requests to object storage so far."""
-
-    @property
-    def bytes_requested(self) -> int:
-        """Bytes read from object storage so far."""
+    def take_counts(self) -> ReadCounts:
+        """Return what was read since the last call; threads that share rows count it once."""
 
     @property
     def slice_rows(self) -> int:
@@ -78,31 +88,31 @@ class RowsInMemory(RowStore):
     """All rows in memory, or mapped.
 
     X: (N, D); slots: (N,) row of X by position; norms, costs: (N,) by position; is_squared: see
-    `RowStore`.
+    `RowStore`. loaded: what was read for X.
     """
 
+    bytes_read = 0
+
     def __init__(
-        self, X: CSR, slots: Int32, norms: Float64, costs: Float64, is_squared: bool = False
+        self,
+        X: CSR,
+        slots: Int32,
+        norms: Float64,
+        costs: Float64,
+        is_squared: bool = False,
+        loaded: ReadCounts = NOTHING_READ,
     ) -> None:
+        self._loaded, self._lock = loaded, Lock()
         self.rows = HingeRows(X, slots, 0, norms, costs, is_squared)
         self.is_squared = is_squared
         self.norms, self.costs, self.n_cols = norms, costs, int(X.n_cols)
         self.average = X.nnz / max(X.n_rows, 1)
 
-    @property
-    def bytes_read(self) -> int:
-        """Return 0: rows in memory are not read."""
-        return 0
-
-    @property
-    def requests(self) -> int:
-        """Return 0, too."""
-        return 0
-
-    @property
-    def bytes_requested(self) -> int:
-        """Return 0, too."""
-        return 0
+    def take_counts(self) -> ReadCounts:
+        """Return what was read at loading, once."""
+        with self._lock:
+            taken, self._loaded = self._loaded, NOTHING_READ
+        return taken
 
     def activate(self, rows: Int64) -> None:
         """Do nothing."""
@@ -123,5 +133,5 @@ class RowsInMemory(RowStore):
         yield Visit(self.rows, len(order))
 
     def clone(self) -> RowsInMemory:
-        """Return this store, which has no state."""
+        """Return this store: a training does not change it."""
         return self

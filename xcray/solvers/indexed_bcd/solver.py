@@ -59,7 +59,7 @@ RECORDS = RecordSchema(
     RecordField("sweeps", np.int32, "sweeps of coordinate descent", "sweeps"),
     RecordField("queries", np.int32, "queries for violating rows", "queries"),
     RecordField("rows_read", np.int64, "rows of the pages that were read", "rows_read"),
-    RecordField("bytes_read", np.int64, "bytes of pages read within a memory limit", "bytes_read"),
+    RecordField("bytes_read", np.int64, "bytes of pages that were read", "bytes_read"),
     RecordField("requests", np.int64, "requests to object storage for pages", "requests"),
     RecordField("bytes_requested", np.int64, "bytes of these requests", "bytes_requested"),
     RecordField("n_active", np.int32, "active rows at the end", "active"),
@@ -269,16 +269,16 @@ class IndexedBCDSolver(HingeOneVsRest):
 
     def _state_of_all_pages(self, stored: StoredForest, YT: Pattern, costs: Float64) -> HingeState:
         """Return the state of a worker that reads all pages first. costs: (N,) by row."""
-        indexed, X = stored.indexed, read_all_rows(stored)
+        indexed, (X, loaded) = stored.indexed, read_all_rows(stored)
         scratch = new_scratch(X.n_rows, X.n_cols)
         if self.selection == "forest":
             costs = frozen(costs[indexed.pages.rows], np.float64)
             slots, norms = frozen(np.arange(X.n_rows), np.int32), indexed.norms
-            store = RowsInMemory(X, slots, norms, costs, self.is_squared)
+            store = RowsInMemory(X, slots, norms, costs, self.is_squared, loaded)
             selection = make_leaf_selection("forest", indexed)
             return HingeState(store, YT, selection, scratch, indexed.positions)
         norms = frozen(indexed.norms[indexed.positions], np.float64)
-        store = RowsInMemory(X, indexed.positions, norms, costs, self.is_squared)
+        store = RowsInMemory(X, indexed.positions, norms, costs, self.is_squared, loaded)
         return HingeState(store, YT, make_selection(self.selection, X), scratch)
 
     def _state_in_memory(
@@ -359,10 +359,8 @@ class IndexedBCDSolver(HingeOneVsRest):
     ) -> PassResult:
         """Train a label; write its record (1,)."""
         positives, settings = local.positives(label), self.label_settings(local, label)
-        store = local.store
-        before = (store.bytes_read, store.requests, store.bytes_requested)
         training = LabelTraining(
-            store,
+            local.store,
             local.scratch,
             local.selection,
             positives,
@@ -379,9 +377,7 @@ class IndexedBCDSolver(HingeOneVsRest):
             "sweeps": training.sweeps,
             "queries": training.queries,
             "rows_read": training.reads,
-            "bytes_read": store.bytes_read - before[0],
-            "requests": store.requests - before[1],
-            "bytes_requested": store.bytes_requested - before[2],
+            **local.store.take_counts()._asdict(),
             "n_active": training.n_active,
             "support": result.support,
             "outliers": int(result.outliers.sum()),

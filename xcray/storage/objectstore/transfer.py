@@ -34,6 +34,22 @@ SPARE_DISK_BYTES: Final = 64 << 20  # disk space that a transfer leaves free
 MAX_FILES: Final = 10_000
 
 Digests = Mapping[str, Mapping[str, Any]]
+ReportBytes = Callable[[int, int], None]  # (bytes that are there, bytes in total)
+
+
+class _ByteCounter:
+    """Counts and reports the bytes of a download, from several threads."""
+
+    def __init__(self, done: int, total: int, report: ReportBytes) -> None:
+        self._done, self._total, self._report = done, total, report
+        self._lock = threading.Lock()
+        report(done, total)
+
+    def add(self, n_bytes: int) -> None:
+        """Report more bytes; files that are transferred again count once."""
+        with self._lock:
+            self._done = min(self._done + n_bytes, self._total)
+            self._report(self._done, self._total)
 
 
 class TransferStats(NamedTuple):
@@ -117,12 +133,16 @@ def upload_files(
 
 
 def download_files(
-    source: StoragePath, files: Digests, into: Path, stop: threading.Event | None = None
+    source: StoragePath,
+    files: Digests,
+    into: Path,
+    stop: threading.Event | None = None,
+    report: ReportBytes = lambda done, total: None,
 ) -> TransferStats:
     """Download the files of a folder into a directory, each verified and synced.
 
-    Resumes an interrupted download. Raises Corrupt (an object is missing or differs from the
-    manifest), Refused (the disk is too small), Unavailable, Stopped.
+    Resumes an interrupted download. report: called after each piece. Raises Corrupt (an object is
+    missing or differs from the manifest), Refused (the disk is too small), Unavailable, Stopped.
     """
     into.mkdir(parents=True, exist_ok=True)
     total = sum(entry["bytes"] for entry in files.values())
@@ -134,11 +154,14 @@ def download_files(
             "free some disk space",
             code="DISK_FULL",
         )
+    counter = _ByteCounter(total - missing, total, report)
     largest_first = sorted(files, key=lambda name: -int(files[name]["bytes"]))
     with ThreadPoolExecutor(PIECES_AHEAD * PARALLEL_FILES, "xcray-pieces") as readers:
         sent = _run_parallel(
             largest_first,
-            lambda name: _download_file(source / name, files[name], into / name, readers, stop),
+            lambda name: _download_file(
+                source / name, files[name], into / name, readers, stop, counter
+            ),
         )
     for folder in sorted({(into / name).parent for name in files}):
         sync_path(folder)
@@ -184,6 +207,7 @@ def _download_file(
     target: Path,
     readers: ThreadPoolExecutor,
     stop: threading.Event | None,
+    counter: _ByteCounter,
 ) -> int:
     """Download one file, and return the bytes transferred.
 
@@ -194,12 +218,12 @@ def _download_file(
     with open(target, "r+b" if target.exists() else "x+b") as out:
         digest = hashlib.sha256()
         begin = _hash_existing(out, size, digest)
-        sent = _download_range(source, begin, size, out, digest, readers, stop)
+        sent = _download_range(source, begin, size, out, digest, readers, stop, counter)
         if digest.hexdigest() != entry["sha256"] and begin:
             digest = hashlib.sha256()
             out.seek(0)
             out.truncate()
-            sent += _download_range(source, 0, size, out, digest, readers, stop)
+            sent += _download_range(source, 0, size, out, digest, readers, stop, counter)
         if digest.hexdigest() != entry["sha256"]:
             out.truncate(0)  # a retry must not resume from it
             raise Corrupt(
@@ -229,6 +253,7 @@ def _download_range(
     digest: Any,
     readers: ThreadPoolExecutor,
     stop: threading.Event | None,
+    counter: _ByteCounter,
 ) -> int:
     """Download the bytes [begin, size): read in parallel, written and hashed in order."""
     if begin == size:
@@ -250,6 +275,7 @@ def _download_range(
             piece = in_flight.popleft().result()
             out.write(piece)
             digest.update(piece)
+            counter.add(len(piece))
     finally:
         for future in in_flight:
             future.cancel()

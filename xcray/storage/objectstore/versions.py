@@ -28,6 +28,7 @@ from xcray.storage.objectstore.transfer import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     Digests,
+    ReportBytes,
     TransferStats,
     download_files,
     upload_files,
@@ -246,12 +247,13 @@ def install_directory(
     has_seal: Callable[[Path, str], bool],
     stop: threading.Event | None = None,
     finish: Callable[[Path], None] = lambda staged: None,
+    report: ReportBytes = lambda done, total: None,
 ) -> TransferStats | None:
     """Download a version to the directory `target` by one rename, unless it is there already.
 
     has_seal: whether a directory has the content of a seal. finish: adds files of this machine to
-    the downloaded directory before the rename. Returns None if nothing was transferred. Raises
-    Conflict if `target` holds something else.
+    the downloaded directory before the rename. report: see `download_files`. Returns None if
+    nothing was transferred. Raises Conflict if `target` holds something else.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(target.parent / f".{target.name}.pull.lock"):
@@ -263,7 +265,7 @@ def install_directory(
                 "choose another directory, or remove it"
             )
         staged = target.parent / f"{STAGING_PREFIX}{target.name}-{sealed.seal[:32]}.part"
-        moved = stage_files(remote, sealed, staged, stop)
+        moved = stage_files(remote, sealed, staged, stop, report)
         finish(staged)
         publish_directory(staged, target)
     return moved
@@ -274,13 +276,14 @@ def stage_files(
     sealed: SealedDirectory,
     staged: Path,
     stop: threading.Event | None = None,
+    report: ReportBytes = lambda done, total: None,
 ) -> TransferStats:
     """Download a version into the directory `staged`, where the next attempt continues.
 
     Its manifest is written last.
     """
     _discard_if_foreign(staged, sealed.files)
-    moved = download_files(remote.path, sealed.files, staged, stop)
+    moved = download_files(remote.path, sealed.files, staged, stop, report)
     write_bytes(staged / MANIFEST, sealed.manifest)
     return moved
 

@@ -27,6 +27,7 @@ from xcray.solvers.indexed_bcd.page_reader import (
 )
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
 from xcray.solvers.indexed_bcd.remote_copy import cached_copy_without_rows
+from xcray.solvers.indexed_bcd.row_store import ReadCounts
 from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver
 from xcray.storage.objectstore.client import StoragePath
 
@@ -48,9 +49,9 @@ Copy = tuple[Dataset, StoragePath]
 
 
 @pytest.fixture
-def copy(dataset: Dataset, storage_uri: str) -> Copy:
+def copy(dataset: Dataset, uri: str) -> Copy:
     """Return a copy without rows of the data set, and its place in a storage."""
-    return remote_copy(dataset, storage_uri)
+    return remote_copy(dataset, uri)
 
 
 def remote_copy(dataset: Dataset, uri: str) -> Copy:
@@ -79,6 +80,12 @@ def test_adjacent_pages_are_joined(pages: list[int], expected: list[PageRange]) 
     assert join_pages(pages, offsets, 30) == expected
 
 
+def check_equal_records(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Compare records, except what was read."""
+    for name in set(ours.dtype.names or ()) - set(ReadCounts._fields):
+        assert ours[name].tolist() == theirs[name].tolist()
+
+
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_the_bits_are_those_of_the_rows_on_disk(
     dataset: Dataset, copy: Copy, selection: str
@@ -89,9 +96,7 @@ def test_the_bits_are_those_of_the_rows_on_disk(
     theirs, ours = solver.solve(local, FIRST), solver.solve(remote, FIRST)
     assert ours.W.data.tobytes() == theirs.W.data.tobytes()
     assert ours.bias.tobytes() == theirs.bias.tobytes()
-    names = set(ours.records.dtype.names or ()) - {"bytes_read", "requests", "bytes_requested"}
-    for name in names:
-        assert ours.records[name].tolist() == theirs.records[name].tolist()
+    check_equal_records(ours.records, theirs.records)
     assert theirs.records["requests"][0] == 0
     assert 0 < ours.records["requests"][0] < ours.records["bytes_read"][0]
 
@@ -106,7 +111,15 @@ def test_rows_within_the_limit_are_read_once(
     monkeypatch.setattr(page_reader, "open_pages", None)  # all rows are here
     ours = solver.solve(remote, FIRST)
     assert ours.W.data.tobytes() == theirs.W.data.tobytes()
-    assert ours.records.tolist() == theirs.records.tolist()
+    check_equal_records(ours.records, theirs.records)
+    offsets = open_forest(dataset, 32).file.offsets
+    n_pages_bytes = int(offsets[-1] - offsets[0])
+    counted = [ours.records[name].tolist() for name in ("bytes_read", "bytes_requested")]
+    assert counted == [[n_pages_bytes]] * 2
+    assert ours.records["requests"][0] > 0
+    for state in (remote, remote.clone_for_thread()):
+        again = solver.solve(state, FIRST).records
+        assert [again[name][0] for name in ReadCounts._fields] == [0, 0, 0]
 
 
 def test_it_stays_within_the_limit(dataset: Dataset, copy: Copy) -> None:
@@ -143,8 +156,10 @@ def test_pages_are_read_in_any_order_with_few_requests(
 
 def test_all_rows_are_those_of_the_data(dataset: Dataset, copy: Copy) -> None:
     stored = open_forest(copy[0], 32)
-    X, order = read_all_rows(stored).to_scipy(), stored.indexed.pages.rows
+    rows, counts = read_all_rows(stored)
+    X, order = rows.to_scipy(), stored.indexed.pages.rows
     assert (X != dataset.train.X.to_scipy()[order]).nnz == 0
+    assert 0 < counts.requests < counts.bytes_read == counts.bytes_requested
 
 
 def damage(file: StoragePath, change: Callable[[bytes], bytes]) -> None:
