@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.service_processes import children
 from xcray.workers.ray.session import free_port
 
 USER = "xcray"
@@ -236,19 +237,6 @@ class PostgresServer:
                 assert self._process.poll() is None, f"PostgreSQL ended:\n{log}"
                 assert time.monotonic() < deadline, f"PostgreSQL does not answer:\n{log}"
                 time.sleep(0.02)
-
-
-def children(pid: int) -> list[int]:
-    """Return the live children of a process, read from /proc."""
-    results = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            words = path.read_text().rpartition(")")[2].split()
-        except OSError:  # the process has ended
-            continue
-        if int(words[1]) == pid and words[0] != "Z":
-            results.append(int(path.parent.name))
-    return results
 
 
 def unhurried(url: str) -> str:

@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from xcray.jobs.home import Home
@@ -24,11 +25,16 @@ PATIENCE = 600.0  # seconds until a wait fails: on a slow machine kernels may ha
 
 @contextmanager
 def process(
-    home: Path, *words: str, store: str | None = None, lease: str = LEASE
+    home: Path,
+    *words: str,
+    store: str | None = None,
+    lease: str = LEASE,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `xcray WORDS` on a home and kill it at the end of the block.
 
-    lease: seconds; on a slow machine a short lease can expire between two heartbeats.
+    lease: seconds; on a slow machine a short lease can expire between two heartbeats. variables:
+    further ones of the environment.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")
@@ -41,6 +47,7 @@ def process(
     }
     environment["XCRAY_JOB_NICE"] = "0"  # jobs with low priority would take minutes under load
     environment |= {"XCRAY_STORE": store} if store else {}
+    environment |= variables
     home.mkdir(exist_ok=True)
     with open(home / "processes.log", "ab") as log:
         child = subprocess.Popen(
@@ -88,3 +95,21 @@ def read_process_facts(home: Path, child: subprocess.Popen[bytes], role: str) ->
 
     result: dict[str, Any] = until(look, home)
     return result
+
+
+def children(pid: int) -> list[int]:
+    """Return the live children of a process, read from /proc."""
+    results = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rpartition(")")[2].split()
+        except OSError:  # the process has ended
+            continue
+        if int(words[1]) == pid and words[0] != "Z":
+            results.append(int(path.parent.name))
+    return results
+
+
+def worker_processes(manager: int) -> list[int]:
+    """Return the workers of `serve --workers N`: the children of its fork server."""
+    return [worker for server in children(manager) for worker in children(server)]

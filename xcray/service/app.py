@@ -293,9 +293,6 @@ def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[
         app_state: AppState = app.state.app_state
         if maintenance is not None:
             await maintenance.tick()
-        # The first caller then gets the result of a check, not "unknown".
-        await app_state.readiness.refresh(HANG_SECONDS)
-        LOGGER.info("started")
         tasks = [
             asyncio.create_task(_poll_models(app_state, maintenance), name="poll-models"),
             asyncio.create_task(app_state.readiness.watch(), name="readiness"),
@@ -307,6 +304,12 @@ def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[
         for sync_worker in app_state.sync_workers:
             sync_worker.start()
         try:
+            # A worker process listens after this; until then, others receive its connections.
+            if app_state.settings.workers > 1:
+                await app_state.preloading.wait_for_first_attempt()
+            # The first caller then gets the result of a check, not "unknown".
+            await app_state.readiness.refresh(HANG_SECONDS)
+            LOGGER.info("started")
             yield
         finally:
             app_state.draining = True

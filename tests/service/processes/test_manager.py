@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.support.live_service import client_of, publish, settings_for
+from tests.support.service_processes import children, worker_processes
 from xcray.errors import Conflict, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.supervision.launch import ProcessLauncher
@@ -206,20 +207,6 @@ serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, workers=2))
 """
 
 
-def children(pid: int) -> list[int]:
-    """Return the processes whose parent is `pid`."""
-    results = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (stat := read(entry / "stat")):
-            results += [int(entry.name)] if int(stat.rpartition(")")[2].split()[1]) == pid else []
-    return sorted(results)
-
-
-def workers_of(manager: int) -> list[int]:
-    """Return the workers of a manager: the children of its fork server."""
-    return [worker for server in children(manager) for worker in children(server)]
-
-
 def read(path: Path) -> str:
     """Return the text of a file in /proc, or "" if its process is gone."""
     try:
@@ -256,10 +243,12 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
             replies = [ask() for _ in range(24)]
             assert {one.status_code for one in replies} == {200}
             assert len({one.content for one in replies}) == 1
-            workers = workers_of(process.pid)
+            workers = worker_processes(process.pid)
             assert len(workers) == 2
             os.kill(workers[0], signal.SIGKILL)
-            eventually(lambda: len(new := workers_of(process.pid)) == 2 and workers[0] not in new)
+            eventually(
+                lambda: len(new := worker_processes(process.pid)) == 2 and workers[0] not in new
+            )
             eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
             eventually(
                 lambda: (
@@ -276,7 +265,7 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
             publish(registry, "docs", tmp_path / "again", seed=1)
             # Each process loads the version at its own time.
             eventually(lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2})
-            last = workers_of(process.pid)
+            last = worker_processes(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
@@ -311,10 +300,12 @@ def test_a_truncated_model_ends_its_workers_and_the_service_answers_again(tmp_pa
                 return response.status_code, response.text
 
             assert {ask(name)[0] for name in ("docs", "other") for _ in range(24)} == {200}
-            workers = workers_of(process.pid)
+            workers = worker_processes(process.pid)
             for path in registry.resolve("docs").rglob("*.arrow"):
                 os.truncate(path, 0)
-            eventually(lambda: ask("docs") and not set(workers) & set(workers_of(process.pid)))
+            eventually(
+                lambda: ask("docs") and not set(workers) & set(worker_processes(process.pid))
+            )
             refused = eventually(lambda: (reply := ask("docs"))[0] == 503 and reply[1])
             assert "docs" in refused
             assert process.poll() is None

@@ -18,6 +18,7 @@ class Preloading:
 
     def __init__(self, references: tuple[str, ...] = ()) -> None:
         self._pending = list(references)
+        self._attempted = asyncio.Event()
 
     def check(self) -> None:
         """Raise Unavailable while a model is not loaded."""
@@ -30,14 +31,26 @@ class Preloading:
     async def load(self, predictors: ModelCache) -> None:
         """Load all models; failed loads are retried until they succeed."""
         while self._pending:
-            for reference in list(self._pending):
-                try:
-                    await predictors.find(ModelTarget(DEFAULT_TENANT, reference))
-                    self._pending.remove(reference)
-                except (XcrayError, OSError) as error:
-                    LOGGER.warning(
-                        "a model of XCRAY_PRELOAD can't be loaded",
-                        extra={"model": reference, "detail": str(error)},
-                    )
+            try:
+                await self._load_pending(predictors)
+            finally:
+                self._attempted.set()
             if self._pending:
                 await asyncio.sleep(RETRY_SECONDS)
+
+    async def wait_for_first_attempt(self) -> None:
+        """Return when `load` has loaded every model or failed to, at the first attempt."""
+        if self._pending:
+            await self._attempted.wait()
+
+    async def _load_pending(self, predictors: ModelCache) -> None:
+        """Load the models that are not loaded, each once; log failures."""
+        for reference in list(self._pending):
+            try:
+                await predictors.find(ModelTarget(DEFAULT_TENANT, reference))
+                self._pending.remove(reference)
+            except (XcrayError, OSError) as error:
+                LOGGER.warning(
+                    "a model of XCRAY_PRELOAD can't be loaded",
+                    extra={"model": reference, "detail": str(error)},
+                )

@@ -8,6 +8,10 @@ The manager has a `ForkServer`. The process runs `fork_workers`. They exchange m
 socket: a request carries the listener, the standard input and the standard output of a worker, and
 the answer is its process id. The exit code follows when the worker has ended. The fork server ends
 when the manager does. Linux only: elsewhere every worker is a process of its own.
+
+The forkserver of multiprocessing does not fit: if it is killed, workers that still run are reported
+as ended with code 255, its environment is that of the manager, which jobs inherit, and each worker
+runs the main module of the manager again.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ The manager serves no requests: it holds the home's lock and supervises the jobs
 whole app in a process of its own (`worker`), forked by a process that has imported the program
 (`fork_server`), with the same model files mapped, so that they share one copy of both in memory.
 The kernel distributes new connections evenly among the sockets of live workers (SO_REUSEPORT);
-where that is not available (macOS), the workers share one socket. The first worker can also run
-maintenance: build data sets and remove leftovers. A worker that dies is started again, at first
-immediately, later with a growing delay. When the manager dies, its workers see the end of their
-standard input, drain and exit.
+where that is not available (macOS), the workers share one socket. A worker listens when it has
+loaded the models of XCRAY_PRELOAD, or failed to (GET /readyz then names the reason). The first
+worker can also run maintenance: build data sets and remove leftovers. A worker that dies is started
+again, at first immediately, later with a growing delay. When the manager dies, its workers see the
+end of their standard input, drain and exit.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from xcray.service.settings import Settings
 STABLE_SECONDS: Final = 30.0  # after this time an exit counts as the first one
 MAX_RESTART_DELAY_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.1
-START_TIMEOUT_SECONDS: Final = 120.0
+START_TIMEOUT_SECONDS: Final = 120.0  # without models to load
 VERIFIED_FILE: Final = "verified.json"  # checksums that a worker has verified, until the next start
 
 
@@ -276,7 +277,7 @@ def run_workers(
     manager = WorkerManager(settings.workers, spawn, time.monotonic, close_worker)
     with _counted_signals() as signals:
         try:
-            _start_workers(manager, settings.workers, signals)
+            _start_workers(manager, settings, signals)
             if not signals:
                 start()
             last_count = -1
@@ -329,12 +330,14 @@ def _counted_signals() -> Iterator[_SignalCounter]:
             signal.signal(number, handler)
 
 
-def _start_workers(manager: WorkerManager, count: int, signals: _SignalCounter) -> None:
+def _start_workers(manager: WorkerManager, settings: Settings, signals: _SignalCounter) -> None:
     """Start all workers and return once they are ready."""
-    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    # Verification takes as long as it takes to read all models of XCRAY_PRELOAD.
+    timeout = float("inf") if settings.preload else START_TIMEOUT_SECONDS
+    deadline = time.monotonic() + timeout
     while not signals:
         manager.poll_workers()
-        if manager.ready_count == count:
+        if manager.ready_count == settings.workers:
             return
         if manager.failed_at_start or time.monotonic() > deadline:
             raise Unavailable(
