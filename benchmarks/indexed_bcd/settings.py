@@ -10,7 +10,7 @@ least precision of the first queries (relative to the share of support vectors a
 validation error first is, and remains, at most that of the full solution of the same rows + 0.2
 and + 0.05 points, for every seed (null: not reached), and at the end. "auto leaves" is
 `selection=auto` with rows on disk. lift: precision of the first query of the forest, relative to
-the share of support vectors among random rows.
+the share of support vectors among random rows; random support: this share.
 """
 
 from __future__ import annotations
@@ -72,10 +72,15 @@ class MeasuredTraining(LabelTraining):
 
 
 class Run(NamedTuple):
-    """Curve of a run, with validation errors relative to that of the full solution, and lift."""
+    """Result of a run.
+
+    points: with validation errors relative to that of the full solution; lift: of the first query;
+    random_support: share of support vectors among the first random rows.
+    """
 
     points: list[Point]
     lift: float
+    random_support: float
 
 
 def hold_out(task: Task, seed: int) -> Task:
@@ -118,7 +123,7 @@ def run(task: Task, solver: IndexedBCDSolver, local: HingeState, first_precision
     training.first_precision = first_precision
     result, _ = training.train()
     curve.add(result.v, training.reads / task.X.n_rows, result.support)
-    return Run(curve.points, training.lift)
+    return Run(curve.points, training.lift, training._random_precision)
 
 
 def full_error(task: Task, solver: IndexedBCDSolver, local: HingeState) -> float:
@@ -137,19 +142,22 @@ def runs_of_seed(task: Task, seed: int) -> dict[str, Run]:
     runs = dict[str, Run]()
     for name, local in all_states.items():
         for first_precision in FIRST_PRECISIONS:
-            points, lift = run(task, solver, local, first_precision)
-            relative = [point._replace(error=point.error - best) for point in points]
-            runs[f"{name}, {first_precision:g}"] = Run(relative, lift)
+            result = run(task, solver, local, first_precision)
+            relative = [point._replace(error=point.error - best) for point in result.points]
+            runs[f"{name}, {first_precision:g}"] = result._replace(points=relative)
     return runs
 
 
 def summarise(runs: list[Run]) -> dict[str, Any]:
     """Return seconds, volumes and support vectors of every seed at the limits and at the end."""
     at: dict[str, list[Point | None]] = {
-        f"+{limit}": [reach(points, limit) for points, _ in runs] for limit in LIMITS
+        f"+{limit}": [reach(each.points, limit) for each in runs] for limit in LIMITS
     }
-    at["end"] = [points[-1] for points, _ in runs]
-    out: dict[str, Any] = {"lift": [round(each.lift, 2) for each in runs]}
+    at["end"] = [each.points[-1] for each in runs]
+    out: dict[str, Any] = {
+        "lift": [round(each.lift, 2) for each in runs],
+        "random support": [round(each.random_support, 3) for each in runs],
+    }
     for limit, points in at.items():
         for name in Point._fields[limit != "end" :]:
             values = [None if p is None else round(getattr(p, name), 3) for p in points]
