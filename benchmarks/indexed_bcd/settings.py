@@ -1,6 +1,6 @@
 """Two settings of indexed block coordinate descent, compared on validation rows.
 
-python -m benchmarks.indexed_bcd.settings --data DIR [--seeds 3] [--rows 150000]
+python -m benchmarks.indexed_bcd.settings --data DIR [--seeds 3] [--rows 300000]
     [--sets covtype-like,kddcup99_10pct,mnist:3,mnist:5,mnist:8,mnist:9]
 
 One class (NAME:LABEL) against the rest. For each seed, a random fifth of the training rows is for
@@ -35,6 +35,7 @@ from benchmarks.indexed_bcd.__main__ import (
 from xcray.arrays import csr
 from xcray.kernels.sparse import take_rows
 from xcray.solvers.indexed_bcd.label import (
+    FIRST_PRECISION,
     MIN_PRECISION,
     LabelTraining,
     QueryResult,
@@ -45,9 +46,9 @@ from xcray.solvers.indexed_bcd.selection import ForestLeaves, make_leaf_selectio
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 
 SETS = "covtype-like,kddcup99_10pct,mnist:3,mnist:5,mnist:8,mnist:9"
-ROWS = 150_000  # of covtype-like
+ROWS = 300_000  # of covtype-like
 VALIDATION_SHARE = 0.2
-FIRST_PRECISIONS = (0.0, 0.5)
+FIRST_PRECISIONS = (0.0, FIRST_PRECISION)  # that of revision 4, and the present one
 LEAVES = {"forest": "forest", "random leaves": "pages", "auto leaves": "auto"}
 
 
