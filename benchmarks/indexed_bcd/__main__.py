@@ -95,17 +95,30 @@ class Curve:
 
 
 def load(name: str, data: Path | None, folder: Path, rows: int = covtype_like.ROWS) -> Task:
-    """Return the task of a data set. rows: of the generated set."""
+    """Return the task of a data set. name: NAME or NAME:LABEL. rows: of the generated set."""
+    name, _, label = name.partition(":")
     if name == covtype_like.NAME:
         splits = covtype_like.write(folder / name, rows)
     else:
         splits = dataset(name, data, folder)
-    (X, Y), (X_test, Y_test) = (splits[part].take(0, splits[part].n_rows) for part in PARTS)
-    positives, in_test = (np.flatnonzero(rows_of(each, LABELS[name])) for each in (Y, Y_test))
+    number = int(label or LABELS[name])
+    X, X_test = (splits[part].X for part in PARTS)
+    positives, in_test = (splits[part].YT.row(number) for part in PARTS)
     y_test = np.full(X_test.n_rows, -1)
     y_test[in_test] = 1
-    YT = Pattern(frozen([0, len(positives)], np.int64), frozen(positives, np.int32), X.n_rows)
-    return Task(X, YT, X_test.to_scipy().astype(np.float64), y_test, COSTS[name])
+    YT = one_label(positives, X.n_rows)
+    return Task(X, YT, X_test.to_scipy().astype(np.float64), y_test, COSTS.get(name, 1.0))
+
+
+def one_label(positives: Any, n_rows: int) -> Pattern:
+    """Return the (1, n_rows) pattern of a label. positives: (n,) ascending rows."""
+    return Pattern(frozen([0, len(positives)], np.int64), frozen(positives, np.int32), n_rows)
+
+
+def take_training_rows(task: Task, rows: Any) -> Task:
+    """Return the task with some of its training rows. rows: (n,) ascending."""
+    positives = np.flatnonzero(np.isin(rows, task.YT.row(0)))
+    return task._replace(X=take_rows(task.X, rows), YT=one_label(positives, len(rows)))
 
 
 def rows_of(Y: Pattern, label: int) -> Any:
@@ -221,10 +234,8 @@ def measure(task: Task, seed: int) -> Iterator[tuple[str, list[Point], float]]:
 
 def some_rows(task: Task) -> Task:
     """Return the task with about COMPILE_ROWS of its training rows."""
-    rows = np.arange(0, task.X.n_rows, max(1, task.X.n_rows // COMPILE_ROWS))
-    positives = np.flatnonzero(np.isin(rows, task.YT.row(0)))
-    YT = Pattern(frozen([0, len(positives)], np.int64), frozen(positives, np.int32), len(rows))
-    return task._replace(X=take_rows(task.X, rows), YT=YT)
+    step = max(1, task.X.n_rows // COMPILE_ROWS)
+    return take_training_rows(task, np.arange(0, task.X.n_rows, step))
 
 
 def summarise(runs: list[list[Point]], limits: dict[str, float]) -> dict[str, Any]:
@@ -258,16 +269,22 @@ def measure_methods(task: Task, seeds: int) -> dict[str, Any]:
     }
 
 
-def measure_sets(description: str, measure: Callable[[Task, int], dict[str, Any]]) -> None:
+def measure_sets(
+    description: str,
+    measure: Callable[[Task, int], dict[str, Any]],
+    sets: str = ",".join(LABELS),
+    rows: int = covtype_like.ROWS,
+) -> None:
     """Parse the arguments and measure all sets; print a line per result, and one JSON object.
 
-    measure: called with a task and the number of seeds; returns figures by name.
+    measure: called with a task and the number of seeds; returns figures by name. sets, rows:
+    defaults of the options, see `load`.
     """
     options = arguments(
         description,
-        sets={"default": ",".join(LABELS)},
+        sets={"default": sets},
         seeds={"type": int, "default": 3},
-        rows={"type": int, "default": covtype_like.ROWS},
+        rows={"type": int, "default": rows},
     )
 
     def run(folder: Path) -> dict[str, Any]:

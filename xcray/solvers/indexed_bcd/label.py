@@ -35,7 +35,7 @@ FIRST_QUERIES: Final = 8  # without truncation, because the first outliers are t
 READS_PER_ROW: Final = 20  # a query reads at most this number of rows for each row that it adds
 MIN_PRECISION: Final = 0.01  # of the last query: violating rows per row that was read
 # of the share of support vectors among random rows: precision of the last of the first queries, and
-# that of the first query for which an order of pages is kept
+# that of the first query for which an order of pages is kept; see benchmarks.indexed_bcd.settings
 FIRST_PRECISION: Final = 0.5
 MIN_LIFT: Final = 1.5
 MAX_VIOLATING: Final = 1 << 16  # rows that one call of the query kernel returns
@@ -242,7 +242,7 @@ class LabelTraining:
         self._solve_active()
         self._state.status.fill(INLIER)
         self._random_precision = self._active.support / len(first.rows)
-        # queries that find less than this find mostly outliers of the truncated loss
+        # later queries, which leave out the outliers, find the rest
         least = max(MIN_PRECISION, FIRST_PRECISION * self._random_precision)
         self._grow(FIRST_QUERIES, least)
         self._state.status.fill(UNKNOWN)
