@@ -42,7 +42,6 @@ EXTRAS = {
         "serve",
     ),
     "httpx": "client",
-    "matplotlib": "plots",
     "psycopg": "postgres",
     "ray": "ray",
 }

@@ -139,7 +139,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     selection: str = parameter(
         AUTO,
         "order in which queries visit the rows; auto: pages, but forest if X exceeds the memory "
-        "limit and the first query of a class finds 1.5 times as much as random reads",
+        "limit and the first query of a class finds 1.5 times the support of random rows",
         choices=(*SELECTIONS, AUTO),
     )
     leaf_rows: int = parameter(
