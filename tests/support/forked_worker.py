@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 
 from xcray.service.observability.request_log import new_request_id
 from xcray.service.processes.fork_server import fork_workers
@@ -21,7 +20,8 @@ def main() -> int:
     os.write(1, new_request_id().encode())
     command = sys.stdin.readline().strip()
     if command == "wait":
-        threading.Event().wait()
+        sys.stdin.read()  # until it is killed, or the test has ended
+        return 0
     return int(command)
 
 

@@ -334,7 +334,8 @@ def forked(server: fork_server.ForkServer, command: str) -> tuple[fork_server.Fo
     with socket.create_server(("127.0.0.1", 0)) as listener:
         worker = server.start(listener, stdin, stdout)
     request_id = os.read(from_worker, 100)
-    for descriptor in (stdin, to_worker, from_worker, stdout):
+    # to_worker stays open: a worker that waits ends with the process of the tests at the latest
+    for descriptor in (stdin, from_worker, stdout):
         os.close(descriptor)
     return worker, request_id
 
