@@ -138,8 +138,8 @@ class IndexedBCDSolver(HingeOneVsRest):
     )
     selection: str = parameter(
         AUTO,
-        "order in which queries visit the rows; auto: pages, but forest if X exceeds the memory "
-        "limit and the first query of a class finds 1.5 times the support of random rows",
+        "order in which queries visit the rows; auto: pages; with a memory limit and a forest on "
+        "disk, forest if the first query of a class finds 1.5 times the support of random rows",
         choices=(*SELECTIONS, AUTO),
     )
     leaf_rows: int = parameter(
@@ -229,7 +229,8 @@ class IndexedBCDSolver(HingeOneVsRest):
         The forest of `xcray data index` is used if there is one; it has the bits of one that is
         built in memory. If the rows exceed `memory_limit` (bytes), they are read from it page by
         page, and cache and active rows stay within the limit. Rows in object storage that do not
-        exceed it are read from the pages once. Raises ParameterError if the limit is too small, or
+        exceed it are read from the pages once. With a limit and a forest, all strategies use its
+        leaves, whether or not the rows fit. Raises ParameterError if the limit is too small, or
         if there is no forest then; Corrupt if the forest is damaged; Unavailable.
         """
         train = dataset.train
@@ -246,15 +247,12 @@ class IndexedBCDSolver(HingeOneVsRest):
             stored = open_forest(dataset, self.leaf_rows)
             return self._paged_state(stored, train.YT, costs, memory_limit)
         if dataset.remote is not None:
-            stored = open_forest(dataset, self.leaf_rows)
-            return self._state_of_all_pages(stored, train.YT, costs)
-        if self.selection != "forest":
-            return self._state_in_memory(train.X, train.YT, costs, None)
-        if has_forest(dataset):
+            return self._state_of_all_pages(open_forest(dataset, self.leaf_rows), train.YT, costs)
+        # With a limit, bits must not depend on whether the rows fit: it is shared among workers.
+        if has_forest(dataset) and (self.selection == "forest" or memory_limit is not None):
             indexed = open_forest(dataset, self.leaf_rows).indexed
-        else:
-            indexed = build_forest(train.X, self.leaf_rows)
-        return self._state_in_memory(train.X, train.YT, costs, indexed)
+            return self._state_in_memory(train.X, train.YT, costs, indexed)
+        return self.load(train.X, train.XT, train.YT, train.weights)
 
     def _paged_state(
         self, stored: StoredForest, YT: Pattern, costs: Float64, memory_limit: int
@@ -270,16 +268,12 @@ class IndexedBCDSolver(HingeOneVsRest):
     def _state_of_all_pages(self, stored: StoredForest, YT: Pattern, costs: Float64) -> HingeState:
         """Return the state of a worker that reads all pages first. costs: (N,) by row."""
         indexed, (X, loaded) = stored.indexed, read_all_rows(stored)
+        costs = frozen(costs[indexed.pages.rows], np.float64)
+        slots = frozen(np.arange(X.n_rows), np.int32)
+        store = RowsInMemory(X, slots, indexed.norms, costs, self.is_squared, loaded)
+        selection = make_leaf_selection(self.selection, indexed)
         scratch = new_scratch(X.n_rows, X.n_cols)
-        if self.selection == "forest":
-            costs = frozen(costs[indexed.pages.rows], np.float64)
-            slots, norms = frozen(np.arange(X.n_rows), np.int32), indexed.norms
-            store = RowsInMemory(X, slots, norms, costs, self.is_squared, loaded)
-            selection = make_leaf_selection("forest", indexed)
-            return HingeState(store, YT, selection, scratch, indexed.positions)
-        norms = frozen(indexed.norms[indexed.positions], np.float64)
-        store = RowsInMemory(X, indexed.positions, norms, costs, self.is_squared, loaded)
-        return HingeState(store, YT, make_selection(self.selection, X), scratch)
+        return HingeState(store, YT, selection, scratch, indexed.positions)
 
     def _state_in_memory(
         self, X: CSR, YT: Pattern, costs: Float64, indexed: IndexedRows | None
@@ -290,7 +284,7 @@ class IndexedBCDSolver(HingeOneVsRest):
             selection = make_selection(self.selection, X)
             store = RowsInMemory(X, selection.pages.rows, extended_norms(X), costs, self.is_squared)
             return HingeState(store, YT, selection, scratch)
-        selection = make_leaf_selection("forest", indexed)
+        selection = make_leaf_selection(self.selection, indexed)
         rows = indexed.pages.rows
         costs = frozen(costs[rows], np.float64)
         store = RowsInMemory(X, rows, indexed.norms, costs, self.is_squared)
