@@ -105,9 +105,9 @@ def test_the_bits_are_those_of_the_rows_on_disk(
 def test_rows_within_the_limit_are_read_once(
     dataset: Dataset, copy: Copy, selection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    solver = IndexedBCDSolver(**SMALL, selection=selection)
-    theirs = solver.solve(solver.load_dataset(dataset), FIRST)
-    remote = solver.load_dataset(copy[0], 2 * n_bytes(dataset))
+    solver, limit = IndexedBCDSolver(**SMALL, selection=selection), 2 * n_bytes(dataset)
+    theirs = solver.solve(solver.load_dataset(dataset, limit), FIRST)
+    remote = solver.load_dataset(copy[0], limit)
     monkeypatch.setattr(page_reader, "open_pages", None)  # all rows are here
     ours = solver.solve(remote, FIRST)
     assert ours.W.data.tobytes() == theirs.W.data.tobytes()
