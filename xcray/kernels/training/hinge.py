@@ -193,12 +193,12 @@ def modelled_bias(o: Objective, maxima: Any, positives: Positives, b: float, n: 
     start, part = b, chunk_sums(maxima, 1.0 + b)
     ratio = max(1.0, n.first / part.first) if part.first > 0.0 else 1.0
     for _ in range(MODEL_STEPS):
-        part = chunk_sums(maxima, 1.0 + b)
         n = HingeSums(ratio * part.first, 0.0, ratio * part.weight, 0.0)
         slope, curvature = slope_and_curvature(o, b, n, sum_positives(positives, b))
         b -= slope / curvature
         if abs(slope) <= MODEL_TOLERANCE * curvature * abs(b - start):
             break
+        part = chunk_sums(maxima, 1.0 + b)
     return b
 
 

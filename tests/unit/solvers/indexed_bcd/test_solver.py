@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +36,23 @@ def load(
 ) -> HingeState:
     """Return the state of a worker."""
     return solver.load(problem.X, transpose(problem.X), problem.YT, weights)
+
+
+def new_training(
+    solver: IndexedBCDSolver,
+    local: HingeState,
+    observe: Callable[[SweepProgress], None] = lambda progress: None,
+) -> LabelTraining:
+    """Return the training of the first class."""
+    return LabelTraining(
+        local.store,
+        local.scratch,
+        local.selection,
+        local.positives(0),
+        0,
+        solver.label_settings(local, 0),
+        observe=observe,
+    )
 
 
 def train(
@@ -109,14 +127,7 @@ def test_objectives_decrease_and_the_last_outliers_are_stable(
 ) -> None:
     solver = IndexedBCDSolver(**SMALL, s=0.1, eps=1e-4, selection=selection)
     local = load(solver, noisy)
-    training = LabelTraining(
-        local.store,
-        local.scratch,
-        local.selection,
-        local.positives(0),
-        0,
-        solver.label_settings(local, 0),
-    )
+    training = new_training(solver, local)
     result, stationary = training.train()
     assert stationary
     assert len(training.objectives) >= 2
@@ -170,15 +181,7 @@ def test_a_label_has_the_same_bits_in_any_batch(noisy: SVMProblem, selection: st
 def test_weights_are_observed_only_after_blocks_and_sweeps(noisy: SVMProblem) -> None:
     solver = IndexedBCDSolver(**SMALL)
     local, points = load(solver, noisy), list[SweepProgress]()
-    training = LabelTraining(
-        local.store,
-        local.scratch,
-        local.selection,
-        local.positives(0),
-        0,
-        solver.label_settings(local, 0),
-        observe=points.append,
-    )
+    training = new_training(solver, local, points.append)
     training.train()
     blocks = (training.sweeps - len(points)) // (BLOCK_SWEEPS - 1)
     assert training.queries < blocks < len(points)
@@ -188,14 +191,10 @@ def test_weights_are_observed_only_after_blocks_and_sweeps(noisy: SVMProblem) ->
 def test_a_convex_problem_keeps_its_active_rows_from_its_first_pass_on(noisy: SVMProblem) -> None:
     solver = IndexedBCDSolver(**SMALL, s=0.5, eps=1e-4)
     local, sizes = load(solver, noisy), dict[int, list[int]]()
-    training = LabelTraining(
-        local.store,
-        local.scratch,
-        local.selection,
-        local.positives(0),
-        0,
-        solver.label_settings(local, 0),
-        observe=lambda _: sizes.setdefault(training.rounds, []).append(training.n_active),
+    training = new_training(
+        solver,
+        local,
+        lambda _: sizes.setdefault(training.rounds, []).append(training.n_active),
     )
     training.train()
     del sizes[0]  # queries remove idle rows
