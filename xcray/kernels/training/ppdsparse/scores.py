@@ -8,7 +8,7 @@ from xcray.arrays import Float32, Float64, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.prefetch import prefetch
 from xcray.kernels.training.hinge import soft
-from xcray.kernels.training.ppdsparse.rows import prefetch_row
+from xcray.kernels.training.ppdsparse.rows import LINE_ENTRIES
 from xcray.kernels.training.ppdsparse.state import (
     PPDSparseProblem,
     PPDSparseScratch,
@@ -19,7 +19,7 @@ LIST_OVERHEAD = 32.0  # cost of starting a posting list, in entries
 # entries of lists that are visited in any case, as share of those that the sweeps visited
 APPLY_SHARE = 0.5
 N_POWERS = 300  # bins of `choose_changes`, by powers of two from 2^-200 to 2^99
-LISTS_AHEAD, FEATURES_AHEAD = 8, 16  # distances of prefetches
+LINES_AHEAD, FEATURES_AHEAD = 16, 16  # distances of prefetches
 
 
 @inner()
@@ -116,30 +116,43 @@ def choose_changes(
 
 
 @inner()
-def walk(rows: Int32, values: Float32, change: float, scores: Any) -> None:
-    """Add a changed weight to the scores of the rows in its posting list."""
-    for p in range(len(rows)):
-        scores[np.uint32(rows[p])] += change * values[p]
-
-
-@inner()
 def score(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int
 ) -> int:
-    """Apply all changes that are not deferred to the scores, as far as the budget allows."""
-    XT, lam, tau = problem.XT, s.objective.lam, s.objective.tau
+    """Apply all changes that are not deferred to the scores, as far as the budget allows.
+
+    Most posting lists are short and wait for memory. So prefetches run LINES_AHEAD cache lines
+    ahead, through the rest of a list and the next ones.
+    """
     if at.position == 0:
         choose_changes(problem, s, scratch, at)
-    work, k = 0, at.position
-    while k < at.n_chosen and work < budget:
-        if k + LISTS_AHEAD < at.n_chosen:
-            prefetch_row(XT, scratch.touched[scratch.chosen[k + LISTS_AHEAD]])
-        t = scratch.chosen[k]
-        j, w = scratch.touched[t], np.float32(soft(scratch.v[t], lam) / tau)
-        lo, hi = XT.indptr[j], XT.indptr[j + 1]
-        walk(XT.indices[lo:hi], XT.data[lo:hi], w - scratch.weight[t], scratch.scores)
+    indptr, indices, data = problem.XT.indptr, problem.XT.indices, problem.XT.data
+    chosen, touched, scores = scratch.chosen, scratch.touched, scratch.scores
+    line = np.uint64(LINE_ENTRIES - 1)
+    work, k, n, lines = 0, at.position, at.n_chosen, -LINES_AHEAD
+    ahead, q, q_end = k - 1, np.uint64(0), np.uint64(0)
+    while k < n and work < budget:
+        t = chosen[k]
+        j, w = touched[t], np.float32(soft(scratch.v[t], s.objective.lam) / s.objective.tau)
+        change = w - scratch.weight[t]
+        p, end = np.uint64(indptr[j]), np.uint64(indptr[j + 1])
+        work += indptr[j + 1] - indptr[j]
+        while p < end:
+            while lines <= 0:
+                while q >= q_end and ahead + 1 < n:
+                    ahead += 1
+                    j = touched[chosen[ahead]]
+                    q, q_end = np.uint64(indptr[j]), np.uint64(indptr[j + 1])
+                prefetch(indices, q)
+                prefetch(data, q)
+                q = (q | line) + np.uint64(1)
+                lines += 1
+            stop = min(end, (p | line) + np.uint64(1))
+            for e in range(p, stop):
+                scores[np.uint32(indices[e])] += change * data[e]
+            p = stop
+            lines -= 1
         scratch.weight[t] = w
-        work += hi - lo
         k += 1
     at.work += work
     at.position = k
