@@ -12,6 +12,7 @@ regression", 2012.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,6 @@ MAX_FEATURES = 1024
 PIECE = 1 << 20  # values that are converted to float64 at once
 MIN_MEAN_CURVATURE = 10.0  # minimum of the mean of C |x|^2 / tau
 CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
-MAX_HALVINGS = 40  # of a step
 # limits of the minimisation of the quadratic model
 MAX_MODEL_SWEEPS, MODEL_TOLERANCE = 1000, 1e-4
 
@@ -70,19 +70,31 @@ def _sample_weights(problem: PPDSparseProblem) -> Float64:
     return problem.weights.astype(np.float64) if len(problem.weights) else np.ones(problem.X.n_rows)
 
 
-def gram(problem: PPDSparseProblem) -> Float64:
-    """Return the weighted sum of x x' over all samples, upper triangle, from which classes start.
+class NewtonData(NamedTuple):
+    """What all classes read: the rows, and the weighted sum of x x' over all samples.
 
-    (D + 1, D + 1), the bias last.
+    gram: (D + 1, D + 1), upper triangle, the bias last; classes start from it.
     """
-    X, weights = problem.X, _sample_weights(problem)
-    H = np.zeros((X.n_cols + 1,) * 2)
-    kernel.add_outer(X, np.arange(X.n_rows), weights, H)
-    return H
+
+    rows: kernel.Rows
+    gram: Float64
+
+
+def prepare(problem: PPDSparseProblem) -> NewtonData:
+    """Return the data of a problem for Newton's method."""
+    rows, weights = kernel.rows_of(problem.X), _sample_weights(problem)
+    H = np.zeros((problem.X.n_cols + 1,) * 2)
+    kernel.add_outer(rows, np.arange(problem.X.n_rows), weights, H)
+    return NewtonData(rows, H)
 
 
 def weights_of(
-    problem: PPDSparseProblem, o: Objective, label: int, samples: Int32, duals: Float32
+    problem: PPDSparseProblem,
+    data: NewtonData,
+    o: Objective,
+    label: int,
+    samples: Int32,
+    duals: Float32,
 ) -> Float64:
     """Return the primal point of a dual one: (D + 1,), the bias last.
 
@@ -92,14 +104,14 @@ def weights_of(
     factors = np.zeros(problem.X.n_rows)
     factors[samples] = signs * np.maximum(duals, 0.0)
     v = np.zeros(problem.X.n_cols + 1)
-    kernel.add_rows(problem.X, factors, 0, problem.X.n_rows, v)
+    kernel.add_rows(data.rows, factors, 0, problem.X.n_rows, v)
     v[:-1] = np.sign(v[:-1]) * np.maximum(np.abs(v[:-1]) - o.lam, 0.0)
     return v / _taus(o, len(v))
 
 
 def solve(
     problem: PPDSparseProblem,
-    G: Float64,
+    data: NewtonData,
     o: Objective,
     label: int,
     eps: float,
@@ -109,12 +121,12 @@ def solve(
 ) -> tuple[Float64, Float64, dict[str, float]]:
     """Solve one class to a duality gap of `eps` times its null objective.
 
-    G: `gram`; rounds: maximum number of steps; start: (D + 1,) initial weights, or None; check:
+    rounds: maximum number of steps; start: (D + 1,) initial weights, or None; check:
     called every 200 ms or more often, can raise. Returns the weights (D,), the dual variables (N,),
     and the fields of the class's record, which include the bias.
     """
-    return _NewtonClass(problem, G, o, label, check).run(
-        eps, rounds, np.zeros(len(G)) if start is None else start
+    return _NewtonClass(problem, data, o, label, check).run(
+        eps, rounds, np.zeros(len(data.gram)) if start is None else start
     )
 
 
@@ -124,12 +136,12 @@ class _NewtonClass:
     def __init__(
         self,
         problem: PPDSparseProblem,
-        G: Float64,
+        data: NewtonData,
         o: Objective,
         label: int,
         check: Callable[[], None],
     ) -> None:
-        self.X = problem.X
+        self.X, self.rows = problem.X, data.rows
         self.o = o
         self.check = check
         n, positives = problem.X.n_rows, problem.YT.row(label)
@@ -141,9 +153,9 @@ class _NewtonClass:
         self.costs[positives] *= factor
         positive = float(weights[positives].sum())
         self.null = float(null_objective(o, positive * factor, float(weights.sum()) - positive))
-        self.H = 2.0 * o.C * G
-        self.M = np.empty_like(G)
-        self.taus = _taus(o, len(G))
+        self.H = 2.0 * o.C * data.gram
+        self.M = np.empty_like(data.gram)
+        self.taus = _taus(o, len(data.gram))
         self.row_curvatures = 2.0 * o.C * weights
         self.scores = np.empty(n)
         self.z = np.empty(n)
@@ -155,12 +167,14 @@ class _NewtonClass:
     def run(
         self, eps: float, rounds: int, start: Float64
     ) -> tuple[Float64, Float64, dict[str, float]]:
-        """Take Newton steps until the certificate holds."""
-        w, n = start.astype(np.float32).astype(np.float64), 0
+        """Take Newton steps until the certificate holds for weights in single precision."""
+        w, n = start, 0
         if self.positives == 0:
-            w[:], w[-1], rounds = 0.0, -1.0, 0
-        self.score_rows(w)
+            w = np.append(np.zeros(len(w) - 1), -1.0)
+            rounds = 0
+        self.score_rows(w, self.scores)
         while True:
+            kernel.violations(self.signs, self.scores, self.z)
             alpha = 2.0 * self.costs * self.z
             v = self.weighted_row_sum(alpha * self.signs)
             self.dual = (
@@ -169,44 +183,47 @@ class _NewtonClass:
                 else min(self.null, self.value(w))
             )
             value = self.value(w)
-            if (
-                value - self.dual <= eps * self.null
-                or n >= rounds
-                or not (stepped := self.step(w, v, value))
-            ):
+            done = value - self.dual <= eps * self.null or n >= rounds
+            if not done and (new := self.step(w, v)) is not None:
+                w, n = new, n + 1
+                continue
+            exported = w.astype(np.float32).astype(np.float64)
+            if np.array_equal(w, exported):
                 return w[:-1], alpha, self.record(w, value, n)
-            w, n = stepped[0], n + 1
+            w = exported
+            self.score_rows(w, self.scores)
 
-    def step(self, w: Float64, v: Float64, value: float) -> tuple[Float64] | None:
-        """Return the next weights, or None if no step lowers the objective.
+    def step(self, w: Float64, v: Float64) -> Float64 | None:
+        """Return the next weights and update the scores; None if no step lowers the objective.
 
-        The step to the minimum of the model is halved until the objective falls.
+        The step leads to the minimum of the objective on the line through that of the model.
         """
+        o = self.o
         self.update_hessian()
-        direction = np.empty_like(w)
+        direction, changes = np.empty_like(w), np.empty_like(self.scores)
         self.sweeps += kernel.minimise_model(
-            self.M, self.taus * w - v, w, self.o.lam, MAX_MODEL_SWEEPS, MODEL_TOLERANCE, direction
+            self.M, self.taus * w - v, w, o.lam, MAX_MODEL_SWEEPS, MODEL_TOLERANCE, direction
         )
-        for _ in range(MAX_HALVINGS):
-            new = (w + direction).astype(np.float32).astype(np.float64)
-            self.score_rows(new)
-            if self.value(new) < value:
-                return (new,)
-            direction *= 0.5
-        self.score_rows(w)
-        return None
+        self.score_rows(direction, changes)
+        length = kernel.best_length(
+            self.signs, self.costs, self.scores, changes, w, direction, o.lam, self.taus
+        )
+        new = w + length * direction
+        if np.array_equal(new, w):
+            return None
+        self.scores += length * changes
+        return new
 
-    def score_rows(self, w: Float64) -> None:
-        """Compute the scores of all rows and their violations."""
+    def score_rows(self, w: Float64, scores: Float64) -> None:
+        """Compute the scores of all rows."""
         for lo, hi in self.chunks(self.X.n_rows, 1):
-            kernel.score_rows(self.X, w, lo, hi, self.scores)
-        kernel.violations(self.signs, self.scores, self.z)
+            kernel.score_rows(self.rows, w, lo, hi, scores)
 
     def weighted_row_sum(self, factors: Float64) -> Float64:
         """Return the sum of factors[i] x_i: (D + 1,)."""
         v = np.zeros(self.X.n_cols + 1)
         for lo, hi in self.chunks(self.X.n_rows, 1):
-            kernel.add_rows(self.X, factors, lo, hi, v)
+            kernel.add_rows(self.rows, factors, lo, hi, v)
         return v
 
     def update_hessian(self) -> None:
@@ -221,7 +238,7 @@ class _NewtonClass:
             change = curvatures
         rows = np.flatnonzero(change)
         for lo, hi in self.chunks(len(rows), 2):
-            kernel.add_outer(self.X, rows[lo:hi], change[rows[lo:hi]], self.H)
+            kernel.add_outer(self.rows, rows[lo:hi], change[rows[lo:hi]], self.H)
         self.row_curvatures = curvatures
         kernel.symmetrise(self.H, self.M, self.taus)
 
@@ -251,7 +268,7 @@ class _NewtonClass:
             "support": violating,
             "violating": violating,
             "nnz": int(np.count_nonzero(w[:-1])),
-            "work": (3 * n + 2) * self.X.nnz,
+            "work": (2 * n + 3) * self.X.nnz,
             "bias": float(w[-1]),
             "primal": value,
             "dual": self.dual,

@@ -78,12 +78,12 @@ class PPDSparseState:
 
     problem: PPDSparseProblem
     scratch: PPDSparseScratch
-    gram: Float64 | None = None  # computed on the first use of Newton's method
+    newton: newton.NewtonData | None = None  # computed on the first use of Newton's method
 
     def clone_for_thread(self) -> PPDSparseState:
         """Return the same problem with separate scratch memory, for another thread."""
         return PPDSparseState(
-            self.problem, _new_scratch(self.problem, self.scratch.scores.dtype), self.gram
+            self.problem, _new_scratch(self.problem, self.scratch.scores.dtype), self.newton
         )
 
     def reset_scratch(self) -> None:
@@ -134,7 +134,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     """
 
     # incremented with every change of the bits of a model, so that no run mixes two revisions
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
@@ -384,16 +384,16 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     ) -> BatchResult:
         """Solve the batch by Newton's method, class by class."""
         problem, o = local.problem, self._objective()
-        local.gram = newton.gram(problem) if local.gram is None else local.gram
+        data = local.newton = local.newton or newton.prepare(problem)
         records, weights, duals = np.zeros(len(labels), RECORD), [], []
         for row, label in enumerate(labels):
             start = (
-                newton.weights_of(problem, o, int(label), *start_duals.row(row))
+                newton.weights_of(problem, data, o, int(label), *start_duals.row(row))
                 if start_duals.n_rows
                 else None
             )
             w, alpha, record = newton.solve(
-                problem, local.gram, o, int(label), self.eps, self.max_rounds, start, check
+                problem, data, o, int(label), self.eps, self.max_rounds, start, check
             )
             for name, value in record.items():
                 records[name][row] = value

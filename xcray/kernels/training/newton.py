@@ -6,28 +6,81 @@ stop between two calls.
 """
 
 import math
+from typing import NamedTuple
 
 import numba
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int64
+from xcray.arrays import CSR, Float32, Float64, Int64
 from xcray.kernels.inner import inner
 from xcray.kernels.training.hinge import soft
 
 MIN_DENSITY = 0.25  # of rows that are multiplied as dense rows
 FOUR = 4  # rows that are read for one update of H
+LENGTHS, LENGTH_TOLERANCE = 40, 1e-3  # of `best_length`
 SCALE_STEPS = 60  # golden-section steps for the scale of the dual
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "contract"})
-def score_rows(X: CSR, w: Float64, lo: int, hi: int, scores: Float64) -> None:
-    """Compute scores[i] = w.x_i, including the bias; SIMD over the entries of a row."""
-    d = len(w) - 1
-    for i in range(lo, hi):
-        total = 0.0
-        for p in range(np.uint64(X.indptr[i]), np.uint64(X.indptr[i + 1])):
-            total += X.data[p] * w[np.uint32(X.indices[p])]
-        scores[i] = total + w[d]
+class Rows(NamedTuple):
+    """Rows by entry, and as a dense matrix where that is not larger.
+
+    X: (N, D); dense: (N, D) float32, or (0, 0).
+    """
+
+    X: CSR
+    dense: Float32
+
+
+def dense_size(X: CSR) -> int:
+    """Return the number of values of `Rows.dense`."""
+    size = X.n_rows * X.n_cols
+    return size if size <= 2 * X.nnz else 0
+
+
+def rows_of(X: CSR) -> Rows:
+    """Return the rows of X in the form that passes over them read."""
+    dense = np.zeros((X.n_rows, X.n_cols) if dense_size(X) else (0, 0), np.float32)
+    if len(dense):
+        fill(X, dense)
+    return Rows(X, dense)
+
+
+@numba.njit(nogil=True, cache=True)
+def fill(X: CSR, dense: Float32) -> None:
+    """Write the entries of X to a matrix of zeros."""
+    for i in range(len(dense)):
+        for p in range(X.indptr[i], X.indptr[i + 1]):
+            dense[i, X.indices[p]] = X.data[p]
+
+
+@inner(fastmath={"reassoc", "nsz", "contract"})
+def dense_product(values: Float32, w: Float64) -> float:
+    """Return the product of w, without the bias, with a dense row; SIMD."""
+    total = 0.0
+    for j in range(np.uint64(len(values))):
+        total += values[j] * w[j]
+    return total
+
+
+@inner(fastmath={"reassoc", "nsz", "contract"})
+def sparse_product(X: CSR, i: int, w: Float64) -> float:
+    """Return the product of w, without the bias, with row i; SIMD."""
+    total = 0.0
+    for p in range(np.uint64(X.indptr[i]), np.uint64(X.indptr[i + 1])):
+        total += X.data[p] * w[np.uint32(X.indices[p])]
+    return total
+
+
+@numba.njit(nogil=True, cache=True)
+def score_rows(rows: Rows, w: Float64, lo: int, hi: int, scores: Float64) -> None:
+    """Compute scores[i] = w.x_i, including the bias."""
+    bias = w[len(w) - 1]
+    if len(rows.dense) > 0:
+        for i in range(lo, hi):
+            scores[i] = dense_product(rows.dense[i], w) + bias
+    else:
+        for i in range(lo, hi):
+            scores[i] = sparse_product(rows.X, i, w) + bias
 
 
 @numba.njit(nogil=True, cache=True)
@@ -37,15 +90,90 @@ def violations(signs: Float64, scores: Float64, z: Float64) -> None:
         z[i] = max(0.0, 1.0 - signs[i] * scores[i])
 
 
+@inner(fastmath={"contract"})
+def add_dense_row(values: Float32, factor: float, v: Float64) -> None:
+    """Add factor times a dense row to v, except to the bias; SIMD."""
+    for j in range(np.uint64(len(values))):
+        v[j] += factor * values[j]
+
+
 @numba.njit(nogil=True, cache=True)
-def add_rows(X: CSR, factors: Float64, lo: int, hi: int, v: Float64) -> None:
+def add_rows(rows: Rows, factors: Float64, lo: int, hi: int, v: Float64) -> None:
     """Add the sum of factors[i] x_i to v."""
-    d = len(v) - 1
+    X, d = rows.X, len(v) - 1
     for i in range(lo, hi):
-        if factors[i] != 0.0:
+        if factors[i] == 0.0:
+            continue
+        if len(rows.dense) > 0:
+            add_dense_row(rows.dense[i], factors[i], v)
+        else:
             for p in range(np.uint64(X.indptr[i]), np.uint64(X.indptr[i + 1])):
                 v[np.uint32(X.indices[p])] += factors[i] * X.data[p]
-            v[d] += factors[i]
+        v[d] += factors[i]
+
+
+@inner(fastmath={"reassoc", "nsz", "contract"})
+def loss_derivatives(
+    signs: Float64, costs: Float64, scores: Float64, changes: Float64, length: float
+) -> tuple[float, float]:
+    """Return the first two derivatives in `length` of the losses at scores + length changes."""
+    slope, curvature = 0.0, 0.0
+    for i in range(len(scores)):
+        z = 1.0 - signs[i] * (scores[i] + length * changes[i])
+        rate = 2.0 * costs[i] * changes[i]
+        slope -= rate * signs[i] * max(0.0, z)
+        curvature += rate * changes[i] if z > 0.0 else 0.0
+    return slope, curvature
+
+
+@inner()
+def penalty_derivatives(
+    w: Float64, direction: Float64, length: float, lam: float, taus: Float64
+) -> tuple[float, float]:
+    """Return the derivatives of the penalties at w + length direction: on the right, and second."""
+    slope, curvature = 0.0, 0.0
+    for j in range(len(w)):
+        change, value = direction[j], w[j] + length * direction[j]
+        slope += taus[j] * value * change
+        curvature += taus[j] * change * change
+        if j < len(w) - 1:
+            slope += lam * (abs(change) if value == 0.0 else math.copysign(change, value * change))
+    return slope, curvature
+
+
+@numba.njit(nogil=True, cache=True)
+def best_length(
+    signs: Float64,
+    costs: Float64,
+    scores: Float64,
+    changes: Float64,
+    w: Float64,
+    direction: Float64,
+    lam: float,
+    taus: Float64,
+) -> float:
+    """Return the length of a step along `direction` that minimises the objective, about.
+
+    scores: (N,) of w; changes: (N,) of the direction. The objective is convex and piecewise
+    quadratic: Newton's method within the interval where the derivative changes its sign, until it
+    is at most LENGTH_TOLERANCE of that at 0. 0.0 if the objective does not fall.
+    """
+    low, high, length, first = 0.0, np.inf, 0.0, 0.0
+    for turn in range(LENGTHS):
+        slope, curvature = loss_derivatives(signs, costs, scores, changes, length)
+        more, bend = penalty_derivatives(w, direction, length, lam, taus)
+        slope, curvature = slope + more, curvature + bend
+        if turn == 0:
+            first = slope
+            if slope >= 0.0:
+                return 0.0
+        if abs(slope) <= LENGTH_TOLERANCE * abs(first):
+            break
+        low, high = (length, high) if slope < 0.0 else (low, length)
+        length -= slope / curvature
+        if not low < length < high:
+            length = 0.5 * (low + high) if high < np.inf else 2.0 * low
+    return length
 
 
 @inner()
@@ -74,21 +202,21 @@ def add_dense_outer(block: Float64, factors: Float64, H: Float64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def add_outer(X: CSR, rows: Int64, factors: Float64, H: Float64) -> None:
-    """Add the sum of factors[k] x x' of rows[k] to the upper triangle of H.
+def add_outer(rows: Rows, chosen: Int64, factors: Float64, H: Float64) -> None:
+    """Add the sum of factors[k] x x' of rows chosen[k] to the upper triangle of H.
 
     Rows that have many of the features are written as dense rows, FOUR at a time.
     """
-    d = len(H) - 1
+    X, d = rows.X, len(H) - 1
     if len(X.data) < MIN_DENSITY * (len(X.indptr) - 1) * d:
-        for k in range(len(rows)):
-            add_sparse_outer(X, rows[k], factors[k], H)
+        for k in range(len(chosen)):
+            add_sparse_outer(X, chosen[k], factors[k], H)
         return
     block, parts = np.empty((FOUR, d + 1)), np.empty(FOUR)
-    for lo in range(0, len(rows), FOUR):
+    for lo in range(0, len(chosen), FOUR):
         block[:], parts[:] = 0.0, 0.0
-        for r in range(min(FOUR, len(rows) - lo)):
-            i, parts[r], block[r, d] = rows[lo + r], factors[lo + r], 1.0
+        for r in range(min(FOUR, len(chosen) - lo)):
+            i, parts[r], block[r, d] = chosen[lo + r], factors[lo + r], 1.0
             for p in range(X.indptr[i], X.indptr[i + 1]):
                 block[r, X.indices[p]] = X.data[p]
         add_dense_outer(block, parts, H)
@@ -104,19 +232,86 @@ def symmetrise(H: Float64, M: Float64, taus: Float64) -> None:
         M[j, j] += taus[j]
 
 
+@inner(fastmath={"reassoc", "nsz", "contract"})
+def dot(a: Float64, b: Float64, n: int) -> float:
+    """Return the product of the first n entries; SIMD."""
+    total = 0.0
+    for k in range(np.uint64(n)):
+        total += a[k] * b[k]
+    return total
+
+
+@inner()
+def solve_positive_definite(A: Float64, x: Float64) -> bool:
+    """Replace x by the solution of A y = x, and the lower triangle of A by its Cholesky factor.
+
+    False if a pivot is not positive; x is meaningless then.
+    """
+    n = len(x)
+    for i in range(n):
+        for j in range(i):
+            A[i, j] = (A[i, j] - dot(A[i], A[j], j)) / A[j, j]
+        pivot = A[i, i] - dot(A[i], A[i], i)
+        if not pivot > 0.0:
+            return False
+        A[i, i] = math.sqrt(pivot)
+        x[i] = (x[i] - dot(A[i], x, i)) / A[i, i]
+    for i in range(n - 1, -1, -1):
+        x[i] /= A[i, i]
+        for k in range(i):
+            x[k] -= A[i, k] * x[i]
+    return True
+
+
+@inner()
+def step_on_support(M: Float64, slope: Float64, w: Float64, lam: float, step: Float64) -> None:
+    """Set `step` to the minimum of the model for the weights that are not zero, with their signs.
+
+    For all weights, without l1, if all are zero. Zero if it cannot be computed.
+    """
+    step[:] = 0.0
+    support = np.flatnonzero(w[:-1])
+    if len(support) == 0:
+        support = np.arange(len(w) - 1)
+    support = np.append(support, len(w) - 1)
+    A, x = np.empty((len(support), len(support))), np.empty(len(support))
+    for a, j in enumerate(support):
+        x[a] = -slope[j] - (lam * np.sign(w[j]) if j < len(w) - 1 else 0.0)
+        for b in range(a + 1):
+            A[a, b] = M[j, support[b]]
+    if solve_positive_definite(A, x):
+        for a, j in enumerate(support):
+            step[j] = x[a]
+
+
+@inner()
+def model_gain(pull: Float64, slope: Float64, w: Float64, lam: float, step: Float64) -> float:
+    """Return by how much `step` lowers the model; pull = slope + M step."""
+    gain = 0.0
+    for j in range(len(w)):
+        gain -= 0.5 * step[j] * (slope[j] + pull[j])
+        if j < len(w) - 1:
+            gain -= lam * (abs(w[j] + step[j]) - abs(w[j]))
+    return gain
+
+
 @numba.njit(nogil=True, cache=True)
 def minimise_model(
     M: Float64, slope: Float64, w: Float64, lam: float, sweeps: int, tolerance: float, step: Float64
 ) -> int:
-    """Minimise slope.s + s'Ms/2 + lam |w + s|_1 over s by coordinate descent from `step` = 0.
+    """Minimise slope.s + s'Ms/2 + lam |w + s|_1 over s, written to `step`.
 
-    The bias has no l1. Ends when a sweep gains less than `tolerance` of the total gain. Returns the
-    number of sweeps.
+    The bias has no l1. Coordinate descent from the solution for the signs of w, until a sweep gains
+    at most `tolerance` of the total gain. Returns the number of sweeps.
     """
     n = len(w)
+    step_on_support(M, slope, w, lam, step)
     pull = slope.copy()  # slope + M step
-    step[:] = 0.0
-    gained = 0.0
+    for j in range(n):
+        pull[j] += dot(M[j], step, n)
+    gained = model_gain(pull, slope, w, lam, step)
+    if not gained > 0.0:
+        step[:], pull[:], gained = 0.0, slope, 0.0
     for done in range(sweeps):
         gain = 0.0
         for j in range(n):
