@@ -55,6 +55,11 @@ def _mean_sq_norm(X: CSR) -> float:
     return sum(float(piece @ piece) for piece in pieces) / max(X.n_rows, 1)
 
 
+def own_bytes(X: CSR) -> int:
+    """Return the memory of a task: matrices of the features, numbers per row, and dense rows."""
+    return 24 * (X.n_cols + 1) ** 2 + 80 * X.n_rows + 4 * kernel.dense_size(X)
+
+
 def positive_factor(problem: PPDSparseProblem, label: int) -> float:
     """Return the factor of the weights of a label's positives."""
     return float(problem.factors[label]) if len(problem.factors) else 1.0

@@ -230,13 +230,13 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of Newton's method, where it is used.
 
-        It needs three matrices of the features and ten numbers per row, and each of its passes
-        reads all rows. Normalised rows are held by row and by column, once per process.
+        It needs three matrices of the features, ten numbers per row and dense rows where these are
+        small, and each of its passes reads all rows. Normalised rows are held by row and by column, once per process.
         """
         shared = 0 if self.row_norm == "none" else 8 * X.nnz
         if not newton.suits_rows(X, self._objective()):
             return TaskNeeds(process_bytes=shared)
-        own = 24 * (X.n_cols + 1) ** 2 + 80 * X.n_rows
+        own = newton.own_bytes(X)
         return TaskNeeds(own, equal_costs=True, process_bytes=shared)
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> PPDSparseState:

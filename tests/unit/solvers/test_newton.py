@@ -10,6 +10,7 @@ from tests.support.ppdsparse_problems import local_of, problem, signs, solved
 from xcray.arrays import CSR, Pattern, csr_from, pattern_from
 from xcray.errors import Stopped
 from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.kernels.training import newton as kernel
 from xcray.solvers import newton
 from xcray.solvers.ppdsparse import PPDSparseSolver
 
@@ -61,6 +62,52 @@ def test_optimum_is_the_naive_twins(lam, tau, C, penalty, weighted):
         assert record["primal"] == pytest.approx(value, rel=1e-6)
         assert record["primal"] == pytest.approx(best, abs=1e-4 * record["null"])
         assert record["dual"] <= best + 1e-7 * record["null"]
+
+
+def test_sparse_and_dense_rows_have_the_same_optimum(monkeypatch):
+    X, Y = long_rows(7)
+    values = X.to_scipy().toarray()
+    values[:, ::3] = 0.0  # two thirds of the entries stay
+    X = csr_from(values)
+    solver = PPDSparseSolver(eps=1e-5)
+    local = local_of(solver, X, Y)
+    dense = solver.solve(local, ALL)
+    assert local.newton.rows.dense.shape == (X.n_rows, X.n_cols)
+    monkeypatch.setattr(kernel, "dense_size", lambda X: 0)
+    local = local_of(solver, X, Y)
+    sparse = solver.solve(local, ALL)
+    assert local.newton.rows.dense.size == 0
+    assert dense.records["primal"] == pytest.approx(sparse.records["primal"], rel=2e-5)
+    assert dense.bias == pytest.approx(sparse.bias, abs=0.01)
+
+
+def test_dense_rows_are_never_larger_than_the_entries():
+    values = np.zeros((4, 10), np.float32)
+    values[:, :5] = 1.0
+    assert kernel.dense_size(csr_from(values)) == 40
+    values[0, 0] = 0.0
+    assert kernel.dense_size(csr_from(values)) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_length_of_a_step_is_near_the_minimum_on_the_line(seed):
+    rng = np.random.default_rng(seed)
+    signs, costs = rng.choice([-1.0, 1.0], 300), rng.uniform(0.5, 2.0, 300)
+    X = np.column_stack([rng.normal(size=(300, 6)), np.ones(300)])
+    w, taus, lam = rng.normal(size=7), np.full(7, 0.5), 3.0
+    w[0] = 0.0
+    direction = signs * costs @ X / 20.0 - w
+
+    def value(length: float) -> float:
+        u = w + length * direction
+        z = np.maximum(0.0, 1.0 - signs * (X @ u))
+        return costs @ z**2 + 0.5 * taus @ u**2 + lam * np.abs(u[:-1]).sum()
+
+    length = kernel.best_length(signs, costs, X @ w, X @ direction, w, direction, lam, taus)
+    least = min(value(t) for t in np.linspace(0.0, 4.0, 4001))
+    assert value(length) < value(0.0)
+    assert value(length) - least <= 0.02 * (value(0.0) - least)
+    assert kernel.best_length(signs, costs, X @ w, -X @ direction, w, -direction, lam, taus) == 0.0
 
 
 def test_it_agrees_with_dual_coordinate_descent(monkeypatch):

@@ -17,7 +17,7 @@ from xcray.kernels.training.hinge import soft
 
 MIN_DENSITY = 0.25  # of rows that are multiplied as dense rows
 FOUR = 4  # rows that are read for one update of H
-LENGTHS, LENGTH_TOLERANCE = 40, 1e-3  # of `best_length`
+LENGTHS, LENGTH_TOLERANCE = 40, 0.1  # of `best_length`
 SCALE_STEPS = 60  # golden-section steps for the scale of the dual
 
 
@@ -156,7 +156,8 @@ def best_length(
 
     scores: (N,) of w; changes: (N,) of the direction. The objective is convex and piecewise
     quadratic: Newton's method within the interval where the derivative changes its sign, until it
-    is at most LENGTH_TOLERANCE of that at 0. 0.0 if the objective does not fall.
+    is at most LENGTH_TOLERANCE of that at 0. The first length is 1, which keeps the zeros of the
+    model. 0.0 if the objective does not fall.
     """
     low, high, length, first = 0.0, np.inf, 0.0, 0.0
     for turn in range(LENGTHS):
@@ -170,7 +171,7 @@ def best_length(
         if abs(slope) <= LENGTH_TOLERANCE * abs(first):
             break
         low, high = (length, high) if slope < 0.0 else (low, length)
-        length -= slope / curvature
+        length = length - slope / curvature if turn > 0 else 1.0
         if not low < length < high:
             length = 0.5 * (low + high) if high < np.inf else 2.0 * low
     return length

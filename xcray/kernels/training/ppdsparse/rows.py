@@ -63,11 +63,20 @@ def prefetch_row(matrix: CSR, row: int) -> None:
 
 
 @inner()
+def prefetch_numbers(X: CSR, i: int, number: Int32) -> None:
+    """Prefetch the numbers of the features of a row."""
+    for p in range(np.uint64(X.indptr[i]), np.uint64(X.indptr[i + 1])):
+        prefetch(number, X.indices[p])
+
+
+@inner()
 def number_rows(X: CSR, scratch: PPDSparseScratch, at: Any, first: int) -> None:
     """Assign numbers to the features of the active samples from position `first` on."""
     for a in range(first, at.n_active):
         if a + ROWS_AHEAD < at.n_active:
             prefetch_row(X, scratch.active[a + ROWS_AHEAD])
+        if a + 1 < at.n_active:
+            prefetch_numbers(X, scratch.active[a + 1], scratch.number)
         number_features(X, scratch.active[a], scratch, at)
 
 
