@@ -231,7 +231,8 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         """Return the memory of Newton's method, where it is used.
 
         It needs three matrices of the features, ten numbers per row and dense rows where these are
-        small, and each of its passes reads all rows. Normalised rows are held by row and by column, once per process.
+        small, and each of its passes reads all rows. Normalised rows are held by row and by
+        column, once per process.
         """
         shared = 0 if self.row_norm == "none" else 8 * X.nnz
         if not newton.suits_rows(X, self._objective()):
