@@ -152,12 +152,12 @@ def best_length(
     lam: float,
     taus: Float64,
 ) -> float:
-    """Return the length of a step along `direction` that minimises the objective, about.
+    """Return the length of a step along `direction` that about minimises the objective.
 
-    scores: (N,) of w; changes: (N,) of the direction. The objective is convex and piecewise
-    quadratic: Newton's method within the interval where the derivative changes its sign, until it
-    is at most LENGTH_TOLERANCE of that at 0. The first length is 1, which keeps the zeros of the
-    model. 0.0 if the objective does not fall.
+    scores: (N,) of w; changes: (N,) of the direction. The objective on the line is convex with a
+    piecewise linear derivative. Newton's method finds where it changes its sign, within bounds, and
+    ends when it is at most LENGTH_TOLERANCE of that at 0. The first length is 1, which keeps the
+    zeros of the model. Returns 0.0 if the objective does not fall.
     """
     low, high, length, first = 0.0, np.inf, 0.0, 0.0
     for turn in range(LENGTHS):
