@@ -84,12 +84,14 @@ def one_service(home: Path, workers: int, preload: bool, bodies: list[str]) -> d
 def measure(folder: Path, chosen: Any) -> dict[str, Any]:
     """Measure all numbers of workers in turn."""
     home, predictor, cases, _ = prepared(folder, chosen)
+    model_mb = predictor.model.n_bytes / 1e6
+    del predictor  # this process would share the mapped model
     plan = [(count, preload) for count in chosen.workers for preload in (False, True)]
     runs: dict[tuple[int, bool], list[dict[str, float]]] = {case: [] for case in plan}
     for _ in range(chosen.repeats):
         for case in plan:
             runs[case].append(one_service(home, *case, cases[0]["bodies"]))
-    out: dict[str, Any] = {"model_mb": predictor.model.n_bytes / 1e6}
+    out: dict[str, Any] = {"model_mb": model_mb}
     for (count, preload), results in runs.items():
         name = f"{count} workers{', preloaded' if preload else ''}"
         out[name] = {key: round(median(result[key] for result in results), 3) for key in results[0]}

@@ -77,6 +77,14 @@ def is_compiled(kernel: Any) -> bool:
     return bool(kernel.signatures or kernel._cache._cache_file._load_index())
 
 
+def load_compiled(kernel: Any) -> None:
+    """Load a kernel from numba's cache, if this machine has compiled it; compile nothing."""
+    codegen = kernel.targetctx.codegen()
+    for key in list(kernel._cache._cache_file._load_index()):
+        if key == kernel._cache._index_key(key[0], codegen):
+            kernel.compile(key[0])
+
+
 def register() -> None:
     """Make numba ask this locator first, and then those that it asked before."""
     own = f"{__name__}.{KernelCacheLocator.__name__}"

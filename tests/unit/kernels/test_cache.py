@@ -29,10 +29,19 @@ print(json.dumps([value, hits, before, is_compiled(fingerprints)]))
 """
 
 
-def run_fingerprints(folder: Path) -> tuple[int, int]:
-    """Return a hash and the number of cached kernels loaded, from the package in `folder`."""
+LOADS = """
+import json
+from xcray.kernels.cache import load_compiled
+from xcray.kernels.fingerprint import fingerprints
+load_compiled(fingerprints)
+print(json.dumps([len(fingerprints.signatures), sum(fingerprints.stats.cache_misses.values())]))
+"""
+
+
+def run(script: str, folder: Path) -> list[int]:
+    """Return the JSON that a script prints, with the package in `folder`."""
     process = subprocess.run(
-        [sys.executable, "-c", CALLS],
+        [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": str(folder / "cache")},
         cwd=folder,
         capture_output=True,
@@ -41,7 +50,12 @@ def run_fingerprints(folder: Path) -> tuple[int, int]:
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    value, hits, before, after = json.loads(process.stdout)
+    return json.loads(process.stdout)
+
+
+def run_fingerprints(folder: Path) -> tuple[int, int]:
+    """Return a hash and the number of cached kernels loaded, from the package in `folder`."""
+    value, hits, before, after = run(CALLS, folder)
     assert (before, after) == (hits > 0, True)
     return value, hits
 
@@ -60,6 +74,13 @@ def test_a_kernel_is_compiled_again_when_a_file_that_it_calls_changes(tmp_path: 
     unrelated = tmp_path / "xcray" / "kernels" / "merge.py"
     unrelated.write_text(unrelated.read_text() + "\n")
     assert run_fingerprints(tmp_path) == (second, 1)
+
+
+def test_a_kernel_is_loaded_from_the_cache_and_never_compiled(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "xcray", ignore=shutil.ignore_patterns("__pycache__"))
+    assert run(LOADS, tmp_path) == [0, 0]
+    run_fingerprints(tmp_path)
+    assert run(LOADS, tmp_path) == [1, 0]
 
 
 def test_functions_outside_the_package_are_cached_as_numba_does_it() -> None:

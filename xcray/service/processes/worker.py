@@ -18,15 +18,17 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import uvloop
 
-from xcray.arrays import csr
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
-from xcray.kernels.cache import is_compiled
+from xcray.kernels.cache import load_compiled
 from xcray.kernels.canonical import first_fault
+from xcray.kernels.search.bounded_scan import rank_of, score_one
+from xcray.kernels.search.choose_scan import search_narrow_rows, search_wide_rows
+from xcray.kernels.text import vectorize_texts
 from xcray.service.app import AppParts, AppRole, create_app
 from xcray.service.models.loading import open_predictor_soon
 from xcray.service.observability.request_log import configure_logging
@@ -38,12 +40,23 @@ from xcray.service.supervision import Checks, cluster_checks
 from xcray.storage.atomic import read_json
 from xcray.system.malloc import limit_arenas
 
+# loaded before workers are forked, with numba's code generator: about 45 MB that they share
+SHARED_KERNELS: Final = (
+    first_fault,
+    vectorize_texts,
+    search_narrow_rows,
+    search_wide_rows,
+    rank_of,
+    score_one,
+)
+
 
 def main() -> int:
     """Serve until the process is stopped."""
     listener_number = None
     if len(sys.argv) > 1:
-        _load_code_generator()
+        for kernel in SHARED_KERNELS:
+            load_compiled(kernel)
         listener_number = fork_workers(socket.socket(fileno=int(sys.argv[1])))
         if listener_number is None:  # the fork server's end
             return 0
@@ -74,12 +87,6 @@ def main() -> int:
         ).start()
         uvloop.run(server.serve(sockets=[listener]))
     return 0
-
-
-def _load_code_generator() -> None:
-    """Load what kernels need to run, 25 MB that workers share. Compiles nothing."""
-    if is_compiled(first_fault):
-        first_fault(csr([0], [], [], 1))
 
 
 def _store(settings: Settings) -> JobStore:
