@@ -31,7 +31,7 @@ from xcray.storage.arrow import BlobWriter, read_table
 
 # layout of the blocks: increment it with every change of the format, so that old lists are rebuilt
 # and not misread
-LAYOUT_VERSION = "2"
+LAYOUT_VERSION = "3"
 MAX_SIZE_RATIO = 1.29  # limit of (weights by label + wide lists) / (weights by label), in bytes
 # limit of the bytes that dense features add to narrow lists, relative to the weights by label
 DENSE_BUDGET_RATIO = 0.06

@@ -38,6 +38,9 @@ ROWS_PER_CALL = 64
 # maximum number of labels that are always scored because of unusually large biases
 MAX_LARGE_BIAS_LABELS = 16
 MIN_BOUND_DROP = 0.002  # minimum decrease of the largest remaining bias per such label
+# Cuts of narrow lists pay if the k-th score exceeds the largest bias by this share of the distance
+# of the largest from the median bias; otherwise the bounds of too many labels reach it.
+MIN_GAP_SHARE = 0.25
 POSTING_NANOSECONDS = 1.5  # worst case, to convert a deadline into a number of postings
 # dense rows are also built if at least one in this many weights is nonzero: a cell takes a tenth of
 # the time of a posting
@@ -55,7 +58,7 @@ class SearchIndex:
 
     Labels and scores are those of the full product, ties by lower label number. A score is summed
     in float64 over ascending features, then + bias: bit-identical to `InvertedIndex`. Thread-safe;
-    each thread uses its own working memory of about 25 bytes per label, which is reused.
+    each thread uses its own working memory of about 27 bytes per label, which is reused.
 
     If at least a third of all weights are nonzero, or labels are few, dense rows of weights are
     added instead of reading lists, which is up to ten times as fast and exact by itself. These rows
@@ -102,6 +105,7 @@ class SearchIndex:
             300.0 + 1.2 * float(np.dot(lengths, lengths)) / max(int(lengths.sum()), 1),
             frozen(large_bias, np.int32),
             other_bias,
+            MIN_GAP_SHARE * (float(other_bias) - _median(b[has_weights])),
             float(np.abs(b).max(initial=0.0)),
         )
         self._free_work: deque[SearchScratch] = deque()
@@ -338,7 +342,7 @@ class SearchIndex:
             return SearchScratch(
                 np.zeros(n, np.float32),
                 np.zeros(n if narrow else 0, np.float64),
-                np.zeros(0 if narrow else n, np.int16),
+                np.zeros(n, np.int16),
                 np.zeros(n, np.uint8),
                 np.zeros(n + 1, np.int32),
                 np.zeros(n, np.int32),
@@ -372,6 +376,11 @@ def _large_bias_labels(b: Float32, order: Int32) -> tuple[Any, Any]:
     gain = top[0] - top - MIN_BOUND_DROP * np.arange(len(top))
     n = int(np.argmax(gain))
     return order[:n], np.float32(top[n])
+
+
+def _median(values: Float32) -> float:
+    """Return the median, 0 for no values."""
+    return float(np.median(values.astype(np.float64))) if len(values) else 0.0
 
 
 def _to_result(out: SearchOutput) -> SearchResult:

@@ -215,6 +215,21 @@ def test_every_k_gives_the_head_of_the_whole_ranking(model: Case, scores: Any, k
     )
 
 
+@pytest.mark.parametrize("k", [1, 5])
+def test_lists_of_narrow_models_with_short_rows_are_cut(k: int) -> None:
+    """A few rows are scored exactly, and most postings stay unread; some features are dense."""
+    rng = np.random.default_rng(11)
+    W = random_matrix(rng, 40_000, 500, 12, learned, skew=1.5)
+    X = unit(random_matrix(rng, 40, 500, 6, skew=1.5))
+    index = searcher(W, biases(rng, 40_000))
+    assert (index.lists.width, index.dense) == (2, None)
+    answer = index.query(X, k)
+    lengths = np.bincount(W.indices, minlength=500)
+    postings = np.add.reduceat(lengths[X.indices], X.indptr[:-1])
+    assert np.median(answer.postings_read / postings) < 0.4
+    assert differences(answer, naive.all_scores(X, W, index.b), SearchArguments(k)) == []
+
+
 @pytest.mark.parametrize("k", [1, 5, 100])
 def test_batches_threads_and_single_rows_agree(model: Case, k: int) -> None:
     index = searcher(model.W, model.b)

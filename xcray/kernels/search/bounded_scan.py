@@ -62,7 +62,8 @@ class SearchEngine(NamedTuple):
     empty_labels: int32, labels without weights in that order; row_cost: number of postings that can
     be read in the time needed to score a likely label. large_bias_labels: int32, labels with
     weights and an unusually large bias; max_other_bias: float32, the largest bias of all other
-    labels with weights; max_abs_bias: the largest |bias|.
+    labels with weights; min_gap: distance of the k-th score from it from which cuts of narrow lists
+    pay; max_abs_bias: the largest |bias|.
     """
 
     lists: PackedLists
@@ -74,6 +75,7 @@ class SearchEngine(NamedTuple):
     row_cost: float
     large_bias_labels: Int32
     max_other_bias: float
+    min_gap: float
     max_abs_bias: float
 
 
@@ -82,7 +84,7 @@ class SearchScratch(NamedTuple):
 
     sums: (K,) float32, any content; totals: (K,) float64, tally: (K,) int16 and seen: (K,) uint8,
     zero between queries; touched: (K + 1,) int32, candidates: (K,) int32, bounds: (K,) float64, any
-    content. tally is empty for narrow lists, totals for wide ones.
+    content. totals is empty for wide lists.
     """
 
     sums: Float32
@@ -410,7 +412,7 @@ def add_terms(row: QueryRow, lists: PackedLists, budget: int, sums: Float32) -> 
     narrow = lists.width == NARROW_BYTES
     for t in range(row.n_terms):
         special = terms.dense[t] >= 0
-        cost = terms.n[t] + (lists.n_labels >> 3) if special and narrow else terms.n_all[t]
+        cost = terms.n_clipped[t] + (lists.n_labels >> 3) if special and narrow else terms.n_all[t]
         if cost > left:
             more += max_contribution(row, t)
             continue
@@ -422,6 +424,9 @@ def add_terms(row: QueryRow, lists: PackedLists, budget: int, sums: Float32) -> 
             which[n_dense] = t
             n_dense += 1
             more += terms.x[t] * terms.lo[t] + abs(terms.x[t]) * terms.step[t] * 0.500001
+            clipped = terms.dense[t] + lists.n_labels
+            add_list(lists.blocks, clipped, terms.n_clipped[t], lists.width, terms.x[t], sums)
+            continue
         add_list(lists.blocks, terms.tops[t], terms.n[t], lists.width, terms.x[t], sums)
     if n_dense:
         add_dense(lists, terms, which[:n_dense], sums)

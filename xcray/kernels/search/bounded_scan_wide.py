@@ -1,4 +1,6 @@
-"""Bounded scan for very many labels: posting lists are cut, and sums are 2-byte integers.
+"""Bounded scan of wide lists, and of narrow lists of models with short rows.
+
+Posting lists are cut, and sums are 2-byte integers.
 
 1. The strongest postings select a few labels. Their scores give a lower bound T of the k-th best
    score.
@@ -10,13 +12,14 @@
    that R contains for its list.
 4. The few labels whose bound reaches T are scored, the highest bound first.
 
-Without a useful threshold (large k, or scores as low as biases) everything is read, including
-negative weights. Addends are rounded up to units, so that no sum overflows int16 and every bound
-holds.
+Without a useful threshold (large k, or scores as low as biases) all of a wide list is read,
+including negative weights; narrow lists have other methods. Addends are rounded up to units, so
+that no sum overflows int16 and every bound holds.
 """
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,6 +43,7 @@ from xcray.kernels.search.bounded_scan import (
 )
 from xcray.kernels.search.cuts import plan_cuts
 from xcray.kernels.search.lists import (
+    NARROW_BYTES,
     RANGE_ENTRY_BYTES,
     RANGE_LABELS,
     Bytes,
@@ -57,7 +61,7 @@ from xcray.kernels.search.postings import offer, sort_best_first
 
 Int16 = NDArray[np.int16]
 
-THRESHOLD_POSTINGS = 1500  # postings read to find a threshold
+THRESHOLD_POSTINGS = 700  # postings read to find a threshold
 THRESHOLD_EXTRA = 5  # labels scored for the threshold, in addition to k
 MAX_THRESHOLD_K = 24  # for larger k, the threshold is too low to be useful
 # of T - b that can remain unread; a larger share reads less and scores more labels
@@ -86,28 +90,84 @@ def wide_search(
     """
     k = out.labels.shape[1]
     picked = np.empty(k + THRESHOLD_EXTRA, np.int32)
-    n = 0
-    size = offer_by_bias(engine.empty_labels, engine.bias, work.seen, allowed, out, i, int64(0))
+    n, size = int64(0), int64(0)
     if k <= MAX_THRESHOLD_K and row.positive and budget >= row.n_postings:
-        read, n = pick_by_strongest(row, engine.lists, allowed, work, picked)
-        out.postings_read[i] += read
-        # inf: score each of them
-        size = rescore(row, engine, picked, np.full(n, np.inf), 0.0, n, UNLIMITED, out, i, size)
-    if n == 0 or size < k or not scan_above_cuts(row, engine, allowed, work, out, i):
+        n, size = find_threshold(row, engine, allowed, work, picked, out, i)
+    else:
+        size = offer_by_bias(engine.empty_labels, engine.bias, work.seen, allowed, out, i, int64(0))
+    if (
+        n == 0
+        or size < k
+        or not scan_above_cuts(row, engine, allowed, MAX_CANDIDATES, work, out, i)
+    ):
         scan_all(row, engine, allowed, budget, work, out, i, size)
     for c in range(n):
         work.seen[picked[c]] = 0
 
 
+@numba.njit(nogil=True, cache=True)
+def search_above_cuts(
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    max_candidates: int,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
+) -> bool:
+    """Search row i of narrow lists by a threshold and cuts; x must not be negative.
+
+    Returns False, with an empty heap, if another method should be used: no threshold is useful, or
+    more than max_candidates labels reach it.
+    """
+    k = out.labels.shape[1]
+    picked = np.empty(k + THRESHOLD_EXTRA, np.int32)
+    n, size = find_threshold(row, engine, allowed, work, picked, out, i)
+    done = (
+        n > 0
+        and size == k
+        and out.scores[i, 0] - engine.max_other_bias > engine.min_gap
+        and scan_above_cuts(row, engine, allowed, max_candidates, work, out, i)
+    )
+    for c in range(n):
+        work.seen[picked[c]] = 0
+    if not done:  # the other method counts the labels that it scores
+        out.runner_up[i], out.labels_scored[i] = -np.inf, 0
+    return done
+
+
+@inner()
+def find_threshold(
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    work: SearchScratch,
+    picked: Int32,
+    out: SearchOutput,
+    i: int,
+) -> tuple[int, int]:
+    """Score labels with strong postings into the heap of row i, and mark them as seen.
+
+    Returns (number of these labels, size of the heap).
+    """
+    size = offer_by_bias(engine.empty_labels, engine.bias, work.seen, allowed, out, i, int64(0))
+    read, n = pick_by_strongest(row, engine, allowed, work, picked)
+    out.postings_read[i] += read
+    # inf: score each of them
+    size = rescore(row, engine, picked, np.full(n, np.inf), 0.0, n, UNLIMITED, out, i, size)
+    return n, size
+
+
 @inner()
 def pick_by_strongest(
-    row: QueryRow, lists: PackedLists, allowed: Bytes, work: SearchScratch, picked: Int32
+    row: QueryRow, engine: SearchEngine, allowed: Bytes, work: SearchScratch, picked: Int32
 ) -> tuple[int, int]:
-    """Select the labels with the largest sums over the strongest postings, marked as seen.
+    """Select the labels with the largest bias + sum over the strongest postings, marked as seen.
 
     Returns (postings read, number of labels). The bar for a posting falls until about
     THRESHOLD_POSTINGS have been read.
     """
+    lists = engine.lists
     terms, blocks = row.terms, lists.blocks
     mask = label_mask(lists.width)
     best = 0.0
@@ -143,23 +203,29 @@ def pick_by_strongest(
                 chunk += 1
             next_[t] = chunk
         bar *= 0.6
-    return read, pick_by_tally(work, n, allowed, picked)
+    return read, pick_by_tally(work, n, 0.01 * best, engine, allowed, picked)
 
 
 @inner()
-def pick_by_tally(work: SearchScratch, n: int, allowed: Bytes, picked: Int32) -> int:
-    """Select the touched labels with the largest tallies, mark them as seen, reset the tallies.
+def pick_by_tally(
+    work: SearchScratch, n: int, unit: float, engine: SearchEngine, allowed: Bytes, picked: Int32
+) -> int:
+    """Select the touched labels with the largest bias + tally * unit, and mark them as seen.
 
-    Returns their number.
+    The tallies are reset. Returns the number of labels.
     """
-    sums = np.empty(len(picked), np.float64)
+    sums, most = np.empty(len(picked), np.float64), float64(engine.max_other_bias)
     size: int = int64(0)
+    worst = -np.inf
     for j in range(n):
         label = work.touched[j]
-        value = float64(work.tally[label])
+        value = unit * work.tally[label]
         work.tally[label] = 0
-        if (size < len(picked) or value > sums[0]) and (len(allowed) == 0 or allowed[label]):
-            size = offer(picked, sums, size, int64(label), value)
+        if value + most > worst and (len(allowed) == 0 or allowed[label]):
+            value += float64(engine.bias[label])
+            if value > worst:
+                size = offer(picked, sums, size, int64(label), value)
+                worst = sums[0] if size == len(picked) else worst
     for c in range(size):
         work.seen[picked[c]] = 1
     return size
@@ -209,13 +275,15 @@ def scan_above_cuts(
     row: QueryRow,
     engine: SearchEngine,
     allowed: Bytes,
+    max_candidates: int,
     work: SearchScratch,
     out: SearchOutput,
     i: int,
 ) -> bool:
     """Run steps 2 to 4, with the threshold in the heap of row i.
 
-    Returns False, without further scored labels, if all of the lists should be read instead.
+    Returns False, without further scored labels, if all of the lists should be read instead, or
+    more than max_candidates labels reach the threshold.
     """
     terms, scores = row.terms, out.scores[i]
     gap = scores[0] - float64(engine.max_other_bias)
@@ -236,16 +304,17 @@ def scan_above_cuts(
     read = add_unsplit(engine.lists, row, cuts, 1.0 / unit, work.tally)
     for r in range(n_ranges(len(work.tally))):
         begin, stop = r * RANGE_LABELS, min((r + 1) * RANGE_LABELS, len(work.tally))
-        read += add_range(engine.lists, row, r, cuts, 1.0 / unit, work.tally[begin:stop])
+        if engine.lists.width != NARROW_BYTES:
+            read += add_range(engine.lists, row, r, cuts, 1.0 / unit, work.tally[begin:stop])
         n = tallies_above(
             work, engine, allowed, min(bar, 32767), float32(unit), least, begin, stop, n
         )
-        if n > MAX_CANDIDATES:
+        if n > max_candidates:
             break
     n = add_large_bias(engine, allowed, unit, scores[0] - rest, rest, work, n, out, i)
     work.tally[:] = 0
     out.postings_read[i] += read
-    if n > MAX_CANDIDATES:
+    if n > max_candidates:
         return False
     below_bar = float64(engine.max_other_bias) + rest + (bar - 1) * unit
     out.runner_up[i] = max(out.runner_up[i], least + rest, below_bar)
@@ -311,7 +380,8 @@ def add_unsplit(
     terms = row.terms
     read: int = int64(0)
     for t in range(row.n_terms):
-        if terms.dense[t] < 0:
+        if terms.dense[t] < 0 or lists.width == NARROW_BYTES:
+            after = terms.tops[t + 1] - terms.tops[t] if t + 1 < row.n_terms else 0
             read += add_chunks(
                 lists.blocks,
                 terms.tops[t],
@@ -319,7 +389,7 @@ def add_unsplit(
                 lists.width,
                 cuts[t],
                 terms.x[t] * scale,
-                int64(0),
+                after,
                 tally,
             )
     return read

@@ -21,13 +21,21 @@ from xcray.kernels.search.bounded_scan import (
     scan_touched,
     score_all,
 )
-from xcray.kernels.search.bounded_scan_wide import MAX_TERMS, wide_search
+from xcray.kernels.search.bounded_scan_wide import (
+    MAX_TERMS,
+    MAX_THRESHOLD_K,
+    search_above_cuts,
+    wide_search,
+)
 from xcray.kernels.search.lists import Bytes
 from xcray.kernels.search.postings import sort_best_first
 
 MAX_FLOAT32_SUM = 1e30  # larger sums can overflow float32
 # from K / TOUCHED_DIVISOR postings on, visiting all labels is cheaper than recording touched ones
 TOUCHED_DIVISOR = 4
+# narrow lists are cut if k scores cost at most as much as n_labels / CUTS_DIVISOR postings
+CUTS_DIVISOR = 8
+CANDIDATES_FACTOR = 4  # with more than this times n_labels postings, the other methods are faster
 
 
 @numba.njit(nogil=True, cache=True)
@@ -51,8 +59,11 @@ def search_narrow_rows(
     limit = budget if budget >= 0 else UNLIMITED
     for i in range(first, stop):
         row = begin_row(X, i, engine, out)
-        if not search_simple_row(row, engine, allowed, n_allowed, limit, work, out, i):
-            if row.n_postings <= limit and prefer_exact_scan(row, engine, out.labels.shape[1]):
+        if not search_simple_row(row, engine, allowed, n_allowed, limit, work, out, i) and not (
+            row.n_postings <= limit and search_by_cuts(row, engine, allowed, work, out, i)
+        ):
+            k = out.labels.shape[1]
+            if row.n_postings <= limit and exact_cost(row, engine) < bounded_cost(row, engine, k):
                 scan_exact(row, engine, allowed, work, out, i)
             else:
                 scan(row, engine, allowed, limit, work, out, i)
@@ -141,10 +152,38 @@ def search_simple_row(
 
 
 @inner()
-def prefer_exact_scan(row: QueryRow, engine: SearchEngine, k: int) -> bool:
-    """Return whether reading all weights of narrow lists is faster than bounds and rescoring."""
+def search_by_cuts(
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
+) -> bool:
+    """Run `search_above_cuts` if scores of k labels are cheap, compared with bounds of all labels.
+
+    Returns False if another method should be used.
+    """
+    k, n_labels = out.labels.shape[1], len(engine.bias)
+    if k > MAX_THRESHOLD_K or not row.positive or row.n_terms > MAX_TERMS:
+        return False
+    if CUTS_DIVISOR * k * engine.row_cost > n_labels:
+        return False
+    max_candidates = int64(CANDIDATES_FACTOR * n_labels / engine.row_cost)
+    return bool(search_above_cuts(row, engine, allowed, max_candidates, work, out, i))
+
+
+@inner()
+def exact_cost(row: QueryRow, engine: SearchEngine) -> float:
+    """Return the cost of reading all weights of narrow lists, in postings."""
+    return row.n_postings + 0.5 * len(engine.bias)
+
+
+@inner()
+def bounded_cost(row: QueryRow, engine: SearchEngine, k: int) -> float:
+    """Return the cost of bounds of all labels and scores of the best, in postings."""
     n_labels = len(engine.bias)
-    bounded = (
+    cost = (
         0.7 * row.n_postings
         + row.n_dense * (0.08 * n_labels)
         + 0.3 * n_labels
@@ -152,5 +191,5 @@ def prefer_exact_scan(row: QueryRow, engine: SearchEngine, k: int) -> bool:
     )
     for t in range(row.n_terms):
         if row.terms.dense[t] >= 0:
-            bounded -= 0.7 * (row.terms.n_all[t] - row.terms.n[t])
-    return row.n_postings + 0.5 * n_labels < bounded
+            cost -= 0.7 * (row.terms.n_all[t] - row.terms.n_clipped[t])
+    return cost

@@ -2,10 +2,10 @@
 
 A list f that is cut at c_f is read down to the weight c_f; its unread weights add at most x_f c_f
 to a score. The cuts that minimise the number of postings read, subject to sum of x_f c_f <= R,
-save the same number of postings per unit of R in all lists (a Lagrangian). Split lists contain a
+save the same number of postings per unit of R in all lists (a Lagrangian). Long lists contain a
 convex curve of weights read over cuts. The segments of all curves are taken in order of what they
 save per unit, until R is used up; a histogram of the savings takes the place of sorting. Lists that
-are not split are short and are not cut.
+have no curve are short and are not cut.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from xcray.arrays import Float64, Int64
 from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import bits_of, float32, float64, float_of, int64, load16
 from xcray.kernels.search.lists import (
-    CURVE_OFFSET,
     CURVE_POINTS,
     MAX_SHARE,
-    SPLIT_HEADER_BYTES,
     Bytes,
     PackedLists,
     Terms,
@@ -43,12 +41,12 @@ def plan_cuts(terms: Terms, n_terms: int, lists: PackedLists, most: float) -> Fl
     whole = 0.0
     for t in range(n_terms):
         whole += terms.n_all[t]
-        if terms.dense[t] >= 0:
+        if terms.curve[t] >= 0:
             read_segments(lists.blocks, terms, t, costs[t], savings[t], buckets[t], sums)
     last, left = last_bucket(sums, most)
     saved = 0.0
     for t in range(n_terms):
-        if terms.dense[t] >= 0:
+        if terms.curve[t] >= 0:
             for j in range(N_SEGMENTS):
                 if buckets[t, j] < last or (buckets[t, j] == last and costs[t, j] > left):
                     break
@@ -76,7 +74,7 @@ def read_segments(
     costs: x * (cut - cut before); savings: postings above the cut before, but not above the cut.
     buckets: higher for more postings per unit; -1 after the last segment.
     """
-    curve = terms.dense[t] - SPLIT_HEADER_BYTES + CURVE_OFFSET
+    curve = terms.curve[t]
     cut, above = 0.0, float64(load16(blocks, curve + 2))
     for j in range(N_SEGMENTS):
         bits = load16(blocks, curve + 4 * (j + 1))

@@ -10,18 +10,20 @@ A block is the data of one feature: a header of 4 bytes with n, then its list. T
 families.
 
 Narrow (2 bytes per label, up to 2**16 labels). The weights follow the labels, float32 in their
-order. Features with very many weights are dense: bit 31 of the header is set, and lo and step
-follow as float32, then the number of all weights. Then one byte per label, weight = lo + step *
-byte, to half a step, clipped. Then, in the space of 2 m weights (m = max_clipped), the list of the
-n weights that were clipped, with the clipped amounts. Then all labels and all weights.
+order. From MIN_CURVE_WEIGHTS weights on, a curve precedes the list. Features with very many weights
+are dense: bit 31 of the header is set, and lo and step follow as float32, then the number of all
+weights and the curve. Then one byte per label, weight = lo + step * byte, to half a step, clipped.
+Then, in the space of 2 m weights (m = max_clipped), the list of the n weights that were clipped,
+with the clipped amounts. Then the list of all weights, and the weights.
 
 Wide (3 bytes per label, 4 beyond 2**24 labels). Long lists are split: bit 31 of the header is set;
-the smallest weight follows as float32. Then the curve: CURVE_POINTS times a cut (16 bits, from 0,
-ascending) and the share of all weights above it (in 1/65535, rounded up, descending), corners of
-the lower convex hull of share over cut; unused points are 0. Then, for each range of 2**15 labels,
-the position of its list (bytes from the header) and its number of weights. Then a list of the
-largest weights only (n_leading). Then a list with 2 bytes per label for each range. The sums of a
-range fit in the processor's first cache.
+the smallest weight follows as float32. Then the curve. Then, for each range of 2**15 labels, the
+position of its list (bytes from the header) and its number of weights. Then a list of the largest
+weights only (n_leading). Then a list with 2 bytes per label for each range.
+
+A curve is CURVE_POINTS times a cut (16 bits, from 0, ascending) and the share of all weights above
+it (in 1/65535, rounded up, descending): the corners of the lower convex hull of share over cut.
+Unused points are 0.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ NARROW_BYTES = 2  # per label in narrow lists, which also contain the weights
 WEIGHT_BYTES = 4
 CURVE_POINTS = 8
 CURVE_OFFSET = 8  # of the curve in a split block, after header and smallest weight
-SPLIT_HEADER_BYTES = CURVE_OFFSET + 4 * CURVE_POINTS
+CURVE_BYTES = 4 * CURVE_POINTS
+SPLIT_HEADER_BYTES = CURVE_OFFSET + CURVE_BYTES
+MIN_CURVE_WEIGHTS = 48  # of a narrow list with a curve
 MAX_SHARE = 65535.0
 RANGE_ENTRY_BYTES = 8  # per range: position, number of weights
 RANGE_LABELS = 1 << 15
@@ -167,19 +171,26 @@ def is_split(n: int, width: int, n_labels: int) -> bool:
     return width != NARROW_BYTES and n >= SPLIT_WEIGHTS_PER_RANGE * n_ranges(n_labels)
 
 
+@inner()
+def curve_bytes(n: int, width: int) -> int:
+    """Return the bytes between the header and the list of n weights that is not special."""
+    return CURVE_BYTES if width == NARROW_BYTES and n >= MIN_CURVE_WEIGHTS else 0
+
+
 @numba.njit(nogil=True, cache=True)
 def narrow_units(n: int, n_labels: int, dense: bool) -> int:
     """Return the units of a feature's block with n weights in narrow lists."""
     if n == 0:
         return 0
-    size = HEADER_BYTES + list_bytes(n, NARROW_BYTES) + n * WEIGHT_BYTES
+    size = HEADER_BYTES + curve_bytes(n, NARROW_BYTES)
     if dense:
         size = (
             DENSE_HEADER_BYTES
+            + CURVE_BYTES
             + n_labels
             + list_bytes(2 * max_clipped(n_labels), NARROW_BYTES)
-            + n * (NARROW_BYTES + WEIGHT_BYTES)
         )
+    size += list_bytes(n, NARROW_BYTES) + n * WEIGHT_BYTES
     return (size + UNIT_BYTES - 1) // UNIT_BYTES
 
 
@@ -207,11 +218,12 @@ class Terms(NamedTuple):
     """The features of a query that have weights, one entry each.
 
     x: float64 values; dense: int64, position of the codes of a dense feature, or of the range
-    entries of a split one; -1 for others; lo, step: of dense features, float64; n, n_chunks, shift:
-    of the list (the leading one if it is split), int64; tops: int64, position of its tops; high:
-    float64, the largest weight, or 0 if none is positive; low: float64, the smallest, or 0. all:
-    int64, position of all labels of a narrow list, followed by all weights, or of the header of a
-    split one; n_all: int64, number of all weights.
+    entries of a split one; -1 for others; lo, step: of dense features, float64; n_clipped: int64,
+    size of their list of clipped weights. n, n_chunks, shift: of the list (the leading one if it is
+    split), int64; tops: int64, position of its tops; curve: int64, position of the curve, -1
+    without one; high: float64, the largest weight, or 0 if none is positive; low: float64, the
+    smallest, or 0. all: int64, position of all labels of a narrow list, followed by all weights, or
+    of the header of a split one; n_all: int64, number of all weights.
     """
 
     x: Float64
@@ -226,13 +238,15 @@ class Terms(NamedTuple):
     low: Float64
     all: NDArray[np.int64]
     n_all: NDArray[np.int64]
+    curve: NDArray[np.int64]
+    n_clipped: NDArray[np.int64]
 
 
 @inner()
 def new_terms(n: int) -> Terms:
     """Allocate n terms."""
     reals = np.empty((5, n), np.float64)
-    whole = np.empty((7, n), np.int64)
+    whole = np.empty((9, n), np.int64)
     return Terms(
         reals[0],
         whole[0],
@@ -246,6 +260,8 @@ def new_terms(n: int) -> Terms:
         reals[4],
         whole[5],
         whole[6],
+        whole[7],
+        whole[8],
     )
 
 
@@ -272,13 +288,17 @@ def read_terms(
         head = load32(blocks, position)
         n = int64(head & np.uint32(0x7FFFFFFF))
         terms.n[t], terms.n_all[t], terms.dense[t], terms.lo[t], terms.step[t] = n, n, -1, 0.0, 0.0
+        terms.curve[t], terms.n_clipped[t] = -1, 0
         if not head & SPECIAL_BIT:
-            _read_list(lists, terms, t, position + HEADER_BYTES)
+            before = curve_bytes(n, lists.width)
+            terms.curve[t] = position + HEADER_BYTES if before else -1
+            _read_list(lists, terms, t, position + HEADER_BYTES + before)
             terms.all[t] = terms.tops[t] + 2 * (terms.n_chunks[t] + 1)
         elif lists.width == NARROW_BYTES:
             _read_dense(lists, terms, t, position)
         else:
             terms.dense[t], terms.n[t] = position + SPLIT_HEADER_BYTES, n_leading(n)
+            terms.curve[t] = position + CURVE_OFFSET
             _read_list(
                 lists,
                 terms,
@@ -309,11 +329,10 @@ def _read_dense(lists: PackedLists, terms: Terms, t: int, position: int) -> None
         float64(float_of(load32(blocks, position + 4))),
         float64(float_of(load32(blocks, position + 8))),
     )
-    terms.lo[t], terms.step[t], terms.n_all[t] = lo, step, load32(blocks, position + 12)
-    position += DENSE_HEADER_BYTES
-    terms.dense[t] = position
-    position += lists.n_labels
-    _read_list(lists, terms, t, position)
-    terms.all[t] = position + list_bytes(2 * max_clipped(lists.n_labels), lists.width)
-    terms.high[t] += lo + 255 * step
-    terms.low[t] += lo
+    terms.lo[t], terms.step[t], terms.n_clipped[t] = lo, step, terms.n[t]
+    terms.n[t] = terms.n_all[t] = load32(blocks, position + 12)
+    terms.curve[t] = position + DENSE_HEADER_BYTES
+    terms.dense[t] = terms.curve[t] + CURVE_BYTES
+    clipped = terms.dense[t] + lists.n_labels
+    _read_list(lists, terms, t, clipped + list_bytes(2 * max_clipped(lists.n_labels), lists.width))
+    terms.all[t] = terms.tops[t] + 2 * (terms.n_chunks[t] + 1)

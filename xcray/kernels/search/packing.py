@@ -10,6 +10,7 @@ from xcray.arrays import Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import bits_of, float32, float64, float_of, int64
 from xcray.kernels.search.lists import (
+    CURVE_BYTES,
     CURVE_OFFSET,
     CURVE_POINTS,
     DENSE_HEADER_BYTES,
@@ -26,6 +27,7 @@ from xcray.kernels.search.lists import (
     chunk_count,
     chunk_shift,
     chunk_start,
+    curve_bytes,
     is_split,
     list_bytes,
     max_clipped,
@@ -116,9 +118,11 @@ def pack(
             _write_split(labels, weights, n, width, n_labels, out, position)
         else:
             _write_integer(out, position, 4, n)
-            position = _write_list(
-                labels[0, :n], weights[0, :n], width, out, position + HEADER_BYTES
-            )
+            position += HEADER_BYTES
+            if curve_bytes(n, width):
+                _write_curve(weights[0, :n], out, position)
+                position += CURVE_BYTES
+            position = _write_list(labels[0, :n], weights[0, :n], width, out, position)
             if width == NARROW_BYTES:
                 _write_weights(weights[0, :n], out, position)
 
@@ -213,7 +217,7 @@ def _write_weights(weights: Float32, out: Bytes, position: int) -> None:
 def _write_dense(
     labels: Int32, weights: Float32, width: int, n_labels: int, out: Bytes, position: int
 ) -> None:
-    """Write one byte per label, and a list of what exceeds lo and hi."""
+    """Write one byte per label, a list of what exceeds lo and hi, and the list of all weights."""
     n, max_cut = len(labels), max_clipped(n_labels)
     hi = max(float32(0.0), float_of(np.uint32(round_up(weights[max_cut])) << np.uint32(16)))
     lo = min(
@@ -222,7 +226,8 @@ def _write_dense(
     )
     step = float32((float64(hi) - float64(lo)) / 255.0 * 1.000001)
     scale = 1.0 / float64(step) if step > 0 else 0.0
-    codes = out[position + DENSE_HEADER_BYTES : position + DENSE_HEADER_BYTES + n_labels]
+    first_code = position + DENSE_HEADER_BYTES + CURVE_BYTES
+    codes = out[first_code : first_code + n_labels]
     codes[:] = np.uint8(min(255, int64(-float64(lo) * scale + 0.5)))
     cut_labels, rest, keys = (
         np.empty((2, 2 * max_cut), np.int32),
@@ -240,12 +245,13 @@ def _write_dense(
     _write_integer(out, position + 4, 4, int64(bits_of(lo)))
     _write_integer(out, position + 8, 4, int64(bits_of(step)))
     _write_integer(out, position + 12, 4, n)
-    position += DENSE_HEADER_BYTES + n_labels
+    _write_curve(weights, out, position + DENSE_HEADER_BYTES)
+    position = first_code + n_labels
     if kept:
         _sort(keys, cut_labels, rest, kept)
         _write_list(cut_labels[0, :kept], rest[0, :kept], width, out, position)
     position += list_bytes(2 * max_cut, width)
-    _write_weights(weights, out, _write_labels(labels, width, out, position))
+    _write_weights(weights, out, _write_list(labels, weights, width, out, position))
 
 
 @numba.njit(nogil=True, cache=True)

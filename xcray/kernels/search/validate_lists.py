@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import float32, float_of, int64, load16, load32
 from xcray.kernels.search.lists import (
+    CURVE_BYTES,
     CURVE_OFFSET,
     CURVE_POINTS,
     DENSE_HEADER_BYTES,
@@ -25,6 +26,7 @@ from xcray.kernels.search.lists import (
     PackedLists,
     chunk_count,
     chunk_shift,
+    curve_bytes,
     label_mask,
     list_bytes,
     max_clipped,
@@ -60,15 +62,17 @@ def _is_valid_block(lists: PackedLists, begin: int, end: int) -> bool:
     if n > n_labels:
         return False
     if not head & SPECIAL_BIT:
+        tops = begin + HEADER_BYTES + curve_bytes(n, width)
         body = list_bytes(n, width)
         weights = n * WEIGHT_BYTES if width == NARROW_BYTES else 0
         if (
             n == 0
-            or begin + HEADER_BYTES + body + weights > end
-            or not _is_valid_list(blocks, begin + HEADER_BYTES, n, width, n_labels)
+            or tops + body + weights > end
+            or (curve_bytes(n, width) and not _is_valid_curve(blocks, begin + HEADER_BYTES))
+            or not _is_valid_list(blocks, tops, n, width, n_labels)
         ):
             return False
-        return _are_finite(blocks, begin + HEADER_BYTES + body, weights // WEIGHT_BYTES)
+        return _are_finite(blocks, tops + body, weights // WEIGHT_BYTES)
     if width == NARROW_BYTES:
         return _is_valid_dense(lists, begin, end, n)
     return _is_valid_split(lists, begin, end, n)
@@ -78,25 +82,23 @@ def _is_valid_block(lists: PackedLists, begin: int, end: int) -> bool:
 def _is_valid_dense(lists: PackedLists, begin: int, end: int, n: int) -> bool:
     """Return whether a dense block is valid; n: size of its list."""
     blocks, room = lists.blocks, list_bytes(2 * max_clipped(lists.n_labels), NARROW_BYTES)
-    if begin + DENSE_HEADER_BYTES + lists.n_labels + room > end or n > 2 * max_clipped(
-        lists.n_labels
-    ):
+    position = begin + DENSE_HEADER_BYTES + CURVE_BYTES + lists.n_labels
+    full = position + room
+    if full > end or n > 2 * max_clipped(lists.n_labels):
         return False
     n_all = int64(load32(blocks, begin + 12))
-    position = begin + DENSE_HEADER_BYTES + lists.n_labels
-    full = position + room
+    weights = full + list_bytes(n_all, NARROW_BYTES)
     if (
-        n_all > lists.n_labels
-        or full + n_all * (NARROW_BYTES + WEIGHT_BYTES) > end
+        not 0 < n_all <= lists.n_labels
+        or weights + n_all * WEIGHT_BYTES > end
         or not _are_finite(blocks, begin + 4, 2)
+        or not _is_valid_curve(blocks, begin + DENSE_HEADER_BYTES)
+        or not _is_valid_list(blocks, full, n_all, NARROW_BYTES, lists.n_labels)
     ):
         return False
     if n > 0 and not _is_valid_list(blocks, position, n, NARROW_BYTES, lists.n_labels):
         return False
-    for i in range(n_all):
-        if load16(blocks, full + NARROW_BYTES * i) >= lists.n_labels:
-            return False
-    return _are_finite(blocks, full + NARROW_BYTES * n_all, n_all)
+    return _are_finite(blocks, weights, n_all)
 
 
 @inner()
