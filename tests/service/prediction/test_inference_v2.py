@@ -338,6 +338,7 @@ def test_binary_tensors(model_service: Service) -> None:
         (sparse([0, 1], [0], [1.0, 2.0]), "ROW_LENGTHS"),
         (sparse([0, 1], [FEATURES], [1.0]), "INDEX_RANGE"),
         (sparse([0, 1], [-1], [1.0]), "INDEX_RANGE"),
+        (sparse([0, 1], [2**32 + 1], [1.0]), "INDEX_RANGE"),  # 1 in 32 bits
         (sparse([0, 2], [1, 1], [1.0, 2.0]), "DUP_INDEX"),
         (sparse([0, 1], [10**30], [1.0]), "RANGE"),
         (sparse([0, 1], [1], [1e39]), "NOT_FINITE"),

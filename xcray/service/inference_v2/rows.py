@@ -11,7 +11,7 @@ from xcray.errors import InputError
 from xcray.kernels.canonical import first_fault
 from xcray.model.model import Model
 from xcray.service.inference_v2.tensors import Numbers
-from xcray.service.schemas.base import FLOAT32_MAX, MAX_INDEX
+from xcray.service.schemas.base import FLOAT32_MAX
 
 
 class TextRows(NamedTuple):
@@ -59,15 +59,16 @@ class SparseRows(NamedTuple):
         """Return rows that are valid and ascending in one pass, otherwise None."""
         if len(self.indices) != len(self.values) or not self._has_all_entries():
             return None
-        is_wide = self.indices.dtype.itemsize > 4 and len(self.indices)
-        if is_wide and (self.indices.min() < 0 or self.indices.max() > MAX_INDEX):
+        # copies: the arrays of binary tensors can be unaligned
+        indices = self.indices.astype(np.int32)
+        is_wide = self.indices.dtype.itemsize > 4
+        if is_wide and np.count_nonzero(indices != self.indices):
             return None
         if _is_too_large(self.values):
             return None
-        # copies: the arrays of binary tensors can be unaligned
         rows = csr(
             self.indptr.astype(np.int64),
-            self.indices.astype(np.int32),
+            indices,
             self.values.astype(np.float32),
             n_features,
         )
@@ -150,7 +151,7 @@ InputRows: TypeAlias = TextRows | SparseRows | DenseRows
 
 def _is_too_large(values: Numbers) -> bool:
     """Return whether a finite value is outside the range of 32-bit floats."""
-    return values.dtype.itemsize > 4 and bool((np.abs(values) > FLOAT32_MAX).any())
+    return values.dtype.itemsize > 4 and bool(np.count_nonzero(np.abs(values) > FLOAT32_MAX))
 
 
 def _to_float32(values: Numbers, location: str) -> Numbers:

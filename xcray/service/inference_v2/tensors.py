@@ -157,7 +157,8 @@ def to_binary(values: Numbers | list[str]) -> bytes:
 def _flat_data(tensor: InputTensor, location: str) -> list[Any]:
     """Return the elements in `data`, flat or nested by the shape, after checking their types."""
     data = list(tensor.data or ())
-    if any(isinstance(entry, list) for entry in data):
+    kinds = set(map(type, data))
+    if list in kinds:
         level: list[Any] = [data]
         for size in tensor.shape:
             if any(not isinstance(part, list) or len(part) != size for part in level):
@@ -168,13 +169,14 @@ def _flat_data(tensor: InputTensor, location: str) -> list[Any]:
                 )
             level = list(chain.from_iterable(level))
         data = level
+        kinds = set(map(type, data))
     if len(data) != math.prod(tensor.shape):
         sizes = (
             f"data has {len(data):,} elements, shape {tensor.shape} requires "
             f"{math.prod(tensor.shape):,}"
         )
         raise InputError(f"{location}: {sizes}", code="TENSOR_SHAPE", loc=location)
-    if not set(map(type, data)) <= _JSON_KINDS[tensor.datatype]:
+    if not kinds <= _JSON_KINDS[tensor.datatype]:
         raise InputError(
             f"{location}: data has an element that is not a valid {tensor.datatype}",
             code="TYPE",
