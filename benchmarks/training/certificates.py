@@ -30,6 +30,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.peers.__main__ import SETS
 from benchmarks.peers.data import sample
 from benchmarks.training.reference import LabelProblem, solve
 from xcray.arrays import frozen
@@ -37,16 +38,6 @@ from xcray.data.dataset import Split
 from xcray.kernels.sparse import transpose
 from xcray.solvers import make_solver
 
-SETS = (
-    "bibtex",
-    "cooking",
-    "news20_bydate",
-    "clef_imclef07a",
-    "mnist",
-    "kddcup99_10pct",
-    "gutenberg_lcsh",
-    "gnd_tibkat",
-)
 # of the null objective: sums of float32 scores are rounded by this much
 ROUNDING = 1e-6
 SUPPORTED = {"C", "lam", "tau", "bias_penalty", "loss", "eps", "max_rounds", "max_sweeps", "seed"}

@@ -129,8 +129,10 @@ def score(
     indptr, indices, data = problem.XT.indptr, problem.XT.indices, problem.XT.data
     chosen, touched, scores = scratch.chosen, scratch.touched, scratch.scores
     line = np.uint64(LINE_ENTRIES - 1)
-    work, k, n, lines = 0, at.position, at.n_chosen, -LINES_AHEAD
-    ahead, q, q_end = k - 1, np.uint64(0), np.uint64(0)
+    work, k, n = 0, at.position, at.n_chosen
+    # the next line to prefetch is that of entry q, in list `ahead`; lines: prefetched and not read,
+    # minus LINES_AHEAD
+    ahead, q, q_end, lines = k - 1, np.uint64(0), np.uint64(0), -LINES_AHEAD
     while k < n and work < budget:
         t = chosen[k]
         j, w = touched[t], np.float32(soft(scratch.v[t], s.objective.lam) / s.objective.tau)
