@@ -1,4 +1,4 @@
-"""Sparse matrix operations: transpose, row norms, row selection.
+"""Sparse matrix operations: dense copies, transpose, row norms, row selection.
 
 Every public function takes and returns read-only arrays (`arrays.csr`, `arrays.pattern`), so each
 kernel is compiled once.
@@ -108,6 +108,21 @@ def _take_rows(
             columns[p] = indices[p + shift]
             values[p] = data[p + shift]
     return starts, columns, values
+
+
+@numba.njit(nogil=True, cache=True)
+def _fill(indptr: Int64, indices: Int32, data: Float32, dense: Float32) -> None:
+    """Write entries to a matrix of zeros."""
+    for i in range(len(dense)):
+        for p in range(indptr[i], indptr[i + 1]):
+            dense[i, indices[p]] = data[p]
+
+
+def to_dense(X: CSR) -> Float32:
+    """Return X as an array (n, D) float32, without memory beyond it."""
+    dense = np.zeros(X.shape, np.float32)
+    _fill(X.indptr, X.indices, X.data, dense)
+    return frozen(dense, np.float32)
 
 
 def transpose(X: CSR) -> CSR:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int64, Pattern, csr, frozen
-from xcray.kernels.sparse import take_pattern_rows, take_rows
+from xcray.kernels.sparse import take_pattern_rows, take_rows, to_dense
 
 # a shard consists of at most this many groups of neighbouring rows
 MAX_GROUPS_PER_SHARD: Final = 4096
@@ -127,6 +127,4 @@ def _dense(X: CSR) -> Float32 | None:
     """Return the rows as an array (n, D) if they have few zeros, else None."""
     if X.nnz < MIN_DENSE_SHARE * X.n_rows * X.n_cols or not X.nnz:
         return None
-    out = np.zeros(X.shape, np.float32)
-    out[np.repeat(np.arange(X.n_rows), np.diff(X.indptr)), X.indices] = X.data
-    return frozen(out, np.float32)
+    return to_dense(X)

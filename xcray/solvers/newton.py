@@ -126,8 +126,8 @@ def solve(
 ) -> tuple[Float64, Float64, dict[str, float]]:
     """Solve one class to a duality gap of `eps` times its null objective.
 
-    rounds: maximum number of steps; start: (D + 1,) initial weights, or None; check:
-    called every 200 ms or more often, can raise. Returns the weights (D,), the dual variables (N,),
+    rounds: maximum number of steps; start: (D + 1,) initial weights, or None; check: called every
+    200 ms or more often, can raise. Returns the weights (D,), the dual variables (N,),
     and the fields of the class's record, which include the bias.
     """
     return _NewtonClass(problem, data, o, label, check).run(
@@ -146,7 +146,7 @@ class _NewtonClass:
         label: int,
         check: Callable[[], None],
     ) -> None:
-        self.X, self.rows = problem.X, data.rows
+        self.rows = data.rows
         self.o = o
         self.check = check
         n, positives = problem.X.n_rows, problem.YT.row(label)
@@ -181,13 +181,12 @@ class _NewtonClass:
         while True:
             kernel.violations(self.signs, self.scores, self.z)
             alpha = 2.0 * self.costs * self.z
-            v = self.weighted_row_sum(alpha * self.signs)
+            v, value = self.weighted_row_sum(alpha * self.signs), self.value(w)
             self.dual = (
                 max(self.dual, self.best_dual(v, alpha))
                 if self.positives
-                else min(self.null, self.value(w))
+                else min(self.null, value)
             )
-            value = self.value(w)
             done = value - self.dual <= eps * self.null or n >= rounds
             if not done and (new := self.step(w, v)) is not None:
                 w, n = new, n + 1
@@ -221,13 +220,13 @@ class _NewtonClass:
 
     def score_rows(self, w: Float64, scores: Float64) -> None:
         """Compute the scores of all rows."""
-        for lo, hi in self.chunks(self.X.n_rows, 1):
+        for lo, hi in self.chunks(self.rows.X.n_rows, 1):
             kernel.score_rows(self.rows, w, lo, hi, scores)
 
     def weighted_row_sum(self, factors: Float64) -> Float64:
         """Return the sum of factors[i] x_i: (D + 1,)."""
-        v = np.zeros(self.X.n_cols + 1)
-        for lo, hi in self.chunks(self.X.n_rows, 1):
+        v = np.zeros(self.rows.X.n_cols + 1)
+        for lo, hi in self.chunks(self.rows.X.n_rows, 1):
             kernel.add_rows(self.rows, factors, lo, hi, v)
         return v
 
@@ -273,7 +272,7 @@ class _NewtonClass:
             "support": violating,
             "violating": violating,
             "nnz": int(np.count_nonzero(w[:-1])),
-            "work": (2 * n + 3) * self.X.nnz,
+            "work": (2 * n + 3) * self.rows.X.nnz,
             "bias": float(w[-1]),
             "primal": value,
             "dual": self.dual,
@@ -287,7 +286,7 @@ class _NewtonClass:
 
         power: a row costs its number of entries to this power.
         """
-        length = max(self.X.nnz, 1) / max(self.X.n_rows, 1)
+        length = max(self.rows.X.nnz, 1) / max(self.rows.X.n_rows, 1)
         size = max(1, int(CHUNK_MULTIPLICATIONS // max(1.0, length**power)))
         for lo in range(0, n_rows, size):
             self.check()

@@ -106,3 +106,11 @@ def test_one_signature_each() -> None:
         sparse._positions,
     ):
         assert len(kernel.signatures) == 1, kernel
+
+
+def test_dense_copies_have_the_entries():
+    values = np.array([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [-1.0, 0.0, 3.0]], np.float32)
+    dense = sparse.to_dense(csr_from(values))
+    assert dense.dtype == np.float32
+    assert not dense.flags.writeable
+    np.testing.assert_array_equal(dense, values)

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int64
+from xcray.arrays import CSR, Float32, Float64, Int64, frozen
 from xcray.kernels.inner import inner
+from xcray.kernels.sparse import to_dense
 from xcray.kernels.training.hinge import soft
 
 MIN_DENSITY = 0.25  # of rows that are multiplied as dense rows
@@ -39,18 +40,7 @@ def dense_size(X: CSR) -> int:
 
 def rows_of(X: CSR) -> Rows:
     """Return the rows of X in the form that passes over them read."""
-    dense = np.zeros((X.n_rows, X.n_cols) if dense_size(X) else (0, 0), np.float32)
-    if len(dense):
-        fill(X, dense)
-    return Rows(X, dense)
-
-
-@numba.njit(nogil=True, cache=True)
-def fill(X: CSR, dense: Float32) -> None:
-    """Write the entries of X to a matrix of zeros."""
-    for i in range(len(dense)):
-        for p in range(X.indptr[i], X.indptr[i + 1]):
-            dense[i, X.indices[p]] = X.data[p]
+    return Rows(X, to_dense(X) if dense_size(X) else frozen(np.empty((0, 0)), np.float32))
 
 
 @inner(fastmath={"reassoc", "nsz", "contract"})
