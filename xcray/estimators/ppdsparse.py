@@ -44,7 +44,7 @@ class PPDSparse(LinearEstimator):
         lam: float = 0.01,
         tau: float = 1.0,
         C: float = 1.0,
-        bias_penalty: float = 1.0,
+        bias_penalty: float = 0.1,
         loss: str = "squared_hinge",
         eps: float = 0.01,
         positives: str = "equal",

@@ -134,7 +134,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     """
 
     # incremented with every change of the bits of a model, so that no run mixes two revisions
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
@@ -149,7 +149,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     lam: float = parameter(0.01, "weight of the l1 norm", low=0.0)
     tau: float = parameter(1.0, "weight of the squared l2 norm", above=0.0)
     bias_penalty: float = parameter(
-        1.0,
+        0.1,
         "weight of the squared bias, as a multiple of tau; small: nearly free",
         low=1e-4,
         high=1.0,

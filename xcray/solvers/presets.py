@@ -32,12 +32,19 @@ class DiSMECSolver(PPDSparseSolver):
 class L2SVMSolver(PPDSparseSolver):
     """One-vs-rest l2-regularised squared hinge with all weights.
 
-    The problem of LIBLINEAR's one-vs-rest, solved with a certificate.
+    The problem of LIBLINEAR's one-vs-rest, which regularises the bias as a weight, solved with a
+    certificate.
     """
 
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
+    bias_penalty: float = parameter(
+        1.0,
+        "weight of the squared bias, as a multiple of tau; small: nearly free",
+        low=1e-4,
+        high=1.0,
+    )
 
 
 @dataclass(frozen=True)

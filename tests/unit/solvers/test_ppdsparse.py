@@ -95,7 +95,8 @@ def test_optimality_conditions_hold_at_a_tight_gap():
             < 2e-3
         )
         assert np.abs(v[w == 0]).max(initial=0.0) < solver.lam + 2e-3
-        assert (alpha * y).sum() == pytest.approx(solver.tau * block.bias[label], abs=2e-3)
+        pull = solver.tau * solver.bias_penalty * block.bias[label]
+        assert (alpha * y).sum() == pytest.approx(pull, abs=2e-3)
 
 
 @pytest.mark.parametrize(("scaling", "penalty"), [(1.0, 1.0), (10.0, 0.01)])

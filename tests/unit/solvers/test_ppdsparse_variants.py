@@ -25,20 +25,23 @@ def test_sample_weights_are_weights_of_losses(loss, eps):
     X, Y = problem(1)
     weights = np.random.default_rng(0).uniform(0.1, 4.0, X.n_rows).astype(np.float32)
     solver = PPDSparseSolver(loss=loss, eps=eps, positive_weight=1.5, max_rounds=300)
+    penalty = solver.bias_penalty
     local = solver.load(X, transpose(X), transpose_pattern(Y), weights)
     block = solver.solve(local, ALL)
     dense, W = X.to_scipy().toarray().astype(float), block.W.to_scipy().toarray().astype(float)
     for label in np.flatnonzero(block.records["positives"]):
         y, record = signs(Y, label), block.records[label]
         C = solver.C * weights * np.where(y > 0, 1.5, 1.0)
-        value = naive.primal(W[label], block.bias[label], dense, y, solver.lam, solver.tau, C, loss)
+        value = naive.primal(
+            W[label], block.bias[label], dense, y, solver.lam, solver.tau, C, loss, penalty
+        )
         assert value == pytest.approx(record["primal"], rel=1e-5)
         assert record["null"] == pytest.approx(
-            naive.null_objective(y, solver.tau, C, loss), rel=1e-4
+            naive.null_objective(y, solver.tau, C, loss, penalty), rel=1e-4
         )
         assert record["gap"] <= eps * record["null"]
         if loss == "squared_hinge":
-            best = naive.solve_squared_hinge(dense, y, solver.lam, solver.tau, C)[2]
+            best = naive.solve_squared_hinge(dense, y, solver.lam, solver.tau, C, penalty)[2]
             assert record["dual"] <= best + 1e-6 * record["null"]
             assert record["primal"] == pytest.approx(best, abs=(eps + 1e-5) * record["null"])
 
@@ -122,8 +125,9 @@ def test_pruning_within_a_rise_of_the_loss(rise):
     Dropping one more weight exceeds the bound.
     """
     X, Y = problem(12, n=300)
-    solver = PPDSparseSolver(prune_loss=rise)
-    plain, pruned = solved(PPDSparseSolver(), X, Y), solved(solver, X, Y)
+    plain, pruned = (
+        solved(PPDSparseSolver(eps=1e-4, prune_loss=limit), X, Y) for limit in (0.0, rise)
+    )
     dense = X.to_scipy().toarray().astype(float)
     assert 0 < pruned.W.nnz < plain.W.nnz
 
@@ -150,11 +154,9 @@ def test_dismec_and_the_plain_machine_are_settings():
     X, Y = problem(13)
     assert make_solver("dismec", {}).lam == 0.0
     assert make_solver("dismec", {}).prune == 0.01
-    assert make_solver("l2svm", {}).as_dict() == PPDSparseSolver(lam=0.0).as_dict()
-    assert (
-        solved(make_solver("l2svm", {}), X, Y).digest()
-        == solved(PPDSparseSolver(lam=0.0), X, Y).digest()
-    )
+    plain = PPDSparseSolver(lam=0.0, bias_penalty=1.0)
+    assert make_solver("l2svm", {}).as_dict() == plain.as_dict()
+    assert solved(make_solver("l2svm", {}), X, Y).digest() == solved(plain, X, Y).digest()
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])

@@ -56,7 +56,7 @@ DONE, BUDGET, FULL = 0, 1, 2  # results of `advance`
 
 # Tuned on title and abstract data; none of these changes the optimum or the certificate.
 # maximum cost of deferred changes, as share of the null objective, the gap, the requested gap
-FIRST_DEFER_SHARE, EARLY_DEFER_SHARE, LATE_DEFER_SHARE = 3.0, 0.3, 0.65
+FIRST_DEFER_SHARE, EARLY_DEFER_SHARE, LATE_DEFER_SHARE = 3.0, 0.45, 1.0
 # real cost of deferring over the estimate of `choose_changes`, which treats features separately
 DEFER_COST_FACTOR = 0.4
 # if the gap without deferred changes is below this share of the requested one, apply more changes
