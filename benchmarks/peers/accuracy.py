@@ -1,14 +1,14 @@
-"""P@1, P@5 and nDCG@5 of xcray with and without --auto, and of its peers with a chosen C.
+"""P@1, P@5, nDCG@5 and PSP@1 of xcray with and without --auto, and of its peers with a chosen C.
 
 `python -m benchmarks.peers.accuracy --data DIR [--sets bibtex ...] [--peers pecos_tree ...]
-[--cache DIR] [--env DIR]`
+[--cache DIR] [--env DIR] [--dismecpp PROGRAM]`
 
 Every peer is trained with its defaults (C = 1), and once more with the C of CS that is best on
 held-out training rows for P@1 + nDCG@5. These are the rows that --auto measures on. All programs
 read the same rows; LinearSVC and PECOS, which do not normalise them, are trained once more on rows
 of length 1 where the lengths differ. All run on one core with one thread. CPU seconds are those of
 training; the choice of C or of other parameters is counted separately for the peers and included
-for --auto.
+for --auto. --dismecpp is the path of the program `train` of DiSMEC++, built elsewhere.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from xcray.kernels.row_norm import has_equal_lengths
 from xcray.metrics import evaluate
 from xcray.training.selection.sample import HOLDOUT
 
-PEERS = ("sklearn", "pecos_tree", "omikuji_tree", "napkinxc_plt")
+PEERS = ("sklearn", "pecos_tree", "omikuji_tree", "napkinxc_plt", "dismecpp")
 SETS = ("bibtex", "cooking", "news20_bydate", "clef_imclef07a")
 # peers that do not normalise rows; omikuji and napkinXC do
 READ_AS_GIVEN = ("sklearn", "pecos_tree")
 CS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-SHOWN = ("P@1", "P@5", "nDCG@5")
+SHOWN = ("P@1", "P@5", "nDCG@5", "PSP@1")
 
 
 class Folders(NamedTuple):
@@ -46,9 +46,10 @@ class Folders(NamedTuple):
     all: Path
     learn: Path
     held_Y: Pattern
+    dismecpp: Path | None
 
 
-def prepare(data: Dataset, folder: Path) -> Folders:
+def prepare(data: Dataset, folder: Path, dismecpp: Path | None = None) -> Folders:
     """Write the two task folders of a set, once."""
     columns = np.flatnonzero(data.label_counts > 0).astype(np.int32)
     whole, learn = folder / "all", folder / "learn"
@@ -58,13 +59,16 @@ def prepare(data: Dataset, folder: Path) -> Folders:
     held_out = HashSplit(HOLDOUT).mask(0, X.shape[0])
     if not (learn / "train.txt").exists():
         write_task(X[~held_out], Y[~held_out], X[held_out], columns, learn)
-    return Folders(data, columns, whole, learn, pattern_from(Y[held_out]))
+    return Folders(data, columns, whole, learn, pattern_from(Y[held_out]), dismecpp)
 
 
-def measures(top: Any, truth: Pattern) -> dict[str, float]:
-    """Return the measures in percent of answers (rows, k); labels below 0 count as misses."""
-    scores = frozen(np.zeros(np.shape(top)), np.float64)
-    values = evaluate(TopK(frozen(top, np.int32), scores), truth, ks=(1, 5))
+def measures(top: Any, truth: Pattern, counts: Any, n_train: int) -> dict[str, float]:
+    """Return the measures in percent of answers (rows, k); labels below 0 count as misses.
+
+    counts: training rows of each label, of n_train.
+    """
+    top = TopK(frozen(top, np.int32), frozen(np.zeros(np.shape(top)), np.float64))
+    values = evaluate(top, truth, ks=(1, 5), label_counts=counts, n_train=n_train)
     return {name: round(100 * values[name], 2) for name in SHOWN if name in values}
 
 
@@ -79,6 +83,7 @@ def train_peer(
     who = PEERS_BY_NAME[peer]
     task = {"peer": peer, "package": who.package, "k": 5, "core": None, "C": C, "prune": PRUNE}
     rows = {"unit": True} if unit else {}
+    rows |= {"binary": str(those.dismecpp)} if peer == "dismecpp" else {}
     name = f"{peer}-{part}-{C:g}{'-unit' if unit else ''}"
     return dict(train({**task, **rows, "folder": str(folder)}, name))
 
@@ -86,13 +91,14 @@ def train_peer(
 def peer_rows(those: Folders, peer: str, unit: bool, train: Any) -> list[dict[str, Any]]:
     """Return the rows of one peer: with its defaults, and with the best C. unit: see above."""
     values, seconds = {}, 0.0
+    counts, n_train = those.data.label_counts, those.data.train.n_rows
     for C in CS:
         run = train_peer(those, peer, C, "learn", unit, train)
         if "failed" in run:
             print(f"{peer} C={C:g}: {run['failed']}", flush=True)
             continue
         seconds += run["train_cpu_s"]
-        scores = measures(run["top"], those.held_Y)
+        scores = measures(run["top"], those.held_Y, counts[those.columns], n_train)
         values[C] = scores["P@1"] + scores.get("nDCG@5", 0.0)
     rows = []
     for title, C in (("defaults", 1.0), ("tuned", max(values, key=values.__getitem__, default=1))):
@@ -104,7 +110,7 @@ def peer_rows(those: Folders, peer: str, unit: bool, train: Any) -> list[dict[st
             continue
         labels = np.array(run["top"])
         top = np.where(labels >= 0, those.columns[labels], -1)
-        scores = measures(top, those.data["test"].Y)
+        scores = measures(top, those.data["test"].Y, counts, n_train)
         rows.append({**row, **scores, "cpu_s": run["train_cpu_s"]})
     return rows
 
@@ -117,13 +123,14 @@ def xcray_row(those: Folders, auto: bool, train: Any) -> dict[str, Any]:
     row = {"program": f"xcray, {'--auto' if auto else 'defaults'}"}
     if "failed" in run:
         return {**row, "failed": run["failed"]}
-    scores = measures(run["top"], those.data["test"].Y)
+    data = those.data
+    scores = measures(run["top"], data["test"].Y, data.label_counts, data.train.n_rows)
     return {**row, **scores, "cpu_s": run["train_cpu_s"], "selection": run.get("selection")}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return Markdown."""
-    lines = ["| set | program | C | P@1 | P@5 | nDCG@5 | CPU s |", "|---" * 7 + "|"]
+    lines = ["| set | program | C | P@1 | P@5 | nDCG@5 | PSP@1 | CPU s |", "|---" * 8 + "|"]
     for row in rows:
         cells = [row["set"], row["program"], f"{row['C']:g}" if "C" in row else ""]
         cells += [f"{row[name]:.2f}" if name in row else "" for name in SHOWN]
@@ -141,16 +148,20 @@ def main() -> None:
         env={"type": Path, "help": "the peers' environment; default: in the cache"},
         cache={"type": Path, "help": "directory of data sets and runs; default: a temporary one"},
         again={"action": "store_true", "help": "run xcray again although the cache has its runs"},
+        dismecpp={"type": Path, "help": "the program `train` of DiSMEC++"},
         limit={"type": float, "default": 1800.0, "help": "time limit of a run in seconds"},
     )
 
     def run(folder: Path) -> dict[str, Any]:
         place = (chosen.cache or folder).resolve()
         python, absent = environment((chosen.env or place / "env").resolve())
+        program = chosen.dismecpp.resolve() if chosen.dismecpp else None
+        if program:
+            absent.pop("dismecpp", None)
         rows = []
         for name in chosen.sets:
             data = dataset(name, chosen.data, place / "sets")
-            those = prepare(data, place / "tasks" / name)
+            those = prepare(data, place / "tasks" / name, program)
 
             def train(task: dict[str, Any], run: str, name: str = name) -> dict[str, Any]:
                 file = place / "runs" / name / f"{run}.json"

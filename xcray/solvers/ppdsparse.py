@@ -103,9 +103,10 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
 
     This is the squared hinge in LIBLINEAR's scaling of C. (Eq. 9 of the paper prints the plain
     hinge, but its experiments use the square; `loss="hinge"` is eq. 3.) The bias is regularised by
-    l2 but not by l1; a small `bias_penalty` leaves it nearly free, at most tau/2 bias_penalty b^2
-    from the optimum with a free bias, and costs no more sweeps: the kernel's method of multipliers
-    keeps the dual well conditioned. The loss of a sample can have a weight (`load`), and those of
+    l2 but not by l1, and less than the weights: with a `bias_penalty` of 0.1 labels with few
+    positives need fewer weights than with 1, LIBLINEAR's value. A small one leaves the bias nearly
+    free, at most tau/2 bias_penalty b^2 from the optimum with a free bias, and costs no more
+    sweeps: the kernel's method of multipliers keeps the dual well conditioned. The loss of a sample can have a weight (`load`), and those of
     a label's positives a factor: `positive_weight`, times N_neg / N_pos if `positives` is
     "balanced", times the inverse propensity of the label if it is "propensity". lam = 0 with prune
     = 0.01 is DiSMEC, lam = 0 the plain l2 SVM (see `xcray.solvers.presets`).
