@@ -69,7 +69,9 @@ def test_a_gap_that_is_too_small_is_found() -> None:
     local = local_of(solver, X, Y)
     block = solver.solve(local, np.array([2], np.int32), keep_duals=True)
     y = signs(Y, 2)
-    one = LabelProblem(X.to_scipy().astype(np.float64), y, True, 0.01, 1.0, solver.bias_penalty, 1.0)
+    one = LabelProblem(
+        X.to_scipy().astype(np.float64), y, True, 0.01, 1.0, solver.bias_penalty, 1.0
+    )
     weights, duals = block.W.to_scipy().toarray()[0], block.duals.to_scipy().toarray()[0]
     true = check_label(one, weights, duals, block.records[0], 1e-9)
     assert true["excess"] <= 0.0 < true["distance"]

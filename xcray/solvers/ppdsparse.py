@@ -106,10 +106,11 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     l2 but not by l1, and less than the weights: with a `bias_penalty` of 0.1 labels with few
     positives need fewer weights than with 1, LIBLINEAR's value. A small one leaves the bias nearly
     free, at most tau/2 bias_penalty b^2 from the optimum with a free bias, and costs no more
-    sweeps: the kernel's method of multipliers keeps the dual well conditioned. The loss of a sample can have a weight (`load`), and those of
-    a label's positives a factor: `positive_weight`, times N_neg / N_pos if `positives` is
-    "balanced", times the inverse propensity of the label if it is "propensity". lam = 0 with prune
-    = 0.01 is DiSMEC, lam = 0 the plain l2 SVM (see `xcray.solvers.presets`).
+    sweeps: the kernel's method of multipliers keeps the dual well conditioned. The loss of a sample
+    can have a weight (`load`), and those of a label's positives a factor: `positive_weight`, times
+    N_neg / N_pos if `positives` is "balanced", times the inverse propensity of the label if it is
+    "propensity". lam = 0 with prune = 0.01 is DiSMEC, lam = 0 with bias_penalty = 1 the plain l2
+    SVM (see `xcray.solvers.presets`).
 
     A class starts with its positives active. In each round all samples are scored through the
     posting lists of the weights whose change is worth it. If the duality gap over all N samples
