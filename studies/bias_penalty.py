@@ -31,10 +31,11 @@ MEASURES = ("P@1", "P@5", "nDCG@5", "PSP@1")
 
 
 class Split(NamedTuple):
-    """Rows to learn from, X (n, D) and Y (n, K), and held-out rows."""
+    """Rows to learn from, X (n, D), XT and YT (K, n), and held-out rows."""
 
     X: CSR
-    Y: Pattern
+    XT: CSR
+    YT: Pattern
     held_X: CSR
     held_Y: Pattern
 
@@ -43,9 +44,11 @@ def split(data: Dataset) -> Split:
     """Return the training rows in two parts, by a hash of their number."""
     train, held_out = data.train, HashSplit(HOLDOUT).mask(0, data.train.X.n_rows)
     learn, held = (frozen(np.flatnonzero(mask), np.int64) for mask in (~held_out, held_out))
+    X = take_rows(train.X, learn)
     return Split(
-        take_rows(train.X, learn),
-        take_pattern_rows(train.Y, learn),
+        X,
+        transpose(X),
+        transpose_pattern(take_pattern_rows(train.Y, learn)),
         take_rows(train.X, held),
         take_pattern_rows(train.Y, held),
     )
@@ -54,9 +57,9 @@ def split(data: Dataset) -> Split:
 def measure(parts: Split, params: dict[str, Any]) -> tuple[dict[str, Any], Float64]:
     """Return the row of one penalty, and for each held-out row whether its first label is right."""
     solver = PPDSparseSolver(**params)
-    YT = transpose_pattern(parts.Y)
-    state = solver.load(parts.X, transpose(parts.X), YT)
-    labels = frozen(np.flatnonzero(np.diff(YT.indptr)), np.int32)
+    state = solver.load(parts.X, parts.XT, parts.YT)
+    counts = np.diff(parts.YT.indptr)
+    labels = frozen(np.flatnonzero(counts), np.int32)
     solver.solve(state, labels[:1])  # compile or load the kernels
     began = time.thread_time()
     block = solver.solve(state, labels)
@@ -66,8 +69,8 @@ def measure(parts: Split, params: dict[str, Any]) -> tuple[dict[str, Any], Float
     held_Y = take_pattern_rows(transpose_pattern(parts.held_Y), frozen(labels, np.int64))
     truth = transpose_pattern(held_Y)
     found = index.query(parts.held_X, min(5, len(labels)))
-    counts = np.diff(YT.indptr)[labels]
-    measures = evaluate(found.top, truth, ks=(1, 5), label_counts=counts, n_train=parts.X.n_rows)
+    n_train = parts.X.n_rows
+    measures = evaluate(found.top, truth, ks=(1, 5), label_counts=counts[labels], n_train=n_train)
     row = {
         "penalty": solver.bias_penalty,
         "ms_per_label": round(1e3 * took / len(labels), 3),
