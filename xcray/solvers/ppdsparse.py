@@ -136,7 +136,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     """
 
     # incremented with every change of the bits of a model, so that no run mixes two revisions
-    revision: ClassVar[int] = 8
+    revision: ClassVar[int] = 9
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
@@ -531,6 +531,10 @@ def _new_scratch(problem: PPDSparseProblem, scores: Any) -> PPDSparseScratch:
         scores=np.empty(n, scores),
         maxima=np.empty((n + CHUNK - 1) // CHUNK, scores),
         alpha=np.zeros(n),
+        v_start=np.zeros(d + 1),
+        v_change=np.zeros(d + 1),
+        alpha_start=np.zeros(n),
+        alpha_change=np.zeros(n),
         kind=np.zeros(n, np.uint8),
         active=np.empty(n, np.int32),
         ever_active=np.empty(n, np.int32),

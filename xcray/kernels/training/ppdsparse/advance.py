@@ -30,28 +30,32 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.inner import inner
-from xcray.kernels.random import shuffle, stream
-from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, best_bias, null_objective
+from xcray.kernels.random import stream
+from xcray.kernels.training.hinge import SQUARED_HINGE, best_bias, null_objective
+from xcray.kernels.training.ppdsparse.dual import bias_of, cost
 from xcray.kernels.training.ppdsparse.rows import (
     activate,
     add_row,
     number_features,
     number_rows,
-    soft_dot,
 )
 from xcray.kernels.training.ppdsparse.scores import score
 from xcray.kernels.training.ppdsparse.state import (
+    EXPORT,
     INACTIVE,
     NEGATIVE,
     POSITIVE,
+    SCORE,
+    START,
+    SWEEP,
     BatchOutput,
     PPDSparseProblem,
     PPDSparseScratch,
     PPDSparseSettings,
 )
+from xcray.kernels.training.ppdsparse.sweeps import after_sweep, start_sweeps, sweep
 from xcray.kernels.training.ppdsparse.violators import add_violators
 
-START, SWEEP, SCORE, EXPORT = 0, 1, 2, 3
 DONE, BUDGET, FULL = 0, 1, 2  # results of `advance`
 
 # Tuned on title and abstract data; none of these changes the optimum or the certificate.
@@ -64,17 +68,7 @@ DEFER_COST_FACTOR = 0.4
 NEAR_SHARE = 0.7
 SEARCH_ROUNDS = 2  # first rounds, which sweep again in any case
 BIAS_TOLERANCE = 0.1  # of the bias of the primal point, relative to the gap
-# a sweep that gains less than this times eps of the null objective ends the round
-SWEEP_TOLERANCE = 0.3
-# factor of the tolerances in late rounds, and in rounds without new violators
-TIGHTEN_FACTOR = 0.3
-
-
-@inner()
-def cost(problem: PPDSparseProblem, o: Objective, factor: float, i: int, positive: bool) -> float:
-    """Return c_i: C times the weight of sample i in this class."""
-    c = o.C * problem.weights[i] if len(problem.weights) > 0 else o.C
-    return c * factor if positive else c
+STRICT_FACTOR = 0.3  # of that cost in late rounds, and in rounds without new violators
 
 
 @inner()
@@ -88,7 +82,7 @@ def reset_class(
     at.label, at.positives, at.n_active = label, len(positives), len(positives)
     at.n_touched, at.n_priced, at.n_entered, at.n_entries = 0, 0, 0, 0
     at.rounds, at.sweeps, at.sweeps_left, at.position, at.work, at.swept = 0, 0, 0, 0, 0, 0
-    at.nnz, at.support, at.violating, at.violation, at.vb = 0, 0, 0, 0.0, 0.0
+    at.nnz, at.support, at.violating, at.active_gap, at.vb = 0, 0, 0, 0.0, 0.0
     at.center = -1.0
     at.counter = stream(s.seed, label)
     at.factor = problem.factors[label] if len(problem.factors) > 0 else 1.0
@@ -100,7 +94,7 @@ def reset_class(
         scratch.active[a] = i
     number_rows(problem.X, scratch, at, 0)
     at.null = null_objective(s.objective, weight * at.factor, problem.total - weight)
-    at.inner_tol, at.strict, at.budget = SWEEP_TOLERANCE * s.eps, 1.0, FIRST_DEFER_SHARE * at.null
+    at.strict, at.budget = 1.0, FIRST_DEFER_SHARE * at.null
     at.dual, at.primal, at.gap, at.waiting = -np.inf, np.inf, np.inf, 0.0
 
 
@@ -159,8 +153,7 @@ def start_from_duals(
         add_row(X, i, step, scratch)
         at.vb += step
         at.work += X.indptr[i + 1] - X.indptr[i]
-    at.sweeps_left = s.max_sweeps
-    at.phase = SWEEP
+    start_sweeps(s, at)
 
 
 @inner()
@@ -171,78 +164,6 @@ def finish_empty(s: PPDSparseSettings, at: Any) -> None:
     at.dual = min(at.null, at.primal)
     at.gap = at.primal - at.dual
     at.phase = EXPORT
-
-
-@inner()
-def sweep(
-    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int
-) -> int:
-    """Run one pass of dual coordinate descent over the active set (paper, Algorithm 2).
-
-    Stops early when the budget is used up.
-    """
-    X, v, o = problem.X, scratch.v, s.objective
-    vb, violation, pull = at.vb, at.violation, (o.tau - o.tau_bias) * at.center
-    if at.position == 0:
-        at.counter = shuffle(scratch.active[: at.n_active], at.counter)
-        violation = 0.0
-    work = 0
-    a = at.position
-    # a sweep is interrupted after a sample that stays: position 0 is the start of a sweep
-    while a < at.n_active and (a == 0 or work < budget):
-        i = scratch.active[a]
-        a += 1
-        lo, hi = X.indptr[i], X.indptr[i + 1]
-        positive = scratch.kind[i] == POSITIVE
-        y = 1.0 if positive else -1.0
-        c = cost(problem, o, at.factor, i, positive)
-        inv, upper = (0.5 / c, np.inf) if o.loss == SQUARED_HINGE else (0.0, c)
-        alpha = scratch.alpha[i]
-        e = scratch.row_begins[i] - 1
-        dot = soft_dot(scratch.entries, e, X.data, lo, hi, v, o.lam)
-        work += hi - lo
-        gradient = y * (dot + vb + pull) / o.tau - 1.0 + alpha * inv
-        if alpha <= 0.0 and gradient >= 0.0:
-            if not positive:  # shrink: it can be added again after the next scoring pass
-                a -= 1
-                at.n_active -= 1
-                scratch.active[a] = scratch.active[at.n_active]
-                scratch.kind[i] = INACTIVE
-            continue
-        curvature = (problem.row_sq[i] + 1.0) / o.tau + inv
-        step = min(upper, max(0.0, alpha - gradient / curvature)) - alpha
-        if step != 0.0:
-            violation += step * step * curvature
-            scratch.alpha[i] = alpha + step
-            add_row(X, i, y * step, scratch)
-            vb += y * step
-            work += hi - lo
-    at.vb, at.violation, at.work, at.swept = vb, violation, at.work + work, at.swept + work
-    at.position = a if a < at.n_active else 0
-    return work
-
-
-@inner()
-def bias_of(o: Objective, at: Any) -> float:
-    """Return the bias that sweeps use: that of alpha if the bias is as strong as a weight.
-
-    A weaker penalty would make coordinate descent slow. Then tau/2 |b - center|^2 takes the place
-    of what is missing to tau, and the center follows after each sweep: the method of multipliers.
-    """
-    bias: float = (at.vb + (o.tau - o.tau_bias) * at.center) / o.tau
-    return bias
-
-
-@inner()
-def after_sweep(o: Objective, at: Any) -> None:
-    """Continue sweeping, or score if the sweep gained little or was the last one."""
-    bias = bias_of(o, at)
-    at.violation += (o.tau - o.tau_bias) * (bias - at.center) ** 2
-    at.center = bias
-    at.sweeps += 1
-    at.sweeps_left -= 1
-    if at.violation < at.inner_tol * at.null or at.sweeps_left <= 0:
-        at.phase = SCORE
 
 
 @inner(fastmath={"reassoc", "nsz"})
@@ -349,11 +270,9 @@ def after_score(
     n_entered = add_violators(problem, s, bias_of(s.objective, at), scratch, at)
     at.rounds += 1
     if n_entered == 0 or at.rounds > 4:
-        # the active set is nearly right: solve on it more precisely, and defer less
-        at.inner_tol *= TIGHTEN_FACTOR
-        at.strict *= TIGHTEN_FACTOR
-    at.sweeps_left, at.swept = s.max_sweeps, 0
-    at.phase = SWEEP
+        # the active set is nearly right: defer less
+        at.strict *= STRICT_FACTOR
+    start_sweeps(s, at)
 
 
 @inner()
@@ -445,7 +364,7 @@ def advance(
         elif at.phase == SWEEP:
             budget -= sweep(problem, s, scratch, at, budget)
             if at.position == 0:
-                after_sweep(s.objective, at)
+                after_sweep(problem, s, scratch, at)
         elif at.phase == SCORE:
             budget -= score(problem, s, scratch, at, budget)
             if at.position >= at.n_chosen:

@@ -8,6 +8,7 @@ from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern
 from xcray.kernels.training.hinge import Objective
 
 INACTIVE, POSITIVE, NEGATIVE = 0, 1, 2  # role of a sample in the active set
+START, SWEEP, SCORE, EXPORT = 0, 1, 2, 3  # phases of a class
 
 STATE = np.dtype(
     [
@@ -31,12 +32,15 @@ STATE = np.dtype(
         ("work", np.int64),  # entries of X visited
         ("swept", np.int64),  # of them, by the sweeps of this round
         ("factor", np.float64),  # of the weights of positives
-        ("violation", np.float64),  # approximate dual progress of the current sweep
-        ("inner_tol", np.float64),
+        ("active_gap", np.float64),  # of the active samples, each at its visit in this sweep
+        ("gap_before", np.float64),  # that of the sweep before
         ("strict", np.float64),
         ("budget", np.float64),  # maximum cost of deferred changes to the primal
         ("waiting", np.float64),  # their estimated cost
         ("vb", np.float64),  # tau_bias b(alpha)
+        ("vb_start", np.float64),  # vb at the start of the sweep, and its change before
+        ("vb_change", np.float64),
+        ("n_start", np.int64),  # active samples at the start of the sweep; 0: no momentum
         ("center", np.float64),  # bias that sweeps stay near, see `bias_of`
         ("bias", np.float64),
         ("primal", np.float64),
@@ -98,6 +102,10 @@ class PPDSparseScratch(NamedTuple):
     scores: Any  # (N,) weight.x_i, without the bias
     maxima: Any  # (ceil(N / CHUNK),) maximum scores of chunks of samples, see `hinge`
     alpha: Float64  # (N,)
+    v_start: Float64  # (D + 1,) by number: v at the start of a sweep, see `momentum`
+    v_change: Float64  # (D + 1,) by number: its change between the last two starts
+    alpha_start: Float64  # (N,) the same for alpha
+    alpha_change: Float64  # (N,)
     kind: np.ndarray  # (N,) uint8: INACTIVE, POSITIVE or NEGATIVE
     active: Int32  # (N,) the active samples
     ever_active: Int32  # (N,) all samples that were active at any time

@@ -17,6 +17,7 @@ from xcray.kernels.training.ppdsparse.state import (
 )
 
 N_BINS = 256  # of `range_of_rank`
+LEAST_GROWTH = 64  # rows that take less time than one more round
 
 
 @inner(fastmath={"reassoc", "nnan", "nsz"})
@@ -118,12 +119,12 @@ def add_violators(
 ) -> int:
     """Activate the most violating inactive negatives, and return how many.
 
-    Adds about as many as are active now plus `growth` per positive. The largest scores are added
-    first. Those of the last range (often thousands of samples that share no feature with w and so
-    have the same score) follow from a pseudo-random chunk on.
+    Adds about as many as are active now, plus `growth` per positive and LEAST_GROWTH. The largest
+    scores are added first. Those of the last range (often thousands of samples that share no
+    feature with w and so have the same score) follow from a pseudo-random chunk on.
     """
     n, before = len(scratch.scores), at.n_active
-    quota = min(s.growth * (1 + at.positives) + before, n)
+    quota = min(LEAST_GROWTH + s.growth * at.positives + before, n)
     maxima = scratch.maxima
     floor = -1.0 - bias + 1e-12  # a negative violates above this score
     # each of the highest chunks has a violator, or one of the samples that are active
