@@ -131,7 +131,8 @@ def test_the_point_is_the_best_of_the_plane():
     swept = case.scratch.alpha.copy()
     case.add()
     after = case.scratch.alpha
-    assert swept.min() > 0.0 and after.min() > 0.0
+    assert swept.min() > 0.0
+    assert after.min() > 0.0
     assert case.dual(after) > case.dual(swept)
     best = case.dual(after)
     for x, y in [(1e-3, 0.0), (-1e-3, 0.0), (0.0, 1e-3), (0.0, -1e-3), (0.1, -0.1), (1.0, 1.0)]:
