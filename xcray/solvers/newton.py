@@ -1,8 +1,10 @@
 """PPDSparse's problem for few features and long rows: Newton's method on the primal.
 
 Dual coordinate descent is slow if C |x|^2 / tau is large. With at most MAX_FEATURES features the
-Hessian is small, and a few Newton steps suffice. The certificate is the same. Its dual point is
-alpha_i = 2 c_i z_i, which is optimal at the optimal w, times the best scale.
+Hessian is small, and a few Newton steps suffice. They are taken over an active set: at first the
+positives and a share of the negatives, then all rows near the margin. The certificate over all
+rows is the same as the kernel's. Its dual point is alpha_i = 2 c_i z_i, which is optimal at the
+optimal w, times the best scale.
 
 Source: Mangasarian, "A finite Newton method for classification", 2002. With l1, the model is
 minimised by coordinate descent as in Yuan, Ho, Lin, "An improved GLMNET for l1-regularized logistic
@@ -12,11 +14,10 @@ regression", 2012.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32
+from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.training import newton as kernel
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, null_objective
 from xcray.kernels.training.ppdsparse.state import PPDSparseProblem
@@ -27,6 +28,10 @@ MIN_MEAN_CURVATURE = 10.0  # minimum of the mean of C |x|^2 / tau
 CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 # limits of the minimisation of the quadratic model
 MAX_MODEL_SWEEPS, MODEL_TOLERANCE = 1000, 1e-4
+FIRST_STRIDE = 8  # every so many rows are in the first active set
+NEAR_MARGIN = 1.0  # rows that are this close to a violation are in the later ones
+LEAST_GAIN = 0.2  # of the requested gap; a step that gains less ends the work on an active set
+FIRST_STEPS, MAX_STEPS = 3, 50  # on the first active set, and on a later one
 
 
 def is_suitable(problem: PPDSparseProblem, o: Objective) -> bool:
@@ -57,7 +62,7 @@ def _mean_sq_norm(X: CSR) -> float:
 
 def own_bytes(X: CSR) -> int:
     """Return the memory of a task: matrices of the features, numbers per row, and dense rows."""
-    return 24 * (X.n_cols + 1) ** 2 + 80 * X.n_rows + 4 * kernel.dense_size(X)
+    return 24 * (X.n_cols + kernel.PADDING) ** 2 + 160 * X.n_rows + 4 * kernel.dense_size(X)
 
 
 def positive_factor(problem: PPDSparseProblem, label: int) -> float:
@@ -75,27 +80,9 @@ def _sample_weights(problem: PPDSparseProblem) -> Float64:
     return problem.weights.astype(np.float64) if len(problem.weights) else np.ones(problem.X.n_rows)
 
 
-class NewtonData(NamedTuple):
-    """What all classes read: the rows, and the weighted sum of x x' over all samples.
-
-    gram: (D + 1, D + 1), upper triangle, the bias last; classes start from it.
-    """
-
-    rows: kernel.Rows
-    gram: Float64
-
-
-def prepare(problem: PPDSparseProblem) -> NewtonData:
-    """Return the data of a problem for Newton's method."""
-    rows, weights = kernel.rows_of(problem.X), _sample_weights(problem)
-    H = np.zeros((problem.X.n_cols + 1,) * 2)
-    kernel.add_outer(rows, np.arange(problem.X.n_rows), weights, H)
-    return NewtonData(rows, H)
-
-
 def weights_of(
     problem: PPDSparseProblem,
-    data: NewtonData,
+    rows: kernel.Rows,
     o: Objective,
     label: int,
     samples: Int32,
@@ -106,17 +93,15 @@ def weights_of(
     It is soft(sum of alpha y x, lam) / tau.
     """
     signs = np.where(np.isin(samples, problem.YT.row(label)), 1.0, -1.0)
-    factors = np.zeros(problem.X.n_rows)
-    factors[samples] = signs * np.maximum(duals, 0.0)
     v = np.zeros(problem.X.n_cols + 1)
-    kernel.add_rows(data.rows, factors, 0, problem.X.n_rows, v)
+    kernel.add_rows(rows, samples.astype(np.int64), signs * np.maximum(duals, 0.0), v)
     v[:-1] = np.sign(v[:-1]) * np.maximum(np.abs(v[:-1]) - o.lam, 0.0)
     return v / _taus(o, len(v))
 
 
 def solve(
     problem: PPDSparseProblem,
-    data: NewtonData,
+    rows: kernel.Rows,
     o: Objective,
     label: int,
     eps: float,
@@ -126,13 +111,145 @@ def solve(
 ) -> tuple[Float64, Float64, dict[str, float]]:
     """Solve one class to a duality gap of `eps` times its null objective.
 
-    rounds: maximum number of steps; start: (D + 1,) initial weights, or None; check: called every
-    200 ms or more often, can raise. Returns the weights (D,), the dual variables (N,),
-    and the fields of the class's record, which include the bias.
+    rows: those of the problem, from `kernel.rows_of`; rounds: maximum number of active sets; start:
+    (D + 1,) initial weights, or None; check: called every 200 ms or more often, can raise. Returns
+    the weights (D,), the dual variables (N,), and the fields of the class's record, which include
+    the bias.
     """
-    return _NewtonClass(problem, data, o, label, check).run(
-        eps, rounds, np.zeros(len(data.gram)) if start is None else start
-    )
+    return _NewtonClass(problem, rows, o, label, check).run(eps, rounds, start)
+
+
+class _Samples:
+    """Some samples of a class: their signs, costs, scores and margin violations.
+
+    chosen: (n,) int64, their numbers. Work is split into parts of about CHUNK_MULTIPLICATIONS;
+    check: called before each.
+    """
+
+    def __init__(
+        self,
+        rows: kernel.Rows,
+        chosen: Int64,
+        signs: Float64,
+        costs: Float64,
+        check: Callable[[], None],
+    ) -> None:
+        self.rows, self.chosen = rows, chosen
+        self.signs, self.costs = signs, costs
+        self.check = check
+        self.row_entries = max(1.0, rows.X.nnz / max(rows.X.n_rows, 1))
+        self.scores, self.z = np.empty(len(chosen)), np.empty(len(chosen))
+
+    def take(self, which: Int64) -> _Samples:
+        """Return those of the samples at positions `which`."""
+        taken = self.chosen[which], self.signs[which], self.costs[which]
+        return _Samples(self.rows, *taken, self.check)
+
+    def score(self, w: Float64) -> None:
+        """Compute scores and violations at w."""
+        self.scores = self.products(w)
+        self.update_violations()
+
+    def update_violations(self) -> None:
+        """Compute the violations from the scores."""
+        kernel.violations(self.signs, self.scores, self.z)
+
+    def products(self, w: Float64) -> Float64:
+        """Return the products of w with the rows: (n,)."""
+        out = np.empty(len(self.chosen))
+        for part in self.parts(self.row_entries):
+            kernel.score_rows(self.rows, self.chosen[part], w, out[part])
+        return out
+
+    def weighted_sum(self, factors: Float64) -> Float64:
+        """Return the sum of factors[k] times row chosen[k]: (D + 1,)."""
+        v = np.zeros(self.rows.X.n_cols + 1)
+        for part in self.parts(self.row_entries):
+            kernel.add_rows(self.rows, self.chosen[part], factors[part], v)
+        return v
+
+    def add_outer(self, factors: Float64, H: Float64) -> None:
+        """Add the sum of factors[k] x x' over rows chosen[k] to H."""
+        for part in self.parts(self.row_entries**2):
+            kernel.add_outer(self.rows, self.chosen[part], factors[part], H)
+
+    def loss(self) -> float:
+        """Return the sum of losses."""
+        return float((self.costs * self.z * self.z).sum())
+
+    def parts(self, row_cost: float) -> Iterator[slice]:
+        """Yield parts of samples; call `check` before each. row_cost: multiplications per row."""
+        size = max(1, int(CHUNK_MULTIPLICATIONS // row_cost))
+        for lo in range(0, len(self.chosen), size):
+            self.check()
+            yield slice(lo, lo + size)
+
+
+class _Minimiser:
+    """Newton's method over an active set of samples."""
+
+    def __init__(self, o: Objective, taus: Float64, samples: _Samples) -> None:
+        self.o, self.taus, self.samples = o, taus, samples
+        self.H = kernel.empty_hessian(len(taus) - 1)
+        self.M = np.empty((len(taus), len(taus)))
+        self.curvatures = np.zeros(len(samples.chosen))  # of the rows in H
+        self.sweeps = 0
+
+    def run(self, w: Float64, least: float, most: int) -> tuple[Float64, int]:
+        """Return weights from which a step gains at most `least`, and the number of steps."""
+        self.samples.score(w)
+        value, n = self.value(w), 0
+        while n < most and (new := self.step(w)) is not None:
+            w, n = new, n + 1
+            self.samples.update_violations()
+            before, value = value, self.value(w)
+            if before - value <= least:
+                break
+        return w, n
+
+    def step(self, w: Float64) -> Float64 | None:
+        """Return the next weights and update the scores; None if no step lowers the objective.
+
+        The step leads to the minimum of the objective on the line through that of the model.
+        """
+        samples, o = self.samples, self.o
+        self.update_hessian()
+        v = samples.weighted_sum(2.0 * samples.costs * samples.z * samples.signs)
+        direction = np.empty_like(w)
+        self.sweeps += kernel.minimise_model(
+            self.M, self.taus * w - v, w, o.lam, MAX_MODEL_SWEEPS, MODEL_TOLERANCE, direction
+        )
+        changes = samples.products(direction)
+        length = kernel.best_length(
+            samples.signs, samples.costs, samples.scores, changes, w, direction, o.lam, self.taus
+        )
+        new = w + length * direction
+        if np.array_equal(new, w):
+            return None
+        samples.scores += length * changes
+        return new
+
+    def update_hessian(self) -> None:
+        """Update the Hessian to the rows that violate now.
+
+        By the rows that changed, or from zero if fewer rows violate.
+        """
+        which, change, rebuilt = kernel.changed_curvatures(
+            self.samples.z, self.samples.costs, self.curvatures
+        )
+        if rebuilt:
+            self.H[:] = 0.0
+        self.samples.take(which).add_outer(change, self.H)
+        kernel.symmetrise(self.H, self.M, self.taus)
+
+    def value(self, w: Float64) -> float:
+        """Return the objective over the samples, at the last computed violations."""
+        return penalty(self.o, self.taus, w) + self.samples.loss()
+
+
+def penalty(o: Objective, taus: Float64, w: Float64) -> float:
+    """Return the part of the objective that does not depend on samples."""
+    return float(o.lam * np.abs(w[:-1]).sum() + 0.5 * (taus * w * w).sum())
 
 
 class _NewtonClass:
@@ -141,128 +258,88 @@ class _NewtonClass:
     def __init__(
         self,
         problem: PPDSparseProblem,
-        data: NewtonData,
+        rows: kernel.Rows,
         o: Objective,
         label: int,
         check: Callable[[], None],
     ) -> None:
-        self.rows = data.rows
         self.o = o
-        self.check = check
         n, positives = problem.X.n_rows, problem.YT.row(label)
         weights = _sample_weights(problem)
         factor = positive_factor(problem, label)
-        self.signs = np.full(n, -1.0)
-        self.costs = o.C * weights
-        self.signs[positives] = 1.0
-        self.costs[positives] *= factor
+        signs, costs = np.full(n, -1.0), o.C * weights
+        signs[positives] = 1.0
+        costs[positives] *= factor
         positive = float(weights[positives].sum())
         self.null = float(null_objective(o, positive * factor, float(weights.sum()) - positive))
-        self.H = 2.0 * o.C * data.gram
-        self.M = np.empty_like(data.gram)
-        self.taus = _taus(o, len(data.gram))
-        self.row_curvatures = 2.0 * o.C * weights
-        self.scores = np.empty(n)
-        self.z = np.empty(n)
+        self.samples = _Samples(rows, np.arange(n), signs, costs, check)
+        self.taus = _taus(o, problem.X.n_cols + 1)
         self.label = label
         self.positives = len(positives)
-        self.sweeps = 0
+        self.sweeps, self.visited = 0, 0
         self.dual = -np.inf
 
     def run(
-        self, eps: float, rounds: int, start: Float64
+        self, eps: float, rounds: int, start: Float64 | None
     ) -> tuple[Float64, Float64, dict[str, float]]:
-        """Take Newton steps until the certificate holds for weights in single precision."""
-        w, n = start, 0
+        """Minimise over active sets until the certificate holds for weights in single precision."""
+        samples, n = self.samples, 0
+        w = np.zeros(len(self.taus)) if start is None else start
         if self.positives == 0:
-            w = np.append(np.zeros(len(w) - 1), -1.0)
+            w[-1] = -1.0
             rounds = 0
-        self.score_rows(w, self.scores)
+        elif start is None and rounds > 0:
+            n = 1
+            w = self.minimise(w, self.first_samples(), eps, FIRST_STEPS)
         while True:
-            kernel.violations(self.signs, self.scores, self.z)
-            alpha = 2.0 * self.costs * self.z
-            v, value = self.weighted_row_sum(alpha * self.signs), self.value(w)
+            samples.score(w)
+            self.visited += 2 * len(samples.chosen)
+            alpha = 2.0 * samples.costs * samples.z
+            value = penalty(self.o, self.taus, w) + samples.loss()
             self.dual = (
-                max(self.dual, self.best_dual(v, alpha))
+                max(self.dual, self.best_dual(samples.weighted_sum(alpha * samples.signs), alpha))
                 if self.positives
                 else min(self.null, value)
             )
-            done = value - self.dual <= eps * self.null or n >= rounds
-            if not done and (new := self.step(w, v)) is not None:
-                w, n = new, n + 1
-                continue
+            if value - self.dual > eps * self.null and n < rounds:
+                n += 1
+                new = self.minimise(
+                    w,
+                    np.flatnonzero(samples.signs * samples.scores < 1.0 + NEAR_MARGIN),
+                    eps,
+                    MAX_STEPS,
+                )
+                if not np.array_equal(new, w):
+                    w = new
+                    continue
             exported = w.astype(np.float32).astype(np.float64)
             if np.array_equal(w, exported):
                 return w[:-1], alpha, self.record(w, value, n)
             w = exported
-            self.score_rows(w, self.scores)
 
-    def step(self, w: Float64, v: Float64) -> Float64 | None:
-        """Return the next weights and update the scores; None if no step lowers the objective.
+    def first_samples(self) -> Int64:
+        """Return the first active set: the positives, and every so many negatives."""
+        n = len(self.samples.chosen)
+        return np.flatnonzero((self.samples.signs > 0.0) | (np.arange(n) % FIRST_STRIDE == 0))
 
-        The step leads to the minimum of the objective on the line through that of the model.
-        """
-        o = self.o
-        self.update_hessian()
-        direction, changes = np.empty_like(w), np.empty_like(self.scores)
-        self.sweeps += kernel.minimise_model(
-            self.M, self.taus * w - v, w, o.lam, MAX_MODEL_SWEEPS, MODEL_TOLERANCE, direction
-        )
-        self.score_rows(direction, changes)
-        length = kernel.best_length(
-            self.signs, self.costs, self.scores, changes, w, direction, o.lam, self.taus
-        )
-        new = w + length * direction
-        if np.array_equal(new, w):
-            return None
-        self.scores += length * changes
-        return new
-
-    def score_rows(self, w: Float64, scores: Float64) -> None:
-        """Compute the scores of all rows."""
-        for lo, hi in self.chunks(self.rows.X.n_rows, 1):
-            kernel.score_rows(self.rows, w, lo, hi, scores)
-
-    def weighted_row_sum(self, factors: Float64) -> Float64:
-        """Return the sum of factors[i] x_i: (D + 1,)."""
-        v = np.zeros(self.rows.X.n_cols + 1)
-        for lo, hi in self.chunks(self.rows.X.n_rows, 1):
-            kernel.add_rows(self.rows, factors, lo, hi, v)
-        return v
-
-    def update_hessian(self) -> None:
-        """Update the Hessian to the rows that violate now.
-
-        By the rows that changed, or from zero if fewer rows violate.
-        """
-        curvatures = np.where(self.z > 0.0, 2.0 * self.costs, 0.0)
-        change = curvatures - self.row_curvatures
-        if np.count_nonzero(curvatures) < np.count_nonzero(change):
-            self.H[:] = 0.0
-            change = curvatures
-        rows = np.flatnonzero(change)
-        for lo, hi in self.chunks(len(rows), 2):
-            kernel.add_outer(self.rows, rows[lo:hi], change[rows[lo:hi]], self.H)
-        self.row_curvatures = curvatures
-        kernel.symmetrise(self.H, self.M, self.taus)
-
-    def value(self, w: Float64) -> float:
-        """Return the primal objective, at the last computed violations."""
-        o = self.o
-        return float(
-            o.lam * np.abs(w[:-1]).sum()
-            + 0.5 * (self.taus * w * w).sum()
-            + (self.costs * self.z * self.z).sum()
-        )
+    def minimise(self, w: Float64, active: Int64, eps: float, most: int) -> Float64:
+        """Minimise over an active set, nearly as precisely as the certificate needs."""
+        minimiser = _Minimiser(self.o, self.taus, self.samples.take(active))
+        w, steps = minimiser.run(w, LEAST_GAIN * eps * self.null, most)
+        self.sweeps += minimiser.sweeps
+        self.visited += (2 * steps + 1) * len(active)
+        return w
 
     def best_dual(self, v: Float64, alpha: Float64) -> float:
         """Return the dual at the best multiple of alpha."""
-        first, second = float(alpha.sum()), float((alpha * alpha * 0.5 / self.costs).sum())
+        first = float(alpha.sum())
+        second = float((alpha * alpha * 0.5 / self.samples.costs).sum())
         return float(kernel.best_dual(v, first, second, self.o.lam, self.taus))
 
     def record(self, w: Float64, value: float, n: int) -> dict[str, float]:
         """Return the fields of the record of the class."""
-        violating = int(np.count_nonzero(self.z))
+        X = self.samples.rows.X
+        violating = int(np.count_nonzero(self.samples.z))
         return {
             "label": self.label,
             "positives": self.positives,
@@ -272,22 +349,11 @@ class _NewtonClass:
             "support": violating,
             "violating": violating,
             "nnz": int(np.count_nonzero(w[:-1])),
-            "work": (2 * n + 3) * self.rows.X.nnz,
+            "work": self.visited * X.nnz // max(X.n_rows, 1),
             "bias": float(w[-1]),
             "primal": value,
             "dual": self.dual,
             "gap": max(0.0, value - self.dual),
             "null": self.null,
-            "loss": float((self.costs * self.z * self.z).sum()),
+            "loss": self.samples.loss(),
         }
-
-    def chunks(self, n_rows: int, power: int) -> Iterator[tuple[int, int]]:
-        """Yield ranges of `n_rows` of about CHUNK_MULTIPLICATIONS; call `check` in between.
-
-        power: a row costs its number of entries to this power.
-        """
-        length = max(self.rows.X.nnz, 1) / max(self.rows.X.n_rows, 1)
-        size = max(1, int(CHUNK_MULTIPLICATIONS // max(1.0, length**power)))
-        for lo in range(0, n_rows, size):
-            self.check()
-            yield lo, min(n_rows, lo + size)

@@ -14,6 +14,8 @@ from xcray.kernels.row_norm import ROW_NORMS, normalize_columns, normalize_rows,
 from xcray.kernels.sparse import row_norms_sq
 from xcray.kernels.training import pruning
 from xcray.kernels.training.hinge import CHUNK, HINGE, SQUARED_HINGE, Objective
+from xcray.kernels.training.newton import Rows as NewtonRows
+from xcray.kernels.training.newton import rows_of
 from xcray.kernels.training.ppdsparse import advance as kernel
 from xcray.kernels.training.ppdsparse.state import (
     STATE,
@@ -78,7 +80,7 @@ class PPDSparseState:
 
     problem: PPDSparseProblem
     scratch: PPDSparseScratch
-    newton: newton.NewtonData | None = None  # computed on the first use of Newton's method
+    newton: NewtonRows | None = None  # computed on the first use of Newton's method
 
     def clone_for_thread(self) -> PPDSparseState:
         """Return the same problem with separate scratch memory, for another thread."""
@@ -387,16 +389,16 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     ) -> BatchResult:
         """Solve the batch by Newton's method, class by class."""
         problem, o = local.problem, self._objective()
-        data = local.newton = local.newton or newton.prepare(problem)
+        rows = local.newton = local.newton or rows_of(problem.X)
         records, weights, duals = np.zeros(len(labels), RECORD), [], []
         for row, label in enumerate(labels):
             start = (
-                newton.weights_of(problem, data, o, int(label), *start_duals.row(row))
+                newton.weights_of(problem, rows, o, int(label), *start_duals.row(row))
                 if start_duals.n_rows
                 else None
             )
             w, alpha, record = newton.solve(
-                problem, data, o, int(label), self.eps, self.max_rounds, start, check
+                problem, rows, o, int(label), self.eps, self.max_rounds, start, check
             )
             for name, value in record.items():
                 records[name][row] = value

@@ -72,11 +72,11 @@ def test_sparse_and_dense_rows_have_the_same_optimum(monkeypatch):
     solver = PPDSparseSolver(eps=1e-5)
     local = local_of(solver, X, Y)
     dense = solver.solve(local, ALL)
-    assert local.newton.rows.dense.shape == (X.n_rows, X.n_cols)
+    assert local.newton.dense.shape == (X.n_rows, X.n_cols)
     monkeypatch.setattr(kernel, "dense_size", lambda X: 0)
     local = local_of(solver, X, Y)
     sparse = solver.solve(local, ALL)
-    assert local.newton.rows.dense.size == 0
+    assert local.newton.dense.size == 0
     assert dense.records["primal"] == pytest.approx(sparse.records["primal"], rel=2e-5)
     assert dense.bias == pytest.approx(sparse.bias, abs=0.01)
 

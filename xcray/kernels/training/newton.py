@@ -1,8 +1,8 @@
 """Newton's method for classes with few features: row passes, and the quadratic model with l1.
 
 The bias is feature number D, with value 1 in every row and without l1; vectors and matrices over
-features have size D + 1. All functions process rows lo .. hi - 1, so that callers can check for a
-stop between two calls.
+features have size D + 1. Functions read the rows of a list, (n,) int64, so that a class can be
+minimised over some of its rows, and callers can check for a stop between two parts of the list.
 """
 
 import math
@@ -17,7 +17,8 @@ from xcray.kernels.sparse import to_dense
 from xcray.kernels.training.hinge import soft
 
 MIN_DENSITY = 0.25  # of rows that are multiplied as dense rows
-FOUR = 4  # rows that are read for one update of H
+EIGHT = 8  # rows that are read for one update of H
+PADDING = 16  # rows of H end at a multiple of this, so that SIMD loops leave no remainder
 LENGTHS, LENGTH_TOLERANCE = 40, 0.1  # of `best_length`
 SCALE_STEPS = 60  # golden-section steps for the scale of the dual
 
@@ -62,15 +63,15 @@ def sparse_product(X: CSR, i: int, w: Float64) -> float:
 
 
 @numba.njit(nogil=True, cache=True)
-def score_rows(rows: Rows, w: Float64, lo: int, hi: int, scores: Float64) -> None:
-    """Compute scores[i] = w.x_i, including the bias."""
+def score_rows(rows: Rows, chosen: Int64, w: Float64, scores: Float64) -> None:
+    """Compute scores[k] = w.x of row chosen[k], including the bias."""
     bias = w[len(w) - 1]
     if len(rows.dense) > 0:
-        for i in range(lo, hi):
-            scores[i] = dense_product(rows.dense[i], w) + bias
+        for k in range(len(chosen)):
+            scores[k] = dense_product(rows.dense[chosen[k]], w) + bias
     else:
-        for i in range(lo, hi):
-            scores[i] = sparse_product(rows.X, i, w) + bias
+        for k in range(len(chosen)):
+            scores[k] = sparse_product(rows.X, chosen[k], w) + bias
 
 
 @numba.njit(nogil=True, cache=True)
@@ -78,6 +79,31 @@ def violations(signs: Float64, scores: Float64, z: Float64) -> None:
     """Compute z[i] = max(0, 1 - y_i score_i)."""
     for i in range(len(signs)):
         z[i] = max(0.0, 1.0 - signs[i] * scores[i])
+
+
+@numba.njit(nogil=True, cache=True)
+def changed_curvatures(
+    z: Float64, costs: Float64, curvatures: Float64
+) -> tuple[Int64, Float64, bool]:
+    """Update the curvatures of losses at violations z, (n,), and return what to add to a Hessian.
+
+    Returns the samples to add, the factors of their x x', and whether the Hessian starts from zero:
+    if fewer samples violate than have changed.
+    """
+    changed, violating = 0, 0
+    for k in range(len(z)):
+        new = 2.0 * costs[k] if z[k] > 0.0 else 0.0
+        changed += new != curvatures[k]
+        violating += z[k] > 0.0
+    rebuilt, n = violating < changed, 0
+    which, factors = np.empty(len(z), np.int64), np.empty(len(z))
+    for k in range(len(z)):
+        new = 2.0 * costs[k] if z[k] > 0.0 else 0.0
+        factors[n] = new if rebuilt else new - curvatures[k]
+        which[n] = k
+        n += factors[n] != 0.0
+        curvatures[k] = new
+    return which[:n], factors[:n], rebuilt
 
 
 @inner(fastmath={"contract"})
@@ -88,18 +114,19 @@ def add_dense_row(values: Float32, factor: float, v: Float64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def add_rows(rows: Rows, factors: Float64, lo: int, hi: int, v: Float64) -> None:
-    """Add the sum of factors[i] x_i to v."""
+def add_rows(rows: Rows, chosen: Int64, factors: Float64, v: Float64) -> None:
+    """Add the sum of factors[k] x to v, x: row chosen[k]."""
     X, d = rows.X, len(v) - 1
-    for i in range(lo, hi):
-        if factors[i] == 0.0:
+    for k in range(len(chosen)):
+        i, factor = chosen[k], factors[k]
+        if factor == 0.0:
             continue
         if len(rows.dense) > 0:
-            add_dense_row(rows.dense[i], factors[i], v)
+            add_dense_row(rows.dense[i], factor, v)
         else:
             for p in range(np.uint64(X.indptr[i]), np.uint64(X.indptr[i + 1])):
-                v[np.uint32(X.indices[p])] += factors[i] * X.data[p]
-        v[d] += factors[i]
+                v[np.uint32(X.indices[p])] += factor * X.data[p]
+        v[d] += factor
 
 
 @inner(fastmath={"reassoc", "nsz", "contract"})
@@ -180,37 +207,52 @@ def add_sparse_outer(X: CSR, i: int, factor: float, H: Float64) -> None:
     H[d, d] += factor
 
 
-@inner(fastmath={"contract"})
-def add_dense_outer(block: Float64, factors: Float64, H: Float64) -> None:
-    """Add the sum of factors[r] x_r x_r' of FOUR rows to the upper triangle of H; SIMD."""
+@inner(fastmath={"reassoc", "nsz", "contract"})
+def add_dense_outer(x: Float64, f: Float64, H: Float64) -> None:
+    """Add the sum of f[r] x_r x_r' of EIGHT rows to the upper triangle of H; SIMD.
+
+    x: (EIGHT, padded). Some entries below the diagonal and in the padding change, too.
+    """
     for j in range(len(H)):
-        a, b = factors[0] * block[0, j], factors[1] * block[1, j]
-        c, e = factors[2] * block[2, j], factors[3] * block[3, j]
-        if a != 0.0 or b != 0.0 or c != 0.0 or e != 0.0:
-            row = H[j]
-            for k in range(np.uint64(j), np.uint64(len(H))):
-                row[k] += a * block[0, k] + b * block[1, k] + c * block[2, k] + e * block[3, k]
+        a, b, c, d = f[0] * x[0, j], f[1] * x[1, j], f[2] * x[2, j], f[3] * x[3, j]
+        p, q, r, s = f[4] * x[4, j], f[5] * x[5, j], f[6] * x[6, j], f[7] * x[7, j]
+        row = H[j]
+        for k in range(np.uint64(j // PADDING * PADDING), np.uint64(H.shape[1])):
+            first = a * x[0, k] + b * x[1, k] + c * x[2, k] + d * x[3, k]
+            row[k] += first + p * x[4, k] + q * x[5, k] + r * x[6, k] + s * x[7, k]
 
 
 @numba.njit(nogil=True, cache=True)
 def add_outer(rows: Rows, chosen: Int64, factors: Float64, H: Float64) -> None:
     """Add the sum of factors[k] x x' of rows chosen[k] to the upper triangle of H.
 
-    Rows that have many of the features are written as dense rows, FOUR at a time.
+    H: see `empty_hessian`. Rows that have many of the features are read as dense rows, EIGHT at a
+    time.
     """
     X, d = rows.X, len(H) - 1
     if len(X.data) < MIN_DENSITY * (len(X.indptr) - 1) * d:
         for k in range(len(chosen)):
             add_sparse_outer(X, chosen[k], factors[k], H)
         return
-    block, parts = np.empty((FOUR, d + 1)), np.empty(FOUR)
-    for lo in range(0, len(chosen), FOUR):
-        block[:], parts[:] = 0.0, 0.0
-        for r in range(min(FOUR, len(chosen) - lo)):
+    block, parts = np.zeros((EIGHT, H.shape[1])), np.empty(EIGHT)
+    for lo in range(0, len(chosen), EIGHT):
+        parts[:] = 0.0
+        for r in range(min(EIGHT, len(chosen) - lo)):
             i, parts[r], block[r, d] = chosen[lo + r], factors[lo + r], 1.0
-            for p in range(X.indptr[i], X.indptr[i + 1]):
-                block[r, X.indices[p]] = X.data[p]
+            if len(rows.dense) > 0:
+                for j in range(np.uint64(d)):
+                    block[r, j] = rows.dense[i, j]
+            else:
+                block[r, :d] = 0.0
+                for p in range(X.indptr[i], X.indptr[i + 1]):
+                    block[r, X.indices[p]] = X.data[p]
         add_dense_outer(block, parts, H)
+
+
+def empty_hessian(n_features: int) -> Float64:
+    """Return zeros for the upper triangle of a matrix of D + 1 features, with padded rows."""
+    width = -(-(n_features + 1) // PADDING) * PADDING
+    return np.zeros((n_features + 1, width))
 
 
 @numba.njit(nogil=True, cache=True)
