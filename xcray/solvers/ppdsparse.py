@@ -117,10 +117,11 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     A class starts with its positives active. In each round all samples are scored through the
     posting lists of the weights whose change is worth it. If the duality gap over all N samples
     exceeds `eps` times the null objective (w = 0, best bias), the worst violating negatives become
-    active and the dual is solved on the active set by randomised coordinate descent. The gap is
-    that of the scored weights, which are the exported ones. For long rows and few features,
-    Newton's method is faster and is used instead (`newton`). State at a worker: X by row and
-    column, sums of their squares, scratch memory (see `PPDSparseState`).
+    active and the dual is solved on the active set by randomised coordinate descent, with conjugate
+    directions where that is slow. The gap is that of the scored weights, which are the exported
+    ones. For long rows and few features, Newton's method is faster and is used instead (`newton`).
+    State at a worker: X by row and column, sums of their squares, scratch memory (see
+    `PPDSparseState`).
 
         Example:
             >>> PPDSparseSolver(lam=0.1).lam
@@ -129,6 +130,8 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     Source: Yen, Huang, Dai, Ravikumar, Dhillon, Xing, "PPDSparse", KDD 2017: Algorithms 1 and 2,
     eq. 9-14. Method of multipliers: Rockafellar, "Augmented Lagrangians and applications of the
     proximal point algorithm in convex programming", Mathematics of Operations Research, 1976.
+    Conjugate directions: Notay, "Flexible conjugate gradients", SIAM Journal on Scientific
+    Computing, 2000.
     Inverse propensities: Jain, Prabhu, Varma, "Extreme multi-label loss functions", KDD 2016, eq.
     5. Pruning by size: Babbar, Schoelkopf, "DiSMEC", WSDM 2017, section 2. Differs from the paper:
     classes end on a certificate, not after a fixed number of rounds. Changes of weights that gain
@@ -186,7 +189,9 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     )
     max_sweeps: int = parameter(20, "maximum number of coordinate descent sweeps per round", low=1)
     growth: int = parameter(
-        4, "maximum number of negatives that enter per round, for each positive", low=1
+        4,
+        "negatives that enter per round for each positive, besides 64 and as many as are active",
+        low=1,
     )
     seed: int = parameter(
         0,
