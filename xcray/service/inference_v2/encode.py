@@ -32,15 +32,15 @@ _ENCODER: Final = msgspec.json.Encoder()
 def encode_reply(result: InferenceResult, head: RequestHead) -> tuple[bytes, int | None]:
     """Return the body of a reply, and the length of its JSON object if binary tensors follow it."""
     tensors, parts = [], []
+    n_rows, k = result.search.labels.shape
     for name, as_bytes in head.outputs:
         if as_bytes:
             parts.append(_to_binary(result, name))
             content = b'"parameters":{"binary_data_size":%d}' % len(parts[-1])
         else:
             content = b'"data":' + _ENCODER.encode(_to_list(result, name))
-        shape = result.search.labels.shape
-        json_shape = _ENCODER.encode(shape[:1] if name == "exact" else shape)
-        tensors.append(b'%b"shape":%b,%b}' % (_TENSOR_STARTS[name], json_shape, content))
+        shape = b"%d" % n_rows if name == "exact" else b"%d,%d" % (n_rows, k)
+        tensors.append(b'%b"shape":[%b],%b}' % (_TENSOR_STARTS[name], shape, content))
     json_bytes = b'{"model_name":%b,"model_version":"%d"%b,"outputs":[%b]}' % (
         _ENCODER.encode(result.loaded.name),
         result.loaded.version,

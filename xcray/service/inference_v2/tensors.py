@@ -63,8 +63,8 @@ _JSON_KINDS: Final[dict[str, set[type]]] = {
 def read_texts(tensor: InputTensor, binary: bytes) -> list[str]:
     """Return the strings of a BYTES tensor. Raises InputError."""
     strings = _flat_data(tensor) if tensor.size is None else _decode_strings(tensor, binary)
-    too_long = next((i for i, text in enumerate(strings) if len(text) > MAX_TEXT_CHARS), None)
-    if too_long is not None:
+    if max(map(len, strings), default=0) > MAX_TEXT_CHARS:
+        too_long = next(i for i, text in enumerate(strings) if len(text) > MAX_TEXT_CHARS)
         raise InputError(
             f"{tensor.location}: text {too_long} has more than {MAX_TEXT_CHARS:,} characters",
             code="LENGTH",
