@@ -196,7 +196,8 @@ def test_requests_answered_together_get_their_own_warnings(model_service: Servic
     loaded = model_service.app_state.model_cache
     version = asyncio.run(loaded.find(target("docs")))
     payloads = [["", TEXTS[0]], [TEXTS[0]], ["quux"]]
-    results = handler._predict_batch(version, 3, False, True, payloads)
+    metrics = model_service.app_state.metrics
+    results = handler._predict_batch(metrics, version, 3, False, True, payloads)
     assert [each.empty.tolist() for each in results] == [[True, False], [False], [True]]
 
 
