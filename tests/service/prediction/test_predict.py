@@ -34,7 +34,7 @@ from xcray.service.app_state import AppState
 from xcray.service.http import auth
 from xcray.service.models import loading
 from xcray.service.models.cache import ModelCache, ModelTarget
-from xcray.service.models.label_names import MAX_SINGLE_LOOKUPS, LabelNames
+from xcray.service.models.label_names import MAX_SINGLE_LOOKUPS, NameTable
 from xcray.service.models.loading import open_predictor_soon
 from xcray.service.prediction import encode, handler
 from xcray.service.prediction.fast_path import PredictFastPath
@@ -449,10 +449,10 @@ def test_both_conversions_of_label_names_agree(tmp_path: Path, rows: int) -> Non
     names = text_model(tmp_path / "model", labels=["é \U0001f600", '"', "", "d"]).label_names
     labels = np.arange(rows * 2, dtype=np.int32).reshape(rows, 2) % 4
     expected = [[names[int(j)].as_py() for j in row] for row in labels]
-    assert LabelNames(names).rows(labels) == expected
+    assert NameTable(names).rows(labels) == expected
     flat = [name for row in expected for name in row]
-    assert [str(name, "utf-8") for name in LabelNames(names).utf8(labels)] == flat
-    assert LabelNames(names[1:]).rows(labels[:1, :1]) == ([['"']] if rows else [])
+    assert [str(name, "utf-8") for name in NameTable(names).utf8(labels)] == flat
+    assert NameTable(names[1:]).rows(labels[:1, :1]) == ([['"']] if rows else [])
 
 
 def test_unusual_label_names_are_returned_unchanged(tmp_path: Path) -> None:

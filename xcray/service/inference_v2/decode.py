@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xcray.errors import InputError
-from xcray.service.inference_v2.head import MAX_CACHED_BYTES, RequestHead, read_cached, read_head
+from xcray.service.inference_v2.head import MAX_CACHED_BYTES, InferHead, read_cached, read_head
 from xcray.service.inference_v2.rows import DenseRows, InputRows, SparseRows, TextRows
 from xcray.service.inference_v2.tensors import read_numbers, read_texts
 from xcray.service.settings import Settings
@@ -14,7 +14,7 @@ from xcray.service.settings import Settings
 class DecodedRequest(NamedTuple):
     """A decoded request: its JSON object and its input rows."""
 
-    head: RequestHead
+    head: InferHead
     rows: InputRows
 
 
@@ -56,7 +56,7 @@ def decode_request(
     return DecodedRequest(head, _to_input_rows(head, binary))
 
 
-def _to_input_rows(head: RequestHead, binary: bytes) -> InputRows:
+def _to_input_rows(head: InferHead, binary: bytes) -> InputRows:
     """Return the tensors as texts, sparse rows or dense rows."""
     tensors = head.tensors
     if head.form == "text":

@@ -9,7 +9,7 @@ import numpy as np
 
 from xcray.errors import InputError
 from xcray.predict import Predictor
-from xcray.service.inference_v2.head import RequestHead
+from xcray.service.inference_v2.head import InferHead
 from xcray.service.inference_v2.tensors import Numbers, numbers_to_binary, strings_to_binary
 from xcray.service.prediction.handler import InferenceResult
 from xcray.service.schemas.inference import ModelMetadata, TensorMetadata
@@ -29,7 +29,7 @@ _TENSOR_STARTS: Final = {
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def encode_reply(result: InferenceResult, head: RequestHead) -> tuple[bytes, int | None]:
+def encode_reply(result: InferenceResult, head: InferHead) -> tuple[bytes, int | None]:
     """Return the body of a reply, and the length of its JSON object if binary tensors follow it."""
     tensors, parts = [], []
     n_rows, k = result.search.labels.shape

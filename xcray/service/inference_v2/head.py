@@ -33,7 +33,7 @@ MAX_CACHED_BYTES: Final = 1024  # of one object; three tensors with options take
 MAX_CACHED_HEADS: Final = 1024
 
 
-class RequestHead(NamedTuple):
+class InferHead(NamedTuple):
     """A valid JSON object of a request. It is cached, so it must not be changed.
 
     form: text, sparse or dense. tensors: by name. n_bytes: of all binary tensors. outputs: the
@@ -50,13 +50,13 @@ class RequestHead(NamedTuple):
     query: PredictQuery
 
 
-def read_head(body: bytes) -> RequestHead:
+def read_head(body: bytes) -> InferHead:
     """Read the JSON object of a request, fast if possible, else strictly. Raises InputError."""
     request = decode_fast(body) or parse_body(InferRequest, body)
     outputs = _requested_outputs(request)
     tensors, n_bytes = _input_tensors(request.inputs)
     form = _input_form(tensors, len(request.inputs))
-    return RequestHead(
+    return InferHead(
         request.id,
         request.model_name,
         form,

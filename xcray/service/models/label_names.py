@@ -14,7 +14,7 @@ from xcray.data.text.vocabulary import string_bytes
 MAX_SINGLE_LOOKUPS: Final = 40
 
 
-class LabelNames:
+class NameTable:
     """The label names of a model, read from Arrow's memory."""
 
     def __init__(self, names: pa.LargeStringArray) -> None:
