@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.support.mutations import mutated
 from xcray.errors import InputError
 from xcray.service.http.body import parse_body
-from xcray.service.inference_v2.decode import _requested_outputs, _to_query
 from xcray.service.inference_v2.fast_decode import FastInferRequest, decode_fast
+from xcray.service.inference_v2.head import _requested_outputs, _to_query
 from xcray.service.schemas.inference import InferRequest
 
 

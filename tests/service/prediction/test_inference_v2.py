@@ -313,6 +313,28 @@ def test_binary_tensors(model_service: Service) -> None:
     assert response["exact"] == [True, True]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])  # as usual; not aligned
+def test_binary_tensors_with_the_same_head_have_their_own_data(
+    model_service: Service, order: tuple[int, ...]
+) -> None:
+    heads = set()
+    for indices, values in (([0, 2, 5], [0.1, 1.5, 3.25]), ([5, 1, 0], [1.0, -2.0, 0.5])):
+        inputs = [sparse([0, 3], indices, values)[i] for i in order]
+        tensors = [
+            np.array(
+                each["data"], {"INT64": "<i8", "INT32": "<i4", "FP32": "<f4"}[each["datatype"]]
+            )
+            for each in inputs
+        ]
+        parts = [tensor.tobytes() for tensor in tensors]
+        body, headers = binary(without_data(inputs), parts, parameters={"binary_data_output": True})
+        heads.add(body[: int(headers["Inference-Header-Content-Length"])])
+        answer = model_service.http.post("/v2/models/plain/infer", content=body, headers=headers)
+        rows = [{"indices": indices, "values": values}]
+        same(outputs_of(answer), v1(model_service, "plain", rows))
+    assert len(heads) == 1
+
+
 @pytest.mark.parametrize(
     ("inputs", "code"),
     [

@@ -34,9 +34,9 @@ from xcray.service.app_state import AppState
 from xcray.service.http import auth
 from xcray.service.models import loading
 from xcray.service.models.cache import ModelCache, ModelTarget
+from xcray.service.models.label_names import MAX_SINGLE_LOOKUPS, NameTable
 from xcray.service.models.loading import open_predictor_soon
 from xcray.service.prediction import encode, handler
-from xcray.service.prediction.encode import MAX_SCALAR_LOOKUPS, to_label_names
 from xcray.service.prediction.fast_path import PredictFastPath
 from xcray.service.schemas import PredictReply
 
@@ -196,7 +196,8 @@ def test_requests_answered_together_get_their_own_warnings(model_service: Servic
     loaded = model_service.app_state.model_cache
     version = asyncio.run(loaded.find(target("docs")))
     payloads = [["", TEXTS[0]], [TEXTS[0]], ["quux"]]
-    results = handler._predict_batch(version, 3, False, True, payloads)
+    metrics = model_service.app_state.metrics
+    results = handler._predict_batch(metrics, version, 3, False, True, payloads)
     assert [each.empty.tolist() for each in results] == [[True, False], [False], [True]]
 
 
@@ -443,11 +444,15 @@ def test_versions_deleted_by_another_process_are_unloaded(tmp_path: Path) -> Non
     cache.close()
 
 
-@pytest.mark.parametrize("rows", [0, 1, MAX_SCALAR_LOOKUPS, MAX_SCALAR_LOOKUPS + 1])
+@pytest.mark.parametrize("rows", [0, 1, MAX_SINGLE_LOOKUPS // 2, MAX_SINGLE_LOOKUPS // 2 + 1])
 def test_both_conversions_of_label_names_agree(tmp_path: Path, rows: int) -> None:
     names = text_model(tmp_path / "model", labels=["é \U0001f600", '"', "", "d"]).label_names
     labels = np.arange(rows * 2, dtype=np.int32).reshape(rows, 2) % 4
-    assert to_label_names(names, labels) == [[names[int(j)].as_py() for j in row] for row in labels]
+    expected = [[names[int(j)].as_py() for j in row] for row in labels]
+    assert NameTable(names).rows(labels) == expected
+    flat = [name for row in expected for name in row]
+    assert [str(name, "utf-8") for name in NameTable(names).utf8(labels)] == flat
+    assert NameTable(names[1:]).rows(labels[:1, :1]) == ([['"']] if rows else [])
 
 
 def test_unusual_label_names_are_returned_unchanged(tmp_path: Path) -> None:

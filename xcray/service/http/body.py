@@ -107,10 +107,11 @@ def check_media_type(request: Request, allowed: tuple[str, ...]) -> str:
 
 def first_header(request: Request, name: bytes) -> str | None:
     """Return the first header with a lower-case name, None if it is missing."""
-    for header, value in request.scope["headers"]:
-        if header == name:
-            return str(value, "latin-1")
-    return None
+    headers: dict[bytes, bytes] | None = request.scope.get("first_headers")
+    if headers is None:
+        headers = request.scope["first_headers"] = dict(reversed(request.scope["headers"]))
+    value = headers.get(name)
+    return None if value is None else str(value, "latin-1")
 
 
 async def read_body(request: Request, limit: int, idle_timeout: float) -> bytes:
@@ -122,13 +123,15 @@ async def read_body(request: Request, limit: int, idle_timeout: float) -> bytes:
     if declared_length(request) > limit:
         await _discard_body(request, limit)
         raise body_too_large(limit)
-    parts, size = [], 0
-    async for chunk in body_chunks(request, idle_timeout):
+    parts, size, more = [], 0, True
+    while more:
+        chunk, more = await _next_chunk(request, idle_timeout)
         size += len(chunk)
         if size > limit:
             raise body_too_large(limit)
         hold_body_bytes(request.scope, len(chunk))
-        parts.append(chunk)
+        if chunk:
+            parts.append(chunk)
     body = parts[0] if len(parts) == 1 else b"".join(parts)
     parts.clear()
     await hold_decoded_bytes(request.scope, body)
@@ -142,12 +145,17 @@ async def body_chunks(request: Request, idle_timeout: float) -> AsyncIterator[by
     """
     more = True
     while more:
-        message = await _receive_within(request, idle_timeout)
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        more = message.get("more_body", False)
-        if chunk := message.get("body", b""):
+        chunk, more = await _next_chunk(request, idle_timeout)
+        if chunk:
             yield chunk
+
+
+async def _next_chunk(request: Request, idle_timeout: float) -> tuple[bytes, bool]:
+    """Return the next chunk of a body and whether more follow. Raises as `body_chunks`."""
+    message = await _receive_within(request, idle_timeout)
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
 
 
 async def _receive_within(request: Request, seconds: float) -> Message:

@@ -47,6 +47,13 @@ class CorsPolicy:
             if settings.tls_certfile is not None or settings.behind_proxy
             else SECURITY_HEADERS
         )
+        self._security_names = frozenset(name for name, _ in self.security_headers)
+
+    def missing_security_headers(self, present: set[bytes]) -> Headers:
+        """Return the security headers that are not among the names of the present ones."""
+        if self._security_names.isdisjoint(present):
+            return self.security_headers
+        return [pair for pair in self.security_headers if pair[0] not in present]
 
     def allows_origin(self, origin: str, host: str) -> bool:
         """Return whether a page of `origin` can send changes to `host`."""

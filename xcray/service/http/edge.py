@@ -271,8 +271,7 @@ class _SendWithHeaders:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", ()))
-            present = {name.lower() for name, _ in headers}
-            headers += [pair for pair in self._cors.security_headers if pair[0] not in present]
+            headers += self._cors.missing_security_headers({name.lower() for name, _ in headers})
             headers += self._cors.response_headers(self._origin)
             headers.append((b"x-request-id", self._request_id.encode()))
             if self._closes_connection():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -10,38 +9,45 @@ import numpy as np
 
 from xcray.errors import InputError
 from xcray.predict import Predictor
-from xcray.service.inference_v2.decode import DecodedRequest
-from xcray.service.inference_v2.tensors import Numbers, to_binary
-from xcray.service.prediction.encode import to_label_names
+from xcray.service.inference_v2.head import InferHead
+from xcray.service.inference_v2.tensors import Numbers, numbers_to_binary, strings_to_binary
 from xcray.service.prediction.handler import InferenceResult
 from xcray.service.schemas.inference import ModelMetadata, TensorMetadata
 
 LINEAR: Final = "xcray_linear"
 STAGES: Final = "xcray_stages"
+_TENSOR_STARTS: Final = {
+    name: b'{"name":"%b","datatype":"%b",' % (name.encode(), datatype)
+    for name, datatype in {
+        "labels": b"BYTES",
+        "scores": b"FP64",
+        "label_ids": b"INT64",
+        "probabilities": b"FP64",
+        "exact": b"BOOL",
+    }.items()
+}
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def encode_reply(result: InferenceResult, decoded: DecodedRequest) -> tuple[bytes, int | None]:
+def encode_reply(result: InferenceResult, head: InferHead) -> tuple[bytes, int | None]:
     """Return the body of a reply, and the length of its JSON object if binary tensors follow it."""
-    outputs, binary_parts = [], []
-    for name, as_bytes in decoded.outputs:
-        datatype, shape, values = _output_tensor(result, name)
-        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+    tensors, parts = [], []
+    n_rows, k = result.search.labels.shape
+    for name, as_bytes in head.outputs:
         if as_bytes:
-            binary_parts.append(to_binary(values))
-            entry["parameters"] = {"binary_data_size": len(binary_parts[-1])}
+            parts.append(_to_binary(result, name))
+            content = b'"parameters":{"binary_data_size":%d}' % len(parts[-1])
         else:
-            entry["data"] = values if isinstance(values, list) else values.tolist()
-        outputs.append(entry)
-    head = {"model_name": result.loaded.name, "model_version": str(result.loaded.version)}
-    if decoded.id is not None:
-        head["id"] = decoded.id
-    json_bytes = _ENCODER.encode({**head, "outputs": outputs})
-    return (
-        (b"".join((json_bytes, *binary_parts)), len(json_bytes))
-        if binary_parts
-        else (json_bytes, None)
+            content = b'"data":' + _ENCODER.encode(_to_list(result, name))
+        shape = b"%d" % n_rows if name == "exact" else b"%d,%d" % (n_rows, k)
+        tensors.append(b'%b"shape":[%b],%b}' % (_TENSOR_STARTS[name], shape, content))
+    json_bytes = b'{"model_name":%b,"model_version":"%d"%b,"outputs":[%b]}' % (
+        _ENCODER.encode(result.loaded.name),
+        result.loaded.version,
+        b"" if head.id is None else b',"id":' + _ENCODER.encode(head.id),
+        b",".join(tensors),
     )
+    return (b"".join((json_bytes, *parts)), len(json_bytes)) if parts else (json_bytes, None)
 
 
 def model_metadata(name: str, versions: list[int], predictor: Predictor) -> ModelMetadata:
@@ -75,21 +81,28 @@ def model_metadata(name: str, versions: list[int], predictor: Predictor) -> Mode
     )
 
 
-def _output_tensor(
-    result: InferenceResult, name: str
-) -> tuple[str, list[int], Numbers | list[str]]:
-    """Return datatype, shape and elements of an output tensor."""
-    labels = result.search.labels
-    shape = list(labels.shape)
+def _to_binary(result: InferenceResult, name: str) -> bytes:
+    """Return an output tensor as bytes."""
     if name == "labels":
-        names = to_label_names(result.loaded.predictor.model.label_names, labels)
-        return "BYTES", shape, list(chain.from_iterable(names))
+        return strings_to_binary(result.loaded.label_names.utf8(result.search.labels))
+    return numbers_to_binary(_numbers(result, name))
+
+
+def _to_list(result: InferenceResult, name: str) -> list[Any]:
+    """Return the elements of an output tensor."""
+    if name == "labels":
+        return result.loaded.label_names.texts(result.search.labels)
+    return list(_numbers(result, name).ravel().tolist())
+
+
+def _numbers(result: InferenceResult, name: str) -> Numbers:
+    """Return a numeric output tensor."""
     if name == "scores":
-        return "FP64", shape, result.search.scores.ravel()
+        return result.search.scores
     if name == "label_ids":
-        return "INT64", shape, labels.astype(np.int64).ravel()
+        return result.search.labels.astype(np.int64)
     if name == "exact":
-        return "BOOL", shape[:1], result.search.exact
+        return result.search.exact
     if result.probabilities is None:
         raise InputError("probabilities were not requested", code="OUTPUTS", loc="outputs")
-    return "FP64", shape, result.probabilities.ravel()
+    return result.probabilities

@@ -19,7 +19,7 @@ from xcray.service.prediction.fast_path import JSON_TYPE, Reply
 from xcray.service.prediction.handler import BODY_BYTES_PER_ROW, model_target, run_inference
 
 BINARY_TYPE: Final = "application/octet-stream"
-LENGTH_HEADER: Final = "Inference-Header-Content-Length"
+LENGTH_HEADER: Final = b"inference-header-content-length"
 INLINE_BODY_BYTES: Final = 32_768  # larger bodies are decoded in a thread
 
 
@@ -39,16 +39,16 @@ async def handle_infer(request: Request, tenant: str, name: str, version: int | 
     else:
         decoded = await run_in_heavy_thread(decode)
     target = model_target(request, tenant, to_reference(name, version))
-    n_rows = decoded.rows.n_rows
+    n_rows = decoded.head.n_rows
     weight = n_rows + len(body) / BODY_BYTES_PER_ROW
     count_instances(request.scope, n_rows)
     result = await run_inference(
-        app_state, target, decoded.query, decoded.rows.to_rows, n_rows, weight, started
+        app_state, target, decoded.head.query, decoded.rows.to_rows, n_rows, weight, started
     )
-    content, json_length = encode_reply(result, decoded)
+    content, json_length = encode_reply(result, decoded.head)
     if json_length is None:
         return Reply(content)
-    return Reply(content, BINARY_TYPE, {LENGTH_HEADER: str(json_length)})
+    return Reply(content, BINARY_TYPE, ((LENGTH_HEADER, b"%d" % json_length),))
 
 
 def to_reference(name: str, version: int | None) -> str:
@@ -58,9 +58,11 @@ def to_reference(name: str, version: int | None) -> str:
 
 def _header_length(request: Request) -> int | None:
     """Return the length of the JSON object if binary tensors follow it. Raises InputError."""
-    value = first_header(request, LENGTH_HEADER.lower().encode())
+    value = first_header(request, LENGTH_HEADER)
     if value is None:
         return None
     if not (value.isascii() and value.isdecimal() and len(value) < 16):
-        raise InputError(f"{LENGTH_HEADER} is not a valid number of bytes", code="BAD_HEADER")
+        raise InputError(
+            "Inference-Header-Content-Length is not a valid number of bytes", code="BAD_HEADER"
+        )
     return int(value)

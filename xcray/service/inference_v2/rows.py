@@ -59,24 +59,17 @@ class SparseRows(NamedTuple):
         """Return rows that are valid and ascending in one pass, otherwise None."""
         if len(self.indices) != len(self.values) or not self._has_all_entries():
             return None
-        # copies: the arrays of binary tensors can be unaligned
-        indices = self.indices.astype(np.int32)
-        is_wide = self.indices.dtype.itemsize > 4
-        if is_wide and np.count_nonzero(indices != self.indices):
-            return None
         if _is_too_large(self.values):
             return None
-        rows = csr(
-            self.indptr.astype(np.int64),
-            indices,
-            self.values.astype(np.float32),
-            n_features,
-        )
+        rows = csr(self.indptr, self.indices, self.values, n_features)
+        is_wide = self.indices.dtype.itemsize > 4
+        if is_wide and np.count_nonzero(rows.indices != self.indices):
+            return None
         return rows if first_fault(rows)[0] == 0 else None
 
     def _has_all_entries(self) -> bool:
         """Return whether the rows begin with the first entry and end with the last one."""
-        return bool(self.indptr[0] == 0) and bool(self.indptr[-1] == len(self.indices))
+        return bool(self.indptr.item(0) == 0 and self.indptr.item(-1) == len(self.indices))
 
     def _checked_rows(self, n_features: int) -> CSR:
         """Return rows with features in any order. Raises as `to_rows`."""

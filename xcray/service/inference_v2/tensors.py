@@ -6,12 +6,11 @@ A BOOL is one byte, a string its length in four bytes followed by its UTF-8 byte
 
 from __future__ import annotations
 
-import math
 import struct
 import sys
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,39 +20,33 @@ from xcray.service.schemas.base import MAX_TEXT_CHARS
 
 Numbers: TypeAlias = "NDArray[Any]"
 
-DTYPES: Final = {"BOOL": "|b1", "INT32": "<i4", "INT64": "<i8", "FP32": "<f4", "FP64": "<f8"}
+DTYPES: Final = {
+    name: np.dtype(code)
+    for name, code in {
+        "BOOL": "|b1",
+        "INT32": "<i4",
+        "INT64": "<i8",
+        "FP32": "<f4",
+        "FP64": "<f8",
+    }.items()
+}
 
 
-class InputTensorParameters(Protocol):
-    """Interface of the parameters of an input tensor, independent of the decoder."""
+class InputTensor(NamedTuple):
+    """An input tensor as the JSON object describes it.
 
-    @property
-    def binary_data_size(self) -> int | None:
-        """Bytes of the tensor after the JSON object."""
+    location: for errors. data: its elements if they are in the JSON object; otherwise they take
+    `size` bytes of those after it, from `begin`.
+    """
 
-
-class InputTensor(Protocol):
-    """Interface of an input tensor, independent of the decoder."""
-
-    @property
-    def name(self) -> str:
-        """Name of the tensor."""
-
-    @property
-    def shape(self) -> list[int]:
-        """Sizes of its dimensions."""
-
-    @property
-    def datatype(self) -> str:
-        """Type of its elements."""
-
-    @property
-    def parameters(self) -> InputTensorParameters | None:
-        """Its parameters."""
-
-    @property
-    def data(self) -> Sequence[Any] | None:
-        """Its elements, if they are in the JSON object."""
+    name: str
+    location: str
+    datatype: str
+    shape: list[int]
+    n_elements: int
+    data: Sequence[Any] | None
+    begin: int
+    size: int | None
 
 
 _LENGTH: Final = struct.Struct("<I")
@@ -67,94 +60,74 @@ _JSON_KINDS: Final[dict[str, set[type]]] = {
 }
 
 
-def split_binary(inputs: Sequence[InputTensor], binary: memoryview) -> list[memoryview | None]:
-    """Return the bytes of each tensor, None for those in JSON.
-
-    Raises InputError TENSOR_SIZE if the sizes do not add up to the length of `binary`.
-    """
-    sizes = [tensor.parameters.binary_data_size if tensor.parameters else None for tensor in inputs]
-    total = sum(size or 0 for size in sizes)
-    if total != len(binary):
-        message = (
-            f"binary_data_size of all inputs is {total:,}, but {len(binary):,} bytes follow the "
-            "JSON object"
-        )
-        raise InputError(message, code="TENSOR_SIZE", loc="inputs")
-    out: list[memoryview | None] = []
-    begin = 0
-    for i, (tensor, size) in enumerate(zip(inputs, sizes, strict=True)):
-        if (size is None) == (tensor.data is None):
-            raise InputError(
-                f"inputs[{i}] needs either data or binary_data_size",
-                code="TENSOR_DATA",
-                loc=f"inputs[{i}]",
-            )
-        out.append(None if size is None else binary[begin : begin + size])
-        begin += size or 0
-    return out
-
-
-def read_texts(tensor: InputTensor, binary: memoryview | None, location: str) -> list[str]:
+def read_texts(tensor: InputTensor, binary: bytes) -> list[str]:
     """Return the strings of a BYTES tensor. Raises InputError."""
-    strings = (
-        _flat_data(tensor, location)
-        if binary is None
-        else _decode_strings(binary, math.prod(tensor.shape), location)
-    )
-    too_long = next((i for i, text in enumerate(strings) if len(text) > MAX_TEXT_CHARS), None)
-    if too_long is not None:
+    strings = _flat_data(tensor) if tensor.size is None else _decode_strings(tensor, binary)
+    if max(map(len, strings), default=0) > MAX_TEXT_CHARS:
+        too_long = next(i for i, text in enumerate(strings) if len(text) > MAX_TEXT_CHARS)
         raise InputError(
-            f"{location}: text {too_long} has more than {MAX_TEXT_CHARS:,} characters",
+            f"{tensor.location}: text {too_long} has more than {MAX_TEXT_CHARS:,} characters",
             code="LENGTH",
-            loc=location,
+            loc=tensor.location,
         )
     return strings
 
 
-def read_numbers(tensor: InputTensor, binary: memoryview | None, location: str) -> Numbers:
-    """Return the elements of a numeric tensor, flat and finite. Raises InputError.
+def read_numbers(tensor: InputTensor, binary: bytes) -> Numbers:
+    """Return the elements of a numeric tensor: flat, finite and aligned. Raises InputError.
 
     Elements in JSON become float64 or int64.
     """
-    dtype = np.dtype(DTYPES[tensor.datatype])
-    count = math.prod(tensor.shape)
-    if binary is not None:
-        if len(binary) != count * dtype.itemsize:
-            sizes = (
-                f"{count:,} elements of {tensor.datatype} take {count * dtype.itemsize:,} bytes, "
-                f"got {len(binary):,}"
-            )
-            raise InputError(f"{location}: {sizes}", code="TENSOR_SIZE", loc=location)
-        elements: Numbers = np.frombuffer(binary, dtype)
-    else:
-        try:
-            elements = np.array(
-                _flat_data(tensor, location), np.float64 if dtype.kind == "f" else np.int64
-            )
-        except OverflowError:
-            raise InputError(
-                f"{location}: an integer is too large for {tensor.datatype}",
-                code="RANGE",
-                loc=location,
-            ) from None
+    dtype = DTYPES[tensor.datatype]
+    elements = (
+        _numbers_in_json(tensor, dtype)
+        if tensor.size is None
+        else _numbers_in_bytes(tensor, dtype, binary)
+    )
     if dtype.kind == "f" and np.count_nonzero(np.isfinite(elements)) < len(elements):
         raise InputError(
-            f"{location} has a number that is not finite: omit the entry",
+            f"{tensor.location} has a number that is not finite: omit the entry",
             code="NOT_FINITE",
-            loc=location,
+            loc=tensor.location,
         )
     return elements
 
 
-def to_binary(values: Numbers | list[str]) -> bytes:
-    """Return an output tensor as bytes."""
-    if isinstance(values, list):
-        encoded = [text.encode() for text in values]
-        return b"".join([_LENGTH.pack(len(text)) + text for text in encoded])
-    return (values.byteswap() if sys.byteorder == "big" else values).tobytes()
+def _numbers_in_bytes(tensor: InputTensor, dtype: np.dtype[Any], binary: bytes) -> Numbers:
+    """Return the elements of a binary tensor."""
+    if tensor.size != tensor.n_elements * dtype.itemsize:
+        sizes = (
+            f"{tensor.n_elements:,} elements of {tensor.datatype} take "
+            f"{tensor.n_elements * dtype.itemsize:,} bytes, got {tensor.size:,}"
+        )
+        raise InputError(f"{tensor.location}: {sizes}", code="TENSOR_SIZE", loc=tensor.location)
+    elements: Numbers = np.frombuffer(binary, dtype, tensor.n_elements, tensor.begin)
+    return elements if elements.flags.aligned else elements.copy()
 
 
-def _flat_data(tensor: InputTensor, location: str) -> list[Any]:
+def _numbers_in_json(tensor: InputTensor, dtype: np.dtype[Any]) -> Numbers:
+    """Return the elements of a tensor in JSON as float64 or int64."""
+    try:
+        return np.array(_flat_data(tensor), np.float64 if dtype.kind == "f" else np.int64)
+    except OverflowError:
+        raise InputError(
+            f"{tensor.location}: an integer is too large for {tensor.datatype}",
+            code="RANGE",
+            loc=tensor.location,
+        ) from None
+
+
+def strings_to_binary(strings: Sequence[memoryview]) -> bytes:
+    """Return UTF-8 strings as a binary tensor."""
+    return b"".join([_LENGTH.pack(len(text)) + text for text in strings])
+
+
+def numbers_to_binary(numbers: Numbers) -> bytes:
+    """Return numbers as a binary tensor."""
+    return (numbers.byteswap() if sys.byteorder == "big" else numbers).tobytes()
+
+
+def _flat_data(tensor: InputTensor) -> list[Any]:
     """Return the elements in `data`, flat or nested by the shape, after checking their types."""
     data = list(tensor.data or ())
     kinds = set(map(type, data))
@@ -163,54 +136,55 @@ def _flat_data(tensor: InputTensor, location: str) -> list[Any]:
         for size in tensor.shape:
             if any(not isinstance(part, list) or len(part) != size for part in level):
                 raise InputError(
-                    f"{location}: data is not nested according to its shape {tensor.shape}",
+                    f"{tensor.location}: data is not nested according to its shape {tensor.shape}",
                     code="TENSOR_SHAPE",
-                    loc=location,
+                    loc=tensor.location,
                 )
             level = list(chain.from_iterable(level))
         data = level
         kinds = set(map(type, data))
-    if len(data) != math.prod(tensor.shape):
+    if len(data) != tensor.n_elements:
         sizes = (
-            f"data has {len(data):,} elements, shape {tensor.shape} requires "
-            f"{math.prod(tensor.shape):,}"
+            f"data has {len(data):,} elements, shape {tensor.shape} requires {tensor.n_elements:,}"
         )
-        raise InputError(f"{location}: {sizes}", code="TENSOR_SHAPE", loc=location)
+        raise InputError(f"{tensor.location}: {sizes}", code="TENSOR_SHAPE", loc=tensor.location)
     if not kinds <= _JSON_KINDS[tensor.datatype]:
         raise InputError(
-            f"{location}: data has an element that is not a valid {tensor.datatype}",
+            f"{tensor.location}: data has an element that is not a valid {tensor.datatype}",
             code="TYPE",
-            loc=location,
+            loc=tensor.location,
         )
     return data
 
 
-def _decode_strings(binary: memoryview, count: int, location: str) -> list[str]:
-    """Return `count` strings, each preceded by its length."""
+def _decode_strings(tensor: InputTensor, binary: bytes) -> list[str]:
+    """Return the strings of a binary tensor, each preceded by its length."""
+    assert tensor.size is not None
     out: list[str] = []
-    begin = 0
-    while begin < len(binary) and len(out) < count:
-        (length,) = (
-            _LENGTH.unpack_from(binary, begin) if begin + 4 <= len(binary) else (len(binary),)
-        )
+    begin, stop = tensor.begin, tensor.begin + tensor.size
+    while begin < stop and len(out) < tensor.n_elements:
+        (length,) = _LENGTH.unpack_from(binary, begin) if begin + 4 <= stop else (tensor.size,)
         begin, end = begin + 4, begin + 4 + length
-        if end > len(binary):
+        if end > stop:
             raise InputError(
-                f"{location}: string {len(out)} ends beyond the tensor's bytes",
+                f"{tensor.location}: string {len(out)} ends beyond the tensor's bytes",
                 code="TENSOR_SIZE",
-                loc=location,
+                loc=tensor.location,
             )
         try:
             out.append(str(binary[begin:end], "utf-8"))
         except UnicodeDecodeError:
             raise InputError(
-                f"{location}: string {len(out)} is not UTF-8", code="ENCODING", loc=location
+                f"{tensor.location}: string {len(out)} is not UTF-8",
+                code="ENCODING",
+                loc=tensor.location,
             ) from None
         begin = end
-    if begin != len(binary) or len(out) != count:
+    if begin != stop or len(out) != tensor.n_elements:
         raise InputError(
-            f"{location}: the shape requires {count:,} strings, which its bytes do not match",
+            f"{tensor.location}: the shape requires {tensor.n_elements:,} strings, which its bytes "
+            "do not match",
             code="TENSOR_SIZE",
-            loc=location,
+            loc=tensor.location,
         )
     return out

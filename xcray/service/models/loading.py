@@ -27,6 +27,7 @@ from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
 from xcray.predict.labels import SET_PREFIX
+from xcray.service.models.label_names import NameTable
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.storage.verified import VerifiedFiles
@@ -59,7 +60,7 @@ class ModelTarget(NamedTuple):
 class LoadedModel:
     """A predictor with the version that it is.
 
-    served_by: the `model` object of replies, as JSON.
+    served_by: the `model` object of replies, as JSON. label_names: the names of its labels.
     """
 
     def __init__(self, tenant: str, name: str, version: int, predictor: Predictor) -> None:
@@ -68,6 +69,7 @@ class LoadedModel:
         self.version = version
         self.predictor = predictor
         self.key: ModelKey = (tenant, name, version)
+        self.label_names = NameTable(predictor.model.label_names)
         self.served_by = msgspec.json.encode(
             {"name": name, "version": version, "sha256": predictor.model.sha256}
         )

@@ -29,6 +29,8 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from xcray.index.search_result import SearchResult
+
 # prometheus_client sums the metrics of all processes through files in this folder.
 MULTIPROCESS_DIR_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 DURATION_BUCKETS: Final = (
@@ -222,12 +224,12 @@ class Metrics:
         self._codes.add(code)
         self.rejected_requests.labels(code).inc()
 
-    def count_search(self, rows: int, labels_scored: int, postings_read: int, exact: int) -> None:
-        """Count a search over `rows` instances; `exact` of them are proven exact."""
-        self.instances.inc(rows)
-        self.labels_scored.inc(labels_scored)
-        self.postings_read.inc(postings_read)
-        self.certified_instances.inc(exact)
+    def count_search(self, result: SearchResult) -> None:
+        """Count a search over one or several instances."""
+        self.instances.inc(len(result.labels))
+        self.labels_scored.inc(int(result.labels_scored.sum()))
+        self.postings_read.inc(int(result.postings_read.sum()))
+        self.certified_instances.inc(int(result.exact.sum()))
 
     def observe_transaction(self, mode: str, seconds: float, answered: bool) -> None:
         """Record a transaction of the store. mode: read or write."""

@@ -10,16 +10,12 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from xcray.arrays import Float64
 from xcray.index.search_result import Bools, SearchResult
 from xcray.predict.input_warnings import empty_rows_warning
 from xcray.service.models.cache import LoadedModel
 
-# up to this many names are read one by one (0.6 us each); for more, Arrow's take is faster (12 us
-# plus 0.05 us each)
-MAX_SCALAR_LOOKUPS: Final = 24
 # labels encoded per call: between chunks of a large reply, other threads can take the interpreter
 # lock
 LABELS_PER_CHUNK: Final = 65_536
@@ -70,7 +66,7 @@ def _to_predictions(
     loaded: LoadedModel, result: SearchResult, certificate: bool, probabilities: Float64 | None
 ) -> list[dict[str, Any]]:
     """Return one JSON-ready dict per row."""
-    names = to_label_names(loaded.predictor.model.label_names, result.labels)
+    names = loaded.label_names.rows(result.labels)
     predictions: list[dict[str, Any]] = [
         {"labels": row, "scores": scores}
         for row, scores in zip(names, result.scores.tolist(), strict=True)
@@ -82,17 +78,6 @@ def _to_predictions(
         for i, prediction in enumerate(predictions):
             prediction["certificate"] = _certificate(result, i)
     return predictions
-
-
-def to_label_names(names: pa.LargeStringArray, labels: np.ndarray) -> list[list[str]]:
-    """Return the names of label numbers (n, k) as one list per row."""
-    n_rows, k = labels.shape
-    flat = labels.ravel()
-    if len(flat) > MAX_SCALAR_LOOKUPS:
-        flat_names = names.take(pa.array(flat)).to_pylist()
-    else:
-        flat_names = [names[j].as_py() for j in flat.tolist()]
-    return [flat_names[i * k : (i + 1) * k] for i in range(n_rows)]
 
 
 def _certificate(result: SearchResult, row: int) -> dict[str, Any]:

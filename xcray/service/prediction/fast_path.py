@@ -8,7 +8,7 @@ reach FastAPI. The routes in `xcray.service.routes` do the same and are the docu
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from fastapi import Request, Response
@@ -22,15 +22,17 @@ _require_caller: Final = auth.require_scope("predict")
 
 
 class Reply(NamedTuple):
-    """A successful reply."""
+    """A successful reply. headers: further ones, with lower-case names."""
 
     body: bytes
     media_type: str = JSON_TYPE
-    headers: Mapping[str, str] = {}
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def to_response(self) -> Response:
         """Return the reply of a FastAPI route."""
-        return Response(self.body, media_type=self.media_type, headers=dict(self.headers))
+        response = Response(self.body, media_type=self.media_type)
+        response.raw_headers.extend(self.headers)
+        return response
 
 
 class FastRoute(NamedTuple):
@@ -75,7 +77,7 @@ async def _answer(
     headers = [
         (b"content-type", reply.media_type.encode()),
         (b"content-length", b"%d" % len(reply.body)),
-        *((name.lower().encode(), value.encode()) for name, value in reply.headers.items()),
+        *reply.headers,
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from fastapi import Request
-from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float64, csr
 from xcray.data.text.pipeline import empty_rows
@@ -24,6 +23,7 @@ from xcray.service.http.body import check_media_type, first_header, parse_body, 
 from xcray.service.http.limits import count_instances
 from xcray.service.http.offload import run_in_heavy_thread
 from xcray.service.models.cache import LoadedModel, ModelTarget
+from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import REQUEST_ID
 from xcray.service.prediction import fast_decode
 from xcray.service.prediction.encode import encode_predict_reply
@@ -134,26 +134,14 @@ async def run_inference(
             rows = await run_in_heavy_thread(encode_rows)
         with span("compute", rows=n_rows):
             output = await _compute(app_state, loaded, query, rows, weight, started)
-        result = output.search
-        app_state.metrics.count_search(
-            n_rows,
-            _total(result.labels_scored),
-            _total(result.postings_read),
-            _total(result.exact),
-        )
         app_state.metrics.predict_seconds.observe(time.perf_counter() - started)
         if shadow is not None and shadow is not loaded:
             # in the next iteration of the loop: by then the reply has been sent
             asyncio.get_running_loop().call_soon(
                 app_state.shadows.submit,
-                _shadow_copy(target, query, encode, loaded, shadow, result, started),
+                _shadow_copy(target, query, encode, loaded, shadow, output.search, started),
             )
         return InferenceResult(loaded, *output)
-
-
-def _total(column: NDArray[Any]) -> int:
-    """Return the sum of a column of a result, often of one row."""
-    return int(column[0] if len(column) == 1 else column.sum())
 
 
 def _shadow_copy(
@@ -224,7 +212,9 @@ async def _compute(
     kernels = _needs_kernels(loaded, query, _n_rows(rows))
     if query.allow is None and query.deny is None and query.deadline_ms is None:
         key = (model, query.top_k, query.probabilities, type(rows), kernels)
-        predict_batch = partial(_predict_batch, loaded, query.top_k, query.probabilities, kernels)
+        predict_batch = partial(
+            _predict_batch, app_state.metrics, loaded, query.top_k, query.probabilities, kernels
+        )
         return await app_state.batcher.submit(key, rows, predict_batch, weight=weight)  # type: ignore[no-any-return]
     options = (
         kernels,
@@ -282,10 +272,12 @@ def _predict_single(
         if query.probabilities
         else None
     )
+    app_state.metrics.count_search(result)
     return [PredictOutput(result, probabilities, empty_rows(X))]
 
 
 def _predict_batch(
+    metrics: Metrics,
     loaded: LoadedModel,
     k: int,
     with_probabilities: bool,
@@ -298,6 +290,7 @@ def _predict_batch(
     result = predictor.search(X, k, probabilities=with_probabilities, kernels=kernels)
     probabilities = predictor.probabilities(result) if with_probabilities else None
     empty = empty_rows(X)
+    metrics.count_search(result)
     if len(payloads) == 1:
         return [PredictOutput(result, probabilities, empty)]
     lengths = [_n_rows(each) for each in payloads]

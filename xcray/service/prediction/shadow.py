@@ -22,7 +22,6 @@ from xcray.model.registry import Registry
 from xcray.service.models.loading import LoadedModel
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
-from xcray.service.prediction.encode import to_label_names
 from xcray.system.processes import lower_thread_priority
 
 MAX_WAITING: Final = 64  # copies in the queue
@@ -159,8 +158,8 @@ class ShadowRunner:
             copy.allow, copy.deny, self._registry_of(copy.shadow.tenant)
         )
         labels = predictor.search(copy.encode(predictor.model), copy.k, allow=label_filter).labels
-        primary_names = to_label_names(copy.primary.predictor.model.label_names, copy.labels)
-        shadow_names = to_label_names(predictor.model.label_names, labels)
+        primary_names = copy.primary.label_names.rows(copy.labels)
+        shadow_names = copy.shadow.label_names.rows(labels)
         top1 = sum(a[:1] == b[:1] for a, b in zip(primary_names, shadow_names, strict=True))
         overlap = sum(
             len({*a} & {*b}) / max(1, len(a), len(b))

@@ -36,6 +36,7 @@ from xcray.service.processes.sockets import listen, reserve_address, stop_accept
 from xcray.service.settings import Settings, check_address
 from xcray.service.supervision import cluster_checks, supervision
 from xcray.storage.atomic import write_json
+from xcray.system.garbage_collection import collect_rarely
 from xcray.system.malloc import limit_arenas
 
 SETTLE_SECONDS = 0.1  # to accept the last connections; most then send their request
@@ -79,6 +80,7 @@ def serve(
                 parts=AppParts(store=store, supervisor=supervisor, checks=checks),
                 role=AppRole(leader_eligible=with_runner),
             )
+            collect_rarely()
             uvloop.run(
                 Server(app, settings, lambda: _announce(role_lock, url, on_ready)).serve(
                     sockets=[address]

@@ -38,6 +38,7 @@ from xcray.service.processes.server import Server
 from xcray.service.settings import Settings
 from xcray.service.supervision import Checks, cluster_checks
 from xcray.storage.atomic import read_json
+from xcray.system.garbage_collection import collect_rarely
 from xcray.system.malloc import limit_arenas
 
 # loaded before workers are forked, with numba's code generator: about 45 MB that they share
@@ -85,6 +86,7 @@ def main() -> int:
         threading.Thread(
             target=_stop_with_manager, args=(server,), name="xcray-manager", daemon=True
         ).start()
+        collect_rarely()
         uvloop.run(server.serve(sockets=[listener]))
     return 0
 
