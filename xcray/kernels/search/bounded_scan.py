@@ -99,14 +99,14 @@ class SearchScratch(NamedTuple):
 class SearchOutput(NamedTuple):
     """Search results.
 
-    labels: (n, k) int32; scores: (n, k) float64; exact: (n,) uint8; labels_scored, postings_read:
+    labels: (n, k) int32; scores: (n, k) float64; exact: (n,) bool; labels_scored, postings_read:
     (n,) int64. runner_up: (n,) float64, during a search an upper bound of the scores of all labels
     outside the k; afterwards the k-th score minus that, or 0 if there are no other labels.
     """
 
     labels: NDArray[np.int32]
     scores: NDArray[np.float64]
-    exact: Bytes
+    exact: NDArray[np.bool_]
     labels_scored: Int64
     postings_read: Int64
     runner_up: Float64

@@ -100,7 +100,7 @@ def search_wide_rows(
 @inner()
 def begin_row(X: CSR, i: int, engine: SearchEngine, out: SearchOutput) -> QueryRow:
     """Return row i of X, and initialise its certificate."""
-    out.exact[i], out.labels_scored[i], out.postings_read[i], out.runner_up[i] = 1, 0, 0, -np.inf
+    out.exact[i], out.labels_scored[i], out.postings_read[i], out.runner_up[i] = True, 0, 0, -np.inf
     return read_row(X, i, engine)
 
 
