@@ -231,7 +231,7 @@ def pick_by_tally(
     return size
 
 
-@inner()
+@inner(allocates=False)
 def mark_large_bias(loud: Int32, visited: Bytes) -> None:
     """Mark the labels with unusually large bias that are not visited; see `add_large_bias`."""
     for label in loud:
@@ -239,7 +239,7 @@ def mark_large_bias(loud: Int32, visited: Bytes) -> None:
             visited[label] = LARGE_BIAS_MARK
 
 
-@inner()
+@inner(allocates=False)
 def add_large_bias(
     engine: SearchEngine,
     allowed: Bytes,
@@ -322,13 +322,13 @@ def scan_above_cuts(
     return True
 
 
-@inner()
+@inner(allocates=False)
 def lower_bar(least: float) -> float:
     """Return a slightly smaller number, so that rounding to float32 loses no label."""
     return least - abs(least) * ROUNDING - MIN_NORMAL
 
 
-@inner()
+@inner(allocates=False)
 def add_chunks(
     blocks: Bytes,
     tops: int,
@@ -372,7 +372,7 @@ def add_chunks(
     return n
 
 
-@inner()
+@inner(allocates=False)
 def add_unsplit(
     lists: PackedLists, row: QueryRow, cuts: Float64, scale: float, tally: Int16
 ) -> int:
@@ -395,7 +395,7 @@ def add_unsplit(
     return read
 
 
-@inner()
+@inner(allocates=False)
 def add_range(
     lists: PackedLists, row: QueryRow, r: int, cuts: Float64, scale: float, tally: Int16
 ) -> int:
@@ -418,7 +418,7 @@ def add_range(
     return read
 
 
-@inner()
+@inner(allocates=False)
 def next_split(row: QueryRow, t: int) -> int:
     """Return the first term after t whose list is split, or the number of terms."""
     t += 1
@@ -427,7 +427,7 @@ def next_split(row: QueryRow, t: int) -> int:
     return t
 
 
-@inner()
+@inner(allocates=False)
 def range_start(blocks: Bytes, terms: Terms, t: int, r: int) -> int:
     """Return the position of the list of a range."""
     offset: int = int64(load32(blocks, terms.dense[t] + RANGE_ENTRY_BYTES * r))
@@ -435,7 +435,7 @@ def range_start(blocks: Bytes, terms: Terms, t: int, r: int) -> int:
     return start
 
 
-@inner()
+@inner(allocates=False)
 def prefetch_range(blocks: Bytes, terms: Terms, t: int, r: int) -> None:
     """Prefetch the start of a range's list."""
     tops = range_start(blocks, terms, t, r)
@@ -516,7 +516,7 @@ def scan_all(
     work.tally[:] = 0
 
 
-@inner()
+@inner(allocates=False)
 def best_tallies(
     work: SearchScratch,
     engine: SearchEngine,
@@ -556,7 +556,7 @@ def best_tallies(
     return size
 
 
-@inner()
+@inner(allocates=False)
 def tallies_above(
     work: SearchScratch,
     engine: SearchEngine,
@@ -596,7 +596,7 @@ def tallies_above(
     return count
 
 
-@inner()
+@inner(allocates=False)
 def append_reaching(
     work: SearchScratch,
     engine: SearchEngine,
