@@ -23,7 +23,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from xcray.arrays import Float64, Int32
+from xcray.arrays import Float32, Float64, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.prefetch import prefetch
 from xcray.kernels.search.bits import float32, float64, int64, load16, load32
@@ -71,7 +71,7 @@ MAX_TALLY = 32000  # fits in int16
 MAX_TERMS = 8000  # rounding up more terms could use up too much of MAX_TALLY
 LARGE_BIAS_MARK = 2  # in `seen`: a label with an unusually large bias
 CHECK_SUMS = 256  # sums that are checked together
-CHECK_BOUNDS = 64  # of these, bounds that are checked together
+CHECK_FEWER = 64  # of these, sums that are checked together if one of them is large
 
 
 @inner()
@@ -232,11 +232,11 @@ def pick_by_tally(
 
 
 @inner(allocates=False)
-def mark_large_bias(loud: Int32, visited: Bytes) -> None:
-    """Mark the labels with unusually large bias that are not visited; see `add_large_bias`."""
-    for label in loud:
-        if not visited[label]:
-            visited[label] = LARGE_BIAS_MARK
+def replace_marks(labels: Int32, before: int, after: int, seen: Bytes) -> None:
+    """Set `seen` of the labels that have the value `before` to `after`."""
+    for label in labels:
+        if seen[label] == before:
+            seen[label] = after
 
 
 @inner(allocates=False)
@@ -247,19 +247,20 @@ def add_large_bias(
     least: float,
     rest: float,
     work: SearchScratch,
+    begin: int,
+    stop: int,
     n: int,
     out: SearchOutput,
     i: int,
 ) -> int:
-    """Unmark the marked labels, and append those whose bias + tally * unit is at least `least`.
+    """Append the marked labels of [begin, stop) whose bias + tally * unit is at least `least`.
 
     Returns the number of candidates.
     """
     for number in engine.large_bias_labels:
         label = int64(number)
-        if work.seen[label] != LARGE_BIAS_MARK:
+        if label < begin or label >= stop or work.seen[label] != LARGE_BIAS_MARK:
             continue
-        work.seen[label] = 0
         if len(allowed) == 0 or allowed[label]:
             bound = float64(engine.initial_bounds[label]) + work.tally[label] * unit
             if bound >= least:
@@ -299,20 +300,23 @@ def scan_above_cuts(
     bar = int64(np.ceil(min((gap - rest) / unit, 2.0 * MAX_TALLY))) if unit > 0 else 0
     if bar < 1:
         return False
-    mark_large_bias(engine.large_bias_labels, work.seen)
+    replace_marks(engine.large_bias_labels, 0, LARGE_BIAS_MARK, work.seen)
     n, least = int64(0), lower_bar(scores[0] - rest)
     read = add_unsplit(engine.lists, row, cuts, 1.0 / unit, work.tally)
     for r in range(n_ranges(len(work.tally))):
         begin, stop = r * RANGE_LABELS, min((r + 1) * RANGE_LABELS, len(work.tally))
         if engine.lists.width != NARROW_BYTES:
             read += add_range(engine.lists, row, r, cuts, 1.0 / unit, work.tally[begin:stop])
-        n = tallies_above(
-            work, engine, allowed, min(bar, 32767), float32(unit), least, begin, stop, n
+        n = add_large_bias(
+            engine, allowed, unit, scores[0] - rest, rest, work, begin, stop, n, out, i
+        )
+        n = take_tallies_above(
+            work, engine, allowed, bar, float32(unit), float32(least), begin, stop, n
         )
         if n > max_candidates:
+            work.tally[:] = 0
             break
-    n = add_large_bias(engine, allowed, unit, scores[0] - rest, rest, work, n, out, i)
-    work.tally[:] = 0
+    replace_marks(engine.large_bias_labels, LARGE_BIAS_MARK, 0, work.seen)
     out.postings_read[i] += read
     if n > max_candidates:
         return False
@@ -496,13 +500,14 @@ def scan_all(
             work.seen[first[c]] = 1
         bar = scores[0] - rest if size == k else -np.inf
         bar = lower_bar(bar)
-        others = tallies_above(
+        low = (bar - float64(engine.bias[engine.bias_order[0]])) / unit
+        others = take_tallies_above(
             work,
             engine,
             allowed,
-            int64(-MAX_TALLY),
+            int64(min(max(low, -MAX_TALLY), MAX_TALLY)) - 1,  # 1: rounding of `low`
             float32(unit),
-            bar,
+            float32(bar),
             int64(0),
             len(work.tally),
             int64(0),
@@ -511,7 +516,8 @@ def scan_all(
         rescore_candidates(row, engine, work, others, rest, left, out, i, size)
         for c in range(n):
             work.seen[first[c]] = 0
-    elif n == room:
+        return
+    if n == room:
         out.runner_up[i] = max(out.runner_up[i], last)
     work.tally[:] = 0
 
@@ -557,7 +563,7 @@ def best_tallies(
 
 
 @inner(allocates=False)
-def tallies_above(
+def take_tallies_above(
     work: SearchScratch,
     engine: SearchEngine,
     allowed: Bytes,
@@ -570,30 +576,41 @@ def tallies_above(
 ) -> int:
     """Append the labels of [first, end) whose bias + tally * unit is at least `least`.
 
-    Only labels that are allowed and not seen. bar: no label with a smaller tally reaches `least`.
-    Returns the new number of candidates.
+    Only labels that are allowed and not seen. The tallies are reset: a pass of its own would take
+    as long. bar: no label with a smaller tally reaches `least`. Returns the new number of
+    candidates.
     """
-    low = np.int16(bar)
     for begin in range(first, end, CHECK_SUMS):
         stop = min(begin + CHECK_SUMS, end)
-        part = work.tally[begin:stop]
-        some = False
-        for j in range(len(part)):
-            some |= part[j] >= low
-        if not some:
-            continue
-        for inner_begin in range(begin, stop, CHECK_BOUNDS):
-            count = append_reaching(
-                work,
-                engine,
-                allowed,
-                unit,
-                float32(least),
-                inner_begin,
-                min(inner_begin + CHECK_BOUNDS, stop),
-                count,
-            )
+        if highest_tally(work.tally[begin:stop]) >= bar:
+            for inner_begin in range(begin, stop, CHECK_FEWER):
+                inner_stop = min(inner_begin + CHECK_FEWER, stop)
+                part = work.tally[inner_begin:inner_stop]
+                biases = engine.initial_bounds[inner_begin:inner_stop]
+                if highest_tally(part) >= bar and some_reaches(part, biases, unit, least):
+                    count = append_reaching(
+                        work, engine, allowed, unit, least, inner_begin, inner_stop, count
+                    )
+        work.tally[begin:stop] = 0
     return count
+
+
+@inner(allocates=False)
+def highest_tally(tally: Int16) -> int:
+    """Return the largest of some tallies."""
+    highest = np.int16(-MAX_TALLY)
+    for j in range(len(tally)):
+        highest = max(highest, tally[j])
+    return int(highest)
+
+
+@inner(allocates=False)
+def some_reaches(tally: Int16, biases: Float32, unit: float, least: float) -> bool:
+    """Return whether a bias + tally * unit is at least `least`."""
+    some = False
+    for j in range(len(tally)):
+        some |= float32(tally[j]) * unit + biases[j] >= least
+    return some
 
 
 @inner(allocates=False)
@@ -607,13 +624,8 @@ def append_reaching(
     stop: int,
     count: int,
 ) -> int:
-    """Run `tallies_above` on few labels, which are checked together first."""
+    """Append the labels of `take_tallies_above` among few labels."""
     part, biases = work.tally[begin:stop], engine.initial_bounds[begin:stop]
-    some = False
-    for j in range(len(part)):
-        some |= float32(part[j]) * unit + biases[j] >= least
-    if not some:
-        return count
     for j in range(len(part)):
         value, label = float32(part[j]) * unit + biases[j], begin + j
         if (
