@@ -64,8 +64,9 @@ Int16 = NDArray[np.int16]
 THRESHOLD_POSTINGS = 700  # postings read to find a threshold
 THRESHOLD_EXTRA = 5  # labels scored for the threshold, in addition to k
 MAX_THRESHOLD_K = 24  # for larger k, the threshold is too low to be useful
-# of T - b that can remain unread; a larger share reads less and scores more labels
-UNREAD_SHARE = 0.25
+# of T - b that can remain unread; a larger share reads less and scores more labels, which are few
+# for the best label alone
+UNREAD_SHARE, UNREAD_SHARE_OF_ONE = 0.25, 0.4
 MAX_CANDIDATES = 3000  # with more, reading negative weights is faster
 MAX_TALLY = 32000  # fits in int16
 MAX_TERMS = 8000  # rounding up more terms could use up too much of MAX_TALLY
@@ -291,7 +292,8 @@ def scan_above_cuts(
     rest = rounding_slack(row)
     if not gap > 2.0 * rest:
         return False
-    cuts = plan_cuts(terms, row.n_terms, engine.lists, UNREAD_SHARE * (gap - rest))
+    share = UNREAD_SHARE if len(scores) > 1 else UNREAD_SHARE_OF_ONE
+    cuts = plan_cuts(terms, row.n_terms, engine.lists, share * (gap - rest))
     most = 0.0
     for t in range(row.n_terms):
         rest += terms.x[t] * cuts[t]
