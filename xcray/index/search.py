@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,7 @@ from xcray.index.search_result import SearchResult
 from xcray.index.validate_rows import check_position, check_rows
 from xcray.index.weight_scan import posting_seconds, scan_postings, scan_weights
 from xcray.kernels.cache import is_compiled
-from xcray.kernels.entry_points import entry_point, has_usual_arrays
+from xcray.kernels.entry_points import DirectKernel
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.search.bounded_scan import (
     SearchEngine,
@@ -110,7 +109,8 @@ class SearchIndex:
         )
         self._free_work: deque[SearchScratch] = deque()
         self._is_compiled = False
-        self._entry_point: Callable[..., Any] | None = None
+        narrow = lists.width == NARROW_BYTES
+        self._list_kernel = DirectKernel(search_narrow_rows if narrow else search_wide_rows)
         self._prefer_dense = _is_dense(W) if dense is None else dense
         self.row_norm = row_norm
 
@@ -201,15 +201,8 @@ class SearchIndex:
                 f"the filter is for {len(label_filter.allowed)} labels, the model has "
                 f"{self.n_labels}"
             )
-        n, k = X.n_rows, min(k, self.n_labels if label_filter is None else len(label_filter.labels))
-        out = SearchOutput(
-            np.empty((n, k), np.int32),
-            np.empty((n, k), np.float64),
-            np.empty(n, np.uint8),
-            np.empty(n, np.int64),
-            np.empty(n, np.int64),
-            np.empty(n, np.float64),
-        )
+        k = min(k, self.n_labels if label_filter is None else len(label_filter.labels))
+        out = _new_output(X.n_rows, k)
         if k > 0 and end is None and kernels is False:
             scan_weights(X, self.W, self.b, label_filter, out)
         elif k > 0 and end is None and kernels is None and not self._compilation_pays(X):
@@ -217,12 +210,8 @@ class SearchIndex:
         elif k > 0:
             self._search_all(X, out, threads, end, label_filter)
         else:
-            out.exact[:], out.labels_scored[:], out.postings_read[:], out.runner_up[:] = (
-                1,
-                0,
-                0,
-                0.0,
-            )
+            out.exact[:], out.runner_up[:] = True, 0.0
+            out.labels_scored[:] = out.postings_read[:] = 0
         return _to_result(out)
 
     def check(self, name: str) -> None:
@@ -257,19 +246,13 @@ class SearchIndex:
     def is_compiled(self) -> bool:
         """Return whether the kernel that searches the rows needs no compilation."""
         if not self._is_compiled:  # remembered, because each request asks
-            kernel = search_dense if self._prefer_dense else self._list_kernel
+            kernel = search_dense if self._prefer_dense else self._list_kernel.kernel
             self._is_compiled = is_compiled(kernel)
         return self._is_compiled
 
     def _compilation_pays(self, X: CSR) -> bool:
         """Return whether kernels search rows X sooner than NumPy, with their compilation."""
         return self.is_compiled or posting_seconds(X, self.W) > COMPILE_SECONDS
-
-    @property
-    def _list_kernel(self) -> Any:
-        """The kernel that searches the lists."""
-        narrow = self._engine.lists.width == NARROW_BYTES
-        return search_narrow_rows if narrow else search_wide_rows
 
     def _search_all(
         self, X: CSR, out: SearchOutput, threads: int, end: float | None, among: LabelFilter | None
@@ -313,24 +296,10 @@ class SearchIndex:
             search_dense(X, start, stop, self.dense, self.b, allowed, out)
             return
         work = self._take_work()
-        self._search_lists(X, start, stop, allowed, n_allowed, budget, work, out)
+        # masks of filters can have other types
+        kernel = self._list_kernel if among is None else self._list_kernel.kernel
+        kernel(X, start, stop, self._engine, allowed, n_allowed, budget, work, out)
         self._free_work.append(work)  # clean again; after an exception it is not, and is discarded
-
-    def _search_lists(self, X: CSR, *arguments: Any) -> None:
-        """Run the kernel that searches the lists, after the first time without dispatch.
-
-        arguments: start, stop, allowed, n_allowed, budget, work and out of the kernel.
-        """
-        start, stop, allowed, *others = arguments
-        all_arguments = (X, start, stop, self._engine, allowed, *others)
-        # the other arguments always have the same types
-        is_usual = allowed is EMPTY_MASK and has_usual_arrays(X)
-        if is_usual and self._entry_point is not None:
-            self._entry_point(*all_arguments)
-            return
-        self._list_kernel(*all_arguments)
-        if is_usual:
-            self._entry_point = entry_point(self._list_kernel, all_arguments)
 
     def _take_work(self) -> SearchScratch:
         """Return working memory that is not in use."""
@@ -383,16 +352,20 @@ def _median(values: Float32) -> float:
     return float(np.median(values.astype(np.float64))) if len(values) else 0.0
 
 
+def _new_output(n: int, k: int) -> SearchOutput:
+    """Return arrays for the results of n rows, any content."""
+    return SearchOutput(
+        np.empty((n, k), np.int32),
+        np.empty((n, k), np.float64),
+        np.empty(n, np.bool_),
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+        np.empty(n, np.float64),
+    )
+
+
 def _to_result(out: SearchOutput) -> SearchResult:
     """Return the arrays of a search as a read-only result."""
-    result = SearchResult(
-        out.labels,
-        out.scores,
-        out.exact.view(np.bool_),
-        out.labels_scored,
-        out.postings_read,
-        out.runner_up,
-    )
-    for array in result:
+    for array in out:
         array.setflags(write=False)
-    return result
+    return SearchResult(*out)

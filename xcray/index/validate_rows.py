@@ -5,6 +5,9 @@ from __future__ import annotations
 from xcray.arrays import CSR
 from xcray.errors import InputError, NotFound, ShapeMismatch
 from xcray.kernels.canonical import FAULTS, first_fault
+from xcray.kernels.entry_points import DirectKernel
+
+_first_fault = DirectKernel(first_fault)
 
 
 def check_rows(X: CSR, n_features: int) -> None:
@@ -14,7 +17,7 @@ def check_rows(X: CSR, n_features: int) -> None:
             f"X has {X.n_cols} features, the model {n_features}; read it with "
             f"n_features={n_features}"
         )
-    code, row = first_fault(X)
+    code, row = _first_fault(X)
     if code == 4:
         raise InputError(
             f"row {row} of X: {FAULTS[code]}; remove or replace NaN and infinity", code="NOT_FINITE"

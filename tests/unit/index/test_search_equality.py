@@ -127,13 +127,13 @@ def test_kernels_are_compiled_only_for_searches_that_take_longer(
     W = random_matrix(rng, 400, 500, 25, learned)
     case = Case(W, biases(rng, 400), random_matrix(rng, 50, 500, 9))
     index = searcher(case.W, case.b)
-    search_lists = index._search_lists
+    search_rows = index._search_rows
     assert index.dense is None
     warm = index.query(case.X, 5)
     monkeypatch.setattr(search, "is_compiled", lambda kernel: is_compiled)
     monkeypatch.setattr(search, "COMPILE_SECONDS", most)
     monkeypatch.setattr(
-        index, "_search_lists", lambda *args: (used.append(True), search_lists(*args))
+        index, "_search_rows", lambda *args: (used.append(True), search_rows(*args))
     )
     cold = index.query(case.X, 5, kernels=None)
     assert bool(used) == expected
@@ -151,7 +151,7 @@ def test_rows_with_arrays_of_other_types_have_the_same_bits() -> None:
     )
     index = searcher(case.W, case.b)
     first, second = index.query(case.X, 5), index.query(case.X, 5)
-    assert index._entry_point is not None
+    assert index._list_kernel.entry_point is not None
     padded = np.zeros(4 * len(case.X.data) + 1, np.uint8)
     padded[1:] = case.X.data.view(np.uint8)
     unaligned = padded[1:].view(np.float32)

@@ -99,14 +99,14 @@ class SearchScratch(NamedTuple):
 class SearchOutput(NamedTuple):
     """Search results.
 
-    labels: (n, k) int32; scores: (n, k) float64; exact: (n,) uint8; labels_scored, postings_read:
+    labels: (n, k) int32; scores: (n, k) float64; exact: (n,) bool; labels_scored, postings_read:
     (n,) int64. runner_up: (n,) float64, during a search an upper bound of the scores of all labels
     outside the k; afterwards the k-th score minus that, or 0 if there are no other labels.
     """
 
     labels: NDArray[np.int32]
     scores: NDArray[np.float64]
-    exact: Bytes
+    exact: NDArray[np.bool_]
     labels_scored: Int64
     postings_read: Int64
     runner_up: Float64
@@ -154,28 +154,28 @@ def read_row(X: CSR, i: int, engine: SearchEngine) -> QueryRow:
     return QueryRow(indices, values, places, terms, n, reach, n_dense, positive, hidden, most)
 
 
-@inner()
+@inner(allocates=False)
 def find(row: QueryRow, engine: SearchEngine, label: int, turn: int) -> None:
     """Find the weights of a label, for `score_found` with the same turn."""
     lists = engine.lists
     find_weights(row.indices, engine.W, lists.keys, lists.segments, label, row.places[turn & 1])
 
 
-@inner()
+@inner(allocates=False)
 def score_found(row: QueryRow, engine: SearchEngine, label: int, turn: int) -> float:
     """Return x . w + bias of a label whose weights have been found."""
     total = sum_weights(row.values, engine.W.data, row.places[turn & 1])
     return float(total + engine.bias[label])
 
 
-@inner()
+@inner(allocates=False)
 def score(row: QueryRow, engine: SearchEngine, label: int) -> float:
     """Return x . w + bias of one label, bit-identical to a loop over all features."""
     find(row, engine, label, int64(0))
     return score_found(row, engine, label, int64(0))
 
 
-@inner()
+@inner(allocates=False)
 def add_list(blocks: Bytes, tops: int, n: int, width: int, x: float, sums: Float32) -> None:
     """Add x times the bound of its chunk to the sum of each label of a list."""
     shift = chunk_shift(n)
@@ -191,7 +191,7 @@ def add_list(blocks: Bytes, tops: int, n: int, width: int, x: float, sums: Float
             place += width
 
 
-@inner()
+@inner(allocates=False)
 def add_split(lists: PackedLists, terms: Terms, t: int, sums: Float32) -> None:
     """Run `add_list` on a list that is split by ranges of labels."""
     for r in range(n_ranges(lists.n_labels)):
@@ -208,7 +208,7 @@ def add_split(lists: PackedLists, terms: Terms, t: int, sums: Float32) -> None:
             )
 
 
-@inner()
+@inner(allocates=False)
 def add_dense(lists: PackedLists, terms: Terms, which: Int64, sums: Float32) -> None:
     """Add x * step * code of dense terms to all labels, four terms at a time."""
     n = lists.n_labels
@@ -238,7 +238,7 @@ def add_dense(lists: PackedLists, terms: Terms, which: Int64, sums: Float32) -> 
         at += 1
 
 
-@inner()
+@inner(allocates=False)
 def add_four(
     a: Bytes, b: Bytes, c: Bytes, d: Bytes, p: float, q: float, r: float, s: float, sums: Float32
 ) -> None:
@@ -262,7 +262,7 @@ def initialise_sums(start: Float32, allowed: Bytes, sums: Float32) -> None:
         sums[label] = start[label] if allowed[label] else float32(-np.inf)
 
 
-@inner()
+@inner(allocates=False)
 def best_bounds(sums: Float32 | Float64, labels: Int32, bounds: Float64) -> int:
     """Select the labels of the largest sums, best first, ties by label; return their number."""
     size: int = int64(0)
@@ -285,7 +285,7 @@ def best_bounds(sums: Float32 | Float64, labels: Int32, bounds: Float64) -> int:
     return size
 
 
-@inner()
+@inner(allocates=False)
 def labels_above(sums: Float32, least: float, labels: Int32, bounds: Float64) -> int:
     """Select all labels whose sum is at least `least`; return their number."""
     count: int = int64(0)
@@ -305,7 +305,7 @@ def labels_above(sums: Float32, least: float, labels: Int32, bounds: Float64) ->
     return count
 
 
-@inner()
+@inner(allocates=False)
 def offer_label(out: SearchOutput, i: int, size: int, label: int, value: float) -> int:
     """Offer a label to the heap of row i; return its size.
 
@@ -317,7 +317,7 @@ def offer_label(out: SearchOutput, i: int, size: int, label: int, value: float) 
     return offer(labels, scores, size, label, value)
 
 
-@inner()
+@inner(allocates=False)
 def offer_by_bias(
     listed: Int32, bias: Float32, skip: Bytes, allowed: Bytes, out: SearchOutput, i: int, size: int
 ) -> int:
@@ -338,7 +338,7 @@ def offer_by_bias(
     return size
 
 
-@inner()
+@inner(allocates=False)
 def rescore(
     row: QueryRow,
     engine: SearchEngine,
@@ -382,7 +382,7 @@ def rescore(
     return size
 
 
-@inner()
+@inner(allocates=False)
 def rounding_slack(row: QueryRow) -> float:
     """Return the maximum error of a bound.
 
@@ -392,7 +392,7 @@ def rounding_slack(row: QueryRow) -> float:
     return row.max_sum * (row.n_terms + 4) * ROUNDING + MIN_NORMAL + row.dropped
 
 
-@inner()
+@inner(allocates=False)
 def max_contribution(row: QueryRow, t: int) -> float:
     """Return the maximum contribution of a term to a score."""
     x = row.terms.x[t]
@@ -527,7 +527,7 @@ def scan(
         work.seen[first[c]] = 0
 
 
-@inner()
+@inner(allocates=False)
 def add_touched_bounds(
     row: QueryRow, engine: SearchEngine, work: SearchScratch
 ) -> tuple[int, float]:
@@ -562,7 +562,7 @@ def add_touched_bounds(
     return n, more
 
 
-@inner()
+@inner(allocates=False)
 def scan_touched(
     row: QueryRow,
     engine: SearchEngine,

@@ -23,7 +23,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from xcray.arrays import Float64, Int32
+from xcray.arrays import Float32, Float64, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.prefetch import prefetch
 from xcray.kernels.search.bits import float32, float64, int64, load16, load32
@@ -64,14 +64,15 @@ Int16 = NDArray[np.int16]
 THRESHOLD_POSTINGS = 700  # postings read to find a threshold
 THRESHOLD_EXTRA = 5  # labels scored for the threshold, in addition to k
 MAX_THRESHOLD_K = 24  # for larger k, the threshold is too low to be useful
-# of T - b that can remain unread; a larger share reads less and scores more labels
-UNREAD_SHARE = 0.25
+# of T - b that can remain unread; a larger share reads less and scores more labels, which are few
+# for the best label alone
+UNREAD_SHARE, UNREAD_SHARE_OF_ONE = 0.25, 0.4
 MAX_CANDIDATES = 3000  # with more, reading negative weights is faster
 MAX_TALLY = 32000  # fits in int16
 MAX_TERMS = 8000  # rounding up more terms could use up too much of MAX_TALLY
 LARGE_BIAS_MARK = 2  # in `seen`: a label with an unusually large bias
 CHECK_SUMS = 256  # sums that are checked together
-CHECK_BOUNDS = 64  # of these, bounds that are checked together
+CHECK_FEWER = 64  # of these, sums that are checked together if one of them is large
 
 
 @inner()
@@ -231,15 +232,15 @@ def pick_by_tally(
     return size
 
 
-@inner()
-def mark_large_bias(loud: Int32, visited: Bytes) -> None:
-    """Mark the labels with unusually large bias that are not visited; see `add_large_bias`."""
-    for label in loud:
-        if not visited[label]:
-            visited[label] = LARGE_BIAS_MARK
+@inner(allocates=False)
+def replace_marks(labels: Int32, before: int, after: int, seen: Bytes) -> None:
+    """Set `seen` of the labels that have the value `before` to `after`."""
+    for label in labels:
+        if seen[label] == before:
+            seen[label] = after
 
 
-@inner()
+@inner(allocates=False)
 def add_large_bias(
     engine: SearchEngine,
     allowed: Bytes,
@@ -247,19 +248,20 @@ def add_large_bias(
     least: float,
     rest: float,
     work: SearchScratch,
+    begin: int,
+    stop: int,
     n: int,
     out: SearchOutput,
     i: int,
 ) -> int:
-    """Unmark the marked labels, and append those whose bias + tally * unit is at least `least`.
+    """Append the marked labels of [begin, stop) whose bias + tally * unit is at least `least`.
 
     Returns the number of candidates.
     """
     for number in engine.large_bias_labels:
         label = int64(number)
-        if work.seen[label] != LARGE_BIAS_MARK:
+        if label < begin or label >= stop or work.seen[label] != LARGE_BIAS_MARK:
             continue
-        work.seen[label] = 0
         if len(allowed) == 0 or allowed[label]:
             bound = float64(engine.initial_bounds[label]) + work.tally[label] * unit
             if bound >= least:
@@ -290,7 +292,8 @@ def scan_above_cuts(
     rest = rounding_slack(row)
     if not gap > 2.0 * rest:
         return False
-    cuts = plan_cuts(terms, row.n_terms, engine.lists, UNREAD_SHARE * (gap - rest))
+    share = UNREAD_SHARE if len(scores) > 1 else UNREAD_SHARE_OF_ONE
+    cuts = plan_cuts(terms, row.n_terms, engine.lists, share * (gap - rest))
     most = 0.0
     for t in range(row.n_terms):
         rest += terms.x[t] * cuts[t]
@@ -299,20 +302,23 @@ def scan_above_cuts(
     bar = int64(np.ceil(min((gap - rest) / unit, 2.0 * MAX_TALLY))) if unit > 0 else 0
     if bar < 1:
         return False
-    mark_large_bias(engine.large_bias_labels, work.seen)
+    replace_marks(engine.large_bias_labels, 0, LARGE_BIAS_MARK, work.seen)
     n, least = int64(0), lower_bar(scores[0] - rest)
     read = add_unsplit(engine.lists, row, cuts, 1.0 / unit, work.tally)
     for r in range(n_ranges(len(work.tally))):
         begin, stop = r * RANGE_LABELS, min((r + 1) * RANGE_LABELS, len(work.tally))
         if engine.lists.width != NARROW_BYTES:
             read += add_range(engine.lists, row, r, cuts, 1.0 / unit, work.tally[begin:stop])
-        n = tallies_above(
-            work, engine, allowed, min(bar, 32767), float32(unit), least, begin, stop, n
+        n = add_large_bias(
+            engine, allowed, unit, scores[0] - rest, rest, work, begin, stop, n, out, i
+        )
+        n = take_tallies_above(
+            work, engine, allowed, bar, float32(unit), float32(least), begin, stop, n
         )
         if n > max_candidates:
+            work.tally[:] = 0
             break
-    n = add_large_bias(engine, allowed, unit, scores[0] - rest, rest, work, n, out, i)
-    work.tally[:] = 0
+    replace_marks(engine.large_bias_labels, LARGE_BIAS_MARK, 0, work.seen)
     out.postings_read[i] += read
     if n > max_candidates:
         return False
@@ -322,13 +328,13 @@ def scan_above_cuts(
     return True
 
 
-@inner()
+@inner(allocates=False)
 def lower_bar(least: float) -> float:
     """Return a slightly smaller number, so that rounding to float32 loses no label."""
     return least - abs(least) * ROUNDING - MIN_NORMAL
 
 
-@inner()
+@inner(allocates=False)
 def add_chunks(
     blocks: Bytes,
     tops: int,
@@ -372,7 +378,7 @@ def add_chunks(
     return n
 
 
-@inner()
+@inner(allocates=False)
 def add_unsplit(
     lists: PackedLists, row: QueryRow, cuts: Float64, scale: float, tally: Int16
 ) -> int:
@@ -395,7 +401,7 @@ def add_unsplit(
     return read
 
 
-@inner()
+@inner(allocates=False)
 def add_range(
     lists: PackedLists, row: QueryRow, r: int, cuts: Float64, scale: float, tally: Int16
 ) -> int:
@@ -418,7 +424,7 @@ def add_range(
     return read
 
 
-@inner()
+@inner(allocates=False)
 def next_split(row: QueryRow, t: int) -> int:
     """Return the first term after t whose list is split, or the number of terms."""
     t += 1
@@ -427,7 +433,7 @@ def next_split(row: QueryRow, t: int) -> int:
     return t
 
 
-@inner()
+@inner(allocates=False)
 def range_start(blocks: Bytes, terms: Terms, t: int, r: int) -> int:
     """Return the position of the list of a range."""
     offset: int = int64(load32(blocks, terms.dense[t] + RANGE_ENTRY_BYTES * r))
@@ -435,7 +441,7 @@ def range_start(blocks: Bytes, terms: Terms, t: int, r: int) -> int:
     return start
 
 
-@inner()
+@inner(allocates=False)
 def prefetch_range(blocks: Bytes, terms: Terms, t: int, r: int) -> None:
     """Prefetch the start of a range's list."""
     tops = range_start(blocks, terms, t, r)
@@ -496,13 +502,14 @@ def scan_all(
             work.seen[first[c]] = 1
         bar = scores[0] - rest if size == k else -np.inf
         bar = lower_bar(bar)
-        others = tallies_above(
+        low = (bar - float64(engine.bias[engine.bias_order[0]])) / unit
+        others = take_tallies_above(
             work,
             engine,
             allowed,
-            int64(-MAX_TALLY),
+            int64(min(max(low, -MAX_TALLY), MAX_TALLY)) - 1,  # 1: rounding of `low`
             float32(unit),
-            bar,
+            float32(bar),
             int64(0),
             len(work.tally),
             int64(0),
@@ -511,12 +518,13 @@ def scan_all(
         rescore_candidates(row, engine, work, others, rest, left, out, i, size)
         for c in range(n):
             work.seen[first[c]] = 0
-    elif n == room:
+        return
+    if n == room:
         out.runner_up[i] = max(out.runner_up[i], last)
     work.tally[:] = 0
 
 
-@inner()
+@inner(allocates=False)
 def best_tallies(
     work: SearchScratch,
     engine: SearchEngine,
@@ -556,8 +564,8 @@ def best_tallies(
     return size
 
 
-@inner()
-def tallies_above(
+@inner(allocates=False)
+def take_tallies_above(
     work: SearchScratch,
     engine: SearchEngine,
     allowed: Bytes,
@@ -570,33 +578,44 @@ def tallies_above(
 ) -> int:
     """Append the labels of [first, end) whose bias + tally * unit is at least `least`.
 
-    Only labels that are allowed and not seen. bar: no label with a smaller tally reaches `least`.
-    Returns the new number of candidates.
+    Only labels that are allowed and not seen. The tallies are reset: a pass of its own would take
+    as long. bar: no label with a smaller tally reaches `least`. Returns the new number of
+    candidates.
     """
-    low = np.int16(bar)
     for begin in range(first, end, CHECK_SUMS):
         stop = min(begin + CHECK_SUMS, end)
-        part = work.tally[begin:stop]
-        some = False
-        for j in range(len(part)):
-            some |= part[j] >= low
-        if not some:
-            continue
-        for inner_begin in range(begin, stop, CHECK_BOUNDS):
-            count = append_reaching(
-                work,
-                engine,
-                allowed,
-                unit,
-                float32(least),
-                inner_begin,
-                min(inner_begin + CHECK_BOUNDS, stop),
-                count,
-            )
+        if highest_tally(work.tally[begin:stop]) >= bar:
+            for inner_begin in range(begin, stop, CHECK_FEWER):
+                inner_stop = min(inner_begin + CHECK_FEWER, stop)
+                part = work.tally[inner_begin:inner_stop]
+                biases = engine.initial_bounds[inner_begin:inner_stop]
+                if highest_tally(part) >= bar and some_reaches(part, biases, unit, least):
+                    count = append_reaching(
+                        work, engine, allowed, unit, least, inner_begin, inner_stop, count
+                    )
+        work.tally[begin:stop] = 0
     return count
 
 
-@inner()
+@inner(allocates=False)
+def highest_tally(tally: Int16) -> int:
+    """Return the largest of some tallies."""
+    highest = np.int16(-MAX_TALLY)
+    for j in range(len(tally)):
+        highest = max(highest, tally[j])
+    return int(highest)
+
+
+@inner(allocates=False)
+def some_reaches(tally: Int16, biases: Float32, unit: float, least: float) -> bool:
+    """Return whether a bias + tally * unit is at least `least`."""
+    some = False
+    for j in range(len(tally)):
+        some |= float32(tally[j]) * unit + biases[j] >= least
+    return some
+
+
+@inner(allocates=False)
 def append_reaching(
     work: SearchScratch,
     engine: SearchEngine,
@@ -607,13 +626,8 @@ def append_reaching(
     stop: int,
     count: int,
 ) -> int:
-    """Run `tallies_above` on few labels, which are checked together first."""
+    """Append the labels of `take_tallies_above` among few labels."""
     part, biases = work.tally[begin:stop], engine.initial_bounds[begin:stop]
-    some = False
-    for j in range(len(part)):
-        some |= float32(part[j]) * unit + biases[j] >= least
-    if not some:
-        return count
     for j in range(len(part)):
         value, label = float32(part[j]) * unit + biases[j], begin + j
         if (

@@ -100,11 +100,11 @@ def search_wide_rows(
 @inner()
 def begin_row(X: CSR, i: int, engine: SearchEngine, out: SearchOutput) -> QueryRow:
     """Return row i of X, and initialise its certificate."""
-    out.exact[i], out.labels_scored[i], out.postings_read[i], out.runner_up[i] = 1, 0, 0, -np.inf
+    out.exact[i], out.labels_scored[i], out.postings_read[i], out.runner_up[i] = True, 0, 0, -np.inf
     return read_row(X, i, engine)
 
 
-@inner()
+@inner(allocates=False)
 def end_row(out: SearchOutput, i: int) -> None:
     """Turn the heap of row i into a list, best first, and its runner-up into the gap."""
     sort_best_first(out.labels[i], out.scores[i])
@@ -173,13 +173,13 @@ def search_by_cuts(
     return bool(search_above_cuts(row, engine, allowed, max_candidates, work, out, i))
 
 
-@inner()
+@inner(allocates=False)
 def exact_cost(row: QueryRow, engine: SearchEngine) -> float:
     """Return the cost of reading all weights of narrow lists, in postings."""
     return row.n_postings + 0.5 * len(engine.bias)
 
 
-@inner()
+@inner(allocates=False)
 def bounded_cost(row: QueryRow, engine: SearchEngine, k: int) -> float:
     """Return the cost of bounds of all labels and scores of the best, in postings."""
     n_labels = len(engine.bias)

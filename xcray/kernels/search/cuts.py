@@ -59,7 +59,7 @@ def plan_cuts(terms: Terms, n_terms: int, lists: PackedLists, most: float) -> Fl
     return cuts
 
 
-@inner()
+@inner(allocates=False)
 def read_segments(
     blocks: Bytes,
     terms: Terms,
@@ -90,7 +90,7 @@ def read_segments(
         cut, above = top, share
 
 
-@inner()
+@inner(allocates=False)
 def last_bucket(sums: Float64, most: float) -> tuple[int, float]:
     """Return the first bucket from above that does not fit, and what is left of `most` for it."""
     left = most

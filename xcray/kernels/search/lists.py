@@ -96,7 +96,7 @@ def round_down(weight: float) -> np.uint16:
     return np.uint16(bits >> np.uint32(16))
 
 
-@inner()
+@inner(allocates=False)
 def next_below(bits: np.uint16) -> np.uint16:
     """Return the next smaller 16-bit float."""
     if bits & np.uint16(0x8000):
@@ -104,7 +104,7 @@ def next_below(bits: np.uint16) -> np.uint16:
     return np.uint16(0x8001) if bits == 0 else np.uint16(bits - np.uint16(1))
 
 
-@inner()
+@inner(allocates=False)
 def chunk_shift(n: int) -> int:
     """Return log2 of S for a list of n weights.
 
@@ -116,7 +116,7 @@ def chunk_shift(n: int) -> int:
     return shift
 
 
-@inner()
+@inner(allocates=False)
 def chunk_start(chunk: int, shift: int) -> int:
     """Return the start of a chunk in its list."""
     if chunk <= shift:
@@ -124,7 +124,7 @@ def chunk_start(chunk: int, shift: int) -> int:
     return (chunk - shift) << shift
 
 
-@inner()
+@inner(allocates=False)
 def chunk_count(n: int, shift: int) -> int:
     """Return the number of chunks of n weights."""
     if n > 1 << shift:
@@ -135,13 +135,13 @@ def chunk_count(n: int, shift: int) -> int:
     return count
 
 
-@inner()
+@inner(allocates=False)
 def list_bytes(n: int, width: int) -> int:
     """Return the size of a list of n weights in bytes."""
     return 0 if n == 0 else 2 * (chunk_count(n, chunk_shift(n)) + 1) + n * width
 
 
-@inner()
+@inner(allocates=False)
 def label_mask(width: int) -> np.uint32:
     """Return the mask of a label of `width` bytes in four bytes."""
     return np.uint32((int64(1) << (8 * width)) - 1)
@@ -153,13 +153,13 @@ def max_clipped(n_labels: int) -> int:
     return n_labels >> 7
 
 
-@inner()
+@inner(allocates=False)
 def n_ranges(n_labels: int) -> int:
     """Return the number of ranges of labels."""
     return (n_labels + RANGE_LABELS - 1) // RANGE_LABELS
 
 
-@inner()
+@inner(allocates=False)
 def n_leading(n: int) -> int:
     """Return the number of largest weights of a split list that also have their own list."""
     return min(128, n >> 5)
@@ -194,14 +194,14 @@ def narrow_units(n: int, n_labels: int, dense: bool) -> int:
     return (size + UNIT_BYTES - 1) // UNIT_BYTES
 
 
-@inner()
+@inner(allocates=False)
 def top_at(blocks: Bytes, tops: int, chunk: int) -> float:
     """Return the top of a chunk, float32; tops: position of the first top of the list."""
     top: float = float_of(np.uint32(load16(blocks, tops + 2 * chunk)) << np.uint32(16))
     return top
 
 
-@inner()
+@inner(allocates=False)
 def floor_at(blocks: Bytes, tops: int, chunk: int, n_chunks: int) -> float:
     """Return a lower bound of the weights of a chunk, float32.
 
@@ -265,7 +265,7 @@ def new_terms(n: int) -> Terms:
     )
 
 
-@inner()
+@inner(allocates=False)
 def read_terms(
     indices: NDArray[np.int32], values: NDArray[np.float32], lists: PackedLists, terms: Terms
 ) -> int:
@@ -309,7 +309,7 @@ def read_terms(
     return count
 
 
-@inner()
+@inner(allocates=False)
 def _read_list(lists: PackedLists, terms: Terms, t: int, position: int) -> None:
     """Fill in the fields of a list whose tops start at `position`."""
     shift = chunk_shift(terms.n[t])
@@ -321,7 +321,7 @@ def _read_list(lists: PackedLists, terms: Terms, t: int, position: int) -> None:
         terms.low[t] = min(0.0, float64(top_at(lists.blocks, position, chunks)))
 
 
-@inner()
+@inner(allocates=False)
 def _read_dense(lists: PackedLists, terms: Terms, t: int, position: int) -> None:
     """Fill in the fields of a dense feature with its header at `position`."""
     blocks = lists.blocks

@@ -203,7 +203,7 @@ def beats(score: float, label: int, other_score: float, other_label: int) -> boo
     return score > other_score or (score == other_score and label < other_label)
 
 
-@inner()
+@inner(allocates=False)
 def offer(labels: Int32, scores: Float64, size: int, label: int, score: float) -> int:
     """Insert a label into the heap if there is space or it beats the root; return the size."""
     if size == len(labels):
@@ -221,7 +221,7 @@ def offer(labels: Int32, scores: Float64, size: int, label: int, score: float) -
     return size + 1
 
 
-@inner()
+@inner(allocates=False)
 def sift_down(labels: Int32, scores: Float64, size: int, label: int, score: float) -> None:
     """Replace the root of a heap of `size` by a label, and sift it down."""
     at = 0
@@ -238,7 +238,7 @@ def sift_down(labels: Int32, scores: Float64, size: int, label: int, score: floa
     scores[at], labels[at] = score, label
 
 
-@inner()
+@inner(allocates=False)
 def sort_best_first(labels: Int32, scores: Float64) -> None:
     """Turn a full heap into a list, best first."""
     for end in range(len(labels) - 1, 0, -1):

@@ -26,7 +26,7 @@ PREFETCH_KEYS = 2048  # maximum per label
 WINDOW = 64  # keys that are compared together
 
 
-@inner()
+@inner(allocates=False)
 def n_bounds(n_features: int) -> int:
     """Return the number of segment bounds per label: none up to 2**16 features."""
     return (n_features - 1) >> KEY_BITS if n_features > 0 else 0
@@ -65,7 +65,7 @@ def first_mismatch(W: CSR, keys: Keys, segments: Segments) -> int:
     return -1
 
 
-@inner()
+@inner(allocates=False)
 def prefetch_bounds(W: CSR, segments: Segments, label: int) -> None:
     """Prefetch where the row of a label begins, and its segments."""
     prefetch(W.indptr, label)
@@ -74,7 +74,7 @@ def prefetch_bounds(W: CSR, segments: Segments, label: int) -> None:
         prefetch(segments, label * bounds)
 
 
-@inner()
+@inner(allocates=False)
 def prefetch_keys(W: CSR, keys: Keys, label: int) -> None:
     """Prefetch the first PREFETCH_KEYS keys of a label."""
     begin, end = W.indptr[label], W.indptr[label + 1]
@@ -82,7 +82,7 @@ def prefetch_keys(W: CSR, keys: Keys, label: int) -> None:
         prefetch(keys, entry)
 
 
-@inner()
+@inner(allocates=False)
 def place_of(keys: Keys, begin: int, end: int, key: int) -> int:
     """Return the position of the first key in [begin, end) that is not smaller, or end."""
     while begin + WINDOW < end and keys[begin + WINDOW] <= key:
@@ -124,7 +124,7 @@ def find_weights(
             prefetch(W.data, begin)
 
 
-@inner()
+@inner(allocates=False)
 def sum_weights(values: Float32, data: Float32, places: Int64) -> float:
     """Return the sum of values times the weights at `places`, in their order."""
     total = 0.0
