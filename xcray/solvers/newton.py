@@ -30,6 +30,7 @@ CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 MAX_MODEL_SWEEPS, MODEL_TOLERANCE = 1000, 1e-4
 FIRST_STRIDE = 8  # every so many rows are in the first active set
 NEAR_MARGIN = 1.0  # rows that are this close to a violation are in the later ones
+MAX_ACTIVE_SHARE = 0.25  # of all rows; if more are near the margin, steps are taken over all
 LEAST_GAIN = 0.2  # of the requested gap; a step that gains less ends the work on an active set
 FIRST_STEPS, MAX_STEPS = 3, 50  # on the first active set, and on a later one
 
@@ -199,7 +200,7 @@ class _Minimiser:
         """Return weights from which a step gains at most `least`, and the number of steps."""
         self.samples.score(w)
         value, n = self.value(w), 0
-        while n < most and (new := self.step(w)) is not None:
+        while n < most and not np.array_equal(new := self.step(w), w):
             w, n = new, n + 1
             self.samples.update_violations()
             before, value = value, self.value(w)
@@ -207,8 +208,8 @@ class _Minimiser:
                 break
         return w, n
 
-    def step(self, w: Float64) -> Float64 | None:
-        """Return the next weights and update the scores; None if no step lowers the objective.
+    def step(self, w: Float64) -> Float64:
+        """Return the next weights and update the scores; w if no step lowers the objective.
 
         The step leads to the minimum of the objective on the line through that of the model.
         """
@@ -223,11 +224,8 @@ class _Minimiser:
         length = kernel.best_length(
             samples.signs, samples.costs, samples.scores, changes, w, direction, o.lam, self.taus
         )
-        new = w + length * direction
-        if np.array_equal(new, w):
-            return None
         samples.scores += length * changes
-        return new
+        return w + length * direction
 
     def update_hessian(self) -> None:
         """Update the Hessian to the rows that violate now.
@@ -284,6 +282,7 @@ class _NewtonClass:
     ) -> tuple[Float64, Float64, dict[str, float]]:
         """Minimise over active sets until the certificate holds for weights in single precision."""
         samples, n = self.samples, 0
+        everything = _Minimiser(self.o, self.taus, samples)
         w = np.zeros(len(self.taus)) if start is None else start
         if self.positives == 0:
             w[-1] = -1.0
@@ -291,11 +290,10 @@ class _NewtonClass:
         elif start is None and rounds > 0:
             n = 1
             w = self.minimise(w, self.first_samples(), eps, FIRST_STEPS)
+        self.score(w)
         while True:
-            samples.score(w)
-            self.visited += 2 * len(samples.chosen)
             alpha = 2.0 * samples.costs * samples.z
-            value = penalty(self.o, self.taus, w) + samples.loss()
+            value = everything.value(w)
             self.dual = (
                 max(self.dual, self.best_dual(samples.weighted_sum(alpha * samples.signs), alpha))
                 if self.positives
@@ -303,12 +301,13 @@ class _NewtonClass:
             )
             if value - self.dual > eps * self.null and n < rounds:
                 n += 1
-                new = self.minimise(
-                    w,
-                    np.flatnonzero(samples.signs * samples.scores < 1.0 + NEAR_MARGIN),
-                    eps,
-                    MAX_STEPS,
-                )
+                near = np.flatnonzero(samples.signs * samples.scores < 1.0 + NEAR_MARGIN)
+                if len(near) <= MAX_ACTIVE_SHARE * len(samples.chosen):
+                    new = self.minimise(w, near, eps, MAX_STEPS)
+                    self.score(new)
+                else:
+                    new = everything.step(w)
+                    samples.update_violations()
                 if not np.array_equal(new, w):
                     w = new
                     continue
@@ -316,6 +315,12 @@ class _NewtonClass:
             if np.array_equal(w, exported):
                 return w[:-1], alpha, self.record(w, value, n)
             w = exported
+            self.score(w)
+
+    def score(self, w: Float64) -> None:
+        """Score all samples."""
+        self.samples.score(w)
+        self.visited += len(self.samples.chosen)
 
     def first_samples(self) -> Int64:
         """Return the first active set: the positives, and every so many negatives."""

@@ -189,8 +189,8 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     )
     max_sweeps: int = parameter(20, "maximum number of coordinate descent sweeps per round", low=1)
     growth: int = parameter(
-        4,
-        "negatives that enter per round for each positive, besides 64 and as many as are active",
+        2,
+        "negatives that enter per round for each positive, besides 32 and as many as are active",
         low=1,
     )
     seed: int = parameter(

@@ -75,8 +75,7 @@ class Case:
         one_sweep(self.problem, self.settings, self.scratch, self.state)
 
     def add(self) -> None:
-        """Add momentum; the gap has fallen."""
-        self.state["gap_before"] = self.state["active_gap"]
+        """Add momentum."""
         add(self.problem, self.settings, self.scratch, self.state)
 
     def v(self, values: np.ndarray) -> np.ndarray:
@@ -97,24 +96,29 @@ class Case:
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
-def test_points_stay_within_their_bounds_and_v_is_that_of_alpha(loss):
-    """In the first sweeps, in which many samples leave the active set."""
-    case = Case(loss, 0.05, 0.5, 1)
+@pytest.mark.parametrize("C", [0.01, 0.5, 20.0])
+def test_no_move_lowers_the_dual_or_leaves_the_bounds(loss, C):
+    """Also in the first sweeps, in which many samples leave the active set."""
+    case = Case(loss, 0.05, C, 1)
     save(case.scratch, case.state)
-    for _ in range(6):
+    for _ in range(12):
         start = case.scratch.alpha_start.copy()
         case.sweep()
+        swept = case.scratch.alpha.copy()
         case.add()
         alpha = case.scratch.alpha
+        assert case.dual(alpha) >= case.dual(swept) - 1e-12  # rounding
         assert alpha.min() >= 0.0
-        assert loss == "squared_hinge" or alpha.max() <= 0.5
+        assert loss == "squared_hinge" or alpha.max() <= C
         np.testing.assert_allclose(
             case.v(case.scratch.v), (alpha * case.y) @ case.X, rtol=1e-9, atol=1e-9
         )
         assert case.state["vb"][0] == pytest.approx((alpha * case.y).sum(), abs=1e-9)
         active = case.scratch.active[: case.state["n_active"][0]]
         np.testing.assert_array_equal(case.scratch.alpha_start[active], alpha[active])
-        np.testing.assert_allclose(case.scratch.alpha_change[active], (alpha - start)[active])
+        np.testing.assert_allclose(
+            case.scratch.alpha_change[active], (alpha - start)[active], atol=1e-12
+        )
         np.testing.assert_allclose(
             case.v(case.scratch.v_change), ((alpha - start) * case.y) @ case.X, atol=1e-9
         )
@@ -125,7 +129,7 @@ def test_the_point_is_the_best_of_the_plane():
     case = Case("squared_hinge", 0.0, 0.001, 2)
     save(case.scratch, case.state)
     case.sweep()
-    case.add()  # keeps the change of this sweep
+    case.add()  # nothing is known but the change of this sweep
     before, change = case.scratch.alpha.copy(), case.scratch.alpha_change.copy()
     case.sweep()
     swept = case.scratch.alpha.copy()
@@ -139,17 +143,36 @@ def test_the_point_is_the_best_of_the_plane():
         assert case.dual(after + x * (swept - before) + y * change) < best
 
 
-def test_a_larger_gap_keeps_the_sweep_as_it_is():
-    case = Case("squared_hinge", 0.0, 0.001, 2)
+def test_a_move_that_does_not_raise_the_dual_is_undone():
+    """A change that leads away from the maximum, with a model that does not see the bounds."""
+    case = Case("hinge", 0.0, 0.001, 2)  # nearly all alphas are at their upper bounds
     save(case.scratch, case.state)
     case.sweep()
     case.add()
+    active = case.scratch.active[: case.state["n_active"][0]]
+    case.scratch.alpha_change[active] = case.y[active] * np.arange(len(active))
+    numbered = case.scratch.touched[: case.state["n_touched"][0]]
+    change = (case.scratch.alpha_change * case.y) @ case.X
+    case.scratch.v_change[: len(numbered)] = change[numbered]
+    case.state["vb_change"] = (case.scratch.alpha_change * case.y).sum()
     case.sweep()
-    swept, v = case.scratch.alpha.copy(), case.scratch.v.copy()
-    case.state["gap_before"] = 0.5 * case.state["active_gap"]
-    add(case.problem, case.settings, case.scratch, case.state)
+    swept, v = case.scratch.alpha.copy(), case.v(case.scratch.v)
+    case.add()
     np.testing.assert_array_equal(case.scratch.alpha, swept)
-    np.testing.assert_array_equal(case.scratch.v, v)
+    np.testing.assert_array_equal(case.v(case.scratch.v), v)
+
+
+def test_many_samples_at_their_bounds_take_few_sweeps():
+    """Coordinate descent alone took 45 sweeps, moves that were never undone 155, now 31."""
+    rng = np.random.default_rng(2)
+    X = (rng.random((20000, 12)) < 0.5).astype(np.float32)
+    samples = np.flatnonzero(X[:, 0] + 0.5 * rng.normal(size=20000) > 0.3).astype(np.int32)
+    solver = make_solver("ppdsparse", {"C": 1.0})
+    Y = pattern(np.array([0, len(samples)]), samples, 20000)
+    local = solver.load(csr_from(X), csr_from(X.T.copy()), Y)
+    record = solver.solve(local, frozen(np.zeros(1), np.int32)).records[0]
+    assert record["gap"] <= 0.01 * record["null"]
+    assert record["sweeps"] < 40
 
 
 def test_similar_rows_take_few_sweeps():

@@ -77,7 +77,7 @@ def null_objective(o: Objective, positive: float, negative: float) -> float:
     return 0.5 * o.tau_bias * b * b + o.C * (positive * (1.0 - b) + negative * (1.0 + b))
 
 
-@inner(fastmath={"reassoc", "nsz", "nnan"})
+@inner(allocates=False, fastmath={"reassoc", "nsz", "nnan"})
 def chunk_sums(scores: Any, shift: float) -> HingeSums:
     """Return the sums of a chunk of negatives of weight one; SIMD."""
     number = scores.dtype.type
@@ -92,7 +92,7 @@ def chunk_sums(scores: Any, shift: float) -> HingeSums:
     return HingeSums(np.float64(first), np.float64(second), np.float64(count), np.float64(count))
 
 
-@inner(fastmath={"reassoc", "nsz", "nnan"})
+@inner(allocates=False, fastmath={"reassoc", "nsz", "nnan"})
 def weighted_sums(scores: Any, weights: Float32, shift: float) -> HingeSums:
     """Return the sums of a chunk of weighted negatives; SIMD."""
     number = scores.dtype.type
@@ -109,7 +109,7 @@ def weighted_sums(scores: Any, weights: Float32, shift: float) -> HingeSums:
     return HingeSums(np.float64(first), np.float64(second), np.float64(weight), np.float64(count))
 
 
-@inner(fastmath={"reassoc", "nsz", "nnan"})
+@inner(allocates=False, fastmath={"reassoc", "nsz", "nnan"})
 def maximum_of(scores: Any) -> Any:
     """Return the maximum; SIMD."""
     best = scores[0]
@@ -118,14 +118,14 @@ def maximum_of(scores: Any) -> Any:
     return best
 
 
-@inner()
+@inner(allocates=False)
 def chunk_maxima(scores: Any, maxima: Any) -> None:
     """Compute the maximum score of each chunk of samples. maxima: (ceil(N / CHUNK),)."""
     for c in range(len(maxima)):
         maxima[c] = maximum_of(scores[c * CHUNK : (c + 1) * CHUNK])
 
 
-@inner()
+@inner(allocates=False)
 def sum_chunks(scores: Any, maxima: Any, weights: Float32, b: float) -> HingeSums:
     """Return the sums over all samples as negatives, z = (1 + score + b)_+.
 
@@ -158,7 +158,7 @@ def take_positives(scores: Any, weights: Float32, samples: Int32, factor: float)
     return positives
 
 
-@inner()
+@inner(allocates=False)
 def sum_positives(positives: Positives, b: float) -> HingeSums:
     """Return the sums over the positives: z = (1 - score - b)_+."""
     first, second, weight, count = 0.0, 0.0, 0.0, 0.0
@@ -171,7 +171,7 @@ def sum_positives(positives: Positives, b: float) -> HingeSums:
     return HingeSums(first, second, weight, count)
 
 
-@inner()
+@inner(allocates=False)
 def slope_and_curvature(o: Objective, b: float, n: HingeSums, p: HingeSums) -> tuple[float, float]:
     """Return both for the primal as a function of the bias, from the sums of the two classes."""
     if o.loss == SQUARED_HINGE:
@@ -182,7 +182,7 @@ def slope_and_curvature(o: Objective, b: float, n: HingeSums, p: HingeSums) -> t
     return o.tau_bias * b + o.C * (n.weight - p.weight), o.tau_bias
 
 
-@inner()
+@inner(allocates=False)
 def modelled_bias(o: Objective, maxima: Any, positives: Positives, b: float, n: HingeSums) -> float:
     """Return about the best bias, from the maxima of chunks and the sums `n` of negatives at b.
 

@@ -28,11 +28,11 @@ from typing import Any
 import numba
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32
+from xcray.arrays import CSR, Float32, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.random import stream
 from xcray.kernels.training.hinge import SQUARED_HINGE, best_bias, null_objective
-from xcray.kernels.training.ppdsparse.dual import bias_of, cost
+from xcray.kernels.training.ppdsparse.dual import bias_of, cost, soft_square
 from xcray.kernels.training.ppdsparse.rows import (
     activate,
     add_row,
@@ -156,7 +156,7 @@ def start_from_duals(
     start_sweeps(s, at)
 
 
-@inner()
+@inner(allocates=False)
 def finish_empty(s: PPDSparseSettings, at: Any) -> None:
     """Finish a label without positives: no weights, bias -1; the best bias gives the exact gap."""
     at.bias, at.vb = -1.0, -s.objective.tau_bias
@@ -166,17 +166,7 @@ def finish_empty(s: PPDSparseSettings, at: Any) -> None:
     at.phase = EXPORT
 
 
-@inner(fastmath={"reassoc", "nsz"})
-def soft_square(v: Float64, lam: float) -> float:
-    """Return the sum of soft(v_t, lam)^2; SIMD."""
-    square = 0.0
-    for t in range(len(v)):
-        u = v[t] - max(-lam, min(lam, v[t]))
-        square += u * u
-    return square
-
-
-@inner(fastmath={"reassoc", "nsz"})
+@inner(allocates=False, fastmath={"reassoc", "nsz"})
 def weight_norms(weights: Float32) -> tuple[float, float, int]:
     """Return the sums of |w_t| and w_t^2, and the number of weights that are not zero; SIMD."""
     l1, w2, nnz = 0.0, 0.0, 0
@@ -231,7 +221,7 @@ def certify(
     at.nnz, at.support = nnz, support
 
 
-@inner()
+@inner(allocates=False)
 def shrink(scratch: PPDSparseScratch, at: Any) -> None:
     """Drop negatives with alpha = 0 (paper, Algorithm 1, step 4); they can be added again."""
     kept = 0

@@ -19,7 +19,7 @@ PREFETCH_ENTRIES, LINE_ENTRIES = 128, 16
 ROWS_AHEAD = 3  # distance of prefetches
 
 
-@inner()
+@inner(allocates=False)
 def activate(scratch: PPDSparseScratch, at: Any, i: int) -> None:
     """Make sample i an active negative."""
     scratch.kind[i] = NEGATIVE
@@ -27,7 +27,7 @@ def activate(scratch: PPDSparseScratch, at: Any, i: int) -> None:
     at.n_active += 1
 
 
-@inner()
+@inner(allocates=False)
 def number_features(X: CSR, i: int, scratch: PPDSparseScratch, at: Any) -> None:
     """Assign numbers to the features of a row that becomes active for the first time.
 
@@ -53,7 +53,7 @@ def number_features(X: CSR, i: int, scratch: PPDSparseScratch, at: Any) -> None:
     at.n_touched, at.n_entries = n, e
 
 
-@inner()
+@inner(allocates=False)
 def prefetch_row(matrix: CSR, row: int) -> None:
     """Prefetch the first entries of a row, or of a posting list."""
     begin, end = matrix.indptr[row], matrix.indptr[row + 1]
@@ -62,14 +62,14 @@ def prefetch_row(matrix: CSR, row: int) -> None:
         prefetch(matrix.data, p)
 
 
-@inner()
+@inner(allocates=False)
 def prefetch_numbers(X: CSR, i: int, number: Int32) -> None:
     """Prefetch the numbers of the features of a row."""
     for p in range(np.uint64(X.indptr[i]), np.uint64(X.indptr[i + 1])):
         prefetch(number, X.indices[p])
 
 
-@inner()
+@inner(allocates=False)
 def number_rows(X: CSR, scratch: PPDSparseScratch, at: Any, first: int) -> None:
     """Assign numbers to the features of the active samples from position `first` on."""
     for a in range(first, at.n_active):
@@ -80,7 +80,7 @@ def number_rows(X: CSR, scratch: PPDSparseScratch, at: Any, first: int) -> None:
         number_features(X, scratch.active[a], scratch, at)
 
 
-@inner()
+@inner(allocates=False)
 def add_row(X: CSR, i: int, step: float, scratch: PPDSparseScratch) -> None:
     """Add step x_i to v, for a row with numbered features."""
     e = np.uint64(scratch.row_begins[i] - 1)
@@ -89,7 +89,7 @@ def add_row(X: CSR, i: int, step: float, scratch: PPDSparseScratch) -> None:
         e += np.uint64(1)
 
 
-@inner(fastmath={"reassoc", "nsz", "nnan", "contract"})
+@inner(allocates=False, fastmath={"reassoc", "nsz", "nnan", "contract"})
 def soft_dot(
     numbers: Int32, begin: int, data: Float32, lo: int, hi: int, v: Float64, lam: float
 ) -> float:

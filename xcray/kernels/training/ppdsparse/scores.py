@@ -22,7 +22,7 @@ N_POWERS = 300  # bins of `choose_changes`, by powers of two from 2^-200 to 2^99
 LINES_AHEAD, FEATURES_AHEAD = 16, 16  # distances of prefetches
 
 
-@inner()
+@inner(allocates=False)
 def power_of(value: float) -> int:
     """Return the number of the bin of a value above 0: its exponent, from -200 to 99, plus 200."""
     bits: Any = np.float64(value).view(np.int64)
@@ -30,7 +30,7 @@ def power_of(value: float) -> int:
     return power
 
 
-@inner(fastmath={"nnan", "nsz"})
+@inner(allocates=False, fastmath={"nnan", "nsz"})
 def changed_weights(
     v: Float64, weight: Float32, n_touched: int, lam: float, tau: float, numbers: Int32
 ) -> int:
@@ -46,7 +46,7 @@ def changed_weights(
     return int(n)
 
 
-@inner()
+@inner(allocates=False)
 def set_list_cost(problem: PPDSparseProblem, C: float, scratch: PPDSparseScratch, t: int) -> None:
     """Set the length and the curvature of feature number t, on its first change."""
     j = scratch.touched[t]
@@ -54,7 +54,7 @@ def set_list_cost(problem: PPDSparseProblem, C: float, scratch: PPDSparseScratch
     scratch.curvature[t] = C * problem.column_sq[j]
 
 
-@inner()
+@inner(allocates=False)
 def bin_changes(
     problem: PPDSparseProblem,
     s: PPDSparseSettings,

@@ -29,17 +29,16 @@ from xcray.kernels.training.ppdsparse.state import (
 # gap and of the last certified one
 END_SHARE, EARLY_END_SHARE = 0.5, 0.1
 SLOW_SHARE = 0.5  # of the gap of the last sweep; if more is left, sweeps need momentum
-ROUNDS_WITH_MOMENTUM = 20  # later ones have plain coordinate descent, which converges in any case
 
 
-@inner()
+@inner(allocates=False)
 def start_sweeps(s: PPDSparseSettings, at: Any) -> None:
     """Start the sweeps of a round, without momentum."""
     at.sweeps_left, at.swept, at.n_start, at.gap_before = s.max_sweeps, 0, 0, np.inf
     at.phase = SWEEP
 
 
-@inner()
+@inner(allocates=False)
 def sample_gap(o: Objective, c: float, inv: float, alpha: float, z: float) -> float:
     """Return the gap of a sample: its loss at margin violation z, minus its part of the dual."""
     loss = max(0.0, z)
@@ -48,7 +47,7 @@ def sample_gap(o: Objective, c: float, inv: float, alpha: float, z: float) -> fl
     return c * loss - alpha * z + 0.5 * inv * alpha * alpha
 
 
-@inner()
+@inner(allocates=False)
 def sweep(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int
 ) -> int:
@@ -99,7 +98,7 @@ def sweep(
     return work
 
 
-@inner()
+@inner(allocates=False)
 def after_sweep(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
 ) -> None:
@@ -113,7 +112,7 @@ def after_sweep(
         at.phase = SCORE
     elif at.n_start > 0:
         add_momentum(problem, o, scratch, at)
-    elif at.active_gap > SLOW_SHARE * at.gap_before and at.rounds <= ROUNDS_WITH_MOMENTUM:
+    elif at.active_gap > SLOW_SHARE * at.gap_before:
         save_start(scratch, at)
     at.gap_before = at.active_gap
     at.center = bias_of(o, at)

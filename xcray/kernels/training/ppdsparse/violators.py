@@ -17,10 +17,10 @@ from xcray.kernels.training.ppdsparse.state import (
 )
 
 N_BINS = 256  # of `range_of_rank`
-LEAST_GROWTH = 64  # rows that take less time than one more round
+LEAST_GROWTH = 32  # rows that take less time than one more round
 
 
-@inner(fastmath={"reassoc", "nnan", "nsz"})
+@inner(allocates=False, fastmath={"reassoc", "nnan", "nsz"})
 def inactive_maximum(scores: Any, kind: np.ndarray) -> Any:
     """Return the maximum score of the inactive samples, or NO_SCORE; SIMD."""
     no_score = scores.dtype.type(NO_SCORE)
@@ -30,7 +30,7 @@ def inactive_maximum(scores: Any, kind: np.ndarray) -> Any:
     return best
 
 
-@inner()
+@inner(allocates=False)
 def exclude_active(scores: Any, kind: np.ndarray, maxima: Any, floor: float) -> None:
     """Replace maxima of chunks by those of their inactive samples, where they are above `floor`."""
     for c in range(len(maxima)):
@@ -90,7 +90,7 @@ def range_of_rank(values: Any, floor: float, rank: int) -> tuple[float, float]:
     return floor + b * width, (floor + (b + 1) * width if b < N_BINS - 1 else np.inf)
 
 
-@inner()
+@inner(allocates=False)
 def activate_range(
     scratch: PPDSparseScratch, at: Any, maxima: Any, low: float, high: float, limit: int, first: int
 ) -> None:
