@@ -272,6 +272,7 @@ class _NewtonClass:
         self.null = float(null_objective(o, positive * factor, float(weights.sum()) - positive))
         self.samples = _Samples(rows, np.arange(n), signs, costs, check)
         self.taus = _taus(o, problem.X.n_cols + 1)
+        self.everything = _Minimiser(o, self.taus, self.samples)
         self.label = label
         self.positives = len(positives)
         self.sweeps, self.visited = 0, 0
@@ -281,8 +282,7 @@ class _NewtonClass:
         self, eps: float, rounds: int, start: Float64 | None
     ) -> tuple[Float64, Float64, dict[str, float]]:
         """Minimise over active sets until the certificate holds for weights in single precision."""
-        samples, n = self.samples, 0
-        everything = _Minimiser(self.o, self.taus, samples)
+        samples, n, before = self.samples, 0, np.inf
         w = np.zeros(len(self.taus)) if start is None else start
         if self.positives == 0:
             w[-1] = -1.0
@@ -293,7 +293,7 @@ class _NewtonClass:
         self.score(w)
         while True:
             alpha = 2.0 * samples.costs * samples.z
-            value = everything.value(w)
+            value = self.everything.value(w)
             self.dual = (
                 max(self.dual, self.best_dual(samples.weighted_sum(alpha * samples.signs), alpha))
                 if self.positives
@@ -301,14 +301,8 @@ class _NewtonClass:
             )
             if value - self.dual > eps * self.null and n < rounds:
                 n += 1
-                near = np.flatnonzero(samples.signs * samples.scores < 1.0 + NEAR_MARGIN)
-                if len(near) <= MAX_ACTIVE_SHARE * len(samples.chosen):
-                    new = self.minimise(w, near, eps, MAX_STEPS)
-                    self.score(new)
-                else:
-                    new = everything.step(w)
-                    samples.update_violations()
-                if not np.array_equal(new, w):
+                falls, before = value < before, value
+                if not np.array_equal(new := self.improve(w, eps, falls), w):
                     w = new
                     continue
             exported = w.astype(np.float32).astype(np.float64)
@@ -316,6 +310,23 @@ class _NewtonClass:
                 return w[:-1], alpha, self.record(w, value, n)
             w = exported
             self.score(w)
+
+    def improve(self, w: Float64, eps: float, falls: bool) -> Float64:
+        """Return better weights, and score all samples.
+
+        They minimise over the rows near the margin. If these are many, or the objective did not
+        fall the last time, they are one step ahead, which lowers it.
+        """
+        samples = self.samples
+        near = np.flatnonzero(samples.signs * samples.scores < 1.0 + NEAR_MARGIN)
+        if falls and len(near) <= MAX_ACTIVE_SHARE * len(samples.chosen):
+            w = self.minimise(w, near, eps, MAX_STEPS)
+            self.score(w)
+        else:
+            w = self.everything.step(w)
+            samples.update_violations()
+            self.visited += 2 * len(samples.chosen)
+        return w
 
     def score(self, w: Float64) -> None:
         """Score all samples."""
@@ -349,7 +360,7 @@ class _NewtonClass:
             "label": self.label,
             "positives": self.positives,
             "rounds": n,
-            "sweeps": self.sweeps,
+            "sweeps": self.sweeps + self.everything.sweeps,
             "n_active": violating,
             "support": violating,
             "violating": violating,
