@@ -28,7 +28,7 @@ MIN_MEAN_CURVATURE = 10.0  # minimum of the mean of C |x|^2 / tau
 CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 # limits of the minimisation of the quadratic model
 MAX_MODEL_SWEEPS, MODEL_TOLERANCE = 1000, 1e-4
-FIRST_STRIDE = 8  # every so many rows are in the first active set
+FIRST_STRIDE = 8  # one row of this number is in the first active set
 NEAR_MARGIN = 1.0  # rows that are this close to a violation are in the later ones
 MAX_ACTIVE_SHARE = 0.25  # of all rows; if more are near the margin, steps are taken over all
 LEAST_GAIN = 0.2  # of the requested gap; a step that gains less ends the work on an active set
@@ -334,7 +334,7 @@ class _NewtonClass:
         self.visited += len(self.samples.chosen)
 
     def first_samples(self) -> Int64:
-        """Return the first active set: the positives, and every so many negatives."""
+        """Return the first active set: the positives, and one row of FIRST_STRIDE."""
         n = len(self.samples.chosen)
         return np.flatnonzero((self.samples.signs > 0.0) | (np.arange(n) % FIRST_STRIDE == 0))
 
