@@ -3,7 +3,7 @@
 `python -m benchmarks.training.profile [--data DIR] [--sets bibtex cooking ...]`
 
 Compiled kernels have no file that perf could read names from. So the profiled process compiles them
-anew and writes their addresses where perf looks for them (/tmp/perf-PID.map). Functions that the
+again and writes their addresses where perf looks for them (/tmp/perf-PID.map). Functions that the
 compiler has inlined count for their callers. Needs the program `perf`.
 """
 

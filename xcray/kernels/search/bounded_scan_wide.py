@@ -233,11 +233,11 @@ def pick_by_tally(
 
 
 @inner(allocates=False)
-def replace_marks(labels: Int32, before: int, after: int, seen: Bytes) -> None:
-    """Set `seen` of the labels that have the value `before` to `after`."""
+def replace_marks(labels: Int32, before: int, after: int, marks: Bytes) -> None:
+    """Set `marks` of the labels that have the value `before` to `after`."""
     for label in labels:
-        if seen[label] == before:
-            seen[label] = after
+        if marks[label] == before:
+            marks[label] = after
 
 
 @inner(allocates=False)

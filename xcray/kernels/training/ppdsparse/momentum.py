@@ -124,8 +124,8 @@ def move(
 ) -> float:
     """Move to a point of the plane, and return the negative dual there.
 
-    Alphas that would leave their bounds stay there, and so do those that left the active set.
-    `start` becomes the end of the sweep, and `change` d.
+    Alphas that would leave their bounds stay there, and so do those that left the active set. The
+    saved start becomes the end of the sweep, and the saved change becomes d.
     """
     n, value = at.n_touched, 0.0
     move_v(scratch.v[:n], scratch.v_start[:n], scratch.v_change[:n], x, y)
