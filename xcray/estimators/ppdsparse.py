@@ -54,7 +54,7 @@ class PPDSparse(LinearEstimator):
         prune_loss: float = 0.0,
         max_rounds: int = 100,
         max_sweeps: int = 20,
-        growth: int = 4,
+        growth: int = 2,
         seed: int = 0,
         row_norm: str = "none",
         auto: bool = False,

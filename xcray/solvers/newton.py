@@ -62,8 +62,13 @@ def _mean_sq_norm(X: CSR) -> float:
 
 
 def own_bytes(X: CSR) -> int:
-    """Return the memory of a task: matrices of the features, numbers per row, and dense rows."""
-    return 24 * (X.n_cols + kernel.PADDING) ** 2 + 160 * X.n_rows + 4 * kernel.dense_size(X)
+    """Return the memory of a task: matrices of the features, numbers per row, and dense rows.
+
+    Each of two Hessians has padded rows and a copy without; a factor is computed of one of them.
+    """
+    size, padded = X.n_cols + 1, kernel.padded_width(X.n_cols)
+    matrices = 8 * size * (2 * (padded + size) + size)
+    return matrices + 160 * X.n_rows + 4 * kernel.dense_size(X)
 
 
 def positive_factor(problem: PPDSparseProblem, label: int) -> float:

@@ -251,8 +251,12 @@ def add_outer(rows: Rows, chosen: Int64, factors: Float64, H: Float64) -> None:
 
 def empty_hessian(n_features: int) -> Float64:
     """Return zeros for the upper triangle of a matrix of D + 1 features, with padded rows."""
-    width = -(-(n_features + 1) // PADDING) * PADDING
-    return np.zeros((n_features + 1, width))
+    return np.zeros((n_features + 1, padded_width(n_features)))
+
+
+def padded_width(n_features: int) -> int:
+    """Return the length of the rows of `empty_hessian`."""
+    return -(-(n_features + 1) // PADDING) * PADDING
 
 
 @numba.njit(nogil=True, cache=True)
