@@ -247,12 +247,8 @@ class _Minimiser:
 
     def value(self, w: Float64) -> float:
         """Return the objective over the samples, at the last computed violations."""
-        return penalty(self.o, self.taus, w) + self.samples.loss()
-
-
-def penalty(o: Objective, taus: Float64, w: Float64) -> float:
-    """Return the part of the objective that does not depend on samples."""
-    return float(o.lam * np.abs(w[:-1]).sum() + 0.5 * (taus * w * w).sum())
+        penalty = self.o.lam * np.abs(w[:-1]).sum() + 0.5 * (self.taus * w * w).sum()
+        return float(penalty) + self.samples.loss()
 
 
 class _NewtonClass:

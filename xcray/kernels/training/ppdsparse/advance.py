@@ -32,7 +32,7 @@ from xcray.arrays import CSR, Float32, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.random import stream
 from xcray.kernels.training.hinge import SQUARED_HINGE, best_bias, null_objective
-from xcray.kernels.training.ppdsparse.dual import bias_of, cost, soft_square
+from xcray.kernels.training.ppdsparse.dual import bias_of, cost, dual_terms, soft_square
 from xcray.kernels.training.ppdsparse.rows import (
     activate,
     add_row,
@@ -115,7 +115,7 @@ def start_from_positives(
         at.work += X.indptr[i + 1] - X.indptr[i]
     for t in range(at.n_touched):
         square += scratch.v[t] ** 2
-    inv, upper = (0.5 / o.C, np.inf) if o.loss == SQUARED_HINGE else (0.0, o.C)
+    inv, upper = dual_terms(o, o.C)
     scale = min(upper, 2.0 / max(inv + square / (total * o.tau), 1e-12))
     for t in range(at.n_touched):
         scratch.v[t] *= scale
