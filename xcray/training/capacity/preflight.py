@@ -471,7 +471,7 @@ def mapped_bytes(dataset: Dataset) -> int:
     return sum(int(entry["bytes"]) for entry in dataset.files.values())
 
 
-PROBE_SIZE: Final = 8192  # rows, features, labels and entries of the made-up problem
+PROBE_SIZE: Final = 512  # rows, features, labels and entries of the made-up problem
 
 
 def _local_bytes(solver: TaskSolver, rows: int, features: int, labels: int, entries: int) -> int:
