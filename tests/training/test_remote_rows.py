@@ -35,7 +35,7 @@ PARAMS = {"selection": "forest", "first_rows": 20, "query_rows": 10, "leaf_rows"
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Return a synthetic data set with a test part and a metric forest."""
-    synthetic = {"rows": 2_000, "features": 200, "labels": 5, "seed": 7}
+    synthetic = {"rows": 1_600, "features": 200, "labels": 3, "seed": 7}
     options = {"synthetic": synthetic, "test_fraction": 0.1}
     folder = tmp_path_factory.mktemp("whole") / "news"
     dataset = build("synthetic", {}, folder, BuildOptions.from_dict(options))
