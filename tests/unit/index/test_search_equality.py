@@ -41,6 +41,7 @@ from xcray.index import search
 from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
 from xcray.index.search_result import SearchResult
+from xcray.kernels.entry_points import has_usual_arrays
 
 VALUES = st.sampled_from(
     [
@@ -155,7 +156,9 @@ def test_rows_with_arrays_of_other_types_have_the_same_bits() -> None:
     padded = np.zeros(4 * len(case.X.data) + 1, np.uint8)
     padded[1:] = case.X.data.view(np.uint8)
     unaligned = padded[1:].view(np.float32)
+    unaligned.flags.writeable = False  # as `case.X`: no kernels are compiled for other types
     assert not unaligned.flags.aligned
+    assert not has_usual_arrays(case.X._replace(data=unaligned))
     third = index.query(case.X._replace(data=unaligned), 5)
     for other in (second, third):
         assert np.array_equal(first.labels, other.labels)
