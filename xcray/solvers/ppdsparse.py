@@ -18,6 +18,7 @@ from xcray.kernels.training.newton import Rows as NewtonRows
 from xcray.kernels.training.newton import rows_of
 from xcray.kernels.training.ppdsparse import advance as kernel
 from xcray.kernels.training.ppdsparse.state import (
+    ROW,
     STATE,
     BatchOutput,
     PPDSparseProblem,
@@ -74,7 +75,7 @@ RECORD = RECORDS.dtype
 class PPDSparseState:
     """State of a worker: the shared read-only problem, and its own scratch memory.
 
-    The scratch needs O(N + D), and 4 bytes per entry of the largest active set. Address space for
+    The scratch needs O(N + D), and 8 bytes per entry of the largest active set. Address space for
     all of X is reserved, and memory is committed as it is written.
     """
 
@@ -141,7 +142,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     """
 
     # incremented with every change of the bits of a model, so that no run mixes two revisions
-    revision: ClassVar[int] = 9
+    revision: ClassVar[int] = 10
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
@@ -526,6 +527,7 @@ def _to_records(states: np.ndarray) -> np.ndarray:
 def _new_scratch(problem: PPDSparseProblem, scores: Any) -> PPDSparseScratch:
     """Return clean scratch memory for a problem; scores: dtype of the scores."""
     n, d = problem.X.shape
+    entries = np.empty(2 * problem.X.nnz, np.int32)
     return PPDSparseScratch(
         number=np.zeros(d, np.int32),
         touched=np.empty(d + 1, np.int32),
@@ -537,16 +539,17 @@ def _new_scratch(problem: PPDSparseProblem, scores: Any) -> PPDSparseScratch:
         curvature=np.empty(d, np.float32),
         scores=np.empty(n, scores),
         maxima=np.empty((n + CHUNK - 1) // CHUNK, scores),
-        alpha=np.zeros(n),
         v_start=np.zeros(d + 1),
         v_change=np.zeros(d + 1),
+        is_active=np.zeros(n, np.uint8),
+        row_of=np.zeros(n, np.int32),
+        entering=np.empty(n + 1, np.int32),
+        rows=np.empty(n, ROW),
+        active=np.empty(n, np.int32),
         alpha_start=np.zeros(n),
         alpha_change=np.zeros(n),
-        kind=np.zeros(n, np.uint8),
-        active=np.empty(n, np.int32),
-        ever_active=np.empty(n, np.int32),
-        row_begins=np.zeros(n, np.int64),
-        entries=np.empty(problem.X.nnz, np.int32),
+        entries=entries,
+        values=entries.view(np.float32),
     )
 
 
@@ -572,8 +575,6 @@ def _enlarge(out: BatchOutput, done: int, weights: int, duals: int) -> BatchOutp
     )
     used, used_duals = (int(out.ends[done - 1]), int(out.dual_ends[done - 1])) if done else (0, 0)
     room.features[:used], room.weights[:used] = out.features[:used], out.weights[:used]
-    room.samples[:used_duals], room.duals[:used_duals] = (
-        out.samples[:used_duals],
-        out.duals[:used_duals],
-    )
+    room.samples[:used_duals] = out.samples[:used_duals]
+    room.duals[:used_duals] = out.duals[:used_duals]
     return room._replace(ends=out.ends, dual_ends=out.dual_ends, records=out.records)

@@ -60,10 +60,13 @@ def spec(dataset: Dataset, **changes: Any) -> TrainSpec:
 def array_bytes(value: Any, values: set[int]) -> int:
     """Return the bytes of all arrays in nested tuples and objects.
 
-    Arrays whose data lie at an address in `values` are not counted.
+    Arrays whose data lie at an address in `values` are not counted; those of the others are added.
     """
     if isinstance(value, np.ndarray):
-        return 0 if value.__array_interface__["data"][0] in values else value.nbytes
+        address = value.__array_interface__["data"][0]
+        size = 0 if address in values else value.nbytes
+        values.add(address)
+        return size
     if isinstance(value, tuple):
         return sum(array_bytes(each, values) for each in value)
     return (

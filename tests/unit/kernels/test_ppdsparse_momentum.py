@@ -13,7 +13,7 @@ from xcray.kernels.training.ppdsparse.state import STATE, PPDSparseSettings
 from xcray.solvers import make_solver
 
 reset = reset_class
-activate, number_rows = rows.activate, rows.number_rows
+add_rows = rows.add_rows
 start_sweeps, sweep = sweeps.start_sweeps, sweeps.sweep
 save_start, add_momentum = momentum.save_start, momentum.add_momentum
 N, D = 60, 12
@@ -24,18 +24,18 @@ def begin(problem, s, scratch, state):
     """Make all samples active."""
     at = state[0]
     reset(problem, s, 0, scratch, at)
-    first = at.n_active
-    for i in range(len(scratch.kind)):
-        if scratch.kind[i] == 0:
-            activate(scratch, at, i)
-    number_rows(problem.X, scratch, at, first)
+    for i in range(len(scratch.is_active)):
+        if scratch.is_active[i] == 0:
+            scratch.entering[at.n_entering] = i
+            at.n_entering += 1
+    add_rows(problem, s.objective, -1.0, scratch, at)
     start_sweeps(s, at)
 
 
 @numba.njit
-def one_sweep(problem, s, scratch, state):
+def one_sweep(s, scratch, state):
     """Run a sweep, without what follows it."""
-    sweep(problem, s, scratch, state[0], 1 << 40)
+    sweep(s, scratch, state[0], 1 << 40)
 
 
 @numba.njit
@@ -45,9 +45,9 @@ def save(scratch, state):
 
 
 @numba.njit
-def add(problem, s, scratch, state):
+def add(s, scratch, state):
     """Call the kernel, which has no entry point for Python."""
-    add_momentum(problem, s.objective, scratch, state[0])
+    add_momentum(s.objective, scratch, state[0])
 
 
 class Case:
@@ -72,11 +72,19 @@ class Case:
 
     def sweep(self) -> None:
         """Run one sweep."""
-        one_sweep(self.problem, self.settings, self.scratch, self.state)
+        one_sweep(self.settings, self.scratch, self.state)
 
     def add(self) -> None:
         """Add momentum."""
-        add(self.problem, self.settings, self.scratch, self.state)
+        add(self.settings, self.scratch, self.state)
+
+    def alpha(self) -> np.ndarray:
+        """Return alpha by sample."""
+        return self.by_sample(self.scratch.rows["alpha"])
+
+    def by_sample(self, values: np.ndarray) -> np.ndarray:
+        """Return the values of all rows by sample: all samples have one."""
+        return values[self.scratch.row_of - 1]
 
     def v(self, values: np.ndarray) -> np.ndarray:
         """Return a vector over numbered features by feature."""
@@ -102,11 +110,11 @@ def test_no_move_lowers_the_dual_or_leaves_the_bounds(loss, C):
     case = Case(loss, 0.05, C, 1)
     save(case.scratch, case.state)
     for _ in range(12):
-        start = case.scratch.alpha_start.copy()
+        start = case.by_sample(case.scratch.alpha_start)
         case.sweep()
-        swept = case.scratch.alpha.copy()
+        swept = case.alpha()
         case.add()
-        alpha = case.scratch.alpha
+        alpha = case.alpha()
         assert case.dual(alpha) >= case.dual(swept) - 1e-12  # rounding
         assert alpha.min() >= 0.0
         assert loss == "squared_hinge" or alpha.max() <= C
@@ -114,11 +122,11 @@ def test_no_move_lowers_the_dual_or_leaves_the_bounds(loss, C):
             case.v(case.scratch.v), (alpha * case.y) @ case.X, rtol=1e-9, atol=1e-9
         )
         assert case.state["vb"][0] == pytest.approx((alpha * case.y).sum(), abs=1e-9)
-        active = case.scratch.active[: case.state["n_active"][0]]
-        np.testing.assert_array_equal(case.scratch.alpha_start[active], alpha[active])
-        np.testing.assert_allclose(
-            case.scratch.alpha_change[active], (alpha - start)[active], atol=1e-12
-        )
+        active = case.scratch.is_active > 0
+        new_start = case.by_sample(case.scratch.alpha_start)
+        np.testing.assert_array_equal(new_start[active], alpha[active])
+        change = case.by_sample(case.scratch.alpha_change)
+        np.testing.assert_allclose(change[active], (alpha - start)[active], atol=1e-12)
         np.testing.assert_allclose(
             case.v(case.scratch.v_change), ((alpha - start) * case.y) @ case.X, atol=1e-9
         )
@@ -130,11 +138,11 @@ def test_the_point_is_the_best_of_the_plane():
     save(case.scratch, case.state)
     case.sweep()
     case.add()  # nothing is known but the change of this sweep
-    before, change = case.scratch.alpha.copy(), case.scratch.alpha_change.copy()
+    before, change = case.alpha(), case.by_sample(case.scratch.alpha_change)
     case.sweep()
-    swept = case.scratch.alpha.copy()
+    swept = case.alpha()
     case.add()
-    after = case.scratch.alpha
+    after = case.alpha()
     assert swept.min() > 0.0
     assert after.min() > 0.0
     assert case.dual(after) > case.dual(swept)
@@ -149,16 +157,15 @@ def test_a_move_that_does_not_raise_the_dual_is_undone():
     save(case.scratch, case.state)
     case.sweep()
     case.add()
-    active = case.scratch.active[: case.state["n_active"][0]]
-    case.scratch.alpha_change[active] = case.y[active] * np.arange(len(active))
+    change = np.where(case.scratch.is_active > 0, case.y * np.arange(N), 0.0)
+    case.scratch.alpha_change[case.scratch.row_of - 1] = change
     numbered = case.scratch.touched[: case.state["n_touched"][0]]
-    change = (case.scratch.alpha_change * case.y) @ case.X
-    case.scratch.v_change[: len(numbered)] = change[numbered]
-    case.state["vb_change"] = (case.scratch.alpha_change * case.y).sum()
+    case.scratch.v_change[: len(numbered)] = ((change * case.y) @ case.X)[numbered]
+    case.state["vb_change"] = (change * case.y).sum()
     case.sweep()
-    swept, v = case.scratch.alpha.copy(), case.v(case.scratch.v)
+    swept, v = case.alpha(), case.v(case.scratch.v)
     case.add()
-    np.testing.assert_array_equal(case.scratch.alpha, swept)
+    np.testing.assert_array_equal(case.alpha(), swept)
     np.testing.assert_array_equal(case.v(case.scratch.v), v)
 
 

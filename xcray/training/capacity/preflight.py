@@ -487,15 +487,15 @@ def _local_bytes(solver: TaskSolver, rows: int, features: int, labels: int, entr
     YT = pattern(
         np.linspace(0, PROBE_SIZE, labels + 1).astype(np.int64), np.arange(PROBE_SIZE) % rows, rows
     )
-    input_addresses = {
-        array.__array_interface__["data"][0] for matrix in (X, XT, YT) for array in matrix[:-1]
-    }
+    inputs = {_address(array) for matrix in (X, XT, YT) for array in matrix[:-1]}
     local: SolverState = solver.load(X, XT, YT)
-    return sum(
-        array.nbytes
-        for array in {id(a): a for a in _arrays(local)}.values()
-        if array.__array_interface__["data"][0] not in input_addresses
-    )
+    sizes = {_address(array): array.nbytes for array in _arrays(local)}  # views count once
+    return sum(size for address, size in sizes.items() if address not in inputs)
+
+
+def _address(array: np.ndarray) -> int:
+    """Return the address of the first element."""
+    return int(array.__array_interface__["data"][0])
 
 
 def _arrays(value: Any) -> Iterator[np.ndarray]:

@@ -31,20 +31,12 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.random import stream
-from xcray.kernels.training.hinge import SQUARED_HINGE, best_bias, null_objective
-from xcray.kernels.training.ppdsparse.dual import bias_of, cost, dual_terms, soft_square
-from xcray.kernels.training.ppdsparse.rows import (
-    activate,
-    add_row,
-    number_features,
-    number_rows,
-)
+from xcray.kernels.training.hinge import best_bias, null_objective
+from xcray.kernels.training.ppdsparse.dual import bias_of, dual_terms, soft_square
+from xcray.kernels.training.ppdsparse.rows import add_row, add_rows
 from xcray.kernels.training.ppdsparse.scores import score
 from xcray.kernels.training.ppdsparse.state import (
     EXPORT,
-    INACTIVE,
-    NEGATIVE,
-    POSITIVE,
     SCORE,
     START,
     SWEEP,
@@ -79,8 +71,8 @@ def reset_class(
     YT = problem.YT
     positives = YT.indices[YT.indptr[label] : YT.indptr[label + 1]]
     scratch.scores[:] = 0.0
-    at.label, at.positives, at.n_active = label, len(positives), len(positives)
-    at.n_touched, at.n_priced, at.n_entered, at.n_entries = 0, 0, 0, 0
+    at.label, at.positives, at.n_active = label, len(positives), 0
+    at.n_touched, at.n_priced, at.n_rows, at.n_entries = 0, 0, 0, 0
     at.rounds, at.sweeps, at.sweeps_left, at.position, at.work, at.swept = 0, 0, 0, 0, 0, 0
     at.nnz, at.support, at.violating, at.active_gap, at.vb = 0, 0, 0, 0.0, 0.0
     at.center = -1.0
@@ -88,44 +80,41 @@ def reset_class(
     at.factor = problem.factors[label] if len(problem.factors) > 0 else 1.0
     weight = 0.0
     for a in range(len(positives)):
-        i = positives[a]
-        weight += problem.weights[i] if len(problem.weights) > 0 else 1.0
-        scratch.kind[i] = POSITIVE
-        scratch.active[a] = i
-    number_rows(problem.X, scratch, at, 0)
+        weight += problem.weights[positives[a]] if len(problem.weights) > 0 else 1.0
+        scratch.entering[a] = positives[a]
+    at.n_entering = len(positives)
+    add_rows(problem, s.objective, 1.0, scratch, at)
     at.null = null_objective(s.objective, weight * at.factor, problem.total - weight)
     at.strict, at.budget = 1.0, FIRST_DEFER_SHARE * at.null
     at.dual, at.primal, at.gap, at.waiting = -np.inf, np.inf, np.inf, 0.0
 
 
-@inner()
-def start_from_positives(
-    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
-) -> None:
+@inner(allocates=False)
+def start_from_positives(s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any) -> None:
     """Set the first dual point from the positives.
 
     Their alphas are proportional to their weights, with the best scale at b = -1.
     """
-    X, o = problem.X, s.objective
+    o = s.objective
     total, square = 0.0, 0.0
-    for i in scratch.active[: at.n_active]:
-        weight = cost(problem, o, at.factor, i, True) / o.C
+    for row in scratch.rows[: at.n_rows]:
+        weight = row.cost / o.C
         total += weight
-        add_row(X, i, weight, scratch)
-        at.work += X.indptr[i + 1] - X.indptr[i]
+        add_row(scratch, row, weight)
+        at.work += row.length
     for t in range(at.n_touched):
         square += scratch.v[t] ** 2
     inv, upper = dual_terms(o, o.C)
     scale = min(upper, 2.0 / max(inv + square / (total * o.tau), 1e-12))
     for t in range(at.n_touched):
         scratch.v[t] *= scale
-    for i in scratch.active[: at.n_active]:
-        scratch.alpha[i] = scale * cost(problem, o, at.factor, i, True) / o.C
+    for row in scratch.rows[: at.n_rows]:
+        row.alpha = scale * row.cost / o.C
     at.vb = scale * total
     at.phase = SCORE
 
 
-@inner()
+@inner(allocates=False)
 def start_from_duals(
     problem: PPDSparseProblem,
     s: PPDSparseSettings,
@@ -138,21 +127,16 @@ def start_from_duals(
 
     Negative or too large alphas are clipped.
     """
-    X, o = problem.X, s.objective
+    for i in samples:
+        scratch.entering[at.n_entering] = i
+        at.n_entering += scratch.is_active[i] == 0
+    add_rows(problem, s.objective, -1.0, scratch, at)
     for p in range(len(samples)):
-        i = samples[p]
-        positive = scratch.kind[i] == POSITIVE
-        alpha = max(0.0, np.float64(duals[p]))
-        if o.loss != SQUARED_HINGE:
-            alpha = min(alpha, cost(problem, o, at.factor, i, positive))
-        if not positive:
-            activate(scratch, at, i)
-            number_features(X, i, scratch, at)
-        step = alpha if positive else -alpha
-        scratch.alpha[i] = alpha
-        add_row(X, i, step, scratch)
-        at.vb += step
-        at.work += X.indptr[i + 1] - X.indptr[i]
+        row = scratch.rows[scratch.row_of[samples[p]] - 1]
+        row.alpha = min(row.upper, max(0.0, np.float64(duals[p])))
+        add_row(scratch, row, row.sign * row.alpha)
+        at.vb += row.sign * row.alpha
+        at.work += row.length
     start_sweeps(s, at)
 
 
@@ -190,14 +174,10 @@ def certify(
     l1, w2, nnz = weight_norms(scratch.weight[: at.n_touched])
     dual_w2 = soft_square(scratch.v[: at.n_touched], o.lam) / o.tau**2
     first, second, support = 0.0, 0.0, 0
-    for i in scratch.active[: at.n_active]:
-        alpha = scratch.alpha[i]
-        first += alpha
-        if o.loss == SQUARED_HINGE:
-            second += (
-                alpha * alpha * 0.5 / cost(problem, o, at.factor, i, scratch.kind[i] == POSITIVE)
-            )
-        support += alpha > 0.0
+    for row in scratch.rows[: at.n_rows]:
+        first += row.alpha
+        second += row.inv * row.alpha * row.alpha
+        support += row.alpha > 0.0
     b = at.vb / o.tau_bias
     dual_w2 += o.tau_bias / o.tau * b * b
     at.dual = max(at.dual, first - 0.5 * second - 0.5 * o.tau * dual_w2)
@@ -225,11 +205,12 @@ def certify(
 def shrink(scratch: PPDSparseScratch, at: Any) -> None:
     """Drop negatives with alpha = 0 (paper, Algorithm 1, step 4); they can be added again."""
     kept = 0
-    for i in scratch.active[: at.n_active]:
-        if scratch.kind[i] == NEGATIVE and scratch.alpha[i] == 0.0:
-            scratch.kind[i] = INACTIVE
+    for r in scratch.active[: at.n_active]:
+        row = scratch.rows[r]
+        if row.sign < 0.0 and row.alpha == 0.0:
+            scratch.is_active[row.sample] = 0
         else:
-            scratch.active[kept] = i
+            scratch.active[kept] = r
             kept += 1
     at.n_active = kept
 
@@ -290,16 +271,16 @@ def export(
         out.weights[base + place] = scratch.weight[key & 0xFFFFFFFF]
     out.ends[done] = base + kept
     if s.keep_duals:
-        for i in np.sort(scratch.active[: at.n_active].astype(np.int64)):  # one kind of sort
-            if scratch.alpha[i] > 0.0:
-                out.samples[dual_base] = i
-                out.duals[dual_base] = scratch.alpha[i]
+        for sample in np.sort(scratch.rows[: at.n_rows]["sample"].astype(np.int64)):
+            alpha = scratch.rows[scratch.row_of[sample] - 1].alpha
+            if alpha > 0.0:
+                out.samples[dual_base] = sample
+                out.duals[dual_base] = alpha
                 dual_base += 1
     out.dual_ends[done] = dual_base
-    for i in scratch.ever_active[: at.n_entered]:
-        scratch.row_begins[i] = 0
-        scratch.alpha[i] = 0.0
-        scratch.kind[i] = INACTIVE
+    for row in scratch.rows[: at.n_rows]:
+        scratch.row_of[row.sample] = 0
+        scratch.is_active[row.sample] = 0
     return True
 
 
@@ -326,7 +307,7 @@ def begin_class(
             problem, s, start_duals.indices[lo:hi], start_duals.data[lo:hi], scratch, at
         )
     else:
-        start_from_positives(problem, s, scratch, at)
+        start_from_positives(s, scratch, at)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -352,9 +333,9 @@ def advance(
         if at.phase == START:
             begin_class(problem, s, labels, start_duals, scratch, at, done)
         elif at.phase == SWEEP:
-            budget -= sweep(problem, s, scratch, at, budget)
+            budget -= sweep(s, scratch, at, budget)
             if at.position == 0:
-                after_sweep(problem, s, scratch, at)
+                after_sweep(s, scratch, at)
         elif at.phase == SCORE:
             budget -= score(problem, s, scratch, at, budget)
             if at.position >= at.n_chosen:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from xcray.arrays import Float64
 from xcray.kernels.inner import inner
 from xcray.kernels.training.hinge import Objective
-from xcray.kernels.training.ppdsparse.dual import bias_of, cost, dual_terms, soft_square
+from xcray.kernels.training.ppdsparse.dual import bias_of, soft_square
 from xcray.kernels.training.ppdsparse.rows import add_row
-from xcray.kernels.training.ppdsparse.state import POSITIVE, PPDSparseProblem, PPDSparseScratch
+from xcray.kernels.training.ppdsparse.state import PPDSparseScratch
 
 MIN_ANGLE = 1e-9  # minimum of 1 - cos^2 of the angle between d and p
 
@@ -37,8 +37,8 @@ def save_start(scratch: PPDSparseScratch, at: Any) -> None:
     """Save the point at which the next sweep starts. No change is known before it."""
     for t in range(at.n_touched):
         scratch.v_start[t], scratch.v_change[t] = scratch.v[t], 0.0
-    for i in scratch.active[: at.n_active]:
-        scratch.alpha_start[i], scratch.alpha_change[i] = scratch.alpha[i], 0.0
+    for r in scratch.active[: at.n_active]:
+        scratch.alpha_start[r], scratch.alpha_change[r] = scratch.rows[r].alpha, 0.0
     at.vb_start, at.vb_change, at.n_start = at.vb, 0.0, at.n_active
 
 
@@ -60,15 +60,12 @@ def plane_of_weights(v: Float64, start: Float64, change: Float64, lam: float) ->
 
 
 @inner(allocates=False)
-def plane_of_alpha(
-    problem: PPDSparseProblem, o: Objective, scratch: PPDSparseScratch, at: Any
-) -> Plane:
+def plane_of_alpha(scratch: PPDSparseScratch, at: Any) -> Plane:
     """Return the part of the terms of alpha."""
     value, dx, dy, dxx, dxy, dyy = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    for i in scratch.active[: at.n_start]:
-        c = cost(problem, o, at.factor, i, scratch.kind[i] == POSITIVE)
-        inv, alpha = dual_terms(o, c)[0], scratch.alpha[i]
-        d, p = alpha - scratch.alpha_start[i], scratch.alpha_change[i]
+    for r in scratch.active[: at.n_start]:
+        inv, alpha = scratch.rows[r].inv, scratch.rows[r].alpha
+        d, p = alpha - scratch.alpha_start[r], scratch.alpha_change[r]
         value += 0.5 * inv * alpha * alpha - alpha
         dx += (alpha * inv - 1.0) * d
         dy += (alpha * inv - 1.0) * p
@@ -79,10 +76,10 @@ def plane_of_alpha(
 
 
 @inner(allocates=False)
-def plane_of(problem: PPDSparseProblem, o: Objective, scratch: PPDSparseScratch, at: Any) -> Plane:
+def plane_of(o: Objective, scratch: PPDSparseScratch, at: Any) -> Plane:
     """Return the plane at the end of a sweep; the bias is held near its center."""
     n = at.n_touched
-    a = plane_of_alpha(problem, o, scratch, at)
+    a = plane_of_alpha(scratch, at)
     w = plane_of_weights(scratch.v[:n], scratch.v_start[:n], scratch.v_change[:n], o.lam)
     d, p, b = at.vb - at.vb_start, at.vb_change, o.tau * bias_of(o, at)
     return Plane(
@@ -114,14 +111,7 @@ def move_v(v: Float64, start: Float64, change: Float64, x: float, y: float) -> N
 
 
 @inner(allocates=False)
-def move(
-    problem: PPDSparseProblem,
-    o: Objective,
-    scratch: PPDSparseScratch,
-    at: Any,
-    x: float,
-    y: float,
-) -> float:
+def move(o: Objective, scratch: PPDSparseScratch, at: Any, x: float, y: float) -> float:
     """Move to a point of the plane, and return the negative dual there.
 
     Alphas that would leave their bounds stay there, and so do those that left the active set. The
@@ -133,19 +123,18 @@ def move(
     at.vb = end + x * d + y * at.vb_change
     at.vb_start, at.vb_change = end, d
     for a in range(at.n_start):
-        i = scratch.active[a]
-        positive = scratch.kind[i] == POSITIVE
-        inv, upper = dual_terms(o, cost(problem, o, at.factor, i, positive))
-        alpha, d = scratch.alpha[i], scratch.alpha[i] - scratch.alpha_start[i]
-        new = alpha + x * d + y * scratch.alpha_change[i]
-        kept = min(upper, max(0.0, new)) if a < at.n_active else 0.0
-        if kept != new:
-            step = kept - new if positive else new - kept
-            add_row(problem.X, i, step, scratch)
+        r = scratch.active[a]
+        row = scratch.rows[r]
+        alpha, d = row.alpha, row.alpha - scratch.alpha_start[r]
+        new = alpha + x * d + y * scratch.alpha_change[r]
+        row.alpha = min(row.upper, max(0.0, new)) if a < at.n_active else 0.0
+        if row.alpha != new:
+            step = row.sign * (row.alpha - new)
+            add_row(scratch, row, step)
             at.vb += step
-            at.work += problem.X.indptr[i + 1] - problem.X.indptr[i]
-        value += 0.5 * inv * kept * kept - kept
-        scratch.alpha[i], scratch.alpha_start[i], scratch.alpha_change[i] = kept, alpha, d
+            at.work += row.length
+        value += 0.5 * row.inv * row.alpha * row.alpha - row.alpha
+        scratch.alpha_start[r], scratch.alpha_change[r] = alpha, d
     b = o.tau * bias_of(o, at)
     return value + 0.5 * (soft_square(scratch.v[:n], o.lam) + b * b) / o.tau
 
@@ -156,9 +145,9 @@ def accept(scratch: PPDSparseScratch, at: Any) -> None:
     for t in range(at.n_touched):
         scratch.v_change[t] += scratch.v[t] - scratch.v_start[t]
         scratch.v_start[t] = scratch.v[t]
-    for i in scratch.active[: at.n_active]:
-        scratch.alpha_change[i] += scratch.alpha[i] - scratch.alpha_start[i]
-        scratch.alpha_start[i] = scratch.alpha[i]
+    for r in scratch.active[: at.n_active]:
+        scratch.alpha_change[r] += scratch.rows[r].alpha - scratch.alpha_start[r]
+        scratch.alpha_start[r] = scratch.rows[r].alpha
     at.vb_change += at.vb - at.vb_start
     at.vb_start = at.vb
 
@@ -168,19 +157,17 @@ def undo(scratch: PPDSparseScratch, at: Any) -> None:
     """Return to the end of the sweep."""
     for t in range(at.n_touched):
         scratch.v[t] = scratch.v_start[t]
-    for i in scratch.active[: at.n_active]:
-        scratch.alpha[i] = scratch.alpha_start[i]
+    for r in scratch.active[: at.n_active]:
+        scratch.rows[r].alpha = scratch.alpha_start[r]
     at.vb = at.vb_start
 
 
 @inner(allocates=False)
-def add_momentum(
-    problem: PPDSparseProblem, o: Objective, scratch: PPDSparseScratch, at: Any
-) -> None:
+def add_momentum(o: Objective, scratch: PPDSparseScratch, at: Any) -> None:
     """Move to the best point of the plane if it raises the dual; the next sweep starts there."""
-    plane = plane_of(problem, o, scratch, at)
+    plane = plane_of(o, scratch, at)
     x, y = best_point(plane)
-    if move(problem, o, scratch, at, x, y) < plane.value:
+    if move(o, scratch, at, x, y) < plane.value:
         accept(scratch, at)
     else:
         undo(scratch, at)

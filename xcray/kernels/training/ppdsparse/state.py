@@ -7,7 +7,6 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern
 from xcray.kernels.training.hinge import Objective
 
-INACTIVE, POSITIVE, NEGATIVE = 0, 1, 2  # role of a sample in the active set
 START, SWEEP, SCORE, EXPORT = 0, 1, 2, 3  # phases of a class
 
 STATE = np.dtype(
@@ -22,8 +21,9 @@ STATE = np.dtype(
         ("n_touched", np.int32),
         ("n_priced", np.int32),  # touched features whose change was evaluated
         ("n_chosen", np.int32),  # changes that the current scoring pass applies
-        ("n_entered", np.int32),
-        ("n_entries", np.int64),
+        ("n_entering", np.int32),  # samples that become active, not yet with a row
+        ("n_rows", np.int32),
+        ("n_entries", np.int64),  # used part of the array `entries`
         ("position", np.int32),  # within the current sweep or scoring pass
         ("nnz", np.int32),
         ("support", np.int32),
@@ -48,6 +48,23 @@ STATE = np.dtype(
         ("gap", np.float64),
         ("null", np.float64),  # the primal at w = 0 with the best bias
         ("loss", np.float64),  # the sum of losses at the primal point
+    ],
+    align=True,
+)
+
+# An active sample. Sweeps visit rows in random order, so all numbers of a row are in one place, and
+# so are its entries.
+ROW = np.dtype(
+    [
+        ("begin", np.int64),  # of its entries in `entries`, see `rows`
+        ("sample", np.int32),
+        ("length", np.int32),  # number of its entries
+        ("sign", np.float64),  # 1 for positives, -1 for negatives
+        ("cost", np.float64),  # c_i
+        ("inv", np.float64),  # inv_i and upper_i of the dual
+        ("upper", np.float64),
+        ("rate", np.float64),  # 1 / curvature of the dual along alpha_i
+        ("alpha", np.float64),
     ],
     align=True,
 )
@@ -86,9 +103,10 @@ class PPDSparseSettings(NamedTuple):
 class PPDSparseScratch(NamedTuple):
     """Working memory of one worker, O(N + D) and the entries of the largest active set.
 
-    Marks are zero between classes. A class has its own numbering of features, in order of first
-    touch, so that frequently read arrays are small and dense: feature `touched[t]` has number t.
-    Scores are float32 if eps allows it, else float64.
+    Marks are zero between classes. A class has its own numbering of features and of samples, in
+    order of first touch, so that frequently read arrays are small and dense: feature `touched[t]`
+    has number t. Memory of long arrays is committed as it is written. Scores are float32 if eps
+    allows it, else float64.
     """
 
     number: Int32  # (D,) number of a touched feature plus one; 0: not touched
@@ -101,18 +119,18 @@ class PPDSparseScratch(NamedTuple):
     curvature: Float32  # (D,) by number: C times the sum of squares of its column
     scores: Any  # (N,) weight.x_i, without the bias
     maxima: Any  # (ceil(N / CHUNK),) maximum scores of chunks of samples, see `hinge`
-    alpha: Float64  # (N,)
     v_start: Float64  # (D + 1,) by number: v at the start of a sweep, see `momentum`
     v_change: Float64  # (D + 1,) by number: its change between the last two starts
-    alpha_start: Float64  # (N,) the same for alpha
-    alpha_change: Float64  # (N,)
-    kind: np.ndarray  # (N,) uint8: INACTIVE, POSITIVE or NEGATIVE
-    active: Int32  # (N,) the active samples
-    ever_active: Int32  # (N,) all samples that were active at any time
-    # (N,) start of the numbers of a sample's features in `entries`, plus one; 0: never active
-    row_begins: Int64
-    # (nnz,) numbers of features, row after row; memory is committed as it is written
+    is_active: np.ndarray  # (N,) uint8
+    row_of: Int32  # (N,) row of a sample plus one; 0: it was never active
+    entering: Int32  # (N + 1,) samples that become active
+    rows: np.ndarray  # (N,) of ROW: samples that are or were active
+    active: Int32  # (N,) the active rows
+    alpha_start: Float64  # (N,) by row: alpha at the start of a sweep
+    alpha_change: Float64  # (N,) by row: its change between the last two starts
+    # (2 nnz,) numbers of the features of a row, then the bits of its values; row after row
     entries: Int32
+    values: Float32  # the same memory
 
 
 class BatchOutput(NamedTuple):

@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 
 from xcray.kernels.inner import inner
+from xcray.kernels.prefetch import prefetch
 from xcray.kernels.random import shuffle
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective
-from xcray.kernels.training.ppdsparse.dual import bias_of, cost, dual_terms
+from xcray.kernels.training.ppdsparse.dual import bias_of
 from xcray.kernels.training.ppdsparse.momentum import add_momentum, save_start
-from xcray.kernels.training.ppdsparse.rows import add_row, soft_dot
+from xcray.kernels.training.ppdsparse.rows import ROWS_AHEAD, add_row, soft_dot
 from xcray.kernels.training.ppdsparse.state import (
-    INACTIVE,
-    POSITIVE,
     SCORE,
     SWEEP,
-    PPDSparseProblem,
     PPDSparseScratch,
     PPDSparseSettings,
 )
@@ -39,23 +37,22 @@ def start_sweeps(s: PPDSparseSettings, at: Any) -> None:
 
 
 @inner(allocates=False)
-def sample_gap(o: Objective, c: float, inv: float, alpha: float, z: float) -> float:
+def sample_gap(o: Objective, row: Any, z: float) -> float:
     """Return the gap of a sample: its loss at margin violation z, minus its part of the dual."""
     loss = max(0.0, z)
     if o.loss == SQUARED_HINGE:
         loss *= loss
-    return c * loss - alpha * z + 0.5 * inv * alpha * alpha
+    gap: float = row.cost * loss - row.alpha * z + 0.5 * row.inv * row.alpha * row.alpha
+    return gap
 
 
-@inner(allocates=False)
-def sweep(
-    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int
-) -> int:
+@inner(allocates=False, fastmath={"reassoc", "nsz", "nnan", "contract"})
+def sweep(s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int) -> int:
     """Run one pass of dual coordinate descent over the active set, and return the visited entries.
 
     Stops early when the budget is used up.
     """
-    X, v, o = problem.X, scratch.v, s.objective
+    v, o = scratch.v, s.objective
     vb, gap, pull = at.vb, at.active_gap, (o.tau - o.tau_bias) * at.center
     if at.position == 0:
         at.counter = shuffle(scratch.active[: at.n_active], at.counter)
@@ -64,44 +61,39 @@ def sweep(
     a = at.position
     # a sweep is interrupted after a sample that stays: position 0 is the start of a sweep
     while a < at.n_active and (a == 0 or work < budget):
-        i = scratch.active[a]
+        if a + ROWS_AHEAD < at.n_active:
+            prefetch(scratch.rows, scratch.active[a + ROWS_AHEAD])
+        if a + 1 < at.n_active:
+            prefetch(scratch.entries, scratch.rows[scratch.active[a + 1]].begin)
+        row = scratch.rows[scratch.active[a]]
         a += 1
-        lo, hi = X.indptr[i], X.indptr[i + 1]
-        positive = scratch.kind[i] == POSITIVE
-        y = 1.0 if positive else -1.0
-        c = cost(problem, o, at.factor, i, positive)
-        inv, upper = dual_terms(o, c)
-        alpha = scratch.alpha[i]
-        e = scratch.row_begins[i] - 1
-        dot = soft_dot(scratch.entries, e, X.data, lo, hi, v, o.lam)
-        work += hi - lo
-        z = 1.0 - y * (dot + vb + pull) / o.tau
-        gap += sample_gap(o, c, inv, alpha, z)
-        gradient = alpha * inv - z
-        if alpha <= 0.0 and gradient >= 0.0:
-            if not positive:  # shrink: it can be added again after the next scoring pass
+        dot = soft_dot(scratch.entries, scratch.values, row, v, o.lam)
+        work += row.length
+        z = 1.0 - row.sign * (dot + vb + pull) / o.tau
+        gap += sample_gap(o, row, z)
+        gradient = row.alpha * row.inv - z
+        if row.alpha <= 0.0 and gradient >= 0.0:
+            if row.sign < 0.0:  # shrink: it can be added again after the next scoring pass
                 a -= 1
                 at.n_active -= 1
-                scratch.active[a] = scratch.active[at.n_active]
-                scratch.active[at.n_active] = i  # still in the momentum
-                scratch.kind[i] = INACTIVE
+                last, this = scratch.active[at.n_active], scratch.active[a]
+                scratch.active[a] = last
+                scratch.active[at.n_active] = this  # still in the momentum
+                scratch.is_active[row.sample] = 0
             continue
-        curvature = (problem.row_sq[i] + 1.0) / o.tau + inv
-        step = min(upper, max(0.0, alpha - gradient / curvature)) - alpha
+        step = min(row.upper, max(0.0, row.alpha - gradient * row.rate)) - row.alpha
         if step != 0.0:
-            scratch.alpha[i] = alpha + step
-            add_row(X, i, y * step, scratch)
-            vb += y * step
-            work += hi - lo
+            row.alpha += step
+            add_row(scratch, row, row.sign * step)
+            vb += row.sign * step
+            work += row.length
     at.vb, at.active_gap, at.work, at.swept = vb, gap, at.work + work, at.swept + work
     at.position = a if a < at.n_active else 0
     return work
 
 
 @inner(allocates=False)
-def after_sweep(
-    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
-) -> None:
+def after_sweep(s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any) -> None:
     """Score if the active set is solved well enough, or after the last sweep; else add momentum."""
     o = s.objective
     at.active_gap += 0.5 * o.tau_bias * (bias_of(o, at) - at.vb / o.tau_bias) ** 2
@@ -111,7 +103,7 @@ def after_sweep(
     if at.active_gap <= enough or at.sweeps_left <= 0:
         at.phase = SCORE
     elif at.n_start > 0:
-        add_momentum(problem, o, scratch, at)
+        add_momentum(o, scratch, at)
     elif at.active_gap > SLOW_SHARE * at.gap_before:
         save_start(scratch, at)
     at.gap_before = at.active_gap

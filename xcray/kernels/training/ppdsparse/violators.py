@@ -8,9 +8,8 @@ from xcray.kernels.inner import inner
 from xcray.kernels.maximum import maximum
 from xcray.kernels.random import GAMMA, below
 from xcray.kernels.training.hinge import CHUNK, NO_SCORE
-from xcray.kernels.training.ppdsparse.rows import activate, number_rows
+from xcray.kernels.training.ppdsparse.rows import add_rows
 from xcray.kernels.training.ppdsparse.state import (
-    INACTIVE,
     PPDSparseProblem,
     PPDSparseScratch,
     PPDSparseSettings,
@@ -21,22 +20,22 @@ LEAST_GROWTH = 32  # rows that take less time than one more round
 
 
 @inner(allocates=False, fastmath={"reassoc", "nnan", "nsz"})
-def inactive_maximum(scores: Any, kind: np.ndarray) -> Any:
+def inactive_maximum(scores: Any, is_active: np.ndarray) -> Any:
     """Return the maximum score of the inactive samples, or NO_SCORE; SIMD."""
     no_score = scores.dtype.type(NO_SCORE)
     best = no_score
     for i in range(len(scores)):
-        best = maximum(best, scores[i] if kind[i] == INACTIVE else no_score)
+        best = maximum(best, no_score if is_active[i] else scores[i])
     return best
 
 
 @inner(allocates=False)
-def exclude_active(scores: Any, kind: np.ndarray, maxima: Any, floor: float) -> None:
+def exclude_active(scores: Any, is_active: np.ndarray, maxima: Any, floor: float) -> None:
     """Replace maxima of chunks by those of their inactive samples, where they are above `floor`."""
     for c in range(len(maxima)):
         if maxima[c] > floor:
             lo, hi = c * CHUNK, min(len(scores), (c + 1) * CHUNK)
-            maxima[c] = inactive_maximum(scores[lo:hi], kind[lo:hi])
+            maxima[c] = inactive_maximum(scores[lo:hi], is_active[lo:hi])
 
 
 @inner()
@@ -55,7 +54,7 @@ def violating_scores(scratch: PPDSparseScratch, floor: float, quota: int) -> Any
 
     If more than `quota` chunks have one: the maxima of these chunks.
     """
-    scores, kind, maxima = scratch.scores, scratch.kind, scratch.maxima
+    scores, is_active, maxima = scratch.scores, scratch.is_active, scratch.maxima
     tops = above(maxima, floor)
     if len(tops) > quota:
         return tops
@@ -65,7 +64,7 @@ def violating_scores(scratch: PPDSparseScratch, floor: float, quota: int) -> Any
             begin = c * np.uint64(CHUNK)
             for i in range(begin, min(np.uint64(len(scores)), begin + np.uint64(CHUNK))):
                 values[k] = scores[i]
-                k += np.uint64((kind[i] == INACTIVE) & (scores[i] > floor))
+                k += np.uint64((is_active[i] == 0) & (scores[i] > floor))
     return values[: int(k)]
 
 
@@ -91,22 +90,27 @@ def range_of_rank(values: Any, floor: float, rank: int) -> tuple[float, float]:
 
 
 @inner(allocates=False)
-def activate_range(
+def enter_range(
     scratch: PPDSparseScratch, at: Any, maxima: Any, low: float, high: float, limit: int, first: int
 ) -> None:
-    """Activate inactive samples with scores in (low, high], from chunk `first` on.
+    """Let inactive samples with scores in (low, high] enter, from chunk `first` on.
 
-    Ends after the chunk in which `limit` samples are active.
+    Ends after the chunk in which `limit` samples enter. Without a branch to mispredict.
     """
-    scores, kind, n_chunks = scratch.scores, scratch.kind, len(maxima)
+    scores, is_active, n_chunks = scratch.scores, scratch.is_active, len(maxima)
+    entering, n = scratch.entering, np.uint64(at.n_entering)
+    low, high = scores.dtype.type(low), scores.dtype.type(high)
     for turn in range(n_chunks):
-        if at.n_active >= limit:
-            return
+        if n >= np.uint64(limit):
+            break
         c = first + turn if first + turn < n_chunks else first + turn - n_chunks
         if maxima[c] > low:
-            for i in range(c * CHUNK, min(len(scores), (c + 1) * CHUNK)):
-                if kind[i] == INACTIVE and scores[i] > low and scores[i] <= high:
-                    activate(scratch, at, i)
+            begin = np.uint64(c * CHUNK)
+            for i in range(begin, min(np.uint64(len(scores)), begin + np.uint64(CHUNK))):
+                entering[n] = np.int32(i)
+                is_in_range = (scores[i] > low) & (scores[i] <= high)
+                n += np.uint64(is_in_range & (is_active[i] == 0))
+    at.n_entering = n
 
 
 @inner()
@@ -129,13 +133,13 @@ def add_violators(
     floor = -1.0 - bias + 1e-12  # a negative violates above this score
     # each of the highest chunks has a violator, or one of the samples that are active
     floor = range_of_rank(above(maxima, floor), floor, quota + before)[0]
-    exclude_active(scratch.scores, scratch.kind, maxima, floor)
+    exclude_active(scratch.scores, scratch.is_active, maxima, floor)
     at.counter += GAMMA
     first = int(below(at.counter, len(maxima)))
     low, high = range_of_rank(violating_scores(scratch, floor, quota), floor, quota)
     if high < np.inf:
-        activate_range(scratch, at, maxima, high, np.inf, before + 2 * quota, first)
-    activate_range(scratch, at, maxima, low, high, before + quota, first)
-    number_rows(problem.X, scratch, at, before)
-    admitted: int = at.n_active - before
-    return admitted
+        enter_range(scratch, at, maxima, high, np.inf, 2 * quota, first)
+    enter_range(scratch, at, maxima, low, high, quota, first)
+    n_entering: int = at.n_entering
+    add_rows(problem, s.objective, -1.0, scratch, at)
+    return n_entering
