@@ -47,7 +47,7 @@ class Meter:
 def run(task: dict[str, Any]) -> dict[str, Any]:
     """Train, and predict the test rows."""
     data = Dataset.open(task["dataset"])
-    load_kernels(data, task["params"])
+    load(data, task["params"])
     scratch, rest, meter = Path(task["scratch"]), memory_bytes("VmRSS"), Meter()
     auto = task.get("auto", False)
     spec = TrainSpec(task["dataset"], params=task["params"], pool="serial", auto=auto)
@@ -87,9 +87,7 @@ def run_sample(task: dict[str, Any]) -> dict[str, Any]:
         np.load(task["columns"]),
         memory_bytes("VmRSS"),
     )
-    load_kernels(data, task["params"])
-    solver = make_solver(SOLVER, task["params"])
-    local = solver.load_dataset(data)
+    solver, local = load(data, task["params"])
     began, wall = cpu_seconds(), time.monotonic()
     block = solver.solve(local, frozen(columns, np.int32))
     used = {"train_cpu_s": cpu_seconds() - began, "train_wall_s": time.monotonic() - wall}
@@ -114,13 +112,15 @@ def run_sample(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def load_kernels(data: Dataset, params: dict[str, Any]) -> None:
-    """Compile the kernels of a training on these data, or read them from their cache.
+def load(data: Dataset, params: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the solver and its state, with all kernels compiled or read from their cache.
 
     Solves one label: the kernels depend on the data, since Newton's method has its own.
     """
     solver = make_solver(SOLVER, params)
-    solver.solve(solver.load_dataset(data), frozen([0], np.int32))
+    local = solver.load_dataset(data)
+    solver.solve(local, frozen([0], np.int32))
+    return solver, local
 
 
 def sample_seconds(data: Dataset, columns: Any, params: dict[str, Any]) -> float:
@@ -128,8 +128,7 @@ def sample_seconds(data: Dataset, columns: Any, params: dict[str, Any]) -> float
 
     The data are loaded before.
     """
-    solver = make_solver(SOLVER, params)
-    local = solver.load_dataset(data)
+    solver, local = load(data, params)
     began = cpu_seconds()
     solver.solve(local, frozen(columns, np.int32))
     return cpu_seconds() - began
