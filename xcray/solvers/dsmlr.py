@@ -144,7 +144,10 @@ class DSMLRSolver(Parameters, RotationSolver):
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
         CompileCase({"epochs": 30}, "single"),
-        CompileCase({"epochs": 4, "passes": 2, "steps": "sqrt", "order": "uniform"}, "single"),
+        CompileCase(
+            {"epochs": 4, "passes": 2, "steps": "sqrt", "order": "uniform", "prune_keep": 5},
+            "single",
+        ),
     )
 
     lam: float = parameter(

@@ -24,9 +24,8 @@ WORDS: Final = (
 TOPICS: Final = ("csv", "json", "socket", "io")
 ROWS: Final = 400
 FEATURES: Final = 100
-MANY_LABELS: Final = (
-    1 << 16
-) + 1  # labels whose numbers take three bytes in lists: these have kernels of their own
+# labels and features whose numbers do not fit into two bytes: these have kernels of their own
+MANY: Final = (1 << 16) + 1
 
 
 class Training(NamedTuple):
@@ -99,13 +98,17 @@ def compile_all(folder: Path) -> Iterator[str]:
         train(folder, name, training)
         predict_all(folder / name)
         yield name
+    train_from_disk(folder)
+    yield "rows on disk"
     edit_labels(folder)
     yield "changed labels"
     predict_files(folder)
     yield "files of rows"
-    for labels, link in product((3000, MANY_LABELS), ("identity", "softmax")):
+    for labels, link in product((3000, MANY), ("identity", "softmax")):
         predict_all(write_random_model(folder / f"{link}-{labels}", labels, link))
         yield f"a model of {labels:,} labels, {link}"
+    write_random_model(folder / "wide", MANY, "identity", MANY)
+    yield f"a model of {MANY:,} features"
 
 
 def compile_training(folder: Path) -> Iterator[str]:
@@ -181,6 +184,23 @@ def train(folder: Path, name: str, training: Training) -> None:
     run(spec, run_dir=folder / f"{name}.run", out=folder / name)
 
 
+def train_from_disk(folder: Path) -> None:
+    """Train with rows that do not fit into memory, twice: with the duals as a warm start."""
+    import numpy as np
+
+    from xcray.arrays import frozen
+    from xcray.data.dataset import Dataset
+    from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
+    from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
+
+    dataset = Dataset.open(folder / "dense")
+    solver = IndexedBCDSolver(leaf_rows=16, first_rows=10, query_rows=10)
+    build_forest_directory(dataset, solver.leaf_rows)
+    n_bytes = 8 * (dataset.train.X.nnz + dataset.train.n_rows)
+    state, first = solver.load_dataset(dataset, n_bytes - 1), frozen([0], np.int32)
+    solver.solve(state, first, start=solver.solve(state, first, keep_duals=True).duals)
+
+
 def predict_all(path: Path) -> None:
     """Predict with every search method of a model."""
     from xcray.service.models.loading import open_predictor
@@ -214,7 +234,7 @@ def predict_files(folder: Path) -> None:
         predict_batch(spec, run_dir=folder / f"{kind}.run", out=folder / f"answers-{kind}")
 
 
-def write_random_model(path: Path, labels: int, link: str) -> Path:
+def write_random_model(path: Path, labels: int, link: str, n_features: int = FEATURES) -> Path:
     """Write a model of random weights with too many labels for plain rows."""
     import numpy as np
 
@@ -222,12 +242,12 @@ def write_random_model(path: Path, labels: int, link: str) -> Path:
     from xcray.model.model import ModelContent, TrainingRecord, write_model
 
     rng, each = np.random.default_rng(0), 4
-    columns = np.arange(labels * each) * 7 % FEATURES
+    columns = np.arange(labels * each) * 7 % n_features
     W = csr(
         np.arange(labels + 1) * each,
         np.sort(columns.reshape(labels, each)).ravel(),
         rng.normal(size=labels * each),
-        FEATURES,
+        n_features,
     )
     write_model(
         path,
@@ -235,7 +255,7 @@ def write_random_model(path: Path, labels: int, link: str) -> Path:
             W=W,
             b=rng.normal(size=labels),
             label_names=[str(k) for k in range(labels)],
-            feature_names=[str(j) for j in range(FEATURES)],
+            feature_names=[str(j) for j in range(n_features)],
             link=link,
         ),
         TrainingRecord(solver="made up", params={}, dataset_hash="0" * 64),

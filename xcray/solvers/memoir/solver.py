@@ -125,6 +125,7 @@ class MemoirSolver(Parameters, ReplicatedSolver):
         CompileCase({"rounds": 2, "batch": 10, "average_from": 1, "early_stopping_rounds": 1}),
         CompileCase({"rounds": 2, "batch": 10, "penalty": "l1"}),
         CompileCase({"rounds": 2, "batch": 10, "group": 5}),
+        CompileCase({"rounds": 2, "batch": 10, "oracle": "lsh"}),
     )
     cost_rates: ClassVar[tuple[float, ...]] = (3e-9,)  # seconds per entry visited
 
