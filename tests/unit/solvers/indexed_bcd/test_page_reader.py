@@ -32,16 +32,16 @@ from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver
 from xcray.storage.objectstore.client import StoragePath
 
 FIRST = frozen([0], np.int32)
-SMALL = {"C": 1.0, "eps": 0.01, "first_rows": 200, "query_rows": 100, "leaf_rows": 32}
+SMALL = {"C": 1.0, "eps": 0.01, "first_rows": 200, "query_rows": 100, "leaf_rows": 16}
 PAGES = "metric-forest/pages.arrow"
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Return a data set with a forest, of 8,000 rows and 16 features."""
-    problem = svm_problem(5, n=8_000, d=16, flipped=0.0)
+    """Return a data set with a forest, of 1,500 rows and 16 features."""
+    problem = svm_problem(5, n=1_500, d=16, flipped=0.0)
     dataset = svm_dataset(problem, tmp_path_factory.mktemp("data") / "svm")
-    build_forest_directory(dataset, 32)
+    build_forest_directory(dataset, 16)
     return dataset
 
 
@@ -90,7 +90,7 @@ def check_equal_records(ours: np.ndarray, theirs: np.ndarray) -> None:
 def test_the_bits_are_those_of_the_rows_on_disk(
     dataset: Dataset, copy: Copy, selection: str
 ) -> None:
-    solver, limit = IndexedBCDSolver(**SMALL, selection=selection), n_bytes(dataset) // 4
+    solver, limit = IndexedBCDSolver(**SMALL, selection=selection), n_bytes(dataset) // 2
     local, remote = solver.load_dataset(dataset, limit), solver.load_dataset(copy[0], limit)
     assert isinstance(remote.store, PagedRows)
     theirs, ours = solver.solve(local, FIRST), solver.solve(remote, FIRST)
@@ -112,7 +112,7 @@ def test_rows_within_the_limit_are_read_once(
     ours = solver.solve(remote, FIRST)
     assert ours.W.data.tobytes() == theirs.W.data.tobytes()
     check_equal_records(ours.records, theirs.records)
-    offsets = open_forest(dataset, 32).file.offsets
+    offsets = open_forest(dataset, 16).file.offsets
     n_pages_bytes = int(offsets[-1] - offsets[0])
     counted = [ours.records[name].tolist() for name in ("bytes_read", "bytes_requested")]
     assert counted == [[n_pages_bytes]] * 2
@@ -123,7 +123,7 @@ def test_rows_within_the_limit_are_read_once(
 
 
 def test_it_stays_within_the_limit(dataset: Dataset, copy: Copy) -> None:
-    limit, solver = n_bytes(dataset) // 4, IndexedBCDSolver(**SMALL, selection="forest")
+    limit, solver = n_bytes(dataset) // 2, IndexedBCDSolver(**SMALL, selection="forest")
     local = solver.load_dataset(copy[0], limit)
     store, sizes = local.store, list[int]()
     assert isinstance(store, PagedRows)
@@ -143,11 +143,12 @@ def test_it_stays_within_the_limit(dataset: Dataset, copy: Copy) -> None:
 def test_pages_are_read_in_any_order_with_few_requests(
     dataset: Dataset, copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, theirs = (open_pages(open_forest(each, 32).file) for each in (copy[0], dataset))
+    ours, theirs = (open_pages(open_forest(each, 16).file) for each in (copy[0], dataset))
     assert isinstance(ours, PagesInObjectStorage)
     assert isinstance(theirs, PagesOnDisk)
-    n_pages = open_forest(dataset, 32).indexed.pages.n_pages
-    for pages in ([7], list(range(n_pages)), np.random.default_rng(0).permutation(200).tolist()):
+    n_pages = open_forest(dataset, 16).indexed.pages.n_pages
+    some = np.random.default_rng(0).permutation(n_pages // 2).tolist()
+    for pages in ([7], list(range(n_pages)), some):
         assert ours.read(pages) == theirs.read(pages)
     assert ours.bytes_read == theirs.bytes_read
     assert ours.requests < 10  # the first one opens the object
@@ -155,7 +156,7 @@ def test_pages_are_read_in_any_order_with_few_requests(
 
 
 def test_all_rows_are_those_of_the_data(dataset: Dataset, copy: Copy) -> None:
-    stored = open_forest(copy[0], 32)
+    stored = open_forest(copy[0], 16)
     rows, counts = read_all_rows(stored)
     X, order = rows.to_scipy(), stored.indexed.pages.rows
     assert (X != dataset.train.X.to_scipy()[order]).nnz == 0
@@ -181,8 +182,8 @@ def test_a_damaged_object_is_refused_by_name(
     copy: Copy, change: Callable[[bytes], bytes], message: str
 ) -> None:
     damage(copy[1] / PAGES, change)
-    reader = open_pages(open_forest(copy[0], 32).file)
-    n_pages = open_forest(copy[0], 32).indexed.pages.n_pages
+    reader = open_pages(open_forest(copy[0], 16).file)
+    n_pages = open_forest(copy[0], 16).indexed.pages.n_pages
     with pytest.raises(Corrupt, match=f"{message}.*push --again"):
         reader.read(list(range(n_pages)))
 
@@ -191,12 +192,12 @@ def test_a_missing_object_is_named(copy: Copy) -> None:
     file = copy[1] / PAGES
     file.filesystem.delete_file(file.path)
     with pytest.raises(Corrupt, match=r"pages\.arrow is missing.*push --again"):
-        open_pages(open_forest(copy[0], 32).file).read([0])
+        open_pages(open_forest(copy[0], 16).file).read([0])
 
 
 def test_an_object_that_vanishes_is_named(dataset: Dataset, proxy: FaultProxy) -> None:
     copy, place = remote_copy(dataset, f"s3://{BUCKET}/pages-vanishes")
-    reader = open_pages(open_forest(copy, 32).file)
+    reader = open_pages(open_forest(copy, 16).file)
     reader.read([0])
     place.filesystem.delete_file((place / PAGES).path)
     with pytest.raises(Corrupt, match=r"pages\.arrow is missing"):
@@ -205,14 +206,14 @@ def test_an_object_that_vanishes_is_named(dataset: Dataset, proxy: FaultProxy) -
 
 def test_a_broken_connection_is_retried(dataset: Dataset, proxy: FaultProxy) -> None:
     copy, _ = remote_copy(dataset, f"s3://{BUCKET}/pages-broken")
-    reader, theirs = (open_pages(open_forest(each, 32).file) for each in (copy, dataset))
+    reader, theirs = (open_pages(open_forest(each, 16).file) for each in (copy, dataset))
     proxy.fault = cut_once("pages.arrow", 100)
     assert reader.read([3, 4, 9]) == theirs.read([3, 4, 9])
 
 
 def test_an_outage_is_reported_after_retries(dataset: Dataset, proxy: FaultProxy) -> None:
     copy, _ = remote_copy(dataset, f"s3://{BUCKET}/pages-outage")
-    reader = open_pages(open_forest(copy, 32).file)
+    reader = open_pages(open_forest(copy, 16).file)
     reader.read([0])
 
     def broken(environ: dict[str, Any], answer: Any) -> Any:
@@ -229,9 +230,9 @@ def test_a_node_reads_kept_pages_from_its_disk(
     dataset: Dataset, copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XCRAY_PAGE_CACHE", "1GiB")
-    file, pages = open_forest(copy[0], 32).file, [5, 1, 2, 9]
+    file, pages = open_forest(copy[0], 16).file, [5, 1, 2, 9]
     first, second = open_pages(file), open_pages(file)
-    expected = open_pages(open_forest(dataset, 32).file).read(pages)
+    expected = open_pages(open_forest(dataset, 16).file).read(pages)
     assert first.read(pages) == second.read(pages) == expected
     assert first.requests > 0
     assert first.bytes_requested == first.bytes_read == second.bytes_read
@@ -249,7 +250,7 @@ def test_a_node_reads_kept_pages_from_its_disk(
 
 def test_kept_pages_stay_within_the_limit(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XCRAY_PAGE_CACHE", "100KiB")
-    file = open_forest(copy[0], 32).file
+    file = open_forest(copy[0], 16).file
     every = list(range(len(file.checksums)))
     first, second = open_pages(file), open_pages(file)
     assert first.read(every) == second.read(every)
@@ -268,6 +269,6 @@ def test_a_full_disk_stops_keeping(copy: Copy, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setenv("XCRAY_PAGE_CACHE", "1GiB")
     monkeypatch.setattr(os, "pwrite", full)
-    reader = open_pages(open_forest(copy[0], 32).file)
+    reader = open_pages(open_forest(copy[0], 16).file)
     assert reader.read([3]) == reader.read([3])
     assert reader.requests == 3  # the first one opens the object
