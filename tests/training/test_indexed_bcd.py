@@ -97,15 +97,26 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return dataset
 
 
+@pytest.fixture(scope="module")
+def whole(larger: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """Return the result of a serial training with all rows of `larger` in memory."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train(paged_spec(larger, "serial"), run_dir=folder / "run", out=folder / "model")
+
+
+def paged_spec(dataset: Dataset, pool: str) -> TrainSpec:
+    """Return the specification of a training that can read pages."""
+    params = {**PARAMS, "leaf_rows": 16}
+    return TrainSpec(str(dataset.path), solver="indexed-bcd", pool=pool, workers=2, params=params)
+
+
 def compare_with_paged(
-    dataset: Dataset, place: Path, pool: str, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, whole: TrainResult, place: Path, pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare a training with one whose workers have a quarter of the bytes of the rows."""
-    params = {**PARAMS, "leaf_rows": 16}
-    spec = TrainSpec(str(dataset.path), solver="indexed-bcd", pool=pool, workers=2, params=params)
-    whole = train(spec, run_dir=place / "run", out=place / "model", job="whole")
     limit = 2 * (dataset.train.X.nnz + dataset.train.n_rows)
     monkeypatch.setattr(IndependentLabels, "rows_limit", lambda strategy: limit)
+    spec = paged_spec(dataset, pool)
     paged = train(spec, run_dir=place / "paged", out=place / "other", job="paged")
     assert whole.report["bytes_read"] == 0 < paged.report["bytes_read"]
     assert paged.sha256 == whole.sha256
@@ -113,16 +124,24 @@ def compare_with_paged(
 
 @pytest.mark.parametrize("pool", ["serial", "threads"])
 def test_rows_on_disk_give_the_same_model(
-    larger: Dataset, tmp_path: Path, pool: str, monkeypatch: pytest.MonkeyPatch
+    larger: Dataset,
+    whole: TrainResult,
+    tmp_path: Path,
+    pool: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compare_with_paged(larger, tmp_path, pool, monkeypatch)
+    compare_with_paged(larger, whole, tmp_path, pool, monkeypatch)
 
 
 @pytest.mark.drill
 def test_rows_on_disk_give_the_same_model_on_ray(
-    larger: Dataset, tmp_path: Path, ray: object, monkeypatch: pytest.MonkeyPatch
+    larger: Dataset,
+    whole: TrainResult,
+    tmp_path: Path,
+    ray: object,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compare_with_paged(larger, tmp_path, "ray", monkeypatch)
+    compare_with_paged(larger, whole, tmp_path, "ray", monkeypatch)
 
 
 def test_the_memory_limit_leaves_bytes_for_the_rows(

@@ -20,6 +20,7 @@ from xcray.service.app import create_app
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import Progress, TrainSpec, train
 from xcray.training.finished import find_finished
+from xcray.training.run import TrainResult
 from xcray.training.selection.choose import LADDERS, Selector, is_better, neighbour
 from xcray.training.selection.measure import parse_measure
 from xcray.training.selection.sample import selection_bytes, selection_data
@@ -33,17 +34,19 @@ def chosen_params(report: dict[str, Any]) -> dict[str, Any]:
     return dict(row["params"])
 
 
+@pytest.fixture(scope="module")
+def selected(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """Return the result of a serial training that chooses its parameters."""
+    folder = tmp_path_factory.mktemp("selected")
+    spec = TrainSpec(str(tiny.path), pool="serial", workers=1, auto=True)
+    return train(spec, run_dir=folder / "run", out=folder / "model")
+
+
 def test_the_model_is_that_of_the_chosen_setting_for_any_workers(
-    tiny: Dataset, tmp_path: Path
+    tiny: Dataset, selected: TrainResult, tmp_path: Path
 ) -> None:
-    results = [
-        train(
-            TrainSpec(str(tiny.path), pool=pool, workers=workers, auto=True),
-            run_dir=tmp_path / f"run{workers}",
-            out=tmp_path / f"out{workers}",
-        )
-        for pool, workers in (("serial", 1), ("threads", 3))
-    ]
+    spec = TrainSpec(str(tiny.path), pool="threads", workers=3, auto=True)
+    results = [selected, train(spec, run_dir=tmp_path / "run3", out=tmp_path / "out3")]
     first, second = (result.report["auto"]["settings"] for result in results)
     assert first == second
     assert len(first) > 3
@@ -57,7 +60,7 @@ def test_the_model_is_that_of_the_chosen_setting_for_any_workers(
     )
     assert {result.sha256 for result in results} == {plain.sha256}
     spec = TrainSpec(str(tiny.path), auto=True)
-    assert find_finished(spec, tmp_path / "out1") is not None
+    assert find_finished(spec, selected.model_path) is not None
 
 
 def test_test_rows_are_not_used_and_given_parameters_are_kept(
@@ -71,7 +74,9 @@ def test_test_rows_are_not_used_and_given_parameters_are_kept(
     assert result.report["auto"]["select"] == "PSP@1"
 
 
-def test_a_stopped_selection_resumes_to_the_same_choice(tiny: Dataset, tmp_path: Path) -> None:
+def test_a_stopped_selection_resumes_to_the_same_choice(
+    tiny: Dataset, selected: TrainResult, tmp_path: Path
+) -> None:
     spec, stop = TrainSpec(str(tiny.path), pool="serial", auto=True), StopFlag()
     notes: list[Progress] = []
 
@@ -91,9 +96,8 @@ def test_a_stopped_selection_resumes_to_the_same_choice(tiny: Dataset, tmp_path:
     assert len(list((tmp_path / "run" / "auto").glob("*.json"))) == 2
     assert notes[0].note == "C=1.0 positives=equal lam=0.01 positive_weight=1.0"
     resumed = train(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
-    fresh = train(spec, run_dir=tmp_path / "run2", out=tmp_path / "out2")
-    assert resumed.sha256 == fresh.sha256
-    assert resumed.report["auto"]["settings"] == fresh.report["auto"]["settings"]
+    assert resumed.sha256 == selected.sha256
+    assert resumed.report["auto"]["settings"] == selected.report["auto"]["settings"]
 
 
 def test_the_command_prints_what_it_tried(
@@ -261,14 +265,10 @@ def test_the_memory_of_a_selection_covers_its_rows(tiny: Dataset) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray")
-def test_ray_workers_train_the_chosen_setting(tiny: Dataset, tmp_path: Path) -> None:
-    results = [
-        train(
-            TrainSpec(str(tiny.path), pool=pool, workers=2, auto=True),
-            run_dir=tmp_path / f"run-{pool}",
-            out=tmp_path / f"out-{pool}",
-        )
-        for pool in ("ray", "threads")
-    ]
-    assert results[0].sha256 == results[1].sha256
-    assert chosen_params(results[0].report) == chosen_params(results[1].report)
+def test_ray_workers_train_the_chosen_setting(
+    tiny: Dataset, selected: TrainResult, tmp_path: Path
+) -> None:
+    spec = TrainSpec(str(tiny.path), pool="ray", workers=2, auto=True)
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+    assert result.sha256 == selected.sha256
+    assert chosen_params(result.report) == chosen_params(selected.report)
