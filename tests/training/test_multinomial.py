@@ -353,11 +353,10 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
 
 @pytest.mark.parametrize(("solver", "seconds"), [("dsmlr", 0.0), ("dsmlr", 1e9), ("lbfgs", 1e9)])
 def test_work_that_a_kill_costs_is_reported_as_lost(
-    tiny: Dataset, tmp_path: Path, solver: str, seconds: float
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str, seconds: float
 ) -> None:
     """It is killed in the report of epoch 4, before the checkpoint of that epoch."""
-    spec = spec_of(tiny, solver)
-    whole = train(spec, run_dir=tmp_path / "whole", out=tmp_path / "reference")
+    spec, whole = spec_of(tiny, solver), trained[solver]
     killed(spec, tmp_path / "run", tmp_path / "model", seconds)
     before = read_streams(tmp_path / "run").num_rows
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
