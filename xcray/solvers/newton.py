@@ -29,10 +29,12 @@ CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 # limits of the minimisation of the quadratic model
 MAX_MODEL_SWEEPS, MODEL_TOLERANCE = 1000, 1e-4
 FIRST_STRIDE = 8  # one row of this number is in the first active set
-NEAR_MARGIN = 1.0  # rows that are this close to a violation are in the later ones
-MAX_ACTIVE_SHARE = 0.25  # of all rows; if more are near the margin, steps are taken over all
-LEAST_GAIN = 0.2  # of the requested gap; a step that gains less ends the work on an active set
-FIRST_STEPS, MAX_STEPS = 3, 50  # on the first active set, and on a later one
+# the later ones are the violating rows and those next to the margin: so many in all, as multiple of
+# the violating ones, but not fewer, and none farther from a violation than this
+ACTIVE_MULTIPLE, LEAST_ACTIVE, NEAR_MARGIN = 1.5, 256, 1.0
+MAX_ACTIVE_SHARE = 0.25  # of all rows; if more are active, steps are taken over all
+GAP_SHARE = 0.5  # of the requested gap; reached over an active set, it ends the work on it
+FIRST_STEPS, MAX_STEPS = 3, 5  # on the first active set, and on a later one
 
 
 def is_suitable(problem: PPDSparseProblem, o: Objective) -> bool:
@@ -64,10 +66,10 @@ def _mean_sq_norm(X: CSR) -> float:
 def own_bytes(X: CSR) -> int:
     """Return the memory of a task: matrices of the features, numbers per row, and dense rows.
 
-    Each of two Hessians has padded rows and a copy without; a factor is computed of one of them.
+    Each of two Hessians is padded and has a copy without padding; a factor is computed of one.
     """
-    size, padded = X.n_cols + 1, kernel.padded_width(X.n_cols)
-    matrices = 8 * size * (2 * (padded + size) + size)
+    size, padded = X.n_cols + 1, kernel.padded_size(X.n_cols)
+    matrices = 8 * (2 * padded**2 + 3 * size**2 + kernel.BLOCK * padded)
     return matrices + 160 * X.n_rows + 4 * kernel.dense_size(X)
 
 
@@ -126,10 +128,11 @@ def solve(
 
 
 class _Samples:
-    """Some samples of a class: their signs, costs, scores and margin violations.
+    """Some samples of a class: their signs, costs, scores, and the losses at these.
 
-    chosen: (n,) int64, their numbers. Work is split into parts of about CHUNK_MULTIPLICATIONS;
-    check: called before each.
+    chosen: (n,) int64, their numbers. z: margin violations; pulls: y alpha of alpha = 2 c z; loss:
+    the sum of losses; total: that of alpha. Work is split into parts of about
+    CHUNK_MULTIPLICATIONS; check: called before each.
     """
 
     def __init__(
@@ -144,7 +147,8 @@ class _Samples:
         self.signs, self.costs = signs, costs
         self.check = check
         self.row_entries = max(1.0, rows.X.nnz / max(rows.X.n_rows, 1))
-        self.scores, self.z = np.empty(len(chosen)), np.empty(len(chosen))
+        self.scores, self.z, self.pulls = np.empty((3, len(chosen)))
+        self.loss, self.total = 0.0, 0.0
 
     def take(self, which: Int64) -> _Samples:
         """Return those of the samples at positions `which`."""
@@ -152,13 +156,15 @@ class _Samples:
         return _Samples(self.rows, *taken, self.check)
 
     def score(self, w: Float64) -> None:
-        """Compute scores and violations at w."""
-        self.scores = self.products(w)
-        self.update_violations()
+        """Compute scores and losses at w."""
+        self.set_scores(self.products(w))
 
-    def update_violations(self) -> None:
-        """Compute the violations from the scores."""
-        kernel.violations(self.signs, self.scores, self.z)
+    def set_scores(self, scores: Float64) -> None:
+        """Set the scores, and compute the losses."""
+        self.scores = scores
+        self.loss, self.total = kernel.violations(
+            self.signs, self.costs, scores, self.z, self.pulls
+        )
 
     def products(self, w: Float64) -> Float64:
         """Return the products of w with the rows: (n,)."""
@@ -167,26 +173,26 @@ class _Samples:
             kernel.score_rows(self.rows, self.chosen[part], w, out[part])
         return out
 
-    def weighted_sum(self, factors: Float64) -> Float64:
-        """Return the sum of factors[k] times row chosen[k]: (D + 1,)."""
+    def pull(self) -> Float64:
+        """Return the sum of alpha y x: (D + 1,)."""
         v = np.zeros(self.rows.X.n_cols + 1)
         for part in self.parts(self.row_entries):
-            kernel.add_rows(self.rows, self.chosen[part], factors[part], v)
+            kernel.add_rows(self.rows, self.chosen[part], self.pulls[part], v)
         return v
 
-    def add_outer(self, factors: Float64, H: Float64) -> None:
-        """Add the sum of factors[k] x x' over rows chosen[k] to H."""
-        for part in self.parts(self.row_entries**2):
-            kernel.add_outer(self.rows, self.chosen[part], factors[part], H)
+    def add_outer(self, which: Int64, factors: Float64, H: Float64) -> None:
+        """Add the sum of factors[k] x x' over the samples which[k] to H."""
+        chosen = self.chosen[which]
+        for part in self.parts(self.row_entries**2, len(which)):
+            kernel.add_outer(self.rows, chosen[part], factors[part], H)
 
-    def loss(self) -> float:
-        """Return the sum of losses."""
-        return float((self.costs * self.z * self.z).sum())
+    def parts(self, row_cost: float, n: int | None = None) -> Iterator[slice]:
+        """Yield parts of n (default: all) samples; call `check` before each.
 
-    def parts(self, row_cost: float) -> Iterator[slice]:
-        """Yield parts of samples; call `check` before each. row_cost: multiplications per row."""
+        row_cost: multiplications per row.
+        """
         size = max(1, int(CHUNK_MULTIPLICATIONS // row_cost))
-        for lo in range(0, len(self.chosen), size):
+        for lo in range(0, len(self.chosen) if n is None else n, size):
             self.check()
             yield slice(lo, lo + size)
 
@@ -201,26 +207,30 @@ class _Minimiser:
         self.curvatures = np.zeros(len(samples.chosen))  # of the rows in H
         self.sweeps = 0
 
-    def run(self, w: Float64, least: float, most: int) -> tuple[Float64, int]:
-        """Return weights from which a step gains at most `least`, and the number of steps."""
-        self.samples.score(w)
-        value, n = self.value(w), 0
-        while n < most and not np.array_equal(new := self.step(w), w):
-            w, n = new, n + 1
-            self.samples.update_violations()
-            before, value = value, self.value(w)
-            if before - value <= least:
-                break
-        return w, n
+    def run(self, w: Float64, gap: float, most: int) -> tuple[Float64, int]:
+        """Take steps until the duality gap over the samples is at most `gap`, or `most` steps.
 
-    def step(self, w: Float64) -> Float64:
+        Returns the weights and the number of steps.
+        """
+        samples = self.samples
+        samples.score(w)
+        for n in range(most):
+            v = samples.pull()
+            sums = samples.total, 2.0 * samples.loss
+            dual = kernel.dual_value(v, *sums, 1.0, self.o.lam, self.taus)
+            if self.value(w) - dual <= gap or np.array_equal(new := self.step(w, v), w):
+                return w, n
+            w = new
+        return w, most
+
+    def step(self, w: Float64, v: Float64) -> Float64:
         """Return the next weights and update the scores; w if no step lowers the objective.
 
-        The step leads to the minimum of the objective on the line through that of the model.
+        v: the sum of alpha y x. The step leads to the minimum of the objective on the line through
+        that of the model.
         """
         samples, o = self.samples, self.o
         self.update_hessian()
-        v = samples.weighted_sum(2.0 * samples.costs * samples.z * samples.signs)
         direction = np.empty_like(w)
         self.sweeps += kernel.minimise_model(
             self.M, self.taus * w - v, w, o.lam, MAX_MODEL_SWEEPS, MODEL_TOLERANCE, direction
@@ -229,7 +239,7 @@ class _Minimiser:
         length = kernel.best_length(
             samples.signs, samples.costs, samples.scores, changes, w, direction, o.lam, self.taus
         )
-        samples.scores += length * changes
+        samples.set_scores(samples.scores + length * changes)
         return w + length * direction
 
     def update_hessian(self) -> None:
@@ -242,13 +252,13 @@ class _Minimiser:
         )
         if rebuilt:
             self.H[:] = 0.0
-        self.samples.take(which).add_outer(change, self.H)
+        self.samples.add_outer(which, change, self.H)
         kernel.symmetrise(self.H, self.M, self.taus)
 
     def value(self, w: Float64) -> float:
-        """Return the objective over the samples, at the last computed violations."""
+        """Return the objective over the samples."""
         penalty = self.o.lam * np.abs(w[:-1]).sum() + 0.5 * (self.taus * w * w).sum()
-        return float(penalty) + self.samples.loss()
+        return float(penalty) + self.samples.loss
 
 
 class _NewtonClass:
@@ -293,41 +303,47 @@ class _NewtonClass:
             w = self.minimise(w, self.first_samples(), eps, FIRST_STEPS)
         self.score(w)
         while True:
-            alpha = 2.0 * samples.costs * samples.z
             value = self.everything.value(w)
+            v = samples.pull()
             self.dual = (
-                max(self.dual, self.best_dual(samples.weighted_sum(alpha * samples.signs), alpha))
-                if self.positives
-                else min(self.null, value)
+                max(self.dual, self.best_dual(v)) if self.positives else min(self.null, value)
             )
             if value - self.dual > eps * self.null and n < rounds:
                 n += 1
                 falls, before = value < before, value
-                if not np.array_equal(new := self.improve(w, eps, falls), w):
+                if not np.array_equal(new := self.improve(w, v, eps, falls), w):
                     w = new
                     continue
             exported = w.astype(np.float32).astype(np.float64)
             if np.array_equal(w, exported):
-                return w[:-1], alpha, self.record(w, value, n)
+                return w[:-1], 2.0 * samples.costs * samples.z, self.record(w, value, n)
             w = exported
             self.score(w)
 
-    def improve(self, w: Float64, eps: float, falls: bool) -> Float64:
-        """Return better weights, and score all samples.
+    def improve(self, w: Float64, v: Float64, eps: float, falls: bool) -> Float64:
+        """Return better weights, and score all samples. v: the sum of alpha y x.
 
-        They minimise over the rows near the margin. If these are many, or the objective did not
-        fall the last time, they are one step ahead, which lowers it.
+        They minimise over the next active set. If that is large, or the objective did not fall the
+        last time, they are one step over all samples ahead, which lowers it.
         """
         samples = self.samples
-        near = np.flatnonzero(samples.signs * samples.scores < 1.0 + NEAR_MARGIN)
-        if falls and len(near) <= MAX_ACTIVE_SHARE * len(samples.chosen):
-            w = self.minimise(w, near, eps, MAX_STEPS)
+        active = self.next_samples()
+        if falls and len(active) <= MAX_ACTIVE_SHARE * len(samples.chosen):
+            w = self.minimise(w, active, eps, MAX_STEPS)
             self.score(w)
         else:
-            w = self.everything.step(w)
-            samples.update_violations()
+            w = self.everything.step(w, v)
             self.visited += 2 * len(samples.chosen)
         return w
+
+    def next_samples(self) -> Int64:
+        """Return the samples of the next active set."""
+        samples = self.samples
+        margins, limit = samples.signs * samples.scores, 1.0 + NEAR_MARGIN
+        size = int(max(ACTIVE_MULTIPLE * np.count_nonzero(samples.z), LEAST_ACTIVE))
+        if size < len(margins):
+            limit = min(limit, np.partition(margins, size)[size])
+        return np.flatnonzero(margins < limit)
 
     def score(self, w: Float64) -> None:
         """Score all samples."""
@@ -342,16 +358,16 @@ class _NewtonClass:
     def minimise(self, w: Float64, active: Int64, eps: float, most: int) -> Float64:
         """Minimise over an active set, nearly as precisely as the certificate needs."""
         minimiser = _Minimiser(self.o, self.taus, self.samples.take(active))
-        w, steps = minimiser.run(w, LEAST_GAIN * eps * self.null, most)
+        w, steps = minimiser.run(w, GAP_SHARE * eps * self.null, most)
         self.sweeps += minimiser.sweeps
         self.visited += (2 * steps + 1) * len(active)
         return w
 
-    def best_dual(self, v: Float64, alpha: Float64) -> float:
-        """Return the dual at the best multiple of alpha."""
-        first = float(alpha.sum())
-        second = float((alpha * alpha * 0.5 / self.samples.costs).sum())
-        return float(kernel.best_dual(v, first, second, self.o.lam, self.taus))
+    def best_dual(self, v: Float64) -> float:
+        """Return the dual at the best multiple of alpha; v: the sum of alpha y x."""
+        samples = self.samples
+        sums = samples.total, 2.0 * samples.loss
+        return float(kernel.best_dual(v, *sums, self.o.lam, self.taus))
 
     def record(self, w: Float64, value: float, n: int) -> dict[str, float]:
         """Return the fields of the record of the class."""
@@ -372,5 +388,5 @@ class _NewtonClass:
             "dual": self.dual,
             "gap": max(0.0, value - self.dual),
             "null": self.null,
-            "loss": self.samples.loss(),
+            "loss": self.samples.loss,
         }

@@ -17,10 +17,10 @@ from xcray.kernels.sparse import to_dense
 from xcray.kernels.training.hinge import soft
 
 MIN_DENSITY = 0.25  # of rows that are multiplied as dense rows
-EIGHT = 8  # rows that are read for one update of H
-PADDING = 16  # rows of H end at a multiple of this, so that SIMD loops leave no remainder
+BLOCK = 72  # rows that are read for one update of H; a power of two would use few cache sets
+TILE = 4  # rows of H that are updated together; its size is a multiple of it
 LENGTHS, LENGTH_TOLERANCE = 40, 0.1  # of `best_length`
-SCALE_STEPS = 60  # golden-section steps for the scale of the dual
+SCALE_STEPS = 30  # golden-section steps for the scale of the dual
 
 
 class Rows(NamedTuple):
@@ -74,11 +74,23 @@ def score_rows(rows: Rows, chosen: Int64, w: Float64, scores: Float64) -> None:
             scores[k] = sparse_product(rows.X, chosen[k], w) + bias
 
 
-@numba.njit(nogil=True, cache=True)
-def violations(signs: Float64, scores: Float64, z: Float64) -> None:
-    """Compute z[i] = max(0, 1 - y_i score_i)."""
+@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "contract"})
+def violations(
+    signs: Float64, costs: Float64, scores: Float64, z: Float64, pulls: Float64
+) -> tuple[float, float]:
+    """Compute z[i] = max(0, 1 - y_i score_i), and pulls[i] = y_i alpha_i of alpha_i = 2 c_i z_i.
+
+    Returns the sums of the losses c_i z_i^2 and of alpha; that of inv_i alpha_i^2 is twice the
+    first.
+    """
+    loss, total = 0.0, 0.0
     for i in range(len(signs)):
         z[i] = max(0.0, 1.0 - signs[i] * scores[i])
+        alpha = 2.0 * costs[i] * z[i]
+        pulls[i] = signs[i] * alpha
+        loss += costs[i] * z[i] * z[i]
+        total += alpha
+    return loss, total
 
 
 @numba.njit(nogil=True, cache=True)
@@ -197,7 +209,7 @@ def best_length(
 @inner()
 def add_sparse_outer(X: CSR, i: int, factor: float, H: Float64) -> None:
     """Add factor x_i x_i' to the upper triangle of H; the features of a row must ascend."""
-    d = len(H) - 1
+    d = X.n_cols
     begin, end = X.indptr[i], X.indptr[i + 1]
     for p in range(begin, end):
         row, f = H[X.indices[p]], factor * X.data[p]
@@ -207,63 +219,93 @@ def add_sparse_outer(X: CSR, i: int, factor: float, H: Float64) -> None:
     H[d, d] += factor
 
 
-@inner(fastmath={"reassoc", "nsz", "contract"})
-def add_dense_outer(x: Float64, f: Float64, H: Float64) -> None:
-    """Add the sum of f[r] x_r x_r' of EIGHT rows to the upper triangle of H; SIMD.
+@inner()
+def take_block(rows: Rows, chosen: Int64, x: Float64) -> None:
+    """Write rows to the first columns of x, (padded, BLOCK), with a 1 for the bias."""
+    X, d = rows.X, rows.X.n_cols
+    if len(rows.dense) == 0:
+        x[:d] = 0.0
+    for r in range(len(chosen)):
+        i = chosen[r]
+        if len(rows.dense) > 0:
+            for j in range(np.uint64(d)):
+                x[j, r] = rows.dense[i, j]
+        else:
+            for p in range(X.indptr[i], X.indptr[i + 1]):
+                x[X.indices[p], r] = X.data[p]
+        x[d, r] = 1.0
 
-    x: (EIGHT, padded). Some entries below the diagonal and in the padding change, too.
+
+@inner(fastmath={"reassoc", "nsz", "contract"})
+def add_block(x: Float64, factors: Float64, H: Float64) -> None:
+    """Add the sum of factors[r] x_r x_r' over the columns of x to the upper triangle of H; SIMD.
+
+    x: (padded, BLOCK). By tiles of TILE rows of H and two columns, whose sums stay in registers.
+    Some entries below the diagonal change, too.
     """
-    for j in range(len(H)):
-        a, b, c, d = f[0] * x[0, j], f[1] * x[1, j], f[2] * x[2, j], f[3] * x[3, j]
-        p, q, r, s = f[4] * x[4, j], f[5] * x[5, j], f[6] * x[6, j], f[7] * x[7, j]
-        row = H[j]
-        for k in range(np.uint64(j // PADDING * PADDING), np.uint64(H.shape[1])):
-            first = a * x[0, k] + b * x[1, k] + c * x[2, k] + d * x[3, k]
-            row[k] += first + p * x[4, k] + q * x[5, k] + r * x[6, k] + s * x[7, k]
+    scaled = np.empty((TILE, x.shape[1]))
+    a, b, c, d = scaled[0], scaled[1], scaled[2], scaled[3]
+    for j in range(0, len(H), TILE):
+        for t in range(TILE):
+            for r in range(len(factors)):
+                scaled[t, r] = factors[r] * x[j + t, r]
+        for k in range(j, len(H), 2):
+            p, q = x[k], x[k + 1]
+            ap, bp, cp, dp, aq, bq, cq, dq = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+            for r in range(np.uint64(x.shape[1])):
+                ap += a[r] * p[r]
+                bp += b[r] * p[r]
+                cp += c[r] * p[r]
+                dp += d[r] * p[r]
+                aq += a[r] * q[r]
+                bq += b[r] * q[r]
+                cq += c[r] * q[r]
+                dq += d[r] * q[r]
+            H[j, k] += ap
+            H[j + 1, k] += bp
+            H[j + 2, k] += cp
+            H[j + 3, k] += dp
+            H[j, k + 1] += aq
+            H[j + 1, k + 1] += bq
+            H[j + 2, k + 1] += cq
+            H[j + 3, k + 1] += dq
 
 
 @numba.njit(nogil=True, cache=True)
 def add_outer(rows: Rows, chosen: Int64, factors: Float64, H: Float64) -> None:
     """Add the sum of factors[k] x x' of rows chosen[k] to the upper triangle of H.
 
-    H: see `empty_hessian`. Rows that have many of the features are read as dense rows, EIGHT at a
+    H: see `empty_hessian`. Rows that have many of the features are read as dense rows, BLOCK at a
     time.
     """
-    X, d = rows.X, len(H) - 1
-    if len(X.data) < MIN_DENSITY * (len(X.indptr) - 1) * d:
+    X = rows.X
+    if len(X.data) < MIN_DENSITY * (len(X.indptr) - 1) * X.n_cols:
         for k in range(len(chosen)):
             add_sparse_outer(X, chosen[k], factors[k], H)
         return
-    block, parts = np.zeros((EIGHT, H.shape[1])), np.empty(EIGHT)
-    for lo in range(0, len(chosen), EIGHT):
-        parts[:] = 0.0
-        for r in range(min(EIGHT, len(chosen) - lo)):
-            i, parts[r], block[r, d] = chosen[lo + r], factors[lo + r], 1.0
-            if len(rows.dense) > 0:
-                for j in range(np.uint64(d)):
-                    block[r, j] = rows.dense[i, j]
-            else:
-                block[r, :d] = 0.0
-                for p in range(X.indptr[i], X.indptr[i + 1]):
-                    block[r, X.indices[p]] = X.data[p]
-        add_dense_outer(block, parts, H)
+    x, parts = np.zeros((len(H), BLOCK)), np.empty(BLOCK)
+    for lo in range(0, len(chosen), BLOCK):
+        n = min(BLOCK, len(chosen) - lo)
+        take_block(rows, chosen[lo : lo + n], x)
+        parts[:n], parts[n:] = factors[lo : lo + n], 0.0
+        add_block(x, parts, H)
 
 
 def empty_hessian(n_features: int) -> Float64:
-    """Return zeros for the upper triangle of a matrix of D + 1 features, with padded rows."""
-    return np.zeros((n_features + 1, padded_width(n_features)))
+    """Return zeros for the upper triangle of a matrix of D + 1 features, with padding."""
+    return np.zeros((padded_size(n_features), padded_size(n_features)))
 
 
-def padded_width(n_features: int) -> int:
-    """Return the length of the rows of `empty_hessian`."""
-    return -(-(n_features + 1) // PADDING) * PADDING
+def padded_size(n_features: int) -> int:
+    """Return the number of rows and of columns of `empty_hessian`."""
+    return -(-(n_features + 1) // TILE) * TILE
 
 
 @numba.njit(nogil=True, cache=True)
 def symmetrise(H: Float64, M: Float64, taus: Float64) -> None:
     """Copy the upper triangle of H to all of M, and add taus (D + 1,) to the diagonal."""
-    for j in range(len(H)):
-        for k in range(j, len(H)):
+    for j in range(len(M)):
+        for k in range(j, len(M)):
             M[j, k] = H[j, k]
             M[k, j] = H[j, k]
         M[j, j] += taus[j]
@@ -367,7 +409,7 @@ def minimise_model(
     return sweeps
 
 
-@inner()
+@numba.njit(nogil=True, cache=True)
 def dual_value(
     v: Float64, first: float, second: float, scale: float, lam: float, taus: Float64
 ) -> float:
