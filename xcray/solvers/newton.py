@@ -29,8 +29,8 @@ CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 # limits of the minimisation of the quadratic model
 MAX_MODEL_SWEEPS, MODEL_TOLERANCE = 1000, 1e-4
 FIRST_STRIDE = 8  # one row of this number is in the first active set
-# the later ones are the violating rows and those next to the margin: so many in all, as multiple of
-# the violating ones, but not fewer, and none farther from a violation than this
+# the later ones are the violating rows and those next to the margin: their number, as multiple of
+# that of the violating ones; the least number; and their maximum distance from a violation
 ACTIVE_MULTIPLE, LEAST_ACTIVE, NEAR_MARGIN = 1.5, 256, 1.0
 MAX_ACTIVE_SHARE = 0.25  # of all rows; if more are active, steps are taken over all
 GAP_SHARE = 0.5  # of the requested gap; reached over an active set, it ends the work on it
