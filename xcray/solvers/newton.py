@@ -26,8 +26,9 @@ MAX_FEATURES = 1024
 PIECE = 1 << 20  # values that are converted to float64 at once
 MIN_MEAN_CURVATURE = 10.0  # minimum of the mean of C |x|^2 / tau
 CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
-# limits of the minimisation of the quadratic model
-MAX_MODEL_SWEEPS, MODEL_TOLERANCE = 1000, 1e-4
+MAX_MODEL_TURNS = 200  # of the minimisation of the quadratic model
+# what is left to gain of it, as share; the second for classes that take more than EASY_ROUNDS
+MODEL_TOLERANCE, PRECISE_TOLERANCE, EASY_ROUNDS = 1e-4, 1e-8, 5
 FIRST_STRIDE = 8  # one row of this number is in the first active set
 # the later ones are the violating rows and those next to the margin: their number, as multiple of
 # that of the violating ones; the least number; and their maximum distance from a violation
@@ -205,6 +206,7 @@ class _Minimiser:
         self.H = kernel.empty_hessian(len(taus) - 1)
         self.M = np.empty((len(taus), len(taus)))
         self.curvatures = np.zeros(len(samples.chosen))  # of the rows in H
+        self.tolerance = MODEL_TOLERANCE
         self.sweeps = 0
 
     def run(self, w: Float64, gap: float, most: int) -> tuple[Float64, int]:
@@ -233,7 +235,7 @@ class _Minimiser:
         self.update_hessian()
         direction = np.empty_like(w)
         self.sweeps += kernel.minimise_model(
-            self.M, self.taus * w - v, w, o.lam, MAX_MODEL_SWEEPS, MODEL_TOLERANCE, direction
+            self.M, self.taus * w - v, w, o.lam, MAX_MODEL_TURNS, self.tolerance, direction
         )
         changes = samples.products(direction)
         length = kernel.best_length(
@@ -286,6 +288,7 @@ class _NewtonClass:
         self.everything = _Minimiser(o, self.taus, self.samples)
         self.label = label
         self.positives = len(positives)
+        self.tolerance = MODEL_TOLERANCE
         self.sweeps, self.visited = 0, 0
         self.dual = -np.inf
 
@@ -310,6 +313,8 @@ class _NewtonClass:
             )
             if value - self.dual > eps * self.null and n < rounds:
                 n += 1
+                if n > EASY_ROUNDS:
+                    self.tolerance = PRECISE_TOLERANCE
                 falls, before = value < before, value
                 if not np.array_equal(new := self.improve(w, v, eps, falls), w):
                     w = new
@@ -332,6 +337,7 @@ class _NewtonClass:
             w = self.minimise(w, active, eps, MAX_STEPS)
             self.score(w)
         else:
+            self.everything.tolerance = self.tolerance
             w = self.everything.step(w, v)
             self.visited += 2 * len(samples.chosen)
         return w
@@ -358,6 +364,7 @@ class _NewtonClass:
     def minimise(self, w: Float64, active: Int64, eps: float, most: int) -> Float64:
         """Minimise over an active set, nearly as precisely as the certificate needs."""
         minimiser = _Minimiser(self.o, self.taus, self.samples.take(active))
+        minimiser.tolerance = self.tolerance
         w, steps = minimiser.run(w, GAP_SHARE * eps * self.null, most)
         self.sweeps += minimiser.sweeps
         self.visited += (2 * steps + 1) * len(active)

@@ -64,6 +64,35 @@ def test_optimum_is_the_naive_twins(lam, tau, C, penalty, weighted):
         assert record["dual"] <= best + 1e-7 * record["null"]
 
 
+def test_a_class_with_fewer_violating_rows_than_features_is_certified():
+    # if coordinate descent alone minimises the model, two of these classes take 74 and 100 rounds
+    rng = np.random.default_rng(3)
+    X = (100.0 * rng.normal(size=(300, 40)) + 2000.0 * rng.normal(size=(300, 1))).astype(np.float32)
+    Y = pattern_from((X @ rng.normal(size=(40, 3)) > 0.0).astype(np.float32))
+    solver = PPDSparseSolver(lam=20.0, C=50.0, eps=1e-4)
+    records = solver.solve(local_of(solver, csr_from(X), Y), ALL[:3]).records
+    assert (records["violating"] < 40).all()
+    assert (records["gap"] <= 1e-4 * records["null"]).all()
+    assert records["rounds"].max() < 40
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3, 30.0])
+def test_the_model_is_minimised_where_its_curvatures_differ_much(lam):
+    rng = np.random.default_rng(5)
+    A = rng.normal(size=(40, 31)) * np.logspace(0.0, 4.0, 31)
+    A[:, 1] = A[:, 0] + 1e-3 * A[:, 1]
+    M, slope = A.T @ A + np.eye(31), A.T @ rng.normal(size=40)
+    w, step = rng.normal(size=31) * np.logspace(0.0, -4.0, 31), np.empty(31)
+    kernel.minimise_model(M, slope, w, lam, 200, 1e-12, step)
+    pull, u = slope + M @ step, w + step
+    scale = np.sqrt(np.diag(M))
+    at_zero = np.maximum(0.0, np.abs(pull[:-1]) - lam)
+    wrong = np.where(u[:-1] == 0.0, at_zero, np.abs(pull[:-1] + lam * np.sign(u[:-1])))
+    assert (wrong / scale[:-1]).max() < 1e-4
+    assert abs(pull[-1]) / scale[-1] < 1e-4
+    assert (np.count_nonzero(u[:-1] == 0.0) > 0) == (lam > 0.0)
+
+
 def test_sparse_and_dense_rows_have_the_same_optimum(monkeypatch):
     X, Y = long_rows(7)
     values = X.to_scipy().toarray()

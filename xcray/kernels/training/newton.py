@@ -20,6 +20,8 @@ MIN_DENSITY = 0.25  # of rows that are multiplied as dense rows
 BLOCK = 72  # rows that are read for one update of H; a power of two would use few cache sets
 TILE = 4  # rows of H that are updated together; its size is a multiple of it
 LENGTHS, LENGTH_TOLERANCE = 40, 0.1  # of `best_length`
+BISECTIONS, KINK = 40, 1e-9  # of the length of a step of the model; relative, taken for zero
+SWEEP_SHARE = 6  # features per sweep that takes as long as a solution for them
 SCALE_STEPS = 30  # golden-section steps for the scale of the dual
 
 
@@ -343,69 +345,111 @@ def solve_positive_definite(A: Float64, x: Float64) -> bool:
 
 
 @inner()
-def step_on_support(M: Float64, slope: Float64, w: Float64, lam: float, step: Float64) -> None:
-    """Set `step` to the minimum of the model for the weights that are not zero, with their signs.
+def length_on_line(u: Float64, d: Float64, lam: float, slope: float, curvature: float) -> float:
+    """Return the t in [0, 1] that minimises t slope + t^2/2 curvature + lam |u + t d|_1.
 
-    For all weights, without l1, if all are zero. Zero if it cannot be computed.
+    The last entry has no l1. 1, which minimises it for the signs of u, if these stay; else by
+    bisection of the derivative.
     """
-    step[:] = 0.0
-    support = np.flatnonzero(w[:-1])
-    if len(support) == 0:
-        support = np.arange(len(w) - 1)
-    support = np.append(support, len(w) - 1)
-    A, x = np.empty((len(support), len(support))), np.empty(len(support))
-    for a, j in enumerate(support):
-        x[a] = -slope[j] - (lam * np.sign(w[j]) if j < len(w) - 1 else 0.0)
-        for b in range(a + 1):
-            A[a, b] = M[j, support[b]]
-    if solve_positive_definite(A, x):
-        for a, j in enumerate(support):
-            step[j] = x[a]
+    same = True
+    for j in range(len(u) - 1):
+        same &= d[j] == 0.0 or u[j] * (u[j] + d[j]) > 0.0
+    if same:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        t = 0.5 * (low + high)
+        derivative = slope + t * curvature
+        for j in range(len(u) - 1):
+            derivative += lam * math.copysign(d[j], (u[j] + t * d[j]) * d[j])
+        if derivative <= 0.0:
+            low = t
+        else:
+            high = t
+    return low
 
 
 @inner()
-def model_gain(pull: Float64, slope: Float64, w: Float64, lam: float, step: Float64) -> float:
-    """Return by how much `step` lowers the model; pull = slope + M step."""
-    gain = 0.0
-    for j in range(len(w)):
-        gain -= 0.5 * step[j] * (slope[j] + pull[j])
-        if j < len(w) - 1:
-            gain -= lam * (abs(w[j] + step[j]) - abs(w[j]))
+def move_on_support(M: Float64, w: Float64, lam: float, step: Float64, pull: Float64) -> float:
+    """Move `step` towards the minimum of the model for the weights that are not zero.
+
+    The minimum for their signs, or for all weights without l1 if all are zero; as far as the model
+    falls on the way. A weight that becomes zero there is exactly zero. pull = slope + M step.
+    Returns by how much the model falls.
+    """
+    u = w + step
+    support = np.flatnonzero(u[:-1])
+    if len(support) == 0:
+        support = np.arange(len(u) - 1)
+    support = np.append(support, len(u) - 1)
+    A, x = np.empty((len(support), len(support))), np.empty(len(support))
+    for a, j in enumerate(support):
+        x[a] = -pull[j] - (lam * np.sign(u[j]) if j < len(u) - 1 else 0.0)
+        for b in range(a + 1):
+            A[a, b] = M[j, support[b]]
+    if not solve_positive_definite(A, x):
+        return 0.0
+    d, slope, curvature = np.zeros(len(u)), 0.0, 0.0
+    for a, j in enumerate(support):
+        d[j] = x[a]
+    change = np.empty(len(u))
+    for k in range(len(u)):
+        change[k] = dot(M[k], d, len(u))
+        slope += pull[k] * d[k]
+        curvature += change[k] * d[k]
+    t = length_on_line(u, d, lam, slope, curvature)
+    gain: float = -t * slope - 0.5 * t * t * curvature
+    for k in range(len(u) - 1):
+        gain -= lam * (abs(u[k] + t * d[k]) - abs(u[k]))
+    if not gain > 0.0:
+        return 0.0
+    for k in range(len(u)):
+        step[k] += t * d[k]
+        pull[k] += t * change[k]
+        if k < len(u) - 1 and u[k] != 0.0 and abs(u[k] + t * d[k]) <= KINK * abs(u[k]):
+            step[k] = -w[k]
+    return gain
+
+
+@inner()
+def model_sweep(M: Float64, w: Float64, lam: float, step: Float64, pull: Float64) -> float:
+    """Take a step of coordinate descent on each weight; return by how much the model falls."""
+    n, gain = len(w), 0.0
+    for j in range(n):
+        curvature = M[j, j]
+        target = curvature * (w[j] + step[j]) - pull[j]
+        change = (soft(target, lam) if j < n - 1 else target) / curvature - w[j] - step[j]
+        if change != 0.0:
+            step[j] += change
+            gain += curvature * change * change
+            row = M[j]
+            for k in range(n):
+                pull[k] += change * row[k]
     return gain
 
 
 @numba.njit(nogil=True, cache=True)
 def minimise_model(
-    M: Float64, slope: Float64, w: Float64, lam: float, sweeps: int, tolerance: float, step: Float64
+    M: Float64, slope: Float64, w: Float64, lam: float, turns: int, tolerance: float, step: Float64
 ) -> int:
     """Minimise slope.s + s'Ms/2 + lam |w + s|_1 over s, written to `step`.
 
-    The bias has no l1. Coordinate descent from the solution for the signs of w, until a sweep gains
+    The bias has no l1. Turns of the solution for the current signs, and of sweeps of coordinate
+    descent, which change them and take as long together. Ends when the first sweep of a turn gains
     at most `tolerance` of the total gain. Returns the number of sweeps.
     """
-    n = len(w)
-    step_on_support(M, slope, w, lam, step)
-    pull = slope.copy()  # slope + M step
-    for j in range(n):
-        pull[j] += dot(M[j], step, n)
-    gained = model_gain(pull, slope, w, lam, step)
-    if not gained > 0.0:
-        step[:], pull[:], gained = 0.0, slope, 0.0
-    for done in range(sweeps):
-        gain = 0.0
-        for j in range(n):
-            curvature = M[j, j]
-            target = curvature * (w[j] + step[j]) - pull[j]
-            change = (soft(target, lam) if j < n - 1 else target) / curvature - w[j] - step[j]
-            if change != 0.0:
-                step[j] += change
-                gain += curvature * change * change
-                row = M[j]
-                for k in range(n):
-                    pull[k] += change * row[k]
-        gained += gain
-        if gain <= tolerance * gained:
-            return done + 1
+    pull, gained, sweeps = slope.copy(), 0.0, 0  # pull: slope + M step
+    step[:] = 0.0
+    for _ in range(turns):
+        gained += move_on_support(M, w, lam, step, pull)
+        for repeat in range(1 + len(w) // SWEEP_SHARE):
+            gain = model_sweep(M, w, lam, step, pull)
+            gained += gain
+            sweeps += 1
+            if gain <= tolerance * gained:
+                if repeat == 0:
+                    return sweeps
+                break
     return sweeps
 
 
