@@ -288,7 +288,6 @@ class _NewtonClass:
         self.everything = _Minimiser(o, self.taus, self.samples)
         self.label = label
         self.positives = len(positives)
-        self.tolerance = MODEL_TOLERANCE
         self.sweeps, self.visited = 0, 0
         self.dual = -np.inf
 
@@ -314,14 +313,14 @@ class _NewtonClass:
             if value - self.dual > eps * self.null and n < rounds:
                 n += 1
                 if n > EASY_ROUNDS:
-                    self.tolerance = PRECISE_TOLERANCE
+                    self.everything.tolerance = PRECISE_TOLERANCE
                 falls, before = value < before, value
                 if not np.array_equal(new := self.improve(w, v, eps, falls), w):
                     w = new
                     continue
             exported = w.astype(np.float32).astype(np.float64)
             if np.array_equal(w, exported):
-                return w[:-1], 2.0 * samples.costs * samples.z, self.record(w, value, n)
+                return w[:-1], samples.signs * samples.pulls, self.record(w, value, n)
             w = exported
             self.score(w)
 
@@ -337,7 +336,6 @@ class _NewtonClass:
             w = self.minimise(w, active, eps, MAX_STEPS)
             self.score(w)
         else:
-            self.everything.tolerance = self.tolerance
             w = self.everything.step(w, v)
             self.visited += 2 * len(samples.chosen)
         return w
@@ -364,7 +362,7 @@ class _NewtonClass:
     def minimise(self, w: Float64, active: Int64, eps: float, most: int) -> Float64:
         """Minimise over an active set, nearly as precisely as the certificate needs."""
         minimiser = _Minimiser(self.o, self.taus, self.samples.take(active))
-        minimiser.tolerance = self.tolerance
+        minimiser.tolerance = self.everything.tolerance
         w, steps = minimiser.run(w, GAP_SHARE * eps * self.null, most)
         self.sweeps += minimiser.sweeps
         self.visited += (2 * steps + 1) * len(active)
