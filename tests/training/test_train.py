@@ -87,7 +87,7 @@ def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monk
     from xcray.solvers.ppdsparse import PPDSparseSolver
 
     whole = PPDSparseSolver.solve
-    monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda self: None)
+    monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda *_: None)
     monkeypatch.setattr(
         PPDSparseSolver,
         "solve",

@@ -25,7 +25,9 @@ from xcray.workers.ray import pool as ray_pool
 from xcray.workers.ray.actors import node_seconds, start_seconds
 from xcray.workers.ray.pool import RayPool
 
-WORK = SimpleNamespace(warm_up=lambda: None, decode_result=lambda block: block, counter=("n", "n"))
+WORK = SimpleNamespace(
+    warm_up=lambda *_: None, decode_result=lambda block: block, counter=("n", "n")
+)
 
 
 def job(

@@ -75,7 +75,7 @@ def test_compilation_is_no_part_of_the_rate(name, monkeypatch):
     solver, local, schedule = setting()
     now, reports = [0.0], []
 
-    def warm_up(self):
+    def warm_up(self, local):
         now[0] += 100.0
 
     monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -143,7 +143,7 @@ def test_errors_of_a_task_are_raised(name, monkeypatch):
         raise ShapeMismatch("as if")
 
     monkeypatch.setattr(PPDSparseSolver, "solve", broken)
-    monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda _: None)
+    monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda *_: None)
     with pytest.raises(ShapeMismatch, match="as if"):
         run_schedule(
             schedule,

@@ -116,7 +116,7 @@ class ChunkTask:
         """Raise NotImplementedError: a model is never sent to workers."""
         raise NotImplementedError("batch predictions read the model from its directory")
 
-    def warm_up(self) -> None:
+    def warm_up(self, local: Any = None) -> None:
         """Do nothing: `warm_kernels` runs in the driver before any worker starts."""
 
     def decode_result(self, result: list[AnswerPart]) -> list[AnswerPart]:

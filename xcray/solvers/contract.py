@@ -106,6 +106,13 @@ class _TaskSolver(Solver, Protocol):
 
     cost_rates: ClassVar[tuple[float, ...]]
 
+    def warm_up(self, local: Any = None) -> None:
+        """Compile or load the kernels.
+
+        local: the state that they will be used with, see `solve`; None if there is none yet.
+        """
+        return
+
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> SolverState:
         """Return the state of a worker.
 

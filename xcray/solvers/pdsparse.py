@@ -269,7 +269,7 @@ class PDSparseSolver(Parameters, JointSolver):
             reason = kernel.advance(problem, settings, lists, table, scratch, state, SLICE_ENTRIES)
         return self._block(local, labels, lists, table, scratch, state[0], stopped)
 
-    def warm_up(self) -> None:
+    def warm_up(self, local: Any = None) -> None:
         """Compile or load the kernels, on a problem of two samples."""
         X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
         self.solve(self.load(X, X, pattern([0, 1, 2], [0, 1], 2)), frozen([0, 1], np.int32))

@@ -328,24 +328,25 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
                 local.reset_scratch()
                 raise Stopped("stopped between two slices of a class; finished batches are kept")
 
-        solve = (
-            self._solve_by_newton
-            if newton.is_suitable(local.problem, self._objective())
-            else self._solve_by_descent
-        )
-        W, records, duals = solve(local, labels, start_duals, check, keep_duals)
+        W, records, duals = self._method(local)(local, labels, start_duals, check, keep_duals)
         if self.prune > 0.0 or self.prune_keep > 0 or self.prune_loss > 0.0:
             W = self._prune(local, W, records, check)
         return SolvedLabels(labels, W, frozen(records["bias"], np.float64), records, duals)
 
-    def warm_up(self) -> None:
-        """Compile or load the kernels, on a problem of two samples.
+    def warm_up(self, local: PPDSparseState | None = None) -> None:
+        """Compile or load the kernels of the method that solves `local`, on two samples.
 
-        It is certified at once, because a hard problem could not be stopped here.
+        They are certified at once, because a hard problem could not be stopped here.
         """
         X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
-        local = self.load(X, X, Pattern(frozen([0, 1], np.int64), frozen([0], np.int32), 2))
-        replace(self, eps=1.0).solve(local, frozen([0], np.int32))
+        small = self.load(X, X, Pattern(frozen([0, 1], np.int64), frozen([0], np.int32), 2))
+        solve = replace(self, eps=1.0)._method(small if local is None else local)
+        solve(small, frozen([0], np.int32), NO_DUALS, lambda: None, False)
+
+    def _method(self, local: PPDSparseState) -> Callable[..., BatchResult]:
+        """Return the method that solves the labels of `local`."""
+        by_newton = newton.is_suitable(local.problem, self._objective())
+        return self._solve_by_newton if by_newton else self._solve_by_descent
 
     def _solve_by_descent(
         self,
@@ -417,10 +418,8 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         self, local: PPDSparseState, W: CSR, records: np.ndarray, check: Callable[[], None]
     ) -> CSR:
         """Return W without its small weights; update the records."""
-        problem, limits = (
-            local.problem,
-            (float(self.prune), self.prune_keep, float(self.prune_loss)),
-        )
+        problem = local.problem
+        limits = (float(self.prune), self.prune_keep, float(self.prune_loss))
         stay = np.ones(W.nnz, bool)
         for row, record in enumerate(records):
             check()

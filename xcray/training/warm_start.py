@@ -33,9 +33,9 @@ class WarmRunner:
         self._origin = origin
         self._factor = np.float32(factor)
 
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
-        self._solver.warm_up()
+    def warm_up(self, local: Any = None) -> None:
+        """Compile or load the kernels, see `Solver`."""
+        self._solver.warm_up(local)
 
     def solve(
         self, state: SolverState, labels: Int32, stopped: Callable[[], bool] = lambda: False

@@ -106,7 +106,7 @@ class SerialPool(_LocalPool):
     def open(self) -> None:
         """Compile the kernels, and add the one worker, `serial`."""
         self._executor.opened = time.monotonic()
-        self._executor.work.warm_up()
+        self._executor.work.warm_up(self._local)
         self._reports.append(Joined("serial"))
 
     def submit(self, worker: str, task: Task) -> None:
@@ -149,7 +149,7 @@ class ThreadPool(_LocalPool):
     def open(self) -> None:
         """Start the threads."""
         self._executor.opened = time.monotonic()
-        self._executor.work.warm_up()  # compile once, not in every thread
+        self._executor.work.warm_up(self._local)  # compile once, not in every thread
         with self._lock:
             self._is_open = True
             self._start_missing()

@@ -29,8 +29,11 @@ class TaskRunner(Protocol):
         exceptions are raised by the driver of the pool.
         """
 
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
+    def warm_up(self, local: Any = None) -> None:
+        """Compile or load the kernels.
+
+        local: the state that they will be used with; None if there is none yet.
+        """
 
 
 class RemoteTaskRunner(TaskRunner, Protocol):

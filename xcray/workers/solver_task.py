@@ -64,9 +64,9 @@ class SolverTask:
         """Solve labels, see `Solver`."""
         return self.solver.solve(local, labels, stopped)
 
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
-        self.solver.warm_up()
+    def warm_up(self, local: Any = None) -> None:
+        """Compile or load the kernels, see `Solver`."""
+        self.solver.warm_up(local)
 
     def decode_result(self, result: SolvedLabels) -> SolvedLabels:
         """Return the block with the array types that xcray's own code expects."""

@@ -252,7 +252,7 @@ def test_each_point_starts_from_the_duals_of_its_neighbour(
         values.append((self.lam, labels, start, keep_duals))
         return whole(self, local, labels, stopped, start=start, keep_duals=keep_duals)
 
-    monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda self: None)
+    monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda *_: None)
     monkeypatch.setattr(PPDSparseSolver, "solve", recording_solve)
     bench = evaluate.PointEvaluator(
         spec_of(tiny).train,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -159,7 +159,7 @@ class HingeOneVsRest(Parameters, IndependentSolver):
         objective = Objective(loss, 0.0, 1.0, 1.0, 1.0)
         return float(null_objective(objective, positive, float(costs.sum()) - positive))
 
-    def warm_up(self) -> None:
+    def warm_up(self, local: Any = None) -> None:
         """Compile or load the kernels, on a problem of two rows."""
         X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
         local = self.load(X, X, Pattern(frozen([0, 1], np.int64), frozen([0], np.int32), 2))

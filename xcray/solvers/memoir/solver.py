@@ -338,7 +338,7 @@ class MemoirSolver(Parameters, ReplicatedSolver):
         local = self.load(data.X, data.X, transpose_pattern(data.Y), data.weights)
         return MemoirReplica(self, local, Share(number, workers), stopped)
 
-    def warm_up(self) -> None:
+    def warm_up(self, local: Any = None) -> None:
         """Compile or load the kernels, on a problem of two samples."""
         X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
         local = self.load(X, X, pattern([0, 1, 2], [0, 1], 2))

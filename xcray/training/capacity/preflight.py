@@ -410,7 +410,7 @@ def run_probe(
     if not len(picked):
         return MeasuredRates()
     state = solver.load_dataset(dataset)
-    solver.warm_up()
+    solver.warm_up(state)
     if len(picked) > 1:
         # The first call touches the mapped files, which takes extra time once.
         solver.solve(state, frozen(work.labels[picked[:1]], np.int32))

@@ -215,7 +215,7 @@ def solve_sample(
     solved blocks are discarded. Raises the solver's errors.
     """
     state = solver.load(train.X, train.XT, train.YT, train.weights)
-    solver.warm_up()
+    solver.warm_up(state)
     alive = np.flatnonzero(np.diff(train.YT.indptr) > 0).astype(np.int32)
     cheap = alive[np.argsort(costs[alive], kind="stable")[0]]
     # The first call touches the mapped files, which takes extra time once.

@@ -108,13 +108,13 @@ class TaskActor(WorkerActor):
         self._local = self._work.open()
         if self._local is None:
             return False
-        self._work.warm_up()
+        self._work.warm_up(self._local)
         return True
 
     def load(self, *shared: Any) -> None:
         """Load the arrays that the driver shares, from the object store."""
         self._local = self._work.load(*shared)
-        self._work.warm_up()
+        self._work.warm_up(self._local)
 
     def solve(self, task: int, labels: list[int]) -> tuple[Any, float, float, float]:
         """Solve a batch; return its value, None if it was cancelled, and its times.
