@@ -155,7 +155,7 @@ class LabelTraining:
         )
         self._path, self._v_before = 0.0, np.zeros_like(state.v)
         self._window = 0  # position of the cyclic window
-        self._reference = OutlierRule(state.v.copy(), settings.s)
+        self._reference = OutlierRule(np.zeros_like(state.v), settings.s)
         self._waits = np.zeros(selection.pages.n_pages, np.int32)
         self._order = np.arange(selection.pages.n_pages)
         largest_page = int(np.diff(selection.pages.indptr).max(initial=0))
