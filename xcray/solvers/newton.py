@@ -14,6 +14,7 @@ regression", 2012.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,15 +28,27 @@ PIECE = 1 << 20  # values that are converted to float64 at once
 MIN_MEAN_CURVATURE = 10.0  # minimum of the mean of C |x|^2 / tau
 CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 MAX_MODEL_TURNS = 200  # of the minimisation of the quadratic model
-# what is left to gain of it, as share; the second for classes that take more than EASY_ROUNDS
-MODEL_TOLERANCE, PRECISE_TOLERANCE, EASY_ROUNDS = 1e-4, 1e-8, 5
+EASY_ROUNDS = 5  # classes that take more need precise models
 FIRST_STRIDE = 8  # one row of this number is in the first active set
 # the later ones are the violating rows and those next to the margin: their number, as multiple of
 # that of the violating ones; the least number; and their maximum distance from a violation
 ACTIVE_MULTIPLE, LEAST_ACTIVE, NEAR_MARGIN = 1.5, 256, 1.0
-MAX_ACTIVE_SHARE = 0.25  # of all rows; if more are active, steps are taken over all
 GAP_SHARE = 0.5  # of the requested gap; reached over an active set, it ends the work on it
-FIRST_STEPS, MAX_STEPS = 3, 5  # on the first active set, and on a later one
+FIRST_STEPS, MAX_STEPS = 3, 8  # on the first active set, and on a later one
+
+
+class _Precision(NamedTuple):
+    """Precision of a model: the share of its fall that is left out, and the type of its sums.
+
+    The weights of a round are those in single precision, except if it is PRECISE.
+    """
+
+    tolerance: float
+    dtype: Any
+
+
+FAST, USUAL = _Precision(1e-4, np.float32), _Precision(1e-4, np.float64)
+PRECISE = _Precision(1e-8, np.float64)
 
 
 def is_suitable(problem: PPDSparseProblem, o: Objective) -> bool:
@@ -67,10 +80,10 @@ def _mean_sq_norm(X: CSR) -> float:
 def own_bytes(X: CSR) -> int:
     """Return the memory of a task: matrices of the features, numbers per row, and dense rows.
 
-    Each of two Hessians is padded and has a copy without padding; a factor is computed of one.
+    The Hessian is padded and has a copy without padding, of which a factor is computed.
     """
     size, padded = X.n_cols + 1, kernel.padded_size(X.n_cols)
-    matrices = 8 * (2 * padded**2 + 3 * size**2 + kernel.BLOCK * padded)
+    matrices = 8 * (padded**2 + 2 * size**2) + kernel.BLOCK_BYTES * padded
     return matrices + 160 * X.n_rows + 4 * kernel.dense_size(X)
 
 
@@ -82,6 +95,22 @@ def positive_factor(problem: PPDSparseProblem, label: int) -> float:
 def _taus(o: Objective, n: int) -> Float64:
     """Return the weight of the square of each weight and of the bias: (n,), the bias last."""
     return np.append(np.full(n - 1, o.tau), o.tau_bias)
+
+
+def _first_precision(problem: PPDSparseProblem, o: Objective, label: int) -> _Precision:
+    """Return the precision of the first models of a label.
+
+    Sums in single precision are off by less than the squares of the weights count.
+    """
+    largest = max(problem.column_sq.max(initial=0.0), problem.total)
+    curvature = 2.0 * o.C * max(positive_factor(problem, label), 1.0) * largest
+    is_fast = curvature * np.finfo(np.float32).epsneg <= min(o.tau, o.tau_bias)
+    return FAST if is_fast else USUAL
+
+
+def _exported(w: Float64) -> Float64:
+    """Return w in single precision, which models have."""
+    return w.astype(np.float32).astype(np.float64)
 
 
 def _sample_weights(problem: PPDSparseProblem) -> Float64:
@@ -167,6 +196,10 @@ class _Samples:
             self.signs, self.costs, scores, self.z, self.pulls
         )
 
+    def objective(self, w: Float64, o: Objective, taus: Float64) -> float:
+        """Return the objective over the samples at w, where their losses are."""
+        return float(kernel.penalty(w, o.lam, taus)) + self.loss
+
     def products(self, w: Float64) -> Float64:
         """Return the products of w with the rows: (n,)."""
         out = np.empty(len(self.chosen))
@@ -181,18 +214,23 @@ class _Samples:
             kernel.add_rows(self.rows, self.chosen[part], self.pulls[part], v)
         return v
 
-    def add_outer(self, which: Int64, factors: Float64, H: Float64) -> None:
-        """Add the sum of factors[k] x x' over the samples which[k] to H."""
-        chosen = self.chosen[which]
-        for part in self.parts(self.row_entries**2, len(which)):
-            kernel.add_outer(self.rows, chosen[part], factors[part], H)
+    def add_outer(
+        self, which: Int64, factors: Float64, block: Float32 | Float64, H: Float64
+    ) -> None:
+        """Add the sum of factors[k] x x' over the samples which[k] to H.
 
-    def parts(self, row_cost: float, n: int | None = None) -> Iterator[slice]:
+        block: memory, see `kernel.empty_block`.
+        """
+        chosen = self.chosen[which]
+        for part in self.parts(self.row_entries**2, len(which), block.shape[1]):
+            kernel.add_outer(self.rows, chosen[part], factors[part], block, H)
+
+    def parts(self, row_cost: float, n: int | None = None, unit: int = 1) -> Iterator[slice]:
         """Yield parts of n (default: all) samples; call `check` before each.
 
-        row_cost: multiplications per row.
+        row_cost: multiplications per row. The size of a part is a multiple of `unit`.
         """
-        size = max(1, int(CHUNK_MULTIPLICATIONS // row_cost))
+        size = unit * max(1, int(CHUNK_MULTIPLICATIONS // (row_cost * unit)))
         for lo in range(0, len(self.chosen) if n is None else n, size):
             self.check()
             yield slice(lo, lo + size)
@@ -201,12 +239,15 @@ class _Samples:
 class _Minimiser:
     """Newton's method over an active set of samples."""
 
-    def __init__(self, o: Objective, taus: Float64, samples: _Samples) -> None:
+    def __init__(
+        self, o: Objective, taus: Float64, samples: _Samples, precision: _Precision
+    ) -> None:
         self.o, self.taus, self.samples = o, taus, samples
         self.H = kernel.empty_hessian(len(taus) - 1)
+        self.block = kernel.empty_block(len(taus) - 1, precision.dtype)
         self.M = np.empty((len(taus), len(taus)))
         self.curvatures = np.zeros(len(samples.chosen))  # of the rows in H
-        self.tolerance = MODEL_TOLERANCE
+        self.tolerance = precision.tolerance
         self.sweeps = 0
 
     def run(self, w: Float64, gap: float, most: int) -> tuple[Float64, int]:
@@ -220,7 +261,8 @@ class _Minimiser:
             v = samples.pull()
             sums = samples.total, 2.0 * samples.loss
             dual = kernel.dual_value(v, *sums, 1.0, self.o.lam, self.taus)
-            if self.value(w) - dual <= gap or np.array_equal(new := self.step(w, v), w):
+            value = samples.objective(w, self.o, self.taus)
+            if value - dual <= gap or np.array_equal(new := self.step(w, v), w):
                 return w, n
             w = new
         return w, most
@@ -254,13 +296,8 @@ class _Minimiser:
         )
         if rebuilt:
             self.H[:] = 0.0
-        self.samples.add_outer(which, change, self.H)
+        self.samples.add_outer(which, change, self.block, self.H)
         kernel.symmetrise(self.H, self.M, self.taus)
-
-    def value(self, w: Float64) -> float:
-        """Return the objective over the samples."""
-        penalty = self.o.lam * np.abs(w[:-1]).sum() + 0.5 * (self.taus * w * w).sum()
-        return float(penalty) + self.samples.loss
 
 
 class _NewtonClass:
@@ -285,7 +322,7 @@ class _NewtonClass:
         self.null = float(null_objective(o, positive * factor, float(weights.sum()) - positive))
         self.samples = _Samples(rows, np.arange(n), signs, costs, check)
         self.taus = _taus(o, problem.X.n_cols + 1)
-        self.everything = _Minimiser(o, self.taus, self.samples)
+        self.precision = _first_precision(problem, o, label)
         self.label = label
         self.positives = len(positives)
         self.sweeps, self.visited = 0, 0
@@ -295,59 +332,62 @@ class _NewtonClass:
         self, eps: float, rounds: int, start: Float64 | None
     ) -> tuple[Float64, Float64, dict[str, float]]:
         """Minimise over active sets until the certificate holds for weights in single precision."""
-        samples, n, before = self.samples, 0, np.inf
+        samples, n = self.samples, 0
         w = np.zeros(len(self.taus)) if start is None else start
         if self.positives == 0:
             w[-1] = -1.0
             rounds = 0
         elif start is None and rounds > 0:
             n = 1
-            w = self.minimise(w, self.first_samples(), eps, FIRST_STEPS)
+            w = _exported(self.minimise(w, self.first_samples(), eps, FIRST_STEPS))
         self.score(w)
         while True:
-            value = self.everything.value(w)
+            value = samples.objective(w, self.o, self.taus)
             v = samples.pull()
             self.dual = (
                 max(self.dual, self.best_dual(v)) if self.positives else min(self.null, value)
             )
             if value - self.dual > eps * self.null and n < rounds:
                 n += 1
-                if n > EASY_ROUNDS:
-                    self.everything.tolerance = PRECISE_TOLERANCE
-                falls, before = value < before, value
-                if not np.array_equal(new := self.improve(w, v, eps, falls), w):
+                is_final = self.precision is PRECISE
+                new = self.minimise(w, self.next_samples(), eps, MAX_STEPS)
+                new = self.move(w, new if is_final else _exported(new), value)
+                is_stuck = np.array_equal(new, w)
+                if is_stuck or n == EASY_ROUNDS:
+                    self.precision = PRECISE
+                if not (is_stuck and is_final):
                     w = new
                     continue
-            exported = w.astype(np.float32).astype(np.float64)
-            if np.array_equal(w, exported):
+            if np.array_equal(w, exported := _exported(w)):
                 return w[:-1], samples.signs * samples.pulls, self.record(w, value, n)
             w = exported
             self.score(w)
 
-    def improve(self, w: Float64, v: Float64, eps: float, falls: bool) -> Float64:
-        """Return better weights, and score all samples. v: the sum of alpha y x.
+    def move(self, w: Float64, new: Float64, value: float) -> Float64:
+        """Return `new` or, if the objective is larger there, the best point on the way from w.
 
-        They minimise over the next active set. If that is large, or the objective did not fall the
-        last time, they are one step over all samples ahead, which lowers it.
+        value: the objective at w. An active set contains all violating samples, so its objective
+        has the same slope at w as the whole, which therefore falls at first.
         """
-        samples = self.samples
-        active = self.next_samples()
-        if falls and len(active) <= MAX_ACTIVE_SHARE * len(samples.chosen):
-            w = self.minimise(w, active, eps, MAX_STEPS)
-            self.score(w)
-        else:
-            w = self.everything.step(w, v)
-            self.visited += 2 * len(samples.chosen)
-        return w
+        samples, before = self.samples, self.samples.scores
+        self.score(new)
+        if samples.objective(new, self.o, self.taus) <= value:
+            return new
+        changes, direction = samples.scores - before, new - w
+        length = kernel.best_length(
+            samples.signs, samples.costs, before, changes, w, direction, self.o.lam, self.taus
+        )
+        samples.set_scores(before + length * changes)
+        return w + length * direction
 
     def next_samples(self) -> Int64:
         """Return the samples of the next active set."""
         samples = self.samples
-        margins, limit = samples.signs * samples.scores, 1.0 + NEAR_MARGIN
-        size = int(max(ACTIVE_MULTIPLE * np.count_nonzero(samples.z), LEAST_ACTIVE))
-        if size < len(margins):
-            limit = min(limit, np.partition(margins, size)[size])
-        return np.flatnonzero(margins < limit)
+        margins = samples.signs * samples.scores
+        near = np.flatnonzero(margins < 1.0 + NEAR_MARGIN)
+        margins = margins[near]
+        size = int(max(ACTIVE_MULTIPLE * np.count_nonzero(margins < 1.0), LEAST_ACTIVE))
+        return near[margins < np.partition(margins, size)[size]] if size < len(near) else near
 
     def score(self, w: Float64) -> None:
         """Score all samples."""
@@ -361,8 +401,7 @@ class _NewtonClass:
 
     def minimise(self, w: Float64, active: Int64, eps: float, most: int) -> Float64:
         """Minimise over an active set, nearly as precisely as the certificate needs."""
-        minimiser = _Minimiser(self.o, self.taus, self.samples.take(active))
-        minimiser.tolerance = self.everything.tolerance
+        minimiser = _Minimiser(self.o, self.taus, self.samples.take(active), self.precision)
         w, steps = minimiser.run(w, GAP_SHARE * eps * self.null, most)
         self.sweeps += minimiser.sweeps
         self.visited += (2 * steps + 1) * len(active)
@@ -382,7 +421,7 @@ class _NewtonClass:
             "label": self.label,
             "positives": self.positives,
             "rounds": n,
-            "sweeps": self.sweeps + self.everything.sweeps,
+            "sweeps": self.sweeps,
             "n_active": violating,
             "support": violating,
             "violating": violating,

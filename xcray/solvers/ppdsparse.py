@@ -142,7 +142,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     """
 
     # incremented with every change of the bits of a model, so that no run mixes two revisions
-    revision: ClassVar[int] = 11
+    revision: ClassVar[int] = 12
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (

@@ -75,9 +75,9 @@ def test_methods_are_chosen_as_in_the_solver(tmp_path: Path) -> None:
         problem = solver.load(X, transpose(X), transpose_pattern(Y)).problem
         suits = newton.is_suitable(problem, solver._objective())
         assert suits == (scale == 3.0)
-        # Two Hessians of the features and the constant, with 12 rows and columns, three matrices
+        # A Hessian of the features and the constant, with 12 rows and columns, two matrices
         # without padding, a block of rows, twenty numbers per row, and dense rows.
-        matrices = 8 * (2 * 12**2 + 3 * 9**2 + 72 * 12)
+        matrices = 8 * (12**2 + 2 * 9**2 + 72 * 12)
         expected = matrices + 20 * 8 * 40 + 4 * 40 * 8 if suits else 0
         assert solver.task_needs(dataset.train.X) == TaskNeeds(expected, equal_costs=suits)
         assert make_solver("pdsparse", {}).task_needs(dataset.train.X).n_bytes == 0

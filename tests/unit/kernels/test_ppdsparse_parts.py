@@ -108,14 +108,16 @@ def test_a_loose_tolerance_bounds_the_distance_to_the_minimum():
     assert exact <= loose <= exact / 0.9
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("density", [0.1, 0.9])
-def test_outer_products_of_rows_sum_to_the_gram_matrix(density):
+def test_outer_products_of_rows_sum_to_the_gram_matrix(density, dtype):
     rng = np.random.default_rng(5)
     dense = (rng.normal(size=(200, 12)) * (rng.random((200, 12)) < density)).astype(np.float32)
-    rows, factors = rng.permutation(200)[:100], rng.normal(size=100)  # a block and a part
+    rows, factors = rng.permutation(200)[:160], rng.normal(size=160)  # blocks and a part
     H = newton.empty_hessian(12)
-    newton.add_outer(newton.rows_of(csr_from(dense)), rows, factors, H)
+    block = newton.empty_block(12, dtype)
+    newton.add_outer(newton.rows_of(csr_from(dense)), rows, factors, block, H)
     padded = np.hstack([dense, np.ones((200, 1))])[rows]
     np.testing.assert_allclose(
-        np.triu(H[:13, :13]), np.triu((padded.T * factors) @ padded), rtol=1e-6, atol=1e-6
+        np.triu(H[:13, :13]), np.triu((padded.T * factors) @ padded), rtol=1e-5, atol=1e-5
     )

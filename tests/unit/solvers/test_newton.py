@@ -7,7 +7,7 @@ import pytest
 
 from tests.naive import ppdsparse as naive
 from tests.support.ppdsparse_problems import local_of, problem, signs, solved
-from xcray.arrays import CSR, Pattern, csr_from, pattern_from
+from xcray.arrays import CSR, Pattern, csr_from, frozen, pattern_from
 from xcray.errors import Stopped
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.kernels.training import newton as kernel
@@ -74,6 +74,67 @@ def test_a_class_with_fewer_violating_rows_than_features_is_certified():
     assert (records["violating"] < 40).all()
     assert (records["gap"] <= 1e-4 * records["null"]).all()
     assert records["rounds"].max() < 40
+
+
+def repeated_rows(seed):
+    """Return 130 rows of 50 features eight times each, and three classes."""
+    rng = np.random.default_rng(seed)
+    X = np.repeat(100.0 * rng.normal(size=(130, 50)), 8, axis=0).astype(np.float32)
+    scores = X @ rng.normal(size=(50, 3)) + rng.normal(size=(len(X), 3)) * X.std()
+    Y = (scores > np.quantile(scores, 0.85, axis=0)).astype(np.float32)
+    return csr_from(X), pattern_from(Y)
+
+
+def test_repeated_rows_are_certified():
+    # with one step over all rows at a time, the second class takes 100 rounds
+    solver = PPDSparseSolver(C=100.0, eps=1e-3, lam=0.0, positive_weight=3.0)
+    records = solver.solve(local_of(solver, *repeated_rows(1)), ALL[:3]).records
+    assert (records["gap"] <= 1e-3 * records["null"]).all()
+    assert records["rounds"].max() < 40
+
+
+def test_the_objective_never_rises(monkeypatch):
+    values, move = [], newton._NewtonClass.move
+
+    def move_and_record(self, w, new, value):
+        w = move(self, w, new, value)
+        values.append((value, self.samples.objective(w, self.o, self.taus)))
+        return w
+
+    monkeypatch.setattr(newton._NewtonClass, "move", move_and_record)
+    solver = PPDSparseSolver(C=100.0, eps=1e-6, lam=0.0)
+    solver.solve(local_of(solver, *repeated_rows(2)), ALL[:3])
+    before, after = np.array(values).T
+    assert (after <= before).all()
+    assert (after < before).sum() > 10
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e5])
+def test_single_precision_is_used_where_it_suffices(scale):
+    X, Y = long_rows(2)
+    X = X._replace(data=frozen(X.data * scale, np.float32))
+    solver = PPDSparseSolver(eps=1e-4)
+    local = local_of(solver, X, Y)
+    precision = newton._first_precision(local.problem, solver._objective(), 0)
+    assert precision is (newton.FAST if scale == 1.0 else newton.USUAL)
+    records = solver.solve(local, ALL).records
+    assert (records["gap"] <= 1e-4 * records["null"])[records["positives"] > 0].all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_only_kernels_of_the_method_are_loaded(scale, monkeypatch):
+    X, Y = long_rows(2) if scale else problem(3)
+    solver = PPDSparseSolver()
+    local = local_of(solver, X, Y)
+    used = []
+    for name in ("_solve_by_newton", "_solve_by_descent"):
+        method = getattr(PPDSparseSolver, name)
+        monkeypatch.setattr(
+            PPDSparseSolver, name, lambda *a, f=method: (used.append(f.__name__), f(*a))[1]
+        )
+    solver.warm_up(local)
+    solver.warm_up()
+    assert used == ["_solve_by_newton" if scale else "_solve_by_descent", "_solve_by_descent"]
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3, 30.0])

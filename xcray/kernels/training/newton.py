@@ -6,7 +6,7 @@ minimised over some of its rows, and callers can check for a stop between two pa
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -16,8 +16,10 @@ from xcray.kernels.inner import inner
 from xcray.kernels.sparse import to_dense
 from xcray.kernels.training.hinge import soft
 
-MIN_DENSITY = 0.25  # of rows that are multiplied as dense rows
-BLOCK = 72  # rows that are read for one update of H; a power of two would use few cache sets
+# of rows that are multiplied as dense rows, in single and in double precision
+MIN_DENSITY_SINGLE, MIN_DENSITY = 0.15, 0.25
+BLOCK_BYTES = 576  # of a feature in the rows of an update of H; a power of two uses few cache sets
+LANES = 16  # the number of rows that are multiplied is rounded up to a multiple of it
 TILE = 4  # rows of H that are updated together; its size is a multiple of it
 LENGTHS, LENGTH_TOLERANCE = 40, 0.1  # of `best_length`
 BISECTIONS, KINK = 40, 1e-9  # of the length of a step of the model; relative, taken for zero
@@ -93,6 +95,15 @@ def violations(
         loss += costs[i] * z[i] * z[i]
         total += alpha
     return loss, total
+
+
+@numba.njit(nogil=True, cache=True)
+def penalty(w: Float64, lam: float, taus: Float64) -> float:
+    """Return the penalty of weights w, (D + 1,)."""
+    total = 0.0
+    for j in range(len(w)):
+        total += 0.5 * taus[j] * w[j] * w[j] + (lam * abs(w[j]) if j < len(w) - 1 else 0.0)
+    return total
 
 
 @numba.njit(nogil=True, cache=True)
@@ -222,8 +233,8 @@ def add_sparse_outer(X: CSR, i: int, factor: float, H: Float64) -> None:
 
 
 @inner()
-def take_block(rows: Rows, chosen: Int64, x: Float64) -> None:
-    """Write rows to the first columns of x, (padded, BLOCK), with a 1 for the bias."""
+def take_block(rows: Rows, chosen: Int64, x: Float32 | Float64) -> None:
+    """Write rows to the first columns of x, see `empty_block`, with a 1 for the bias."""
     X, d = rows.X, rows.X.n_cols
     if len(rows.dense) == 0:
         x[:d] = 0.0
@@ -239,13 +250,13 @@ def take_block(rows: Rows, chosen: Int64, x: Float64) -> None:
 
 
 @inner(fastmath={"reassoc", "nsz", "contract"})
-def add_block(x: Float64, factors: Float64, H: Float64) -> None:
-    """Add the sum of factors[r] x_r x_r' over the columns of x to the upper triangle of H; SIMD.
+def add_block(x: Float32 | Float64, factors: Float64, H: Float64) -> None:
+    """Add the sum of factors[r] x_r x_r' over the first columns of x to the upper triangle of H.
 
-    x: (padded, BLOCK). By tiles of TILE rows of H and two columns, whose sums stay in registers.
-    Some entries below the diagonal change, too.
+    x: see `empty_block`. SIMD, by tiles of TILE rows of H and two columns, whose sums, of the type
+    of x, stay in registers. Some entries below the diagonal change, too.
     """
-    scaled = np.empty((TILE, x.shape[1]))
+    scaled, zero = np.empty((TILE, len(factors)), x.dtype), x.dtype.type(0.0)
     a, b, c, d = scaled[0], scaled[1], scaled[2], scaled[3]
     for j in range(0, len(H), TILE):
         for t in range(TILE):
@@ -253,8 +264,8 @@ def add_block(x: Float64, factors: Float64, H: Float64) -> None:
                 scaled[t, r] = factors[r] * x[j + t, r]
         for k in range(j, len(H), 2):
             p, q = x[k], x[k + 1]
-            ap, bp, cp, dp, aq, bq, cq, dq = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-            for r in range(np.uint64(x.shape[1])):
+            ap, bp, cp, dp, aq, bq, cq, dq = zero, zero, zero, zero, zero, zero, zero, zero
+            for r in range(np.uint64(len(factors))):
                 ap += a[r] * p[r]
                 bp += b[r] * p[r]
                 cp += c[r] * p[r]
@@ -274,28 +285,36 @@ def add_block(x: Float64, factors: Float64, H: Float64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def add_outer(rows: Rows, chosen: Int64, factors: Float64, H: Float64) -> None:
+def add_outer(
+    rows: Rows, chosen: Int64, factors: Float64, x: Float32 | Float64, H: Float64
+) -> None:
     """Add the sum of factors[k] x x' of rows chosen[k] to the upper triangle of H.
 
-    H: see `empty_hessian`. Rows that have many of the features are read as dense rows, BLOCK at a
-    time.
+    H: see `empty_hessian`. Rows that have many of the features are read as dense rows, a block at a
+    time, in the memory of x, see `empty_block`.
     """
-    X = rows.X
-    if len(X.data) < MIN_DENSITY * (len(X.indptr) - 1) * X.n_cols:
+    X, density = rows.X, MIN_DENSITY_SINGLE if x.itemsize == 4 else MIN_DENSITY
+    if len(X.data) < density * (len(X.indptr) - 1) * X.n_cols:
         for k in range(len(chosen)):
             add_sparse_outer(X, chosen[k], factors[k], H)
         return
-    x, parts = np.zeros((len(H), BLOCK)), np.empty(BLOCK)
-    for lo in range(0, len(chosen), BLOCK):
-        n = min(BLOCK, len(chosen) - lo)
+    size = x.shape[1]
+    parts = np.empty(size)
+    for lo in range(0, len(chosen), size):
+        n = min(size, len(chosen) - lo)
         take_block(rows, chosen[lo : lo + n], x)
         parts[:n], parts[n:] = factors[lo : lo + n], 0.0
-        add_block(x, parts, H)
+        add_block(x, parts[: -(-n // LANES) * LANES], H)
 
 
 def empty_hessian(n_features: int) -> Float64:
     """Return zeros for the upper triangle of a matrix of D + 1 features, with padding."""
     return np.zeros((padded_size(n_features), padded_size(n_features)))
+
+
+def empty_block(n_features: int, dtype: Any) -> Float32 | Float64:
+    """Return zeros for a block of rows, a feature per row; products of rows are of `dtype`."""
+    return np.zeros((padded_size(n_features), BLOCK_BYTES // np.dtype(dtype).itemsize), dtype)
 
 
 def padded_size(n_features: int) -> int:
