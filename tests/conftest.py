@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,61 @@ settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+# Files whose tests run for long, the longest first. Most of them start Ray.
+LONG_FILES = (
+    "tests/workers/ray/test_pool.py",
+    "tests/cli/test_workflow.py",
+    "tests/workers/ray/test_local_cluster.py",
+    "tests/training/test_multinomial.py",
+    "tests/workers/ray/test_worker_group.py",
+    "tests/robustness/test_faults.py",
+    "tests/training/test_remote_rows.py",
+    "tests/unit/test_examples.py",
+    "tests/unit/solvers/indexed_bcd/test_page_reader.py",
+    "tests/robustness/test_fuzz.py",
+    "tests/training/test_edge_cases.py",
+    "tests/robustness/test_bad_input.py",
+    "tests/jobs/supervision/test_supervisor.py",
+    "tests/training/test_selection.py",
+    "tests/training/tuning/test_search.py",
+    "tests/training/test_staged.py",
+    "tests/training/test_memoir_workers.py",
+    "tests/workers/test_worker_groups.py",
+    "tests/workers/ray/test_rotation_faults.py",
+    "tests/workers/ray/test_batch.py",
+    "tests/unit/solvers/indexed_bcd/test_paged_rows.py",
+    "tests/benchmarks/test_certificates.py",
+    "tests/service/http/test_openapi.py",
+    "tests/service/test_estimates.py",
+    "tests/service/datasets/test_remote_rows.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Return the number of test processes: one more than cores, because some tests wait.
+
+    None, the default of pytest-xdist, if its environment variable is set.
+    """
+    from xcray.system.cores import available_cores
+
+    return None if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") else available_cores() + 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the order of files below; pytest-xdist would start those with most tests first."""
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start long files first in parallel runs, so that no process is left with one at the end."""
+    if hasattr(config, "workerinput"):
+        ranks = {config.rootpath / name: rank for rank, name in enumerate(LONG_FILES)}
+        n_tests = Counter(item.path for item in items)
+        items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), -n_tests[item.path]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
