@@ -127,17 +127,22 @@ def _inside(words: list[str], environment: dict[str, str]) -> int:
     """Run a command in namespaces and return its exit status.
 
     `unshare` ignores SIGTERM, so the signal is sent to its children. They are killed if they do not
-    exit.
+    exit. The signal is repeated: the first process of a namespace does not receive it before it has
+    set a handler.
     """
     with subprocess.Popen(words, cwd=ROOT, env=environment, preexec_fn=_die_with_parent) as process:
 
+        def end() -> None:
+            deadline = time.monotonic() + LAST_WORDS
+            while process.poll() is None and time.monotonic() < deadline:
+                for child, parent in list_processes().items():
+                    if parent == process.pid:
+                        kill(child.pid, signal.SIGTERM)
+                time.sleep(0.2)
+            process.kill()
+
         def pass_on(_number: int, _frame: Any) -> None:
-            for child, parent in list_processes().items():
-                if parent == process.pid:
-                    kill(child.pid, signal.SIGTERM)
-            last = threading.Timer(LAST_WORDS, process.kill)
-            last.daemon = True
-            last.start()
+            threading.Thread(target=end, daemon=True).start()
 
         signal.signal(signal.SIGTERM, pass_on)
         return 1 if process.wait() else 0
