@@ -14,7 +14,7 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.server import create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from xcray.storage.objectstore import client
@@ -47,7 +47,9 @@ class FaultProxy:
     """
 
     def __init__(self) -> None:
-        self._behind = DomainDispatcherApplication(create_backend_app)
+        # Moto's dispatcher would search all services for the one of each request.
+        self._behind = create_backend_app("s3")
+        self._lock = threading.Lock()  # moto fails if an object is deleted while others are listed
         self.fault: Fault | None = None
         self.requests: list[tuple[str, str]] = []
         self.url = ""
@@ -55,7 +57,8 @@ class FaultProxy:
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         """Handle one request."""
         self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
-        answer = self._behind(environ, start)
+        with self._lock:
+            answer = self._behind(environ, start)
         return answer if self.fault is None else self.fault(environ, answer)
 
     @property
