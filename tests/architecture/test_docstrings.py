@@ -11,7 +11,7 @@ import ast
 import builtins
 import functools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,13 +118,12 @@ def module_names(tree: ast.Module) -> set[str]:
     return out
 
 
-@functools.cache
-def package_names() -> frozenset[str]:
+def package_names(trees: Iterable[ast.Module]) -> frozenset[str]:
     """Return the public names of the package: modules, functions, classes, methods, fields."""
     out = {path.stem for path in SOURCES} | {path.parent.name for path in SOURCES}
     out |= set(dir(builtins))
-    for path in SOURCES:
-        for thing in public(parse(path)):
+    for tree in trees:
+        for thing in public(tree):
             out.add(thing.node.name)
             if isinstance(thing.node, ast.ClassDef):
                 out |= members(thing.node)
@@ -142,13 +141,11 @@ def unknown_names(tree: ast.Module, package: Collection[str]) -> list[str]:
     near = module_names(tree) | strings(tree) | FOREIGN
     out = []
     for thing in public(tree):
+        if not (names := TICKED.findall(ast.get_docstring(thing.node) or "")):
+            continue
         known = near | parameters(thing.node) | members(thing.owner)
         known |= members(thing.node) if isinstance(thing.node, ast.ClassDef) else set()
-        gone = [
-            name
-            for name in TICKED.findall(ast.get_docstring(thing.node) or "")
-            if name not in known and name not in package
-        ]
+        gone = [name for name in names if name not in known and name not in package]
         out += [
             f"line {thing.node.lineno}: {thing.name} mentions `{name}`, which does not exist"
             for name in gone
@@ -166,20 +163,21 @@ def undescribed(tree: ast.Module) -> list[str]:
     """Return the lines `name: text` whose name is not a parameter or member."""
     out = []
     for thing in public(tree):
-        if isinstance(thing.node, ast.ClassDef) and inherits(thing.node):
+        lines = (ast.get_docstring(thing.node) or "").splitlines()[1:]
+        results = [result for line in lines if (result := DESCRIBED.match(line))]
+        if not results or (isinstance(thing.node, ast.ClassDef) and inherits(thing.node)):
             continue
         known = WORDS | (
             members(thing.node)
             if isinstance(thing.node, ast.ClassDef)
             else parameters(thing.node) | returned(thing)
         )
-        for line in (ast.get_docstring(thing.node) or "").splitlines()[1:]:
-            if result := DESCRIBED.match(line):
-                gone = [name for name in result[1].split(", ") if name not in known]
-                out += [
-                    f"line {thing.node.lineno}: {thing.name} describes {name!r}, which it does not have"
-                    for name in gone
-                ]
+        for result in results:
+            gone = [name for name in result[1].split(", ") if name not in known]
+            out += [
+                f"line {thing.node.lineno}: {thing.name} describes {name!r}, which it does not have"
+                for name in gone
+            ]
     return out
 
 
@@ -196,10 +194,13 @@ def returned(thing: DocumentedObject) -> set[str]:
 
 
 def test_docstrings_match_the_code() -> None:
+    trees = {path: parse(path) for path in SOURCES}
+    package = package_names(trees.values())
+
     def check(path: Path) -> list[str]:
-        tree = parse(path)
+        tree = trees[path]
         header = [] if ast.get_docstring(tree) else ["the file has no docstring"]
-        unknown = unknown_names(tree, package_names())
+        unknown = unknown_names(tree, package)
         return [*header, *missing(tree), *unknown, *undescribed(tree)]
 
     assert offences(check, SOURCES) == []

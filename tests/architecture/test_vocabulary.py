@@ -83,7 +83,10 @@ def test_no_banned_word_is_used(path: Path) -> None:
 
 
 def test_no_definition_is_named_by_a_participle() -> None:
-    paths = {*SOURCES, *(path for path in TEXTS if path.suffix == ".py")} - ALLOWED
+    files = {*SOURCES, *(path for path in TEXTS if path.suffix == ".py")} - ALLOWED
+    # Parse only what contains one of the words.
+    words = re.compile(rf"\b_*(?:{'|'.join(PARTICIPLES)})_*\b", re.IGNORECASE)
+    paths = {path for path in files if words.search(path.read_text(encoding="utf-8"))}
     names = {str(path.relative_to(ROOT)): participles(parse(path)) for path in paths}
     assert {path: lines for path, lines in names.items() if lines} == {}
 
