@@ -55,7 +55,7 @@ HINGE = {"loss": "hinge", "bias_penalty": "1"}
 
 @pytest.mark.parametrize("params", [{}, {"eps": "1e-4"}, HINGE])
 def test_certificates_of_a_generated_set_hold(tmp_path: Path, params: dict[str, str]) -> None:
-    drawn = SyntheticParams(rows=400, features=60, labels=24, nnz_per_row=8)
+    drawn = SyntheticParams(rows=200, features=60, labels=24, nnz_per_row=8)
     data = build("synthetic", {}, tmp_path / "set", BuildOptions(synthetic=drawn))
     row = check("synthetic", data.train, np.arange(24), params, 1e-8)
     assert row["within_eps"] == row["within_gap"] == row["labels"] == 24

@@ -52,7 +52,7 @@ class RemoteService(NamedTuple):
 @pytest.fixture
 def service(tmp_path: Path, proxy: FaultProxy) -> Iterator[RemoteService]:
     """Push a data set, copy it without rows below an allowed folder, and register the copy."""
-    synthetic = {"rows": 2_000, "features": 200, "labels": 4, "seed": 7}
+    synthetic = {"rows": 1_600, "features": 200, "labels": 3, "seed": 7}
     options = BuildOptions.from_dict({"synthetic": synthetic, "test_fraction": 0.1})
     whole = build("synthetic", {}, tmp_path / "whole" / "news", options)
     build_forest_directory(whole, 16)
