@@ -44,6 +44,7 @@ from xcray.predict import Predictor
 
 V1, V2 = "/v1/models/bench:predict", "/v2/models/bench/infer"
 BINARY = "application/octet-stream"
+WARM_SECONDS = 3.0  # least duration of the first turn, in which kernels are loaded
 NUMPY_TYPES = {"INT64": "<i8", "INT32": "<i4", "FP32": "<f4"}
 
 
@@ -188,8 +189,9 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
         first = plan[0][3]
         plan += [("bare", bare, V1, first), ("fastapi", fastapi, V1, first)]
         for turn in range(chosen.repeats + 1):  # the first one warms up
+            seconds = chosen.seconds if turn else max(chosen.seconds, WARM_SECONDS)
             for name, server, path, requests in plan if turn % 2 else plan[::-1]:
-                us = cpu_us(server, path, requests, chosen.seconds)
+                us = cpu_us(server, path, requests, seconds)
                 if turn:
                     runs.setdefault(name, []).append(us)
     out = {name: round(median(values), 1) for name, values in runs.items()}
