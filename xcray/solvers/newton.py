@@ -25,7 +25,10 @@ from xcray.kernels.training.ppdsparse.state import PPDSparseProblem
 
 MAX_FEATURES = 1024
 PIECE = 1 << 20  # values that are converted to float64 at once
-MIN_MEAN_CURVATURE = 10.0  # minimum of the mean of C |x|^2 / tau
+# Minimum of the mean of C |x|^2 / tau: MIN_CURVATURE and one more for each FEATURES_PER_UNIT, since
+# Hessians take longer, but at least the number of rows per ROWS_PER_UNIT positives of the median
+# class, since each round reads all rows. Chosen on CLEF, MNIST and kddcup99.
+MIN_CURVATURE, FEATURES_PER_UNIT, ROWS_PER_UNIT = 8.0, 20.0, 20.0
 CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 MAX_MODEL_TURNS = 200  # of the minimisation of the quadratic model
 EASY_ROUNDS = 5  # classes that take more need precise models
@@ -52,22 +55,30 @@ PRECISE = _Precision(1e-8, np.float64)
 
 
 def is_suitable(problem: PPDSparseProblem, o: Objective) -> bool:
-    """Return whether Newton's method is faster: squared hinge, few features, long rows."""
-    rows = max(len(problem.row_sq), 1)
-    return _suits(problem.X, o, lambda: float(problem.row_sq.sum()) / rows)
+    """Return whether Newton's method is faster.
+
+    It is for the squared hinge, few features, long rows, and classes that are not too small.
+    """
+    rows, counts = max(len(problem.row_sq), 1), np.diff(problem.YT.indptr)
+    positives = float(np.median(counts[counts > 0])) if counts.any() else 1.0
+    curvature = o.C * float(problem.row_sq.sum()) / rows / o.tau
+    return (
+        _suits(problem.X.n_cols, o, lambda: curvature)
+        and curvature >= rows / positives / ROWS_PER_UNIT
+    )
 
 
 def suits_rows(X: CSR, o: Objective) -> bool:
-    """Return `is_suitable` for rows X (N, D) that are not loaded yet."""
-    return _suits(X, o, lambda: _mean_sq_norm(X))
+    """Return whether Newton's method can be faster for rows X (N, D) that are not loaded yet."""
+    return _suits(X.n_cols, o, lambda: o.C * _mean_sq_norm(X) / o.tau)
 
 
-def _suits(X: CSR, o: Objective, mean_sq_norm: Callable[[], float]) -> bool:
-    """Return whether Newton's method is faster; the values of wide rows are not read."""
+def _suits(n_features: int, o: Objective, curvature: Callable[[], float]) -> bool:
+    """Return whether Newton's method suits the rows; the curvature of wide rows is not computed."""
     return (
         o.loss == SQUARED_HINGE
-        and X.n_cols <= MAX_FEATURES
-        and o.C * mean_sq_norm() >= MIN_MEAN_CURVATURE * o.tau
+        and n_features <= MAX_FEATURES
+        and curvature() >= MIN_CURVATURE + n_features / FEATURES_PER_UNIT
     )
 
 

@@ -238,9 +238,9 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         return {**summarize_records(self, records), "support_vectors": support}
 
     def task_needs(self, X: CSR) -> TaskNeeds:
-        """Return the memory of Newton's method, where it is used.
+        """Return the memory of Newton's method, where it can be used.
 
-        It needs three matrices of the features, ten numbers per row and dense rows where these are
+        It needs matrices of the features, twenty numbers per row and dense rows where these are
         small, and each of its passes reads all rows. Normalised rows are held by row and by
         column, once per process.
         """

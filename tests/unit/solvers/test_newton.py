@@ -9,7 +9,7 @@ from tests.naive import ppdsparse as naive
 from tests.support.ppdsparse_problems import local_of, problem, signs, solved
 from xcray.arrays import CSR, Pattern, csr_from, frozen, pattern_from
 from xcray.errors import Stopped
-from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.kernels.sparse import row_norms_sq, transpose, transpose_pattern
 from xcray.kernels.training import newton as kernel
 from xcray.solvers import newton
 from xcray.solvers.ppdsparse import PPDSparseSolver
@@ -214,21 +214,39 @@ def test_it_agrees_with_dual_coordinate_descent(monkeypatch):
     assert by_newton.W.row(4)[0].size == 0
 
 
-def test_short_rows_many_features_and_the_hinge_are_left_to_the_kernel():
-    X, Y = long_rows(3)
-    assert newton.is_suitable(
-        local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver()._objective()
-    )
-    assert not newton.is_suitable(
-        local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver(loss="hinge")._objective()
-    )
-    assert not newton.is_suitable(
-        local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver(C=1e-4)._objective()
-    )
-    short = problem(3)
-    assert not newton.is_suitable(
-        local_of(PPDSparseSolver(), *short).problem, PPDSparseSolver()._objective()
-    )
+def is_suitable(X, Y, **parameters):
+    """Return whether Newton's method is chosen."""
+    solver = PPDSparseSolver(**parameters)
+    return newton.is_suitable(local_of(solver, X, Y).problem, solver._objective())
+
+
+def test_short_rows_and_the_hinge_are_left_to_the_kernel():
+    X, Y = long_rows(3)  # |x|^2 is about 900
+    assert is_suitable(X, Y)
+    assert not is_suitable(X, Y, loss="hinge")
+    assert not is_suitable(X, Y, C=1e-4)
+    assert not is_suitable(X, Y, tau=1e4)
+    assert not is_suitable(*problem(3))
+
+
+def test_many_features_need_longer_rows(monkeypatch):
+    X, Y = long_rows(3, d=400)  # 400 features need 8 + 20
+    curvature = float(row_norms_sq(X).mean())
+    assert not is_suitable(X, Y, C=20.0 / curvature)
+    assert is_suitable(X, Y, C=30.0 / curvature)
+    monkeypatch.setattr(newton, "MAX_FEATURES", 399)
+    assert not is_suitable(X, Y)
+
+
+def test_small_classes_need_longer_rows():
+    X, _ = long_rows(3, n=4000)
+    curvature = float(row_norms_sq(X).mean())
+    for n_positives, least in ((1, 200.0), (10, 20.0), (100, 9.0)):
+        positives = np.zeros((4000, 3), np.float32)
+        positives[:n_positives, :2] = 1.0  # a class without positives does not count
+        Y = pattern_from(positives)
+        assert not is_suitable(X, Y, C=0.95 * least / curvature)
+        assert is_suitable(X, Y, C=1.05 * least / curvature)
 
 
 def test_bits_do_not_depend_on_batches_or_chunks(monkeypatch):
