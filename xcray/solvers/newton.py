@@ -2,9 +2,10 @@
 
 Dual coordinate descent is slow if C |x|^2 / tau is large. With at most MAX_FEATURES features the
 Hessian is small, and a few Newton steps suffice. They are taken over an active set: at first the
-positives and a share of the negatives, then all rows near the margin. The certificate over all
-rows is the same as the kernel's. Its dual point is alpha_i = 2 c_i z_i, which is optimal at the
-optimal w, times the best scale.
+positives and a share of the negatives, then all rows near the margin. If the objective over all
+rows is larger at the minimum of an active set, the weights become the best ones on the way to it,
+so the objective never rises. The certificate over all rows is the same as the kernel's. Its dual
+point is alpha_i = 2 c_i z_i, which is optimal at the optimal w, times the best scale.
 
 Source: Mangasarian, "A finite Newton method for classification", 2002. With l1, the model is
 minimised by coordinate descent as in Yuan, Ho, Lin, "An improved GLMNET for l1-regularized logistic

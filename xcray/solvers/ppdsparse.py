@@ -120,8 +120,8 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     exceeds `eps` times the null objective (w = 0, best bias), the worst violating negatives become
     active and the dual is solved on the active set by randomised coordinate descent, with conjugate
     directions where that is slow. The gap is that of the scored weights, which are the exported
-    ones. For long rows and few features, Newton's method is faster and is used instead (`newton`).
-    State at a worker: X by row and column, sums of their squares, scratch memory (see
+    ones. For long rows, few features and classes that are not small, Newton's method is used
+    (`newton`). State at a worker: X by row and column, sums of their squares, scratch memory (see
     `PPDSparseState`).
 
         Example:
