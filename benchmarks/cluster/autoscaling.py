@@ -82,7 +82,7 @@ class Sleeping:
         "Labels processed by this worker",
     )
 
-    def warm_up(self) -> None:
+    def warm_up(self, local: Any = None) -> None:
         """Do nothing: there are no kernels to compile."""
 
     def open(self) -> Any:
