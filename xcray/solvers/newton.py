@@ -60,13 +60,16 @@ def is_suitable(problem: PPDSparseProblem, o: Objective) -> bool:
 
     It is for the squared hinge, few features, long rows, and classes that are not too small.
     """
-    rows, counts = max(len(problem.row_sq), 1), np.diff(problem.YT.indptr)
+    rows = max(len(problem.row_sq), 1)
+
+    def curvature() -> float:
+        return o.C * float(problem.row_sq.sum()) / rows / o.tau
+
+    if not _suits(problem.X.n_cols, o, curvature):
+        return False
+    counts = np.diff(problem.YT.indptr)
     positives = float(np.median(counts[counts > 0])) if counts.any() else 1.0
-    curvature = o.C * float(problem.row_sq.sum()) / rows / o.tau
-    return (
-        _suits(problem.X.n_cols, o, lambda: curvature)
-        and curvature >= rows / positives / ROWS_PER_UNIT
-    )
+    return curvature() >= rows / positives / ROWS_PER_UNIT
 
 
 def suits_rows(X: CSR, o: Objective) -> bool:
@@ -212,6 +215,25 @@ class _Samples:
         """Return the objective over the samples at w, where their losses are."""
         return float(kernel.penalty(w, o.lam, taus)) + self.loss
 
+    def move_on_line(
+        self,
+        w: Float64,
+        direction: Float64,
+        scores: Float64,
+        changes: Float64,
+        o: Objective,
+        taus: Float64,
+    ) -> Float64:
+        """Return the minimum of the objective on the line from w, and set the scores there.
+
+        scores: those at w; changes: products of the direction with the rows.
+        """
+        length = kernel.best_length(
+            self.signs, self.costs, scores, changes, w, direction, o.lam, taus
+        )
+        self.set_scores(scores + length * changes)
+        return w + length * direction
+
     def products(self, w: Float64) -> Float64:
         """Return the products of w with the rows: (n,)."""
         out = np.empty(len(self.chosen))
@@ -292,11 +314,7 @@ class _Minimiser:
             self.M, self.taus * w - v, w, o.lam, MAX_MODEL_TURNS, self.tolerance, direction
         )
         changes = samples.products(direction)
-        length = kernel.best_length(
-            samples.signs, samples.costs, samples.scores, changes, w, direction, o.lam, self.taus
-        )
-        samples.set_scores(samples.scores + length * changes)
-        return w + length * direction
+        return samples.move_on_line(w, direction, samples.scores, changes, o, self.taus)
 
     def update_hessian(self) -> None:
         """Update the Hessian to the rows that violate now.
@@ -385,12 +403,8 @@ class _NewtonClass:
         self.score(new)
         if samples.objective(new, self.o, self.taus) <= value:
             return new
-        changes, direction = samples.scores - before, new - w
-        length = kernel.best_length(
-            samples.signs, samples.costs, before, changes, w, direction, self.o.lam, self.taus
-        )
-        samples.set_scores(before + length * changes)
-        return w + length * direction
+        changes = samples.scores - before
+        return samples.move_on_line(w, new - w, before, changes, self.o, self.taus)
 
     def next_samples(self) -> Int64:
         """Return the samples of the next active set."""
