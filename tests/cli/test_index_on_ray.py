@@ -27,7 +27,8 @@ def test_unknown_pools_and_unused_addresses_are_refused(
 def test_ray_builds_the_same_pages(tmp_path: Path) -> None:
     dataset = svm_dataset(svm_problem(3, n=20_000), tmp_path / "svm")
     pages = []
+    command = ["data", "index", str(dataset.path), "--memory-limit", "100GiB", "--json"]
     for options in ([], ["--pool", "ray", "--workers", "2"]):
-        assert main(["data", "index", str(dataset.path), *options, "--json"]) == 0
+        assert main([*command, *options]) == 0
         pages.append((dataset.path / "metric-forest" / "pages.arrow").read_bytes())
     assert pages[0] == pages[1]

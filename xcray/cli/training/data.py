@@ -387,7 +387,7 @@ def index(
 
     check_ray_options(pool, ray_address)
     dataset = Dataset.open(directory)
-    limit = max(1, parse_bytes(memory_limit) - (anonymous_bytes() or 0))
+    limit = max(0, parse_bytes(memory_limit) - (anonymous_bytes() or 0))
     if pool == "ray":
         from xcray.workers.ray.session import load_ray
 

@@ -263,7 +263,7 @@ def _check_limit(X: CSR, memory_limit: int, in_flight: int) -> int:
     if memory_limit < needed:
         raise ParameterError(
             f"the metric forest of {X.n_rows:,} rows needs {format_bytes(needed)}, the memory limit"
-            f" is {format_bytes(memory_limit)}: raise --memory-limit"
+            f" leaves {format_bytes(memory_limit)}: raise --memory-limit"
             + (", or use fewer workers" if in_flight > 1 else "")
         )
     return max(1 << 16, (memory_limit - BYTES_PER_ROW * X.n_rows) // 8)

@@ -127,13 +127,17 @@ def test_too_little_memory_is_refused(dataset: Dataset) -> None:
 
 
 def test_the_command_builds_it(dataset: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "index", str(dataset.path), "--leaf-size", "64", "--json"]) == 0
+    command = ["data", "index", str(dataset.path)]
+    assert main([*command, "--memory-limit", "1MiB"]) == 2  # less than the process has already
+    assert "the memory limit leaves 0 bytes: raise --memory-limit" in capsys.readouterr().err
+    command += ["--memory-limit", "100GiB"]  # whatever the tests before have left
+    assert main([*command, "--leaf-size", "64", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["rows"] == 20_000
     assert figures["trees"] == 2
     assert figures["leaves"] >= 20_000 / 64
     assert open_forest(dataset, 64).indexed.pages.n_pages == figures["leaves"]
-    assert main(["data", "index", str(dataset.path), "--leaf-size", "2"]) == 2
+    assert main([*command, "--leaf-size", "2"]) == 2
     assert "16 to 16384" in capsys.readouterr().err
 
 
