@@ -158,6 +158,32 @@ def test_assignments() -> None:
 # errors and exit codes
 
 
+class FailingCommand:
+    """A command that raises an error."""
+
+    params = ()
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, **_: Any) -> None:
+        raise self.error
+
+
+def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every command raise the error."""
+    monkeypatch.setattr(cli, "commands_for", lambda _: FailingCommand(error))
+
+
+def test_only_the_commands_below_the_first_word_are_built() -> None:
+    every = cli.commands_for(["--help"]).commands
+    for name, whole in every.items():
+        (part,) = cli.commands_for([name, "--help"]).commands.values()
+        assert [each.name for each in part.params] == [each.name for each in whole.params]
+        assert list(getattr(part, "commands", {})) == list(getattr(whole, "commands", {}))
+    assert cli.commands_for(["no-such-command"]).commands.keys() == every.keys()
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -180,10 +206,7 @@ def test_every_error_is_one_line_and_a_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fails(**_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(cli, "app", fails)
+    fail_with(error, monkeypatch)
     assert run("anything", *(["--json"] if as_json else [])) == code
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -199,33 +222,20 @@ def test_every_error_is_one_line_and_a_code(
 def test_the_position_of_bad_data_is_in_text_and_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(**_: Any) -> None:
-        raise DataError(
-            "VALUE",
-            "'x' is not a number",
-            file="a.svm",
-            line=3,
-            column=7,
-            value="x",
-            hint="write 1:0.5",
-        )
-
-    monkeypatch.setattr(cli, "app", fails)
+    problem: dict[str, Any] = {"file": "a.svm", "line": 3, "column": 7, "value": "x"}
+    fail_with(DataError("VALUE", "'x' is not a number", hint="write 1:0.5", **problem), monkeypatch)
     assert run("data") == 2
     assert (
         capsys.readouterr().err
         == "error VALUE: a.svm:3:7: 'x' is not a number\n  hint: write 1:0.5\n"
     )
     assert run("data", "--json") == 2
-    problem = json.loads(capsys.readouterr().err)
-    assert (problem["code"], problem["line"], problem["column"]) == ("VALUE", 3, 7)
+    written = json.loads(capsys.readouterr().err)
+    assert (written["code"], written["line"], written["column"]) == ("VALUE", 3, 7)
 
 
 def test_debug_raises_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(**_: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(cli, "app", fails)
+    fail_with(ZeroDivisionError(), monkeypatch)
     monkeypatch.setenv("XCRAY_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         run("x")
