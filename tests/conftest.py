@@ -104,6 +104,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start long files first in parallel runs, so that no process is left with one at the end."""
     if hasattr(config, "workerinput"):
+        missing = [name for name in LONG_FILES if not (config.rootpath / name).exists()]
+        assert not missing, f"LONG_FILES names files that do not exist: {missing}"
         ranks = {config.rootpath / name: rank for rank, name in enumerate(LONG_FILES)}
         n_tests = Counter(item.path for item in items)
         items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), -n_tests[item.path]))

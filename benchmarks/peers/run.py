@@ -75,7 +75,8 @@ def cached(
 ) -> dict[str, Any]:
     """Return the run in `file` if it is of the same task, else run it and save the result.
 
-    again: run even if the file exists.
+    A task of xcray names the revision of its solver, which does not change if the same bits are
+    computed faster. again: run even if the file exists.
     """
     entries = {name: value for name, value in task.items() if name not in ("core",)}
     if file.exists() and not again:
