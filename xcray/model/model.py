@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -278,7 +278,7 @@ class TrainingRecord:
         return {
             "schema_version": SCHEMA_VERSION,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": _versions(),
+            "versions": dict(_versions()),
             **self.settings(),
             "dataset_hash": self.dataset_hash,
             "seed": _to_json(self.seed),
@@ -491,6 +491,7 @@ def _to_arrow_names(names: Any) -> pa.LargeStringArray:
     return out
 
 
+@cache
 def _versions() -> dict[str, str]:
     """Return the versions of xcray, Python and the libraries that compute the numbers."""
     out = {"python": platform.python_version()}
