@@ -31,6 +31,15 @@ def frozen(array: Any, dtype: Any) -> NDArray[Any]:
     return out
 
 
+def distinct(values: Any) -> NDArray[Any]:
+    """Return the distinct numbers of an array, ascending; any shape.
+
+    `numpy.unique` alone hashes them, which takes many times as long as sorting unless most are
+    equal. With counts it sorts.
+    """
+    return np.unique(values, return_counts=True)[0]
+
+
 class CSR(NamedTuple):
     """Sparse matrix in compressed row form; column indices ascend within a row without repeats.
 

@@ -117,8 +117,8 @@ def psndcg_at_k(top: TopK, Y: Pattern, k: int, weights: Any) -> float:
 
 def label_coverage(top: TopK, Y: Pattern, k: int) -> float:
     """Return the share of labels in Y that are hit among the first k of at least one row."""
-    hit = np.unique(top.labels[:, :k][matches(top, Y)[:, : _checked_k(k)]])
-    return _ratio(len(hit), len(np.unique(_ones(Y))))
+    hit = top.labels[:, :k][matches(top, Y)[:, : _checked_k(k)]]
+    return _ratio(_count_distinct(hit), _count_distinct(_ones(Y)))
 
 
 def accuracy(top: TopK, Y: Pattern) -> float:
@@ -389,6 +389,11 @@ def _discounted(gains: Any, k: int, per_row: Any) -> float:
 def _ones(Y: Pattern) -> Any:
     """Return the labels of all ones of a pattern; a view of a larger file can start late."""
     return Y.indices[Y.indptr[0] : Y.indptr[-1]]
+
+
+def _count_distinct(labels: Int32) -> int:
+    """Return the number of distinct labels."""
+    return int(np.count_nonzero(np.bincount(labels)))
 
 
 def _cells(Y: Pattern) -> Any:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, pattern
+from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, distinct, pattern
 from xcray.data.dataset import Dataset
 from xcray.data.synthetic import random_stream
 from xcray.data.writer import DatasetWriter
@@ -289,7 +289,7 @@ def label_sets(shape: Shape, dealt: Dealt, start: int) -> Pattern:
     """Return the labels of the block that begins with row `start`, without duplicates."""
     stop = min(start + BLOCK, shape.total)
     row = np.repeat(np.arange(stop - start), np.diff(dealt.indptr[start : stop + 1]))
-    cells = np.unique(
+    cells = distinct(
         row * np.int64(shape.labels) + dealt.labels[dealt.indptr[start] : dealt.indptr[stop]]
     )
     rows, columns = np.divmod(cells, shape.labels)

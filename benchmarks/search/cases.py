@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from xcray.arrays import CSR, Float32, csr, csr_from
+from xcray.arrays import CSR, Float32, csr, csr_from, distinct
 
 TINY = float(np.float32(1e-45))  # the smallest denormal
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
@@ -40,7 +40,7 @@ def random_matrix(
     """
     total = int(rng.poisson(per_row * rows))
     cells = rng.random(total) ** (1.0 + skew) * columns
-    keys = np.unique(rng.integers(0, rows, total) * columns + cells.astype(np.int64))
+    keys = distinct(rng.integers(0, rows, total) * columns + cells.astype(np.int64))
     if values is None:
         data = rng.normal(size=len(keys))
     else:

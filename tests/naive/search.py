@@ -38,7 +38,9 @@ def top_k_by_sort(X: CSR, W: CSR, b: Any, k: int) -> TopK:
 
 def best(scores: Any, k: int, allowed: Any = None) -> TopK:
     """Return the k best of each row of scores (n, K) among the allowed labels (None: all)."""
-    labels = np.arange(scores.shape[1]) if allowed is None else np.unique(allowed)
+    labels = np.arange(scores.shape[1])
+    if allowed is not None:
+        labels = np.flatnonzero(np.isin(labels, allowed, kind="table"))
     k = min(k, len(labels))
     out = TopK(np.empty((len(scores), k), np.int32), np.empty((len(scores), k), np.float64))
     for i, row in enumerate(scores[:, labels]):
@@ -57,6 +59,6 @@ def best_other(scores: Any, answered: Any, allowed: Any = None) -> Any:
     """
     left = scores.copy()
     if allowed is not None:
-        left[:, np.setdiff1d(np.arange(scores.shape[1]), allowed)] = -np.inf
+        left[:, np.delete(np.arange(scores.shape[1]), allowed)] = -np.inf
     np.put_along_axis(left, answered.astype(np.int64), -np.inf, axis=1)
     return left.max(axis=1)

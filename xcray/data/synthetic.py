@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Pattern, csr, pattern
+from xcray.arrays import CSR, Float64, Pattern, csr, distinct, pattern
 from xcray.errors import ParameterError
 
 # rows that share a random stream; another number would change the data
@@ -159,7 +159,7 @@ def _generate_block(
     noisy = np.where(
         rng.random(len(true)) < params.label_noise, rng.integers(0, params.labels, len(true)), true
     )
-    y_cells = np.unique(np.repeat(rows, n_labels) * params.labels + noisy)
+    y_cells = distinct(np.repeat(rows, n_labels) * params.labels + noisy)
 
     n_draws = 1 + rng.poisson(params.nnz_per_row - 1.0, BLOCK_ROWS)
     row_of = np.repeat(np.arange(BLOCK_ROWS), n_draws)

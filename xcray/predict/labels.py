@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xcray.arrays import Int64
+from xcray.arrays import Int64, distinct
 from xcray.errors import NotFound, ParameterError, excerpt
 from xcray.index.filters import LabelFilter
 from xcray.model.model import Model, unknown_label
@@ -98,7 +98,7 @@ def label_numbers(model: Model, refs: LabelRefs) -> Int64:
         first = min(missing)
         kind = "label and no set" if first.startswith(SET_PREFIX) else "label"
         raise NotFound(unknown_label(model, first, kind), n_missing=len(missing))
-    return np.unique(
+    return distinct(
         np.concatenate([np.array(sorted(refs.numbers), np.int64), *numbers_by_name.values()])
     )
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Int64
+from xcray.arrays import Float64, Int32, Int64, distinct
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.kernels.training.dual_hinge import (
     INLIER,
@@ -253,7 +253,7 @@ class LabelTraining:
         """Begin with the dual variables of a similar problem; its weights define the outliers."""
         self._active.start(duals)
         indptr = self._selection.pages.indptr
-        pages = np.unique(np.searchsorted(indptr, duals.rows, "right") - 1)
+        pages = distinct(np.searchsorted(indptr, duals.rows, "right") - 1)
         self.reads += int((indptr[pages + 1] - indptr[pages]).sum())
         self._solve_without_outliers()
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int64, frozen
+from xcray.arrays import CSR, Float64, Int64, distinct, frozen
 from xcray.kernels.training import metric_forest as kernel
 from xcray.kernels.training.dual_hinge import Pages
 from xcray.solvers.indexed_bcd.forest import LEAF_ROWS, SEED, IndexedRows
@@ -74,7 +74,8 @@ class _ConsecutivePages:
         """Return random rows, see `RowSelection`."""
         n = len(self.pages.rows)
         rows = rng.choice(n, min(count, n), replace=False)
-        rows = np.union1d(rows, _rare_positives(rows, positives, count, rng))
+        rare = _rare_positives(rows, positives, count, rng)
+        rows = distinct(np.concatenate([rows, rare]))
         return FirstRows(rows, len(rows))
 
 
@@ -130,11 +131,12 @@ class ForestLeaves:
             reads += len(chosen[-1])
         readable = np.concatenate(chosen)
         rows = rng.choice(readable, min(count, reads), replace=False)
-        near = _rare_positives(rows, np.intersect1d(positives, readable), count, rng)
+        within = np.intersect1d(positives, readable, assume_unique=True)
+        near = _rare_positives(rows, within, count, rng)
         rare = _rare_positives(readable, positives, count, rng)
-        pages = np.unique(np.searchsorted(indptr, rare, "right") - 1)
+        pages = distinct(np.searchsorted(indptr, rare, "right") - 1)
         reads += int((indptr[pages + 1] - indptr[pages]).sum())
-        return FirstRows(np.unique(np.concatenate([rows, near, rare])), reads)
+        return FirstRows(distinct(np.concatenate([rows, near, rare])), reads)
 
 
 def _rare_positives(rows: Int64, positives: Int64, count: int, rng: np.random.Generator) -> Int64:

@@ -54,7 +54,7 @@ def split_rows(Y: Pattern, share: float, seed: int) -> Int64:
     labelled = np.flatnonzero(np.diff(Y.indptr))
     first = np.unique(Y.indices, return_index=True)[1]
     needed = np.searchsorted(Y.indptr, first, side="right") - 1
-    free = np.setdiff1d(labelled, needed)
+    free = labelled[~np.isin(labelled, needed)]
     count = min(len(free), round(share * len(labelled)))
     rng = np.random.default_rng([seed, 0])
     return np.sort(rng.permutation(free)[:count])

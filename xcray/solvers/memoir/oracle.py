@@ -128,7 +128,7 @@ def _first_other(
     rivals = np.where(found, labels[np.arange(n), first], -1).astype(np.int32)
     best = np.where(found, scores[np.arange(n), first], 0.0)
     for i in np.flatnonzero(~found):
-        others = np.setdiff1d(np.arange(K), own.row(int(i)))
+        others = np.delete(np.arange(K), own.row(int(i)))
         if len(others):
             rivals[i] = others[int(numbers[i]) % len(others)]
     return rivals, best

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray import metrics
-from xcray.arrays import CSR, Float32, Int32, Int64, Pattern, frozen, pattern
+from xcray.arrays import CSR, Float32, Int32, Int64, Pattern, distinct, frozen, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ShapeMismatch, Stopped
 from xcray.index.search import SearchIndex
@@ -146,7 +146,7 @@ class _EditRun:
         self.change = change
         self.options = options
         self.labels_to_train = frozen(
-            np.unique(change.train_labels[change.train_labels >= 0]), np.int32
+            distinct(change.train_labels[change.train_labels >= 0]), np.int32
         )
         check_local_pool(options.pool)
         settings: dict[str, Any] = {
@@ -200,7 +200,9 @@ class _EditRun:
         parts = BlockStore(
             folder, self._fingerprint(data), n_labels=data.n_labels, n_features=data.n_features
         )
-        labels = frozen(np.intersect1d(self.labels_to_train, parts.missing), np.int32)
+        labels = frozen(
+            np.intersect1d(self.labels_to_train, parts.missing, assume_unique=True), np.int32
+        )
         n_kept, solver = len(self.labels_to_train) - len(labels), self.solver
         assert solver.family == "independent"  # checked when the change was made
 
@@ -408,7 +410,7 @@ def merge_group_rows(YT: Pattern, groups: Mapping[int, Sequence[int]]) -> Patter
     YT: (K x N), starting at indptr 0.
     """
     for first, others in groups.items():
-        union = np.unique(np.concatenate([YT.row(k) for k in (first, *others)]))
+        union = distinct(np.concatenate([YT.row(k) for k in (first, *others)]))
         lo, hi = int(YT.indptr[first]), int(YT.indptr[first + 1])
         indptr = YT.indptr.copy()  # copy: mapped arrays are read-only
         indptr[first + 1 :] += len(union) - (hi - lo)
@@ -459,6 +461,6 @@ def renumber_labels(Y: Pattern, numbers: Int64, n_cols: int) -> Pattern:
     Labels with the same new number occur once per row.
     """
     row_of = np.repeat(np.arange(Y.n_rows), np.diff(Y.indptr))
-    cells = np.unique(row_of * n_cols + numbers[Y.indices[Y.indptr[0] : Y.indptr[-1]]])
+    cells = distinct(row_of * n_cols + numbers[Y.indices[Y.indptr[0] : Y.indptr[-1]]])
     indptr = np.searchsorted(cells, np.arange(Y.n_rows + 1, dtype=np.int64) * n_cols)
     return pattern(indptr, cells % n_cols, n_cols)
