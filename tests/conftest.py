@@ -37,6 +37,7 @@ os.environ.update(
     XCRAY_HOME=_HOME.name,
     RAY_USAGE_STATS_ENABLED="0",
     XCRAY_RAY_START_SECONDS="600",  # an actor can take minutes to start on a busy machine
+    RAY_worker_niceness="0",  # the default of 15 starves Ray while other tests use the cores
     MPLBACKEND="Agg",
     NO_COLOR="1",
     COLUMNS="140",

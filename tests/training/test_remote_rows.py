@@ -70,7 +70,7 @@ def pushed(dataset: Dataset, folder: str) -> str:
     return f"{uri}/news"
 
 
-@pytest.mark.parametrize("pool", ["serial", "threads"])
+@pytest.mark.parametrize("pool", [pytest.param("serial", marks=pytest.mark.drill), "threads"])
 def test_the_model_is_that_of_the_rows_on_disk(
     dataset: Dataset,
     reference: TrainResult,

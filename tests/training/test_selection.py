@@ -263,6 +263,7 @@ def test_the_memory_of_a_selection_covers_its_rows(tiny: Dataset) -> None:
     assert rows <= selection_bytes(tiny.train.X.nnz, 0) * 1.05 <= 1.2 * rows
 
 
+@pytest.mark.drill
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray")
 def test_ray_workers_train_the_chosen_setting(

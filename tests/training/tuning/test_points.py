@@ -25,7 +25,7 @@ from xcray.workers.pool import StopFlag
         ("block-minimisation", {"max_epochs": 3}, {"C": (0.1, 1.0)}),
     ],
 )
-@pytest.mark.parametrize("pool", ["serial", "threads"])
+@pytest.mark.parametrize("pool", [pytest.param("serial", marks=pytest.mark.drill), "threads"])
 def test_cold_points_are_those_of_a_training(
     tiny: Dataset,
     tmp_path: Path,
