@@ -6,8 +6,10 @@ the user who runs it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import shutil
 import signal
 import tempfile
 from collections import Counter
@@ -33,6 +35,7 @@ for _name in [
     del os.environ[_name]
 # For imports, which run before any test.
 _HOME = tempfile.TemporaryDirectory(prefix="xcray-test-", ignore_cleanup_errors=True)
+_TESTS = itertools.count()
 os.environ.update(
     XCRAY_HOME=_HOME.name,
     RAY_USAGE_STATS_ENABLED="0",
@@ -120,11 +123,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set a private home for each test and return it."""
-    home = tmp_path / "xcray-home"
+def own_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Set a private home for each test and yield it; most tests need no directory on disk."""
+    home = Path(_HOME.name) / f"home-{next(_TESTS)}"
     monkeypatch.setenv("XCRAY_HOME", str(home))
-    return home
+    yield home
+    if home.exists():
+        shutil.rmtree(home, ignore_errors=True)  # processes that end can still write
 
 
 @pytest.fixture(scope="session")

@@ -390,8 +390,9 @@ IN_BODIES: Final = (
 )
 
 
-def test_no_name_leaves_the_home(app_setup: AppSetup, tmp_path: Path, own_home: Path) -> None:
+def test_no_name_leaves_the_home(tmp_path: Path) -> None:
     assert len(CLIMBING) >= 40
+    app_setup = AppSetup(tmp_path / "home")
     publish(app_setup.app_state.registry_of("default"), "docs", tmp_path / "staged")
     before = tree(tmp_path)
 
@@ -418,7 +419,7 @@ def test_no_name_leaves_the_home(app_setup: AppSetup, tmp_path: Path, own_home: 
 
     asyncio.run(climb())
     assert {
-        path for path in tree(tmp_path) - before if not path.startswith("xcray-home/xcray.db")
+        path for path in tree(tmp_path) - before if not path.startswith("home/xcray.db")
     } == set()
 
 

@@ -56,7 +56,15 @@ def paged(solver: IndexedBCDSolver, dataset: Dataset, limit: int) -> HingeState:
     return local
 
 
-@pytest.mark.parametrize("selection", [*SELECTIONS, "auto"])
+@pytest.mark.parametrize(
+    "selection",
+    [
+        pytest.param("exact", marks=pytest.mark.drill),
+        pytest.param("pages", marks=pytest.mark.drill),
+        "forest",
+        "auto",
+    ],
+)
 def test_the_bits_are_those_in_memory(dataset: Dataset, selection: str) -> None:
     """The limit of a job is shared among its workers, so bits must not depend on the share."""
     solver = IndexedBCDSolver(**SMALL, selection=selection)
