@@ -27,7 +27,6 @@ from benchmarks.peers.environment import environment, versions
 from benchmarks.peers.report import draw, table
 from benchmarks.peers.run import cached, default_core
 from xcray.data.dataset import Dataset
-from xcray.solvers.ppdsparse import PPDSparseSolver
 
 
 class PeerSpec(NamedTuple):
@@ -130,7 +129,6 @@ def task_of(peer: str, those: Set, core: int | None, program: Path | None) -> di
         return {
             **common,
             "dataset": str(those.data.path),
-            "revision": PPDSparseSolver.revision,
             "params": params,
             "columns": columns,
             "sample_only": not who.whole,

@@ -28,7 +28,6 @@ from xcray.data.dataset import Dataset
 from xcray.data.splits import HashSplit
 from xcray.kernels.row_norm import has_equal_lengths
 from xcray.metrics import evaluate
-from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training.selection.sample import HOLDOUT
 
 PEERS = ("sklearn", "pecos_tree", "omikuji_tree", "napkinxc_plt", "dismecpp")
@@ -121,7 +120,6 @@ def xcray_row(those: Folders, auto: bool, train: Any) -> dict[str, Any]:
     """Return the row of xcray, with its defaults or with --auto."""
     task = {"peer": "xcray", "package": "xcray", "k": 5, "core": None, "params": {}}
     task |= {"dataset": str(those.data.path), "columns": None, "sample_only": False, "auto": auto}
-    task["revision"] = PPDSparseSolver.revision
     run = train(task, f"xcray-{'auto' if auto else 'defaults'}")
     row = {"program": f"xcray, {'--auto' if auto else 'defaults'}"}
     if "failed" in run:

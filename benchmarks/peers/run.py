@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from xcray.solvers.ppdsparse import PPDSparseSolver
+
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
 ONE_THREAD = {
@@ -75,10 +77,12 @@ def cached(
 ) -> dict[str, Any]:
     """Return the run in `file` if it is of the same task, else run it and save the result.
 
-    A task of xcray names the revision of its solver, which does not change if the same bits are
-    computed faster. again: run even if the file exists.
+    A run of xcray is of the same revision of its solver, which does not change if the same bits
+    are computed faster. again: run even if the file exists.
     """
     entries = {name: value for name, value in task.items() if name not in ("core",)}
+    if task["package"] == "xcray":
+        entries["revision"] = PPDSparseSolver.revision
     if file.exists() and not again:
         document: dict[str, Any] = json.loads(file.read_text())
         if document["task"] == entries and "failed" not in document:

@@ -59,10 +59,8 @@ def paged(solver: IndexedBCDSolver, dataset: Dataset, limit: int) -> HingeState:
 @pytest.mark.parametrize(
     "selection",
     [
-        pytest.param("exact", marks=pytest.mark.drill),
-        pytest.param("pages", marks=pytest.mark.drill),
-        "forest",
-        "auto",
+        pytest.param(each, marks=[pytest.mark.drill] if each in ("exact", "pages") else [])
+        for each in (*SELECTIONS, "auto")
     ],
 )
 def test_the_bits_are_those_in_memory(dataset: Dataset, selection: str) -> None:
