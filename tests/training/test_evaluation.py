@@ -19,7 +19,7 @@ from xcray.metrics import f1, predicted_sets
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.training import TrainSpec, train
-from xcray.training.edit.operations import remove_labels, rename_labels
+from xcray.training.edit.labels import remove_labels, rename_labels
 from xcray.training.evaluation import EvaluationOptions, evaluate_models
 
 FEW = EvaluationOptions(n_samples=40)

@@ -38,7 +38,7 @@ from xcray.solvers.synchronous_contract import LabelWeights
 from xcray.storage.arrow import read_table
 from xcray.system.blas_threads import limit_blas_threads
 from xcray.training import TrainResult, TrainSpec, synchronous, train, weight_checkpoints
-from xcray.training.edit.operations import remove_labels, retrain_labels
+from xcray.training.edit.labels import remove_labels, retrain_labels
 from xcray.training.epoch_strategy import EPOCHS_FILE, shorten_history, thin_history
 from xcray.training.report.render import draw_report
 from xcray.training.report.timeline import read_timeline

@@ -18,7 +18,7 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.schedule.events import Drain
 from xcray.training import TrainResult, TrainSpec, solve_labels, train
-from xcray.training.edit.operations import add_labels, remove_labels, retrain_labels
+from xcray.training.edit.labels import add_labels, remove_labels, retrain_labels
 from xcray.workers.driver import run_schedule
 from xcray.workers.observer import RunProgress
 

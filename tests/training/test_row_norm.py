@@ -30,7 +30,7 @@ from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import TrainSpec, train
 from xcray.training.calibration.fit import fit_calibration
 from xcray.training.edit.calibrate import calibrate
-from xcray.training.edit.operations import rename_labels, retrain_labels
+from xcray.training.edit.labels import rename_labels, retrain_labels
 from xcray.training.evaluation import evaluate_models
 from xcray.training.strategies import estimate_training
 from xcray.training.tuning.search import TuneSpec, tune

@@ -1,6 +1,6 @@
 """Training: `train(spec)` returns a published model and its measures.
 
-The command line and jobs share it. `xcray.training.edit.operations` changes the labels of a model,
+The command line and jobs share it. `xcray.training.edit.labels` changes the labels of a model,
 `xcray.training.tuning.search` chooses hyper-parameters.
 """
 

@@ -31,7 +31,7 @@ from xcray.training import TrainSpec, train
 from xcray.training.calibration import fit as calibration_fit
 from xcray.training.calibration.fit import fit_calibration, split_rows
 from xcray.training.edit.calibrate import calibrate
-from xcray.training.edit.operations import remove_labels, rename_labels
+from xcray.training.edit.labels import remove_labels, rename_labels
 from xcray.training.report.render import draw_report, summarize_model
 from xcray.training.strategies import estimate_training
 

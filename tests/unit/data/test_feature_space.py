@@ -15,7 +15,7 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, DataError, NotFound, ParameterError
 from xcray.model.model import Model
 from xcray.training import TrainSpec, train
-from xcray.training.edit.operations import add_labels
+from xcray.training.edit.labels import add_labels
 
 OLD = [
     ("an apple or a pear", ["fruit"]),

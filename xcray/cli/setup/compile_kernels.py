@@ -216,7 +216,7 @@ def predict_all(path: Path) -> None:
 
 def edit_labels(folder: Path) -> None:
     """Merge, remove and retrain labels."""
-    from xcray.training.edit.operations import add_labels, merge_labels, remove_labels
+    from xcray.training.edit.labels import add_labels, merge_labels, remove_labels
 
     merge_labels(folder / "texts", folder / "text", folder / "merged", ["csv", "json"], "csv")
     remove_labels(folder / "texts", folder / "fewer", ["io"])

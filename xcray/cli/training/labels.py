@@ -73,7 +73,7 @@ def add(
     json: output.JsonOption = False,
 ) -> None:
     """Train labels of a data set that the model lacks (all, or those given) and append them."""
-    from xcray.training.edit.operations import add_labels
+    from xcray.training.edit.labels import add_labels
 
     named = read_names(labels, labels_file)
     run_edit(
@@ -95,7 +95,7 @@ def remove(
     json: output.JsonOption = False,
 ) -> None:
     """Remove labels."""
-    from xcray.training.edit.operations import remove_labels
+    from xcray.training.edit.labels import remove_labels
 
     named = read_names(labels, labels_file)
     run_edit(
@@ -122,7 +122,7 @@ def merge(
     json: output.JsonOption = False,
 ) -> None:
     """Merge several labels into one, trained on the rows of all of them."""
-    from xcray.training.edit.operations import merge_labels
+    from xcray.training.edit.labels import merge_labels
 
     run_edit(
         lambda how: merge_labels(model, dataset, out, labels, into, how),
@@ -147,7 +147,7 @@ def rename(
     json: output.JsonOption = False,
 ) -> None:
     """Rename labels; two labels can swap names."""
-    from xcray.training.edit.operations import rename_labels
+    from xcray.training.edit.labels import rename_labels
 
     pairs = read_renames(names, names_file)
     run_edit(lambda how: rename_labels(model, out, pairs, how), out, None, "threads", 0, json)
@@ -168,7 +168,7 @@ def retrain(
 
     Example: xcray retrain MODEL_DIR --labels a b --dataset DIR --out NEW_DIR
     """
-    from xcray.training.edit.operations import retrain_labels
+    from xcray.training.edit.labels import retrain_labels
 
     named = read_names(labels, labels_file)
     run_edit(

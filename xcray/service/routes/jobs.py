@@ -22,6 +22,7 @@ from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.model.model import Model
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.estimates import estimate_in_child
+from xcray.service.http import sse
 from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.etags import (
@@ -34,7 +35,6 @@ from xcray.service.http.etags import (
 )
 from xcray.service.http.idempotency import IdempotencyKey, creation_reply, replay_response
 from xcray.service.observability import log_tail as log_pages
-from xcray.service.routes import sse
 from xcray.service.routes.datasets import find_ready
 from xcray.service.schemas import (
     ClassPage,

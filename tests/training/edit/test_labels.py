@@ -20,7 +20,7 @@ from xcray.model.model import Model
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import Progress, TrainSpec, train
 from xcray.training.edit.apply import EditOptions
-from xcray.training.edit.operations import (
+from xcray.training.edit.labels import (
     add_labels,
     merge_labels,
     remove_labels,
