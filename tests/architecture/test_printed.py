@@ -121,7 +121,7 @@ def test_every_command_named_in_text_or_an_error_exists() -> None:
         ("xcray store backup x y", "'y' is too much"),
         ("xcray store backup", "is missing"),
         ("xcray train DIR --out", "requires an argument"),
-        ("xcray tune DIR --lam 0.1 0.2 --out X Y", "'Y' is too much"),
+        ("xcray tune DIR --grid lam=0.1,0.2 --out X Y", "'Y' is too much"),
     ],
 )
 def test_the_check_of_commands_finds_faults(command: str, fault: str) -> None:

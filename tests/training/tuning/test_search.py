@@ -359,13 +359,12 @@ def test_path_from_the_command_line(
     words = [
         "tune",
         str(tiny.path),
-        "--lam",
-        "0.1",
-        "--C",
-        "1",
-        "3",
-        "--tau",
-        "1",
+        "--grid",
+        "lam=0.1",
+        "--grid",
+        "tau=1",
+        "--grid",
+        "C=1,3",
         "--pool",
         "serial",
         "--select",
@@ -428,7 +427,7 @@ def test_a_grid_of_any_parameter_from_the_command_line(
     words = ["tune", str(tiny.path), "--solver", "stagewise", "--pool", "serial"]
     words += [f"-p{name}={value}" for name, value in LEAST_SQUARES.items()]
     words += ["--out", str(tmp_path / "out")]
-    assert main([*words, "--lam", "0.01", "--grid", "stages=1,2"]) == 0
+    assert main([*words, "--grid", "lam=0.01", "--grid", "stages=1,2"]) == 0
     assert "stages" in capsys.readouterr().out
     assert main([*words, "--grid", "rule=linear", "--out", str(tmp_path / "other")]) == 2
     assert "-p rule=linear" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Options that take several values: `--lam 0.1 0.01` as well as `--lam 0.1 --lam 0.01`."""
+"""Options that take several values: `--labels a b` as well as `--labels a --labels b`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MultiValueCommand(TyperCommand):
 
 
 def repeat_options(words: list[str], options: frozenset[str]) -> list[str]:
-    """Expand `--lam 0.1 0.01` to `--lam 0.1 --lam 0.01` for each of `options`.
+    """Expand `--labels a b` to `--labels a --labels b` for each of `options`.
 
     Negative numbers are values.
     """

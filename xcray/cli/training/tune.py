@@ -11,32 +11,12 @@ import typer
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
-from xcray.cli.terminal.multi_value import MultiValueCommand
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.train import ParameterOption, SolverOption, format_percent, print_measures
 from xcray.errors import Conflict, InputError
 
 if TYPE_CHECKING:
     from xcray.training.tuning.search import TuneResult
-
-
-class TuneCommand(MultiValueCommand):
-    """A command with `--lam 0.1 0.01`."""
-
-    MULTI_VALUE_OPTIONS = frozenset({"--lam", "--tau", "--C"})
-
-
-def values_of(help: str) -> Any:
-    """Return an option that takes several numbers."""
-    return typer.Option(metavar="NUMBER...", help=help)
-
-
-Lam = Annotated[list[float] | None, values_of("Values of lam, the weight of the l1 norm.")]
-Tau = Annotated[list[float] | None, values_of("Values of tau, the weight of the squared l2 norm.")]
-C = Annotated[
-    list[float] | None,
-    typer.Option("--C", metavar="NUMBER...", help="Values of C, the weight of a sample's loss."),
-]
 
 
 def tune(
@@ -52,13 +32,10 @@ def tune(
         Path,
         typer.Option("--out", "-o", help="Directory to write: model/, path.json, path.arrow."),
     ] = Path("tune"),
-    lam: Lam = None,
-    tau: Tau = None,
-    c: C = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE,...", help="Values of another numeric parameter; repeat for more."
+            metavar="NAME=VALUE,...", help="Values of a numeric parameter; repeat for more."
         ),
     ] = None,
     select: Annotated[
@@ -93,8 +70,8 @@ def tune(
 ) -> None:
     """Try all combinations, choose the best on held-out rows, and train it on all rows.
 
-    Example: xcray tune data --lam 0.1 0.01 --C 0.3 1 3
-             xcray tune data --solver stagewise --lam 1e-4 1e-3 --grid bandwidth=0.5,0.7,1
+    Example: xcray tune data --grid lam=0.1,0.01 --grid C=0.3,1,3
+             xcray tune data --solver stagewise --grid lam=1e-4,1e-3 --grid bandwidth=0.5,0.7,1
     """
     if out.exists():
         raise Conflict(f"{out} exists already; choose another --out or remove it first")
@@ -108,11 +85,9 @@ def tune(
         "pool": pool,
         "workers": workers,
     }
-    choices = {
-        name: tuple(given) for name, given in (("lam", lam), ("tau", tau), ("C", c)) if given
-    }
-    choices |= parse_grid(grid)
-    spec = TuneSpec(TrainSpec.from_dict(values), choices, select, holdout, seed, warm=not cold)
+    spec = TuneSpec(
+        TrainSpec.from_dict(values), parse_grid(grid), select, holdout, seed, warm=not cold
+    )
     working_directory = run_directory(run_dir, out)
     result = run_search(spec, out, working_directory, json)
     if run_dir is None:

@@ -59,7 +59,7 @@ def validate_grid(grid: Mapping[str, Sequence[float]]) -> dict[str, tuple[float,
     if not out or not all(out.values()):
         raise ParameterError(
             f"give at least one value of {', '.join(out) or 'a parameter'}, "
-            "for example --lam 0.1 0.01"
+            "for example --grid lam=0.1,0.01"
         )
     for name, values in out.items():
         bad = [value for value in values if not _is_number(value) or value < 0.0]
