@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("index",),
     ("features",),
     ("data",),
-    ("kernels", "metrics", "plots", "schedule"),
+    ("certificate", "kernels", "metrics", "plots", "schedule"),
     ("storage",),
     ("system", "telemetry"),
     ("arrays",),

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xcray.arrays import CSR, Float64
+from xcray.certificate import relative_gaps
 from xcray.model.model import Model
 
 BLOCK_WEIGHTS: Final = 1 << 22  # weights per step of a pass over all labels
@@ -125,4 +126,4 @@ def _summary(model: Model, number: int) -> LabelSummary:
 def _relative_gap(record: Mapping[str, Any]) -> float | None:
     """Return the gap of a class record as a share of its null objective, or None."""
     gap, null = record.get("gap"), record.get("null")
-    return None if gap is None or null is None else float(gap / max(null, 1e-300))
+    return None if gap is None or null is None else float(relative_gaps(gap, null))

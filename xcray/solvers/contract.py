@@ -247,12 +247,3 @@ def summarize_records(solver: Solver, records: np.ndarray) -> dict[str, Any]:
             "stopped": f"{rule.reached} for {n:,} of {len(records):,} classes{others}",
         }
     return summary
-
-
-def label_gaps(records: np.ndarray) -> np.ndarray:
-    """Return duality gaps relative to the null objective: (n,), 0 for labels without positives.
-
-    records: (n,) with the fields positives, gap and null.
-    """
-    gaps = records["gap"] / np.maximum(records["null"], 1e-300)
-    return np.where(records["positives"] > 0, gaps, 0.0)

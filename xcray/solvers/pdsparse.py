@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen, pattern
+from xcray.certificate import relative_gaps
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import row_norms_sq, take_pattern_rows, take_rows, transpose_pattern
 from xcray.kernels.training import dynamic_csr as growing
@@ -173,7 +174,7 @@ class PDSparseSolver(Parameters, JointSolver):
         """Return the gap of the problem, relative to the objective of W = 0."""
         solved = records["positives"] > 0
         gap, null = (float(records[name][solved].sum()) for name in ("gap", "null"))
-        return gap / max(null, 1e-300)
+        return float(relative_gaps(gap, null))
 
     def summarize(self, records: np.ndarray) -> dict[str, Any]:
         """Return the default counts, and the number of support vectors."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, csr_from, frozen
+from xcray.certificate import is_within, largest_gap
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.row_norm import ROW_NORMS, normalize_columns, normalize_rows, row_lengths
 from xcray.kernels.sparse import row_norms_sq
@@ -27,7 +28,7 @@ from xcray.kernels.training.ppdsparse.state import (
 )
 from xcray.metrics import inverse_propensities
 from xcray.solvers import newton
-from xcray.solvers.contract import WarmStartSolver, label_gaps, summarize_records
+from xcray.solvers.contract import WarmStartSolver, summarize_records
 from xcray.solvers.declarations import (
     WEIGHT_FIELDS,
     CompileCase,
@@ -224,13 +225,13 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
 
     def certified(self, records: np.ndarray) -> np.ndarray:
         """Return (n,) bool: a gap of at most `eps` of the null objective, or nothing to solve."""
-        is_small = records["gap"] <= self.eps * records["null"]
+        is_small = is_within(records, self.eps)
         certified: np.ndarray = ((records["rounds"] >= 0) & is_small) | (records["positives"] == 0)
         return certified
 
     def largest_gap(self, records: np.ndarray) -> float:
         """Return the largest gap of a class, relative to its null objective."""
-        return float(label_gaps(records).max(initial=0.0))
+        return largest_gap(records)
 
     def summarize(self, records: np.ndarray) -> dict[str, Any]:
         """Return the default counts, and the number of support vectors."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Int64
+from xcray.certificate import is_within
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.kernels.training.pegasos import Steps, take_steps
 from xcray.solvers.contract import summarize_records
@@ -126,7 +127,7 @@ class BlockMinimisationSolver(Baseline):
 
     def certified(self, records: np.ndarray) -> np.ndarray:
         """Return (n,) bool: a gap of at most `eps` of the null objective."""
-        certified: np.ndarray = records["gap"] <= self.eps * records["null"]
+        certified = is_within(records, self.eps)
         certified &= records["rounds"] >= 0
         certified |= records["positives"] == 0
         return certified

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen
+from xcray.certificate import largest_gap
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.training.dual_hinge import DualState
 from xcray.kernels.training.hinge import (
@@ -17,7 +18,7 @@ from xcray.kernels.training.hinge import (
     Objective,
     null_objective,
 )
-from xcray.solvers.contract import IndependentSolver, label_gaps
+from xcray.solvers.contract import IndependentSolver
 from xcray.solvers.declarations import Link
 from xcray.solvers.indexed_bcd.forest import extended_norms
 from xcray.solvers.indexed_bcd.row_store import RowsInMemory, RowStore
@@ -94,7 +95,7 @@ class HingeOneVsRest(Parameters, IndependentSolver):
 
     def largest_gap(self, records: np.ndarray) -> float | None:
         """Return the largest gap of a class, relative to its null objective."""
-        return float(label_gaps(records).max(initial=0.0))
+        return largest_gap(records)
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
         """Return the entries and the rows of X for each label: (K, 2); see `load`."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, frozen
+from xcray.certificate import is_within
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError
 from xcray.kernels.training.metric_forest import PIVOTS
@@ -179,7 +180,7 @@ class IndexedBCDSolver(HingeOneVsRest):
 
     def certified(self, records: np.ndarray) -> np.ndarray:
         """Return (n,) bool: a gap of at most `eps` of the null objective, and final outliers."""
-        is_small = records["gap"] <= self.eps * records["null"]
+        is_small = is_within(records, self.eps)
         certified: np.ndarray = (records["rounds"] >= 0) & is_small & (records["changing"] == 0)
         certified |= records["positives"] == 0
         return certified

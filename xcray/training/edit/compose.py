@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, Int64, frozen
+from xcray.certificate import relative_gaps
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES, row_ranges
 from xcray.kernels.merge import copy_rows
 from xcray.storage.arrow import MatrixWriter
@@ -105,5 +106,5 @@ def summarize_classes(classes: pa.Table | None) -> dict[str, Any]:
         )
     if {"gap", "null"} <= set(classes.column_names):
         gap, null = (classes.column(name).fill_null(0.0).to_numpy() for name in ("gap", "null"))
-        out["largest_gap"] = float((gap / np.maximum(null, 1e-300))[null > 0.0].max(initial=0.0))
+        out["largest_gap"] = float(relative_gaps(gap, null).max(initial=0.0))
     return out

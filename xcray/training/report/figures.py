@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from xcray.certificate import relative_gaps
 from xcray.model.model import Model
 from xcray.solvers import SOLVERS
 from xcray.training.report.pictures import picture_names
@@ -47,7 +48,7 @@ def _gap_histogram(model: Model) -> dict[str, Any] | None:
     known = np.isfinite(gap) & (null > 0.0)
     if "positives" in table.column_names:
         known &= table.column("positives").to_numpy() > 0
-    shares = np.clip(gap[known] / null[known], GAP_EDGES[0], GAP_EDGES[-1])
+    shares = np.clip(relative_gaps(gap[known], null[known]), GAP_EDGES[0], GAP_EDGES[-1])
     return {
         "edges": GAP_EDGES.tolist(),
         "counts": np.histogram(shares, GAP_EDGES)[0].tolist(),

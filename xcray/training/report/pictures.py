@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from xcray.certificate import relative_gaps
 from xcray.errors import NotFound
 from xcray.model.model import Model
 from xcray.plots import trainings as plots
@@ -65,9 +66,7 @@ def class_columns(model: Model) -> dict[str, Any]:
         solved = out["rounds"] >= 0
         out = {name: values[solved] for name, values in out.items()}
     if {"gap", "null"} <= out.keys():
-        out["relative_gap"] = np.where(
-            out["null"] > 0.0, out["gap"] / np.maximum(out["null"], 1e-300), 0.0
-        )
+        out["relative_gap"] = relative_gaps(out["gap"], out["null"])
     return out
 
 
