@@ -48,8 +48,8 @@ from xcray.workers.ray.session import (
     free_port,
     local_ray_environment,
     make_short_root,
-    write_token,
 )
+from xcray.workers.ray.token import write_token
 from xcray.workers.timeline import Span
 
 HEAD = "f" * 51 + "00000"  # the node id that the provider uses for the head

@@ -17,8 +17,8 @@ from xcray.workers.ray.session import (
     local_ray_environment,
     make_short_root,
     retry_slow_start,
-    write_token,
 )
+from xcray.workers.ray.token import write_token
 
 QUICK = {  # a dead node is noticed in seconds
     "RAY_health_check_initial_delay_ms": "0",

@@ -34,7 +34,11 @@ from tests.robustness.faults.rows_ray import SOON
 from tests.robustness.faults.service import environment as clean
 from tests.robustness.faults.stage import PR_SET_PDEATHSIG, SPACES, kill, namespaces, until
 from xcray.cli.terminal.processes import find_descendants
-from xcray.workers.ray.session import free_port, local_ray_environment, write_token
+from xcray.workers.ray.session import (
+    free_port,
+    local_ray_environment,
+)
+from xcray.workers.ray.token import write_token
 
 INIT: Final = Path(__file__).with_name("node_init.py")
 NET: Final = "10.77.0"

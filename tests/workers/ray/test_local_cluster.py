@@ -34,13 +34,12 @@ from xcray.workers.ray import local_daemon as ray_keeper
 from xcray.workers.ray import session as ray_session
 from xcray.workers.ray.local_cluster import ClusterInfo, ManagedLocalRay, connect, local_ray
 from xcray.workers.ray.session import (
-    auth_environment,
     free_port,
     is_reachable,
     make_short_root,
     set_environment,
-    write_token,
 )
+from xcray.workers.ray.token import auth_environment, write_token
 
 pytestmark = pytest.mark.ray
 SMALL = {"num_cpus": 1, "object_store_memory": 100 << 20}

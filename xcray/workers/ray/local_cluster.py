@@ -31,13 +31,12 @@ from xcray.system.cores import available_cores
 from xcray.system.file_lock import try_lock, wait_for_lock
 from xcray.workers.ray.local_daemon import LocalRayDaemon
 from xcray.workers.ray.session import (
-    TOKEN_HEADER,
-    auth_environment,
     check_dashboard,
     connect,
     is_reachable,
     local_ray,
 )
+from xcray.workers.ray.token import auth_environment, auth_header
 
 __all__ = ["Cluster", "ClusterInfo", "ExternalRay", "ManagedLocalRay", "connect", "local_ray"]
 
@@ -73,11 +72,7 @@ class ClusterInfo(NamedTuple):
     @property
     def headers(self) -> dict[str, str]:
         """Headers for the dashboard's API, for processes that do not join Ray. Never print them."""
-        return (
-            {TOKEN_HEADER: f"Bearer {self.token_path.read_text().strip()}"}
-            if self.token_path
-            else {}
-        )
+        return auth_header(self.token_path) if self.token_path else {}
 
 
 class Cluster(Protocol):

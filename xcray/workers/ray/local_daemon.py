@@ -28,12 +28,11 @@ from xcray.storage.atomic import write_json
 from xcray.system.processes import descendants
 from xcray.workers.ray.session import (
     SLOW_START_TEXT,
-    TOKEN_HEADER,
     free_port,
     local_ray_environment,
     make_short_root,
-    write_token,
 )
+from xcray.workers.ray.token import auth_header, write_token
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
@@ -210,7 +209,7 @@ class LocalRayDaemon:
 
 def _dashboard_answers(dashboard: int, token: Path) -> bool:
     """Return whether the dashboard lists its jobs for this token."""
-    headers = {TOKEN_HEADER: f"Bearer {token.read_text()}"}
+    headers = auth_header(token)
     request = urllib.request.Request(f"http://127.0.0.1:{dashboard}/api/jobs/", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=2.0) as reply:

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from xcray.errors import Unavailable
+from xcray.workers.ray.token import auth_environment, write_token
 
 # Characters: Ray adds 70 to it for its sockets, whose paths are limited to 107.
 MAX_ROOT_LENGTH: Final = 30
-TOKEN_HEADER: Final = "Authorization"
 NAMESPACE: Final = "xcray"
 AUTO: Final = "auto"  # the cluster of this process
 MAX_STARTS: Final = 3  # attempts to start a slow Ray
@@ -38,14 +38,6 @@ PRIVATE_PORTS: Final = range(20_000, 30_000)
 _PORTS: Final = count(secrets.randbelow(len(PRIVATE_PORTS)))
 # a cluster is never behind a proxy
 _NO_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def auth_environment(token_path: Path | str) -> dict[str, str]:
-    """Return settings that make Ray require and send the token of a file.
-
-    The token itself is never in the environment.
-    """
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
 
 
 def local_ray_environment(token_path: Path | str) -> dict[str, str]:
@@ -60,13 +52,6 @@ def local_ray_environment(token_path: Path | str) -> dict[str, str]:
         "RAY_DEDUP_LOGS": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
-
-
-def write_token(path: Path) -> None:
-    """Write a token of 256 random bits to a file that only its owner can read."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as out:
-        out.write(secrets.token_hex(32))
 
 
 def make_short_root() -> Path:
