@@ -13,12 +13,14 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
 
 from xcray.errors import InputError, NotFound, Unavailable
 from xcray.jobs.job import Event
 from xcray.jobs.states import TERMINAL
-from xcray.service.app_state import AppState
+from xcray.jobs.store.job_store import JobStore
+from xcray.service.observability.metrics import Metrics
+from xcray.service.settings import Settings
 
 EVENTS_PER_PAGE = 500
 STREAM_HEADERS = {
@@ -28,6 +30,15 @@ STREAM_HEADERS = {
 # Range of the reconnect delay while the service drains: clients must not reconnect all at once.
 RECONNECT_MS = (1000, 4000)
 MAX_POLL_SECONDS = 1.0  # between two polls of a job without new events
+
+
+class StreamingService(Protocol):
+    """What a stream of events reads of the service."""
+
+    settings: Settings
+    metrics: Metrics
+    store: JobStore
+    draining: bool
 
 
 def start_after(after: int | None, last_event_id: str | None) -> int:
@@ -43,21 +54,21 @@ def start_after(after: int | None, last_event_id: str | None) -> int:
 
 
 async def stream_events(
-    app_state: AppState, job_id: str, tenant: str, after: int
+    service: StreamingService, job_id: str, tenant: str, after: int
 ) -> AsyncIterator[bytes]:
     """Yield the lines of the stream.
 
     It ends when the job has ended and all events were sent, the job is deleted, or the service
     drains.
     """
-    poll_interval, last_sent_at = app_state.settings.poll_seconds, time.monotonic()
-    app_state.metrics.streams.inc()
+    poll_interval, last_sent_at = service.settings.poll_seconds, time.monotonic()
+    service.metrics.streams.inc()
     try:
         yield b"retry: 1000\n\n"
-        while not app_state.draining:
+        while not service.draining:
             try:
                 ended, events = await asyncio.to_thread(
-                    _poll_events, app_state, job_id, tenant, after
+                    _poll_events, service, job_id, tenant, after
                 )
             except Unavailable:
                 ended, events = False, []  # keep the stream open until the store is back
@@ -67,38 +78,36 @@ async def stream_events(
                 yield b"".join(_encode_event(event) for event in events)
                 after, poll_interval, last_sent_at = (
                     events[-1].seq,
-                    app_state.settings.poll_seconds,
+                    service.settings.poll_seconds,
                     time.monotonic(),
                 )
             elif ended:
                 return
-            elif time.monotonic() - last_sent_at >= app_state.settings.heartbeat_seconds:
+            elif time.monotonic() - last_sent_at >= service.settings.heartbeat_seconds:
                 yield b": alive\n\n"
                 last_sent_at = time.monotonic()
             if len(events) < EVENTS_PER_PAGE and not (ended and events):
                 await asyncio.sleep(poll_interval)
                 poll_interval = min(
-                    poll_interval * 1.2, max(MAX_POLL_SECONDS, app_state.settings.poll_seconds)
+                    poll_interval * 1.2, max(MAX_POLL_SECONDS, service.settings.poll_seconds)
                 )
         yield (
             b": the service drains; reconnect to resume after the last id\nretry: %d\n\n"
             % random.randint(*RECONNECT_MS)
         )
     finally:
-        app_state.metrics.streams.dec()
+        service.metrics.streams.dec()
 
 
 def _poll_events(
-    app_state: AppState, job_id: str, tenant: str, after: int
+    service: StreamingService, job_id: str, tenant: str, after: int
 ) -> tuple[bool, list[Event]]:
     """Return whether the job had ended, and its new events.
 
     The status is read first, so the last event is never missed.
     """
-    ended = app_state.store.jobs.get(job_id, tenant).status in TERMINAL
-    return ended, app_state.store.jobs.list_events(
-        job_id, tenant, after=after, limit=EVENTS_PER_PAGE
-    )
+    ended = service.store.jobs.get(job_id, tenant).status in TERMINAL
+    return ended, service.store.jobs.list_events(job_id, tenant, after=after, limit=EVENTS_PER_PAGE)
 
 
 def _encode_event(event: Event) -> bytes:
