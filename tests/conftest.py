@@ -66,9 +66,7 @@ LONG_FILES = (
     "tests/training/test_multinomial.py",
     "tests/workers/ray/test_worker_group.py",
     "tests/robustness/test_faults.py",
-    "tests/training/test_remote_rows.py",
     "tests/unit/test_examples.py",
-    "tests/unit/solvers/indexed_bcd/test_page_reader.py",
     "tests/robustness/test_fuzz.py",
     "tests/training/test_edge_cases.py",
     "tests/robustness/test_bad_input.py",
@@ -84,7 +82,6 @@ LONG_FILES = (
     "tests/benchmarks/test_certificates.py",
     "tests/service/http/test_openapi.py",
     "tests/service/test_estimates.py",
-    "tests/service/datasets/test_remote_rows.py",
 )
 
 

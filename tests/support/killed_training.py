@@ -9,15 +9,11 @@ from pathlib import Path
 
 from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, train
-from xcray.training.independent import IndependentLabels
 
 
-def kill_in_the_middle(spec: TrainSpec, folder: Path, rows_limit: int | None = None) -> None:
-    """Train into `folder`, in a process that is killed when some labels are finished.
-
-    rows_limit: bytes of a worker's rows, instead of what the memory limit leaves.
-    """
-    process = get_context("spawn").Process(target=_train, args=(spec, folder, rows_limit))
+def kill_in_the_middle(spec: TrainSpec, folder: Path) -> None:
+    """Train into `folder`, in a process that is killed when some labels are finished."""
+    process = get_context("spawn").Process(target=_train, args=(spec, folder))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -25,13 +21,11 @@ def kill_in_the_middle(spec: TrainSpec, folder: Path, rows_limit: int | None = N
     assert list((folder / "run").glob("part-*"))
 
 
-def _train(spec: TrainSpec, folder: Path, rows_limit: int | None) -> None:
+def _train(spec: TrainSpec, folder: Path) -> None:
     """Train in this process until some labels are finished."""
 
     def die(progress: Progress) -> None:
         if progress.phase == "TRAINING" and 0 < progress.done < progress.total:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    if rows_limit is not None:
-        IndependentLabels.rows_limit = lambda strategy: rows_limit  # type: ignore[method-assign]
     train(spec, run_dir=folder / "run", out=folder / "model", progress=die)

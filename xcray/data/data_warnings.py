@@ -37,15 +37,13 @@ def data_warnings(data: Dataset, copies: bool = True) -> list[dict[str, Any]]:
     occur in training. LARGE_FEATURES: features whose values hide all others. EMPTY_ROWS: rows
     without features, which the bias alone answers. UNKNOWN_WORDS: test texts have far fewer
     features than training texts. COPIED_ROWS: test rows that equal training rows in all features
-    (one pass over all features; not if `copies` is False). LARGE_FEATURES and COPIED_ROWS are left
-    out if the training rows are in object storage.
+    (one pass over all features; not if `copies` is False).
     """
     names = data.label_names.slice(0, SAMPLE_NAMES).to_pylist()
-    warnings = [separator_warning(names), _unseen_labels(data)]
-    warnings += [_large_features(data)] if data.remote is None else []
+    warnings = [separator_warning(names), _unseen_labels(data), _large_features(data)]
     warnings += [_empty_rows(data, part) for part in data.splits]
     warnings += [_unknown_words(data)]
-    warnings += [_copied_rows(data)] if copies and data.remote is None else []
+    warnings += [_copied_rows(data)] if copies else []
     return [each._asdict() for each in warnings if each is not None]
 
 

@@ -9,7 +9,6 @@ train/            x_rows.arrow  x_columns.arrow  y_rows.arrow  y_columns.arrow;
                   weights.arrow if its rows have weights
 test/             the same four files, if there is a test part
 metric-forest/    an index of the training rows, if `xcray data index` has built one
-remote.json       only in a copy without training rows, see `xcray.data.remote_rows`
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, Pattern, frozen
-from xcray.data.remote_rows import ROW_FILES, map_remote_rows, read_remote_uri
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, InputError, NotFound
 from xcray.kernels.sparse import pattern_range, row_range
@@ -81,7 +79,6 @@ class Dataset:
     text pipeline.
     manifest: content of `manifest.json`; `manifest["source"]` describes the origin of the rows.
     label_names: (K,) names; `label_names[i].as_py()` is the i-th.
-    remote: URI of the whole data set, if its training rows are not in this directory.
     """
 
     path: Path
@@ -92,7 +89,6 @@ class Dataset:
     manifest: dict[str, Any] = field(repr=False)
     splits: Mapping[str, Split] = field(repr=False)
     label_names: pa.LargeStringArray = field(repr=False)
-    remote: str | None = None
 
     @classmethod
     def open(cls, path: Path | str, verify: bool = False) -> Dataset:
@@ -103,8 +99,8 @@ class Dataset:
         with `verify`, changed.
         """
         path = Path(path)
-        manifest, remote = _read_manifest(path), read_remote_uri(path)
-        files = local_files(manifest, remote)
+        manifest = _read_manifest(path)
+        files = manifest["files"]
         for name, expected in files.items():
             _check_file(path, name, expected)
         if verify:
@@ -117,12 +113,11 @@ class Dataset:
             content_hash=manifest["content_hash"],
             manifest=manifest,
             splits={
-                part: _open_split(path, part, manifest, remote)
+                part: _open_split(path, part, manifest)
                 for part in PARTS
                 if part in manifest["splits"]
             },
             label_names=_check_length(read_names(path / LABELS), manifest["n_labels"], LABELS),
-            remote=remote,
         )
 
     def __getitem__(self, part: str) -> Split:
@@ -146,7 +141,7 @@ class Dataset:
     @property
     def files(self) -> dict[str, Any]:
         """Sizes and checksums of the files in the directory, by name."""
-        return local_files(self.manifest, self.remote)
+        return dict(self.manifest["files"])
 
     @cached_property
     def label_counts(self) -> Any:
@@ -205,12 +200,6 @@ def check_manifest(manifest: Any, name: str) -> dict[str, Any]:
     return dict(manifest)
 
 
-def local_files(manifest: dict[str, Any], remote: str | None) -> dict[str, Any]:
-    """Return the files of a manifest; without those of the training rows if they are remote."""
-    absent = () if remote is None else ROW_FILES
-    return {name: entry for name, entry in manifest["files"].items() if name not in absent}
-
-
 def _check_file(path: Path, name: str, expected: Mapping[str, Any]) -> None:
     """Raise Corrupt unless a listed file is inside the directory and has its size.
 
@@ -229,19 +218,14 @@ def _check_file(path: Path, name: str, expected: Mapping[str, Any]) -> None:
         )
 
 
-def _open_split(path: Path, part: str, manifest: dict[str, Any], remote: str | None) -> Split:
+def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
     """Map the four matrices of one part and compare their shapes with the manifest."""
     folder, sizes = path / part, manifest["splits"][part]
     n, D, K = sizes["n_rows"], manifest["n_features"], manifest["n_labels"]
-    X, XT = (
-        map_remote_rows(path, D)
-        if part == "train" and remote is not None
-        else (read_csr(folder / "x_rows.arrow"), read_csr(folder / "x_columns.arrow"))
-    )
     split = Split(
         name=part,
-        X=X,
-        XT=XT,
+        X=read_csr(folder / "x_rows.arrow"),
+        XT=read_csr(folder / "x_columns.arrow"),
         Y=read_pattern(folder / "y_rows.arrow"),
         YT=read_pattern(folder / "y_columns.arrow"),
         content_hash=sizes["content_hash"],

@@ -31,15 +31,13 @@ class Solver(Protocol):
     revision: incremented with every change of the bits of a model or of the fields of records, so
     that no run mixes parts of two revisions. link: from scores to probabilities. records: schema of
     the per-label records. exports: what the training publishes. compile_cases: trainings that
-    compile all its kernels. reads_pages: whether it can read rows from the pages of a metric
-    forest, within a memory limit.
+    compile all its kernels.
     """
 
     revision: ClassVar[int]
     records: ClassVar[RecordSchema]
     exports: ClassVar[Exports] = "weights"
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (CompileCase(),)
-    reads_pages: ClassVar[bool] = False
 
     @property
     def link(self) -> Link:

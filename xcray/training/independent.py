@@ -209,9 +209,7 @@ def make_ray_pool(
         raise missing_ray(error) from None
     data_path = str(dataset.path.resolve())
     checkpoint_path = str(checkpoint_dir.resolve()) if checkpoint_dir is not None else None
-    task = SolverTask(
-        solver, data_path, dataset.content_hash, checkpoint_path, memory_limit, dataset.remote
-    )
+    task = SolverTask(solver, data_path, dataset.content_hash, checkpoint_path, memory_limit)
     policy, request = scaling_policy_for(spec.ray_address), ONE_CPU
     if policy is not None:
         request = ResourceRequest(memory=PROCESS_BYTES + worker_bytes(solver, dataset.train, 0)[0])

@@ -8,7 +8,6 @@ import numpy as np
 
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
-from xcray.errors import InputError
 from xcray.solvers import make_solver
 from xcray.solvers.least_squares.staged_solvers import StagesSolver
 from xcray.solvers.replica import ReplicatedSolver
@@ -24,12 +23,8 @@ from xcray.training.synchronous import Synchronous
 
 
 def make_strategy(context: TrainingContext) -> TrainingStrategy:
-    """Return the training strategy for the family of a training's solver.
-
-    Raises InputError if it needs training rows that are in object storage.
-    """
+    """Return the training strategy for the family of a training's solver."""
     solver = context.solver
-    _check_rows(context)
     if isinstance(solver, StagesSolver):
         return StagedTraining(context, solver)
     if solver.family == "independent":
@@ -41,19 +36,6 @@ def make_strategy(context: TrainingContext) -> TrainingStrategy:
     if solver.family == "rotation":
         return BlockRotation(context, solver)
     return Synchronous(context, solver)
-
-
-def _check_rows(context: TrainingContext) -> None:
-    """Raise InputError if the training needs rows that are in object storage."""
-    remote, calibrates = context.dataset.remote, context.spec.calibrate
-    if remote is None or (context.solver.reads_pages and not calibrates):
-        return
-    reader = "--calibrate" if context.solver.reads_pages else context.spec.solver
-    raise InputError(
-        f"the training rows of {context.dataset.name} are in object storage, and {reader} needs "
-        f"them here: copy them with `xcray data pull {remote}`",
-        code="ROWS_REMOTE",
-    )
 
 
 def _has_several_workers(context: TrainingContext, solver: ReplicatedSolver) -> bool:

@@ -11,7 +11,6 @@ from xcray.arrays import Int32, csr, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import XcrayError
 from xcray.solvers.contract import SolverState, TaskSolver, set_checkpoint_dir
-from xcray.solvers.indexed_bcd.remote_copy import cached_copy_without_rows
 from xcray.solvers.solved_labels import SolvedLabels
 
 
@@ -21,8 +20,7 @@ class SolverTask:
 
     solver: its class must be importable by the workers. path, content_hash: of the data set.
     checkpoint_dir: the run's directory, where a joint solver keeps its state if its node sees it.
-    memory_limit: bytes of a worker's rows, see `load_dataset` of a solver. remote: URI of the data
-    set if its training rows are in object storage; nodes without a copy make their own.
+    memory_limit: bytes of a worker's rows, see `load_dataset` of a solver.
     """
 
     counter: ClassVar[tuple[str, str]] = ("xcray_classes_solved", "Classes solved by this worker")
@@ -32,17 +30,10 @@ class SolverTask:
     content_hash: str
     checkpoint_dir: str | None = None
     memory_limit: int | None = None
-    remote: str | None = None
 
     def open(self) -> SolverState | None:
-        """Map the data set if this node has it with this content; None otherwise.
-
-        Raises as `cached_copy_without_rows`.
-        """
+        """Map the data set if this node has it with this content; None otherwise."""
         dataset = open_dataset(self.path, self.content_hash)
-        if dataset is None and self.remote is not None:
-            path = cached_copy_without_rows(self.remote)
-            dataset = open_dataset(str(path), self.content_hash)
         if dataset is None:
             return None
         return self._with_checkpoints(self.solver.load_dataset(dataset, self.memory_limit))

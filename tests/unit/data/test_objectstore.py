@@ -1,4 +1,4 @@
-"""Data sets in object storage: push, pull, versions, and copies without training rows."""
+"""Data sets in object storage: push, pull, versions, and copies to train from."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import shutil
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.support.s3 import BUCKET, FaultProxy, cut_once
 from tests.support.svm_problems import svm_dataset, svm_problem
 from xcray.cli.main import main
 from xcray.cli.training import data_storage
-from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset
+from xcray.data.objectstore.dataset_copy import plan_copy
 from xcray.data.objectstore.remote_dataset import (
     push_dataset,
     read_remote_dataset,
@@ -32,16 +31,11 @@ from xcray.errors import (
     Stopped,
     Unavailable,
 )
-from xcray.kernels.sparse import row_norms_sq
-from xcray.service.datasets.figures import dataset_figures
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
-from xcray.solvers.indexed_bcd.remote_copy import cached_copy_without_rows, plan_copy
 from xcray.storage.atomic import file_digests
 from xcray.storage.objectstore import transfer
 from xcray.storage.objectstore.client import StoragePath
 from xcray.storage.objectstore.versions import Pushed, list_versions
-
-ABSENT = {"train/x_rows.arrow", "train/x_columns.arrow", "metric-forest/pages.arrow"}
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +63,7 @@ def test_a_pushed_and_pulled_data_set_has_the_same_bytes(
     done = push(uri, dataset.path)
     assert done.uri == f"{uri}/svm/1-{seal_directory(dataset.path).seal}"
     assert push(uri, dataset.path).moved.sent == 0
-    plan = plan_copy(f"{uri}/svm", with_rows=True)
+    plan = plan_copy(f"{uri}/svm")
     assert plan.fetch(tmp_path / "copy") is not None
     assert plan.fetch(tmp_path / "copy") is None
     assert file_digests(tmp_path / "copy") == file_digests(dataset.path)
@@ -84,10 +78,10 @@ def test_copies_show_their_progress_and_continue_after_a_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     push(uri, dataset.path)
-    plan, stop, seen = plan_copy(f"{uri}/svm", with_rows=True), threading.Event(), list[int]()
+    plan, stop, seen = plan_copy(f"{uri}/svm"), threading.Event(), list[int]()
 
     def report(done: int, total: int) -> None:
-        assert total == plan.files.n_bytes
+        assert total == plan.remote.sealed.n_bytes
         seen.append(done)
         if done > total // 2:
             stop.set()
@@ -121,52 +115,12 @@ def test_another_forest_is_another_version(uri: str, dataset: Dataset, tmp_path:
     assert resolve_dataset(f"{uri}/svm:2").number == 2
     assert resolve_dataset(versions[0].path.uri).number == 1
     assert resolve_dataset(uri).number == 3  # the only data set in the folder
-    with pytest.raises(ParameterError, match="without --memory-limit"):
-        plan_copy(f"{uri}/svm", with_rows=False)
     push(uri, dataset.path, "other")
     with pytest.raises(InputError, match="2 data sets"):
         resolve_dataset(uri)
     for name, kind in (("svm:9", NotFound), ("svm:x", ParameterError), ("none", NotFound)):
         with pytest.raises(kind):
             resolve_dataset(f"{uri}/{name}")
-
-
-def test_a_copy_without_rows_has_their_shape_and_refuses_to_read_them(
-    uri: str, dataset: Dataset
-) -> None:
-    push(uri, dataset.path)
-    path = cached_copy_without_rows(f"{uri}/svm")
-    assert set(file_digests(dataset.path)) - set(file_digests(path)) == ABSENT
-    copy = Dataset.open(path, verify=True)
-    assert copy.remote == resolve_dataset(f"{uri}/svm").path.uri
-    assert copy.content_hash == dataset.content_hash
-    assert copy.train.X.shape == dataset.train.X.shape
-    assert copy.train.XT.shape == dataset.train.XT.shape
-    np.testing.assert_array_equal(copy.train.X.indptr, dataset.train.X.indptr)
-    assert copy.train.Y.indices.tobytes() == dataset.train.Y.indices.tobytes()
-    for matrix in (copy.train.X, copy.train.XT):
-        with pytest.raises(InputError, match="xcray data pull"):
-            matrix.row(0)
-        with pytest.raises(InputError, match="xcray data pull"):
-            matrix.to_scipy()
-        with pytest.raises((InputError, TypeError)):
-            row_norms_sq(matrix)  # a kernel
-    assert data_warnings(copy) == data_warnings(dataset)
-    ours, theirs = (dataset_figures(each, 3)["parts"]["train"] for each in (copy, dataset))
-    assert {**ours, "examples": theirs["examples"]} == theirs
-    assert cached_copy_without_rows(f"{uri}/svm") == path
-    with pytest.raises(InputError, match="pull the whole data set"):
-        push(uri, path)
-    for content in (
-        "{}",
-        "[]",
-        "1",
-        '{"schema_version": 1}',
-        '{"schema_version": 2, "uri": "s3://a"}',
-    ):
-        (path / "remote.json").write_text(content)
-        with pytest.raises(Corrupt, match=r"remote\.json"):
-            Dataset.open(path)
 
 
 def test_an_incomplete_push_is_not_a_data_set_and_is_completed(
@@ -181,7 +135,7 @@ def test_an_incomplete_push_is_not_a_data_set_and_is_completed(
         read_remote_dataset(resolve_dataset(place.uri))
     assert error.value.code == "HALF_PUSHED"
     assert push(uri, dataset.path).moved.sent == (dataset.path / "labels.arrow").stat().st_size
-    assert plan_copy(f"{uri}/svm", with_rows=True).fetch(tmp_path / "copy")
+    assert plan_copy(f"{uri}/svm").fetch(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("name", ["labels.arrow", "metric-forest/forest.arrow"])
@@ -192,12 +146,11 @@ def test_a_damaged_object_is_refused_by_name_and_sent_again(
     raw = bytearray(file.read(1 << 20))
     raw[len(raw) // 2] ^= 1
     file.write(bytes(raw))
-    for with_rows in (True, False):
-        with pytest.raises(Corrupt, match=name.rsplit("/", maxsplit=1)[-1]):
-            plan_copy(f"{uri}/svm", with_rows).fetch(tmp_path / "copy")
-        assert not (tmp_path / "copy").exists()
+    with pytest.raises(Corrupt, match=name.rsplit("/", maxsplit=1)[-1]):
+        plan_copy(f"{uri}/svm").fetch(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
     push_dataset(dataset.path, StoragePath.parse(uri) / "svm", resend_all=True)
-    assert plan_copy(f"{uri}/svm", with_rows=False).fetch(tmp_path / "copy")
+    assert plan_copy(f"{uri}/svm").fetch(tmp_path / "copy")
 
 
 def test_manifests_are_checked(uri: str, dataset: Dataset, tmp_path: Path) -> None:
@@ -205,7 +158,7 @@ def test_manifests_are_checked(uri: str, dataset: Dataset, tmp_path: Path) -> No
     forest = json.loads((place / "metric-forest/manifest.json").read(1 << 20))
     (place / "metric-forest/manifest.json").write(json.dumps({**forest, "n_rows": 1}).encode())
     with pytest.raises(Corrupt, match="something else than its name"):
-        plan_copy(f"{uri}/svm", with_rows=True)
+        plan_copy(f"{uri}/svm")
     manifest = json.loads((dataset.path / "manifest.json").read_bytes())
     plain = StoragePath.parse(uri) / "plain" / "copy"
     for change, kind in (
@@ -216,18 +169,19 @@ def test_manifests_are_checked(uri: str, dataset: Dataset, tmp_path: Path) -> No
     ):
         (plain / "manifest.json").write(json.dumps({**manifest, **change}).encode())
         with pytest.raises(kind):
-            plan_copy(plain.uri, with_rows=True).fetch(tmp_path / "copy")
+            plan_copy(plain.uri).fetch(tmp_path / "copy")
     (plain / "manifest.json").write(b"[1]")
     with pytest.raises(Corrupt):
-        plan_copy(plain.uri, with_rows=True)
+        plan_copy(plain.uri)
 
 
 def test_a_plain_copy_of_a_directory_can_be_pulled(dataset: Dataset, tmp_path: Path) -> None:
-    plan = plan_copy(f"file://{dataset.path}", with_rows=True)
+    plan = plan_copy(f"file://{dataset.path}")
     assert plan.fetch(tmp_path / "copy")
     assert file_digests(tmp_path / "copy") == file_digests(dataset.path)
+    build_forest_directory(Dataset.open(tmp_path / "copy"), 64)
     with pytest.raises(Conflict, match="exists already"):
-        plan_copy(f"file://{dataset.path}", with_rows=False).fetch(tmp_path / "copy")
+        plan.fetch(tmp_path / "copy")
 
 
 def test_a_broken_connection_is_resumed(
@@ -235,7 +189,7 @@ def test_a_broken_connection_is_resumed(
 ) -> None:
     push(uri := f"s3://{BUCKET}/data-cut", dataset.path)
     proxy.fault = cut_once("x_rows.arrow", 100)
-    assert plan_copy(f"{uri}/svm", with_rows=True).fetch(tmp_path / "copy")
+    assert plan_copy(f"{uri}/svm").fetch(tmp_path / "copy")
     assert file_digests(tmp_path / "copy") == file_digests(dataset.path)
 
 
@@ -243,7 +197,7 @@ def test_an_outage_keeps_what_was_received(
     proxy: FaultProxy, dataset: Dataset, tmp_path: Path
 ) -> None:
     push(uri := f"s3://{BUCKET}/data-outage", dataset.path)
-    plan = plan_copy(f"{uri}/svm", with_rows=True)
+    plan = plan_copy(f"{uri}/svm")
 
     def broken(environ: dict[str, object], answer: object) -> object:
         if str(environ["PATH_INFO"]).endswith("labels.arrow"):
@@ -278,8 +232,6 @@ def test_the_commands(
     assert pulled["path"] == target
     assert main(["data", "pull", f"{uri}/news", "--sha256", "0" * 64]) == 1
     assert "not the requested version" in capsys.readouterr().err
-    partial = run("pull", f"{uri}/news", "--into", str(tmp_path / "partial"), "--without-rows")
-    assert partial["with_rows"] is False
     assert main(["data", "remote", uri]) == 0
     assert "news" in capsys.readouterr().out
-    assert main(["data", "show", str(tmp_path / "partial")]) == 0
+    assert main(["data", "show", target]) == 0

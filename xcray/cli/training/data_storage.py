@@ -18,7 +18,7 @@ from xcray.cli.terminal.storage import URIS, ResendOption, print_pushed
 from xcray.telemetry.progress import Progress
 
 if TYPE_CHECKING:
-    from xcray.solvers.indexed_bcd.remote_copy import CopyPlan
+    from xcray.data.objectstore.dataset_copy import CopyPlan
     from xcray.storage.objectstore.transfer import TransferStats
 
 MB: Final = 1_000_000
@@ -62,23 +62,16 @@ def pull(
         str | None,
         typer.Option(metavar="HASH", help="Expected content hash or seal of the data set."),
     ] = None,
-    without_rows: Annotated[
-        bool,
-        typer.Option(
-            "--without-rows",
-            help="Leave the training rows in the storage, from where indexed-bcd reads them.",
-        ),
-    ] = False,
     json: output.JsonOption = False,
 ) -> None:
     """Copy a data set from object storage and verify every byte.
 
     An interrupted copy is continued; an existing data set is kept.
     """
-    from xcray.solvers.indexed_bcd.remote_copy import plan_copy
+    from xcray.data.objectstore.dataset_copy import plan_copy
     from xcray.storage.objectstore.versions import check_pinned_hash
 
-    plan = plan_copy(uri, with_rows=not without_rows)
+    plan = plan_copy(uri)
     version, content_hash = plan.remote.version, plan.remote.manifest["content_hash"]
     check_pinned_hash(plan.remote.sealed.seal, content_hash, sha256, version.path.uri)
     path = into or Path(version.name)
@@ -91,7 +84,6 @@ def pull(
                 "dataset": version.name,
                 "version": version.number,
                 "content_hash": content_hash,
-                "with_rows": plan.with_rows,
                 "moved": None if moved is None else moved._asdict(),
             }
         )
@@ -147,26 +139,19 @@ def version_row(each: dict[str, Any]) -> list[Any]:
     ]
 
 
-def local_dataset(place: str, with_rows: bool, quiet: bool) -> Path:
+def local_dataset(place: str, quiet: bool) -> Path:
     """Return the directory of a data set; one in object storage is copied into the cache first.
 
-    place: a directory or a URI. with_rows: whether the copy has the training rows.
+    place: a directory or a URI.
     """
     if "://" not in place:
         return Path(place)
-    from xcray.solvers.indexed_bcd.remote_copy import plan_copy
+    from xcray.data.objectstore.dataset_copy import plan_copy
 
-    plan = plan_copy(place, with_rows)
+    plan = plan_copy(place)
     if not quiet and not plan.cached.exists():
-        size, total = (
-            output.format_bytes(each.n_bytes) for each in (plan.files, plan.remote.sealed)
-        )
-        output.print_note(
-            f"copying {plan.uri} to {plan.cached} ({size})"
-            if with_rows
-            else f"copying {plan.uri} to {plan.cached} ({size} of {total}); "
-            "the training rows are read from the storage"
-        )
+        size = output.format_bytes(plan.remote.sealed.n_bytes)
+        output.print_note(f"copying {plan.uri} to {plan.cached} ({size})")
     fetch(plan, plan.cached, quiet)
     return plan.cached
 

@@ -182,8 +182,7 @@ def train(
         | ({} if select is None else {"select": select})
         | ({} if name is None else {"name": name})
     )
-    with_rows = memory_limit is None or calibrate or not SOLVERS[solver].reads_pages
-    directory = local_dataset(dataset, with_rows, quiet=json)
+    directory = local_dataset(dataset, quiet=json)
     spec = replace(spec, dataset=str(directory))
     if estimate:
         print_estimate(spec, out, run_directory(run_dir, out), json)

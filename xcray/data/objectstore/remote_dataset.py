@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcray.data.dataset import FOREST, MANIFEST, Dataset, check_manifest
-from xcray.data.remote_rows import read_remote_uri
 from xcray.errors import Corrupt, InputError, NotFound, XcrayError, excerpt
 from xcray.storage.atomic import NAME_PATTERN
 from xcray.storage.objectstore.client import NO_BUCKET, StoragePath
@@ -68,16 +67,9 @@ def push_dataset(
 ) -> Pushed:
     """Upload a data set directory, with its metric forest, to the folder of its name.
 
-    See `push_version`. Raises NotFound or Corrupt if it is not a complete data set, InputError if
-    its training rows are in object storage.
+    See `push_version`. Raises NotFound or Corrupt if it is not a complete data set.
     """
-    dataset = Dataset.open(source)
-    if dataset.remote is not None:
-        raise InputError(
-            f"{source} is a copy without the training rows of {dataset.remote}: "
-            "pull the whole data set before you push it",
-            code="ROWS_REMOTE",
-        )
+    Dataset.open(source)
     sealed = seal_directory(source)
     check_files(sealed.files, source.name)
     return push_version(source, sealed, home, resend_all=resend_all, stop=stop)
@@ -139,9 +131,9 @@ def resolve_dataset(uri: str) -> RemoteVersion:
 
 
 def has_seal(path: Path, seal: str) -> bool:
-    """Whether a directory is the whole data set with this seal."""
+    """Whether a directory is the data set with this seal."""
     try:
-        return seal_directory(path).seal == seal and read_remote_uri(path) is None
+        return seal_directory(path).seal == seal
     except (XcrayError, OSError):
         return False
 

@@ -1,8 +1,7 @@
 """A metric forest in the directory of its data set, built within a memory limit.
 
 metric-forest/
-  manifest.json   content hash of the data set, rows of a leaf, sizes, first byte of the pages in
-                  their file, SHA-256 of the files
+  manifest.json   content hash of the data set, rows of a leaf, sizes, SHA-256 of the files
   forest.arrow    nodes, order of the rows, norms; position and CRC-32 of every page
   pivots.arrow    the rows that represent nodes
   pages.arrow     the rows in the order of the leaves; a page is contiguous: indices, then values
@@ -86,11 +85,11 @@ class TreesInProcess(TreeMap):
 
 
 class PageFile(NamedTuple):
-    """The pages of rows in a file or an object.
+    """The pages of rows in a file.
 
     path: of the file, and of temporary files next to it. offsets: (pages + 1,) in the file.
-    checksums: (pages,) CRC-32. lengths: (N,) entries of each row, by position. n_bytes: of the
-    file. name: of the data set's directory, for messages. uri: of the object, if it is not on disk.
+    checksums: (pages,) CRC-32. lengths: (N,) entries of each row, by position. name: of the data
+    set's directory, for messages.
     """
 
     path: Path
@@ -98,9 +97,7 @@ class PageFile(NamedTuple):
     checksums: np.ndarray
     lengths: Int32
     n_cols: int
-    n_bytes: int
     name: str
-    uri: str | None = None
 
 
 class StoredForest(NamedTuple):
@@ -130,21 +127,19 @@ def open_forest(dataset: Dataset, leaf_rows: int) -> StoredForest:
                 f"the metric forest of {dataset.path.name} has leaves of {manifest['leaf_rows']} "
                 f"rows, not {leaf_rows}: train with leaf_rows={manifest['leaf_rows']}, or run "
                 f"`xcray data index {dataset.path} --leaf-size {leaf_rows}`"
-                + (" where the rows are, and push the data set again" if dataset.remote else "")
             )
         files = manifest["files"]
         verify_files(folder, {name: files[name] for name in (NODES, PIVOT_ROWS)})
         arrays = read_arrays(folder / NODES)
         indexed = _indexed_rows(arrays, read_csr(folder / PIVOT_ROWS))
-        first = _first_byte(folder, manifest) if dataset.remote is None else manifest["first_byte"]
-        offsets = frozen(first + arrays["offsets"], np.int64)
+        offsets = frozen(_first_byte(folder, manifest) + arrays["offsets"], np.int64)
     except (Corrupt, OSError, LookupError, TypeError, XcrayError) as error:
         if isinstance(error, ParameterError):
             raise
         reason = str(error) if isinstance(error, XcrayError) else type(error).__name__
         raise Corrupt(
             f"the metric forest of {dataset.path.name} cannot be used: {reason}; "
-            f"{repair_hint(str(dataset.path), dataset.remote)}",
+            f"{_repair_hint(str(dataset.path))}",
             file=DIRECTORY,
         ) from error
     file = PageFile(
@@ -153,18 +148,14 @@ def open_forest(dataset: Dataset, leaf_rows: int) -> StoredForest:
         arrays["checksums"],
         arrays["lengths"],
         dataset.n_features,
-        int(files[PAGES]["bytes"]),
         str(dataset.path),
-        dataset.remote,
     )
     return StoredForest(indexed, file)
 
 
-def repair_hint(name: str, uri: str | None) -> str:
-    """Return how to repair the forest of the directory `name`. uri: of rows in object storage."""
-    if uri is None:
-        return f"build it again with `xcray data index {name}`"
-    return "push the data set again with `xcray data push --again`"
+def _repair_hint(name: str) -> str:
+    """Return how to repair the forest of the directory `name`."""
+    return f"build it again with `xcray data index {name}`"
 
 
 def check_page(file: PageFile, page: int, data: bytes) -> None:
@@ -173,7 +164,7 @@ def check_page(file: PageFile, page: int, data: bytes) -> None:
     if len(data) != size or zlib.crc32(data) != file.checksums[page]:
         raise Corrupt(
             f"page {page} of {file.path.name} is not what was written (its checksum differs): "
-            f"{repair_hint(file.name, file.uri)}",
+            f"{_repair_hint(file.name)}",
             file=file.path.name,
         )
 
@@ -243,7 +234,6 @@ def build_forest_directory(
             "leaf_rows": leaf_rows,
             "n_rows": X.n_rows,
             "n_features": dataset.n_features,
-            "first_byte": blob_offset(staged / PAGES),
             "files": file_digests(staged),
         }
         write_json(staged / MANIFEST, manifest)

@@ -15,12 +15,15 @@ from xcray.kernels.sparse import take_rows
 from xcray.kernels.training.dual_hinge import HingeRows
 from xcray.kernels.training.row_buffer import compact_rows
 from xcray.solvers.indexed_bcd.forest_directory import StoredForest
-from xcray.solvers.indexed_bcd.page_reader import ENTRY_BYTES, decode_page, open_pages
+from xcray.solvers.indexed_bcd.page_reader import ENTRY_BYTES, PageReader, decode_page
 from xcray.solvers.indexed_bcd.row_spill import RowSpill
-from xcray.solvers.indexed_bcd.row_store import NOTHING_READ, Plan, ReadCounts, RowStore, Visit
+from xcray.solvers.indexed_bcd.row_store import Plan, RowStore, Visit
 from xcray.system.units import format_bytes
 
-READ_AHEAD_ROWS: Final = 1024  # average rows that are read together from a disk
+READ_AHEAD_ROWS: Final = 1024  # average rows that are read together
+CACHE_SHARE: Final = 8  # the cache has at least 1 / CACHE_SHARE of the memory
+BATCH_SHARE: Final = 8  # a batch has at most 1 / BATCH_SHARE of the cache
+MIN_CACHE_PAGES: Final = 8
 BUFFER_STEPS: Final = 16  # in which the buffer grows
 ROW_BYTES: Final = 8  # of the buffer of active rows, in addition to the entries
 
@@ -39,7 +42,7 @@ class _PageBatch(NamedTuple):
 
 
 class PagedRows(RowStore):
-    """Rows that are read from disk or object storage when they are needed.
+    """Rows that are read from disk when they are needed.
 
     The active rows are in a buffer that grows in steps. The rest of the memory, at least an eighth,
     is a cache of pages, from which those that were not used for the longest time are removed. If
@@ -61,8 +64,8 @@ class PagedRows(RowStore):
         self._stored, self._file, self._limit = stored, stored.file, memory_limit
         self._zones, self.is_squared = zones, is_squared
         self._spill: RowSpill | None = None
-        self._spilled_bytes, self._counted = 0, NOTHING_READ
-        self._reader = open_pages(stored.file)
+        self._spilled_bytes, self._counted = 0, 0
+        self._reader = PageReader(stored.file)
         self._indptr = stored.indexed.pages.indptr
         self.norms, self.costs, self.n_cols = stored.indexed.norms, costs, stored.file.n_cols
         n_rows, n_bytes = len(costs), int(np.diff(stored.file.offsets[[0, -1]])[0])
@@ -80,8 +83,8 @@ class PagedRows(RowStore):
 
     def _set_sizes(self, memory_limit: int) -> None:
         """Divide the memory. Raises ParameterError if it is too small."""
-        largest, reader = int(self._sizes.max()), self._reader
-        cache_bytes = max(memory_limit // reader.cache_share, reader.min_cache_pages * largest)
+        largest = int(self._sizes.max())
+        cache_bytes = max(memory_limit // CACHE_SHARE, MIN_CACHE_PAGES * largest)
         if memory_limit < 2 * cache_bytes:
             raise ParameterError(
                 f"a memory limit that leaves {format_bytes(memory_limit)} for pages and active "
@@ -92,10 +95,7 @@ class PagedRows(RowStore):
         per_row = self.average * ENTRY_BYTES
         # Three batches must fit, each with the page that ends it: the one in use, the next, and the
         # one before, whose pages can have been used later than those of the next.
-        ahead = reader.batch_bytes or int(READ_AHEAD_ROWS * per_row)
-        self._batch_bytes = min(cache_bytes // reader.batch_share, max(1, ahead))
-        # a batch arrives in requests of several pages, which exist a moment next to the pages
-        self._arriving = self._batch_bytes + largest if reader.joins_pages else 0
+        self._batch_bytes = min(cache_bytes // BATCH_SHARE, max(1, int(READ_AHEAD_ROWS * per_row)))
         self._max_buffer = memory_limit - cache_bytes
 
     def _new_buffer(self, n_rows: int) -> None:
@@ -114,7 +114,7 @@ class PagedRows(RowStore):
         step = max(1, self._max_entries // BUFFER_STEPS)
         size = min(-(-n_entries // step) * step, self._max_entries)
         buffer = self._buffer_indptr.nbytes + ENTRY_BYTES * size
-        self._cache_bytes = self._limit - buffer - self._arriving
+        self._cache_bytes = self._limit - buffer
         self._make_room(0)
         # In place, so that the old and the new arrays never exist together. The views of the old
         # ones are replaced here.
@@ -140,11 +140,10 @@ class PagedRows(RowStore):
         spilled = 0 if self._spill is None else self._spill.bytes_read
         return self._reader.bytes_read + self._spilled_bytes + spilled
 
-    def take_counts(self) -> ReadCounts:
-        """Return what was read since the last call."""
-        reader, before = self._reader, self._counted
-        self._counted = ReadCounts(self.bytes_read, reader.requests, reader.bytes_requested)
-        return ReadCounts(*(n - m for n, m in zip(self._counted, before, strict=True)))
+    def take_bytes_read(self) -> int:
+        """Return the bytes that were read since the last call."""
+        before, self._counted = self._counted, self.bytes_read
+        return self._counted - before
 
     def clone(self) -> PagedRows:
         """Return a store of the same pages, with its own memory of the same size."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from threading import Lock
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from xcray.arrays import CSR, Float64, Int32, Int64
@@ -23,20 +22,6 @@ class Visit(NamedTuple):
     end: int
 
 
-class ReadCounts(NamedTuple):
-    """What was read for the rows.
-
-    bytes_read: from disk or object storage. requests, bytes_requested: of object storage.
-    """
-
-    bytes_read: int = 0
-    requests: int = 0
-    bytes_requested: int = 0
-
-
-NOTHING_READ: Final = ReadCounts()
-
-
 class RowStore(Protocol):
     """Rows of the data by position on pages; one training at a time uses it.
 
@@ -52,10 +37,10 @@ class RowStore(Protocol):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from disk or object storage so far, without those of the loading."""
+        """Bytes read from disk so far."""
 
-    def take_counts(self) -> ReadCounts:
-        """Return what was read since the last call; threads that share rows count it once."""
+    def take_bytes_read(self) -> int:
+        """Return the bytes that were read since the last call."""
 
     @property
     def slice_rows(self) -> int:
@@ -88,7 +73,7 @@ class RowsInMemory(RowStore):
     """All rows in memory, or mapped.
 
     X: (N, D); slots: (N,) row of X by position; norms, costs: (N,) by position; is_squared: see
-    `RowStore`. loaded: what was read for X.
+    `RowStore`.
     """
 
     bytes_read = 0
@@ -100,19 +85,15 @@ class RowsInMemory(RowStore):
         norms: Float64,
         costs: Float64,
         is_squared: bool = False,
-        loaded: ReadCounts = NOTHING_READ,
     ) -> None:
-        self._loaded, self._lock = loaded, Lock()
         self.rows = HingeRows(X, slots, 0, norms, costs, is_squared)
         self.is_squared = is_squared
         self.norms, self.costs, self.n_cols = norms, costs, int(X.n_cols)
         self.average = X.nnz / max(X.n_rows, 1)
 
-    def take_counts(self) -> ReadCounts:
-        """Return what was read at loading, once."""
-        with self._lock:
-            taken, self._loaded = self._loaded, NOTHING_READ
-        return taken
+    def take_bytes_read(self) -> int:
+        """Return 0."""
+        return 0
 
     def activate(self, rows: Int64) -> None:
         """Do nothing."""

@@ -37,7 +37,6 @@ from xcray.solvers.indexed_bcd.forest_directory import (
 )
 from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining, PassResult
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest, HingeState, new_scratch
-from xcray.solvers.indexed_bcd.page_reader import read_all_rows
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
 from xcray.solvers.indexed_bcd.row_store import RowsInMemory
 from xcray.solvers.indexed_bcd.selection import (
@@ -61,8 +60,6 @@ RECORDS = RecordSchema(
     RecordField("queries", np.int32, "queries for violating rows", "queries"),
     RecordField("rows_read", np.int64, "rows of the pages that were read", "rows_read"),
     RecordField("bytes_read", np.int64, "bytes of pages that were read", "bytes_read"),
-    RecordField("requests", np.int64, "requests to object storage for pages", "requests"),
-    RecordField("bytes_requested", np.int64, "bytes of these requests", "bytes_requested"),
     RecordField("n_active", np.int32, "active rows at the end", "active"),
     RecordField("support", np.int32, "rows with a non-zero dual variable", "support"),
     RecordField("outliers", np.int32, "rows whose loss is truncated", "outliers"),
@@ -115,8 +112,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     rows are of random trees. In the primal, a block is all active rows.
     """
 
-    revision: ClassVar[int] = 5
-    reads_pages: ClassVar[bool] = True
+    revision: ClassVar[int] = 6
     warm_starts: ClassVar[bool] = True
     # longer weights have more outliers, which remain outliers
     dual_exponent: ClassVar[float] = 0.0
@@ -193,8 +189,6 @@ class IndexedBCDSolver(HingeOneVsRest):
             "outliers": int(records["outliers"].sum()),
             "rows_read": int(records["rows_read"].sum()),
             "bytes_read": int(records["bytes_read"].sum()),
-            "requests": int(records["requests"].sum()),
-            "bytes_requested": int(records["bytes_requested"].sum()),
         }
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> HingeState:
@@ -229,10 +223,9 @@ class IndexedBCDSolver(HingeOneVsRest):
 
         The forest of `xcray data index` is used if there is one; it has the bits of one that is
         built in memory. If the rows exceed `memory_limit` (bytes), they are read from it page by
-        page, and cache and active rows stay within the limit. Rows in object storage that do not
-        exceed it are read from the pages once. With a limit and a forest, all strategies use its
-        leaves, whether or not the rows fit. Raises ParameterError if the limit is too small, or
-        if there is no forest then; Corrupt if the forest is damaged; Unavailable.
+        page, and cache and active rows stay within the limit. With a limit and a forest, all
+        strategies use its leaves, whether or not the rows fit. Raises ParameterError if the limit
+        is too small, or if there is no forest then; Corrupt if the forest is damaged.
         """
         train = dataset.train
         n_bytes = 8 * (train.X.nnz + train.n_rows)
@@ -247,8 +240,6 @@ class IndexedBCDSolver(HingeOneVsRest):
         if is_paged and memory_limit is not None:
             stored = open_forest(dataset, self.leaf_rows)
             return self._paged_state(stored, train.YT, costs, memory_limit)
-        if dataset.remote is not None:
-            return self._state_of_all_pages(open_forest(dataset, self.leaf_rows), train.YT, costs)
         # With a limit, bits must not depend on whether the rows fit: it is shared among workers.
         if has_forest(dataset) and (self.selection == "forest" or memory_limit is not None):
             indexed = open_forest(dataset, self.leaf_rows).indexed
@@ -264,16 +255,6 @@ class IndexedBCDSolver(HingeOneVsRest):
         costs = frozen(costs[indexed.pages.rows], np.float64)
         store = PagedRows(stored, costs, selection.zones, memory_limit, self.is_squared)
         scratch = new_scratch(len(costs), store.n_cols)
-        return HingeState(store, YT, selection, scratch, indexed.positions)
-
-    def _state_of_all_pages(self, stored: StoredForest, YT: Pattern, costs: Float64) -> HingeState:
-        """Return the state of a worker that reads all pages first. costs: (N,) by row."""
-        indexed, (X, loaded) = stored.indexed, read_all_rows(stored)
-        costs = frozen(costs[indexed.pages.rows], np.float64)
-        slots = frozen(np.arange(X.n_rows), np.int32)
-        store = RowsInMemory(X, slots, indexed.norms, costs, self.is_squared, loaded)
-        selection = make_leaf_selection(self.selection, indexed)
-        scratch = new_scratch(X.n_rows, X.n_cols)
         return HingeState(store, YT, selection, scratch, indexed.positions)
 
     def _state_in_memory(
@@ -372,7 +353,7 @@ class IndexedBCDSolver(HingeOneVsRest):
             "sweeps": training.sweeps,
             "queries": training.queries,
             "rows_read": training.reads,
-            **local.store.take_counts()._asdict(),
+            "bytes_read": local.store.take_bytes_read(),
             "n_active": training.n_active,
             "support": result.support,
             "outliers": int(result.outliers.sum()),

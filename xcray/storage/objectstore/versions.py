@@ -246,14 +246,12 @@ def install_directory(
     target: Path,
     has_seal: Callable[[Path, str], bool],
     stop: threading.Event | None = None,
-    finish: Callable[[Path], None] = lambda staged: None,
     report: ReportBytes = lambda done, total: None,
 ) -> TransferStats | None:
     """Download a version to the directory `target` by one rename, unless it is there already.
 
-    has_seal: whether a directory has the content of a seal. finish: adds files of this machine to
-    the downloaded directory before the rename. report: see `download_files`. Returns None if
-    nothing was transferred. Raises Conflict if `target` holds something else.
+    has_seal: whether a directory has the content of a seal. report: see `download_files`.
+    Returns None if nothing was transferred. Raises Conflict if `target` holds something else.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(target.parent / f".{target.name}.pull.lock"):
@@ -266,7 +264,6 @@ def install_directory(
             )
         staged = target.parent / f"{STAGING_PREFIX}{target.name}-{sealed.seal[:32]}.part"
         moved = stage_files(remote, sealed, staged, stop, report)
-        finish(staged)
         publish_directory(staged, target)
     return moved
 

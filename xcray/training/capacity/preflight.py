@@ -191,8 +191,7 @@ def estimate(
     """Estimate a training of `labels` (n,) of a data set, including publishing all K labels.
 
     cost_terms: the solver's `cost_terms`, if already computed. probe_seconds: approximate time
-    limit of the probe, 0 for none. By default it is PROBE_SHARE of the expected time. Rows in
-    object storage are not probed.
+    limit of the probe, 0 for none. By default it is PROBE_SHARE of the expected time.
     """
     shape = training_shape(dataset, solver, cost_terms)
     if spec.calibrate:
@@ -202,7 +201,7 @@ def estimate(
     seconds = default if probe_seconds is None else probe_seconds
     rates = (
         run_probe(solver, dataset, work, seconds)
-        if seconds > 0.0 and solver.family == "independent" and dataset.remote is None
+        if seconds > 0.0 and solver.family == "independent"
         else MeasuredRates()
     )
     return estimate_from(spec, shape, solver, labels, workers, rates)
