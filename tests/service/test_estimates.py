@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +18,9 @@ from tests.support.live_service import PATIENCE, serving, settings_for
 from xcray.cli.main import main
 from xcray.client import Client
 from xcray.data.dataset import Dataset
+from xcray.errors import Refused
 from xcray.service.app import create_app
+from xcray.service.routes import jobs as routes
 
 
 class Service(NamedTuple):
@@ -92,6 +97,31 @@ def test_the_client_and_the_command(service: Service, capsys: pytest.CaptureFixt
     printed = capsys.readouterr()
     assert "core time" in printed.out
     assert "--memory-limit leaves" in printed.err
+
+
+def test_many_estimates_of_a_tenant_are_refused_at_once_and_stop_no_other_request(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def wait(*_: Any) -> dict[str, Any]:
+        assert ended.wait(PATIENCE)
+        raise Refused("no estimate")
+
+    monkeypatch.setattr(routes, "estimate_in_child", wait)
+    with ThreadPoolExecutor(50) as pool:
+        estimates = [pool.submit(estimate, service) for _ in range(50)]
+        try:
+            finished = as_completed(estimates, PATIENCE)
+            refused = [next(finished).result() for _ in range(48)]
+            assert service.http.get("/v1/jobs").status_code == 200
+        finally:
+            ended.set()
+    assert {(reply.status_code, reply.json()["code"]) for reply in refused} == {
+        (429, "CONCURRENCY")
+    }
+    assert all(int(reply.headers["Retry-After"]) > 0 for reply in refused)
+    assert Counter(each.result().status_code for each in estimates) == {429: 48, 422: 2}
 
 
 def test_a_damaged_data_set_is_named_without_folders(service: Service) -> None:

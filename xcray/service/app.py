@@ -320,6 +320,8 @@ def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[
             for sync_worker in app_state.sync_workers:
                 await asyncio.to_thread(sync_worker.close)
             await (app_state.builder if maintenance is None else maintenance).close()
+            app_state.estimates.close()
+            app_state.loads.close()
             app_state.model_cache.close()
             app_state.shadows.close()
             app_state.batcher.close()

@@ -13,6 +13,7 @@ from xcray.jobs.store.job_store import JobStore
 from xcray.model.registry import Registry
 from xcray.service.datasets.builds import Builder
 from xcray.service.datasets.uploads import UploadStore
+from xcray.service.http.tenant_queue import TenantQueue
 from xcray.service.models.cache import ModelCache
 from xcray.service.models.preloading import Preloading
 from xcray.service.models.registries import Registries
@@ -40,6 +41,8 @@ class JobSupervisor(Protocol):
 class AppState:
     """Application state of a running service. Only `draining` changes after the start.
 
+    estimates, loads: requests that take seconds; one estimate runs at a time, because it measures.
+
     checks: by reason code, the checks whose failure makes the service degraded. required_checks:
     those whose failure makes it unready (see `xcray.service.readiness_checks`).
     """
@@ -59,6 +62,12 @@ class AppState:
     checks: dict[str, Check] = field(default_factory=dict)
     required_checks: dict[str, Check] = field(default_factory=dict)
     preloading: Preloading = field(default_factory=Preloading)
+    estimates: TenantQueue = field(
+        default_factory=lambda: TenantQueue("estimates", threads=1, max_per_tenant=2, retry_after=5)
+    )
+    loads: TenantQueue = field(
+        default_factory=lambda: TenantQueue("loads", threads=4, max_per_tenant=4, retry_after=5)
+    )
     sync_workers: list[SyncWorker] = field(default_factory=list)
     readiness: Readiness = field(init=False)
     draining: bool = False

@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,23 +24,19 @@ from xcray.training.selection.choose import MAX_TRAININGS
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import estimate_training
 
-MAX_SECONDS: Final = 120  # of an estimate, and of waiting for those before it
+MAX_SECONDS: Final = 120  # of an estimate
 CLASS_OF_CODE: Final = {
     kind.code: kind for kind in (Corrupt, NotFound, ParameterError, Unavailable)
 }
-_SLOT: Final = threading.Semaphore(1)  # one estimate per service process
 
 
 def estimate_in_child(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the estimate of a training as described by `EstimateView`.
 
     spec: of `TrainSpec`. folder: where its files and the model would be written. Raises Corrupt,
-    NotFound and ParameterError as a training would, Refused if no estimate is possible, Unavailable
-    if other estimates take too long.
+    NotFound and ParameterError as a training would, and Refused if no estimate is possible.
     """
     command = [sys.executable, "-m", "xcray.service.estimates", str(os.getpid())]
-    if not _SLOT.acquire(timeout=MAX_SECONDS):
-        raise Unavailable("other estimates are being made; try again later")
     try:
         child = subprocess.run(
             command,
@@ -56,8 +51,6 @@ def estimate_in_child(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             f"the estimate took longer than {MAX_SECONDS} s; submit the job, which checks again",
             code="TIME_LIMIT",
         ) from None
-    finally:
-        _SLOT.release()
     outcome = json.loads(child.stdout) if child.stdout else {}
     if "estimate" in outcome:
         return dict(outcome["estimate"])

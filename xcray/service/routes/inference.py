@@ -162,7 +162,10 @@ async def repository_index(request: Request, caller: ModelReader) -> list[IndexE
 async def load(request: Request, caller: Submitter, name: str) -> Response:
     """Load and pin a version, so that the first request need not wait for it."""
     version = _requested_version(await _optional_body(request, RepositoryRequest))
-    await asyncio.to_thread(repository.load, app_state_of(request), caller.tenant, name, version)
+    app_state = app_state_of(request)
+    await app_state.loads.run(
+        caller.tenant, lambda: repository.load(app_state, caller.tenant, name, version)
+    )
     return Response(status_code=200)
 
 

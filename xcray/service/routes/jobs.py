@@ -195,19 +195,24 @@ def index(
 
 
 @router.post(":estimate", openapi_extra=openapi_body(JobRequest))
-def estimate(
+async def estimate(
     request: Request,
     caller: Submitter,
     body: Annotated[JobRequest, Depends(json_body(JobRequest))],
 ) -> EstimateView:
     """Estimate memory, disk and time of a training, without submitting it.
 
-    Takes some seconds: labels are solved in a process of their own.
+    Takes some seconds: labels are solved in a process of their own, one estimate at a time. A
+    tenant that has two estimates already gets 429.
     """
     app_state = app_state_of(request)
-    record = find_ready(app_state, caller.tenant, body.dataset)
-    spec = _training_spec(app_state, body, record.path)
-    return EstimateView(**estimate_in_child(spec, app_state.home.path))
+
+    def work() -> EstimateView:
+        record = find_ready(app_state, caller.tenant, body.dataset)
+        spec = _training_spec(app_state, body, record.path)
+        return EstimateView(**estimate_in_child(spec, app_state.home.path))
+
+    return await app_state.estimates.run(caller.tenant, work)
 
 
 @router.post(":stop", openapi_extra=openapi_body(StopRequest))

@@ -153,7 +153,7 @@ def delete_version(
     openapi_extra=openapi_body(AliasRequest),
     response_model=ModelView,
 )
-def set_alias(
+async def set_alias(
     request: Request,
     caller: Submitter,
     name: str,
@@ -167,13 +167,17 @@ def set_alias(
     a version that can't be loaded is refused.
     """
     app_state = app_state_of(request)
-    route = _to_route(body)
-    app_state.model_cache.prepare(caller.tenant, name, alias, route)
-    with _if_match(request, caller.tenant, name):
-        app_state.registry_of(caller.tenant).aliases.set_split(name, alias, route)
-    app_state.model_cache.refresh_name(caller.tenant, name)
-    view = _model_view(app_state, caller.tenant, name)
-    return reply(request, view, _etag(view))
+
+    def work() -> Response:
+        route = _to_route(body)
+        app_state.model_cache.prepare(caller.tenant, name, alias, route)
+        with _if_match(request, caller.tenant, name):
+            app_state.registry_of(caller.tenant).aliases.set_split(name, alias, route)
+        app_state.model_cache.refresh_name(caller.tenant, name)
+        view = _model_view(app_state, caller.tenant, name)
+        return reply(request, view, _etag(view))
+
+    return await app_state.loads.run(caller.tenant, work)
 
 
 @router.get("/{name:modelname}/aliases/{alias:modelname}/shadow")
@@ -193,12 +197,15 @@ def shadow(request: Request, caller: Reader, name: str, alias: str) -> ShadowVie
 
 
 @router.post("/{reference:modelref}:load")
-def load(request: Request, caller: Submitter, reference: str) -> LoadView:
+async def load(request: Request, caller: Submitter, reference: str) -> LoadView:
     """Load the version of a reference (name, name@alias, name:3), and pin the reference.
 
     A pinned reference stays loaded in every process, even if it resolves to another version later.
     """
-    loaded = app_state_of(request).model_cache.load(caller.tenant, reference)
+    app_state = app_state_of(request)
+    loaded = await app_state.loads.run(
+        caller.tenant, lambda: app_state.model_cache.load(caller.tenant, reference)
+    )
     return LoadView(reference=reference, name=loaded.name, version=loaded.version)
 
 
