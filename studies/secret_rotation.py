@@ -116,7 +116,7 @@ class Token(HeadFailureRun):
         self.old = self.ray.token.read_text().strip()
         changed = time.time()
         self.ray.token.write_text(secrets.token_hex(32))
-        degraded = until(lambda: self.standing("RAY"), "/readyz says RAY", 60)
+        degraded = until(lambda: self.is_failing("RAY"), "/readyz says RAY", 60)
         self.facts |= {
             "degraded_after_change": degraded,
             "seconds_to_degraded": round(time.time() - changed, 1),
@@ -138,7 +138,7 @@ class Token(HeadFailureRun):
         )
         return back
 
-    def standing(self, check: str) -> bool:
+    def is_failing(self, check: str) -> bool:
         """Return whether readiness lists a check as failing."""
         try:
             return check in self.service.http.get("/readyz").json().get("degraded", ())

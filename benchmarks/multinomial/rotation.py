@@ -99,13 +99,13 @@ def measure_memory(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
     solver = DSMLRSolver(lam=1e-6, epochs=2, tolerance=0.0, history=0, sync_every=2, prune_keep=20)
     store = 3 * weights // workers + 12 * weights // grid.blocks + (80 << 20)
     with several_nodes(*[1] * workers, store=store):
-        team = RayWorkerGroup(
+        group = RayWorkerGroup(
             work_of(data, solver, grid), workers, nullcontext(), f"memory-{workers}"
         )
-        peaks = Peaks(team)
-        result = train(data, solver, grid, team, folder / f"memory-{workers}", look=peaks.look)
+        peaks = Peaks(group)
+        result = train(data, solver, grid, group, folder / f"memory-{workers}", look=peaks.look)
         spilled = sum(store_use("spilled_bytes_total").values())
-        nodes = {node.split("/")[1] for node in team.nodes.values()}
+        nodes = {node.split("/")[1] for node in group.nodes.values()}
     at_workers = [size for node, size in peaks.store.items() if node[:12] in nodes]
     row = {
         "workers": workers,
@@ -170,8 +170,8 @@ def lap(data: Dataset, way: RotationVariant, chosen: Any, folder: Path) -> dict[
         prune_keep=20,
     )
     work = work_of(data, solver, way.grid, slow=SLOW, factor=chosen.slow, pace=chosen.pace)
-    team = RayWorkerGroup(work, RACERS, nullcontext(), folder.name)
-    result = train(data, solver, way.grid, team, folder, move=way.move, look=lambda _: None)
+    group = RayWorkerGroup(work, RACERS, nullcontext(), folder.name)
+    result = train(data, solver, way.grid, group, folder, move=way.move, look=lambda _: None)
     course = [
         (entry["seconds"], entry["objective"], entry["epoch"])
         for entry in result.history

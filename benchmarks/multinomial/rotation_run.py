@@ -97,7 +97,7 @@ class Peaks:
     It also holds the first value of each worker.
     """
 
-    team: WorkerGroup
+    group: WorkerGroup
     driver: int = 0
     anonymous: dict[str, int] = field(default_factory=dict)
     own: dict[str, int] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Peaks:
         self.looked = time.monotonic()
         mine = process_memory()
         self.driver = max(self.driver, mine.anonymous if mine else 0)
-        for worker, state in self.team.memory_usage().items():
+        for worker, state in self.group.memory_usage().items():
             self.first.setdefault(worker, state.anonymous)
             self.anonymous[worker] = max(self.anonymous.get(worker, 0), state.anonymous)
             self.own[worker] = max(self.own.get(worker, 0), state.own)
@@ -191,7 +191,7 @@ def train(
     data: Dataset,
     solver: DSMLRSolver,
     grid: Grid,
-    team: WorkerGroup,
+    group: WorkerGroup,
     folder: Path,
     *,
     move: bool = False,
@@ -218,7 +218,7 @@ def train(
 
     return train_rotation(
         solver,
-        team,
+        group,
         rows,
         plan,
         _Observer(look),

@@ -185,7 +185,7 @@ def shard(problem: Problem, shares: int, number: int) -> Shard:
 
 def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> None:
     """Run L-BFGS or LC."""
-    team = ThreadGroup(SynchronousWorkerSpec(solver, problem, workers), workers)
+    group = ThreadGroup(SynchronousWorkerSpec(solver, problem, workers), workers)
 
     def whole(parts: Callable[[], Iterator[LabelWeights]]) -> Float64:
         return np.concatenate([part.W for part in parts()], axis=1)
@@ -194,12 +194,14 @@ def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> Non
         return clock.record(report.objective, lambda: whole(parts))
 
     try:
-        team.open()
+        group.open()
         clock.go()
-        trained = solver.train(SynchronousCalls(team), problem.X.n_cols, problem.Y.n_cols, on_round)
+        trained = solver.train(
+            SynchronousCalls(group), problem.X.n_cols, problem.Y.n_cols, on_round
+        )
         clock.end(lambda: whole(trained.parts))
     finally:
-        team.close()
+        group.close()
 
 
 def run_circulating(solver: DSMLRSolver, problem: Problem, workers: int, clock: Clock) -> None:
@@ -209,7 +211,7 @@ def run_circulating(solver: DSMLRSolver, problem: Problem, workers: int, clock: 
     needed, a second time with it: the F1 after an epoch is reported at the time at which the first
     run ended that epoch.
     """
-    first = Rests(clock)
+    first = SyncPoints(clock)
     rested(solver, problem, workers, first, watch=0)
     if clock.looks:
         values = watched(solver, problem, workers, first.epochs)
@@ -229,7 +231,7 @@ def watched(
     order = "ring" if solver.order == "sync" else solver.order
     key = problem.name, problem.X.n_rows, workers, replace(solver, order=order)
     if max(epochs) not in EVALUATED.get(key, {}):
-        again = Rests(None, max(epochs))
+        again = SyncPoints(None, max(epochs))
         rested(solver, problem, workers, again, watch=problem.X_held.n_rows)
         EVALUATED[key] = {
             entry["epoch"]: (entry["micro-F1"], entry["macro-F1"]) for entry in again.entries
@@ -237,7 +239,7 @@ def watched(
     return EVALUATED[key]
 
 
-class Rests(RunObserver[SolvedLabels]):
+class SyncPoints(RunObserver[SolvedLabels]):
     """Observer of the synchronisations of a training, which stops it at the end of the budget."""
 
     def __init__(self, clock: Clock | None, epochs: int = ENDLESS) -> None:
@@ -267,7 +269,9 @@ class Rests(RunObserver[SolvedLabels]):
             self.stop.set()
 
 
-def rested(solver: DSMLRSolver, problem: Problem, workers: int, rests: Rests, watch: int) -> None:
+def rested(
+    solver: DSMLRSolver, problem: Problem, workers: int, sync_points: SyncPoints, watch: int
+) -> None:
     """Run one training. watch: number of held-out rows evaluated after each stretch."""
     n_features, n_labels = problem.X.n_cols, problem.Y.n_cols
     grid = solver.grid(problem.X.n_rows, n_labels, n_features, workers)
@@ -287,21 +291,21 @@ def rested(solver: DSMLRSolver, problem: Problem, workers: int, rests: Rests, wa
         checkpoint_seconds=math.inf,
         move_shards=False,
     )
-    team = ThreadGroup(ShardWorkerSpec(solver, rows.split, n_features), workers)
+    group = ThreadGroup(ShardWorkerSpec(solver, rows.split, n_features), workers)
     with tempfile.TemporaryDirectory(prefix="xcray-bench-") as folder:
         try:
             train_rotation(
                 solver,
-                team,
+                group,
                 rows,
                 plan,
-                rests,
+                sync_points,
                 directory=Path(folder) / "run",
                 fingerprint={},
-                stop=rests.stop,
+                stop=sync_points.stop,
             )
         except Stopped:
-            assert rests.stop.is_set()
+            assert sync_points.stop.is_set()
 
 
 def scored(part: Shard, W: Float64) -> Iterator[tuple[int, int, Float64]]:

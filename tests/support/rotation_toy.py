@@ -214,7 +214,7 @@ class ToyWork:
         return _Cut(np.arange(10 + shard), _Size(100 + shard)), None
 
 
-TEAMS: dict[str, Any] = {"serial": SerialGroup, "threads": ThreadGroup}
+GROUPS: dict[str, Any] = {"serial": SerialGroup, "threads": ThreadGroup}
 
 
 class TrainingRun(NamedTuple):
@@ -258,15 +258,15 @@ def observer_of(how: dict[str, Any], blocks: list[Any]) -> FunctionObserver:
 
 def trained(
     folder: Path,
-    team: Any = "serial",
+    group: Any = "serial",
     workers: int = 2,
     work: ToyWork | None = None,
     plan: RotationConfig | None = None,
     **out: Any,
 ) -> TrainingRun:
-    """Train the toy in `folder`. team: a kind of worker group, or a group that is not open."""
+    """Train the toy in `folder`. group: a kind of worker group, or a group that is not open."""
     work, blocks = work or ToyWork(), list[Finished]()
-    result = TEAMS[team](work, workers) if isinstance(team, str) else team
+    result = GROUPS[group](work, workers) if isinstance(group, str) else group
     values = observer_of(out, blocks)
     how = {"stop": StopFlag(), "fingerprint": {"run": 1}, **out}
     outcome = train_rotation(
@@ -294,7 +294,7 @@ class Model:
 def trained_dsmlr(
     dataset: Any,
     folder: Path,
-    team: Any = "serial",
+    group: Any = "serial",
     workers: int = 1,
     *,
     directory: bool = True,
@@ -303,7 +303,7 @@ def trained_dsmlr(
 ) -> Model:
     """Train DS-MLR on a data set.
 
-    team: a kind of worker group, or a function of work and number of workers. directory: whether
+    group: a kind of worker group, or a function of work and number of workers. directory: whether
     workers open the directory of the data set. X: rows that replace those of the data set.
     """
     how = {
@@ -340,7 +340,7 @@ def trained_dsmlr(
     blocks: list[Any] = []
     how = {"stop": StopFlag(), "fingerprint": {}, **how}
     how["deliver"] = lambda block: (blocks.append(block), seen(block))
-    make = TEAMS[team] if isinstance(team, str) else team
+    make = GROUPS[group] if isinstance(group, str) else group
     result = train_rotation(
         solver, make(work, workers), rows, plan, observer_of(how, blocks), directory=folder, **how
     )

@@ -73,9 +73,9 @@ def train(
     **more: Any,
 ) -> SynchronousOutcome:
     """Train with `workers` workers in this thread."""
-    team = SerialGroup(work_of(solver, rows, workers, sparse, watched), workers)
-    team.open()
-    return solver.train(SynchronousCalls(team), rows[0].shape[1], rows[1].shape[1], **more)
+    group = SerialGroup(work_of(solver, rows, workers, sparse, watched), workers)
+    group.open()
+    return solver.train(SynchronousCalls(group), rows[0].shape[1], rows[1].shape[1], **more)
 
 
 def weights(trained: SynchronousOutcome) -> Any:

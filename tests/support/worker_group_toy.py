@@ -104,20 +104,20 @@ def to(worker: str, verb: str, *args: Any) -> Call[Any, Any]:
     return Call(worker, method, *args)
 
 
-def replies(team: Any, count: int, seconds: float = PATIENCE) -> list[Any]:
+def replies(group: Any, count: int, seconds: float = PATIENCE) -> list[Any]:
     """Return the next `count` replies."""
     results: list[Any] = []
     ends = time.monotonic() + seconds
     while len(results) < count:
         assert time.monotonic() < ends, f"only {results} arrived"
-        results += team.wait(0.2)
+        results += group.wait(0.2)
     assert len(results) == count
     return results
 
 
-def ask(team: Any, worker: str, verb: str, *args: Any) -> Any:
+def ask(group: Any, worker: str, verb: str, *args: Any) -> Any:
     """Submit a call and wait for its reply."""
-    ticket = team.submit(to(worker, verb, *args))
-    (reply,) = replies(team, 1)
+    ticket = group.submit(to(worker, verb, *args))
+    (reply,) = replies(group, 1)
     assert isinstance(reply, Lost) or reply.ticket == ticket
     return reply

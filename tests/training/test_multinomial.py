@@ -344,11 +344,11 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
 ) -> None:
     spec = spec_of(tiny, pool="threads", workers=2)
     killed(spec, tmp_path / "run", tmp_path / "model")
-    assert list((tmp_path / "run" / "rests").glob("rest-*"))
+    assert list((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     assert result.sha256 == trained["dsmlr"].sha256
     assert len(result.report["history"]) == len(trained["dsmlr"].report["history"])
-    assert not list((tmp_path / "run" / "rests").glob("rest-*"))  # no longer needed
+    assert not list((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))  # no longer needed
 
 
 @pytest.mark.parametrize(("solver", "seconds"), [("dsmlr", 0.0), ("dsmlr", 1e9), ("lbfgs", 1e9)])

@@ -290,10 +290,10 @@ def test_killed_with_a_damaged_stage_it_fits_that_stage_again(
     first, second = sorted((tmp_path / "run").glob("*/stage-*"))
     damaged = second / "0" / "arrays.arrow"
     damaged.write_bytes(damaged.read_bytes()[:-9] + b"\0" * 9)
-    before = (first / "note.json").stat().st_mtime_ns
+    before = (first / "checkpoint.json").stat().st_mtime_ns
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     assert result.sha256 == reference["stagewise"].sha256
-    assert (first / "note.json").stat().st_mtime_ns == before
+    assert (first / "checkpoint.json").stat().st_mtime_ns == before
 
 
 def test_columns_of_sparse_rows(tiny: Dataset, tmp_path: Path) -> None:

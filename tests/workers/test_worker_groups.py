@@ -25,7 +25,7 @@ from xcray.workers.ray.worker_group import RayWorkerGroup
 from xcray.workers.worker_group import OBJECT_LOST, CallFailed, CallResult
 
 WORK = Work()
-TEAMS: dict[str, Any] = {
+GROUPS: dict[str, Any] = {
     "serial": SerialGroup,
     "threads": ThreadGroup,
     "ray": lambda work, workers: RayWorkerGroup(work, workers, nullcontext(), "contract"),
@@ -48,17 +48,17 @@ def build(kind):
     results = []
 
     def make(workers: int = 2, work: Work = WORK) -> Any:
-        team = TEAMS[kind](work, workers)
-        results.append(team)
-        return team
+        group = GROUPS[kind](work, workers)
+        results.append(group)
+        return group
 
     yield make
-    for team in results:
-        team.close()
+    for group in results:
+        group.close()
 
 
 @pytest.fixture(scope="module")
-def team(kind):
+def group(kind):
     """Yield an open group of two workers, which record their calls.
 
     It is for tests that do not change it.
@@ -70,83 +70,83 @@ def team(kind):
 @contextmanager
 def opened(kind: str):
     """Run an open group of two workers."""
-    team = TEAMS[kind](WORK, 2)
-    team.open()
+    group = GROUPS[kind](WORK, 2)
+    group.open()
     try:
-        yield team
+        yield group
     finally:
-        team.close()
+        group.close()
 
 
-def test_workers_have_names_and_places(team):
-    assert team.workers == ("worker-0", "worker-1")
-    assert set(team.nodes) == {"worker-0", "worker-1"}
-    assert len(set(team.nodes.values())) == 1
+def test_workers_have_names_and_places(group):
+    assert group.workers == ("worker-0", "worker-1")
+    assert set(group.nodes) == {"worker-0", "worker-1"}
+    assert len(set(group.nodes.values())) == 1
 
 
-def test_an_object_passes_between_workers_and_results_are_returned(team):
-    first = ask(team, "worker-0", "make", 3.0)
+def test_an_object_passes_between_workers_and_results_are_returned(group):
+    first = ask(group, "worker-0", "make", 3.0)
     assert isinstance(first, CallResult)
     assert (first.worker, first.result) == ("worker-0", "worker-0")
     assert isinstance(first.ref, ObjectHandle)
-    second = ask(team, "worker-1", "add", first.ref, 2.0)
+    second = ask(group, "worker-1", "add", first.ref, 2.0)
     assert second.result == 6.0
     assert 0.0 <= first.started <= second.started
     assert min(first.seconds, second.seconds) >= 0.0
-    np.testing.assert_array_equal(team.fetch(second.ref), np.full(LARGE, 5.0, np.float32))
-    np.testing.assert_array_equal(team.fetch(first.ref), np.full(LARGE, 3.0, np.float32))
+    np.testing.assert_array_equal(group.fetch(second.ref), np.full(LARGE, 5.0, np.float32))
+    np.testing.assert_array_equal(group.fetch(first.ref), np.full(LARGE, 3.0, np.float32))
 
 
-def test_objects_can_be_passed_in_lists_and_put_by_the_driver(team):
-    handles = [team.put(np.full(LARGE, 1.0, np.float32)), ask(team, "worker-0", "make", 2.0).ref]
-    assert ask(team, "worker-1", "total", handles, 10.0).result == 30.0
-    assert ask(team, "worker-1", "total", tuple(handles)).result == 3.0
-    assert ask(team, "worker-0", "kind", 1, "a", None, [1], (2,), handles[0]).result == [
+def test_objects_can_be_passed_in_lists_and_put_by_the_driver(group):
+    handles = [group.put(np.full(LARGE, 1.0, np.float32)), ask(group, "worker-0", "make", 2.0).ref]
+    assert ask(group, "worker-1", "total", handles, 10.0).result == 30.0
+    assert ask(group, "worker-1", "total", tuple(handles)).result == 3.0
+    assert ask(group, "worker-0", "kind", 1, "a", None, [1], (2,), handles[0]).result == [
         *("int", "str", "NoneType", "list", "tuple", "ndarray")
     ]
 
 
-def test_a_method_without_an_object_has_no_handle(team):
-    assert ask(team, "worker-0", "history").ref is None
+def test_a_method_without_an_object_has_no_handle(group):
+    assert ask(group, "worker-0", "history").ref is None
 
 
-def test_calls_of_a_worker_run_in_order(team):
-    before, others = (ask(team, worker, "history").result for worker in team.workers)
-    block = ask(team, "worker-0", "make", 0.0).ref
+def test_calls_of_a_worker_run_in_order(group):
+    before, others = (ask(group, worker, "history").result for worker in group.workers)
+    block = ask(group, "worker-0", "make", 0.0).ref
     tickets = [
-        team.submit(to("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0))))
+        group.submit(to("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0))))
         for n in range(6)
     ]
-    result = replies(team, 6)
+    result = replies(group, 6)
     assert [reply.ticket for reply in result] == tickets
     assert all(
         earlier.started + earlier.seconds <= later.started + 0.01
         for earlier, later in pairwise(result)
     )
-    assert ask(team, "worker-0", "history").result == [*before, "make", *["make", "add"] * 3]
-    assert ask(team, "worker-1", "history").result == others
+    assert ask(group, "worker-0", "history").result == [*before, "make", *["make", "add"] * 3]
+    assert ask(group, "worker-1", "history").result == others
 
 
-def test_an_error_is_returned_as_raised_and_the_worker_continues(team):
-    failed = ask(team, "worker-1", "fail")
+def test_an_error_is_returned_as_raised_and_the_worker_continues(group):
+    failed = ask(group, "worker-1", "fail")
     assert isinstance(failed, CallFailed)
     assert type(failed.error) is DataError
     assert (failed.error.code, failed.error.line, failed.error.hint) == ("BAD_ROW", 7, "mend it")
-    assert isinstance(ask(team, "worker-1", "slip").error, KeyError)
-    assert ask(team, "worker-1", "make", 1.0).result == "worker-1"
+    assert isinstance(ask(group, "worker-1", "slip").error, KeyError)
+    assert ask(group, "worker-1", "make", 1.0).result == "worker-1"
 
 
-def test_unknown_methods_and_workers_are_refused(team):
+def test_unknown_methods_and_workers_are_refused(group):
     for wrong in ("_private", "__init__", "a b", ""):
         with pytest.raises(ParameterError, match="is not a valid method name"):
-            team.submit(to("worker-0", wrong))
+            group.submit(to("worker-0", wrong))
     with pytest.raises(ParameterError, match="no worker 'worker-2'"):
-        team.submit(to("worker-2", "make", 1.0))
-    unknown = ask(team, "worker-0", "sing")
+        group.submit(to("worker-2", "make", 1.0))
+    unknown = ask(group, "worker-0", "sing")
     assert isinstance(unknown.error, ParameterError)
     assert "RecordingWorker has no method 'sing'" in str(unknown.error)
     with pytest.raises(ParameterError, match="cannot be replaced"):
-        team.replace("worker-0")
+        group.replace("worker-0")
 
 
 def test_a_worker_group_needs_a_worker(build):
@@ -154,49 +154,49 @@ def test_a_worker_group_needs_a_worker(build):
         build(0)
 
 
-def test_waiting_for_nothing_takes_no_time(team):
+def test_waiting_for_nothing_takes_no_time(group):
     began = time.monotonic()
-    assert team.wait(600.0) == []
+    assert group.wait(600.0) == []
     assert time.monotonic() - began < 300.0
 
 
 def test_a_worker_that_cannot_be_created_is_reported_at_the_start(build):
-    team = build(work=Work(broken="worker-1"))
+    group = build(work=Work(broken="worker-1"))
     with pytest.raises(DataError, match="no such shard"):
-        team.open()
+        group.open()
 
 
 def test_a_stop_ends_running_calls_and_starts_none(build):
-    team = build()
-    team.open()
-    tickets = [team.submit(to("worker-0", "long")), team.submit(to("worker-0", "make", 1.0))]
-    timer = threading.Timer(0.2, team.stop)
+    group = build()
+    group.open()
+    tickets = [group.submit(to("worker-0", "long")), group.submit(to("worker-0", "make", 1.0))]
+    timer = threading.Timer(0.2, group.stop)
     timer.start()
-    result = replies(team, 2)
+    result = replies(group, 2)
     timer.join()
     assert [reply.ticket for reply in result] == tickets
     # A method that ran to its end would not raise Stopped.
     assert all(isinstance(reply.error, Stopped) for reply in result)
 
 
-def test_an_interruption_ends_earlier_calls_only(team):
-    tickets = [team.submit(to("worker-0", "long")), team.submit(to("worker-0", "make", 1.0))]
-    timer = threading.Timer(0.2, team.interrupt)
+def test_an_interruption_ends_earlier_calls_only(group):
+    tickets = [group.submit(to("worker-0", "long")), group.submit(to("worker-0", "make", 1.0))]
+    timer = threading.Timer(0.2, group.interrupt)
     timer.start()
-    result = replies(team, 2)
+    result = replies(group, 2)
     timer.join()
     assert [reply.ticket for reply in result] == tickets
     assert all(isinstance(reply.error, Stopped) for reply in result)
-    assert ask(team, "worker-0", "make", 2.0).result == "worker-0"
+    assert ask(group, "worker-0", "make", 2.0).result == "worker-0"
 
 
 def test_close_can_be_called_twice_and_before_open(build):
-    team, before = build(), set(threading.enumerate())
-    team.close()
-    team.open()
-    assert ask(team, "worker-0", "make", 1.0).result == "worker-0"
-    team.close()
-    team.close()
+    group, before = build(), set(threading.enumerate())
+    group.close()
+    group.open()
+    assert ask(group, "worker-0", "make", 1.0).result == "worker-0"
+    group.close()
+    group.close()
     assert not [
         thread
         for thread in set(threading.enumerate()) - before
@@ -213,35 +213,35 @@ def test_a_simulated_loss_is_a_loss(local):
 
     A new worker of the same name starts without state.
     """
-    with opened(local) as team:
-        response = ask(team, "worker-0", "make", 4.0).ref
-        team.submit(to("worker-0", "long"))
-        team.submit(to("worker-0", "make", 1.0))
-        team.simulate_loss("worker-0")
-        assert replies(team, 1) == [Lost("worker-0")]
+    with opened(local) as group:
+        response = ask(group, "worker-0", "make", 4.0).ref
+        group.submit(to("worker-0", "long"))
+        group.submit(to("worker-0", "make", 1.0))
+        group.simulate_loss("worker-0")
+        assert replies(group, 1) == [Lost("worker-0")]
         with pytest.raises(ParameterError, match="it was lost and not replaced"):
-            team.submit(to("worker-0", "make", 1.0))
-        team.replace("worker-0")
-        assert team.fetch(response)[0] == 4.0
-        assert ask(team, "worker-0", "history").result == []
-        assert team.wait(0.1) == []
+            group.submit(to("worker-0", "make", 1.0))
+        group.replace("worker-0")
+        assert group.fetch(response)[0] == 4.0
+        assert ask(group, "worker-0", "history").result == []
+        assert group.wait(0.1) == []
 
 
 @LOCAL
 def test_a_simulated_loss_of_a_node_loses_its_objects(local):
-    with opened(local) as team:
+    with opened(local) as group:
         mine, others = (
-            ask(team, "worker-0", "make", 1.0).ref,
-            ask(team, "worker-1", "make", 2.0).ref,
+            ask(group, "worker-0", "make", 1.0).ref,
+            ask(group, "worker-1", "make", 2.0).ref,
         )
-        team.simulate_loss("worker-0", with_objects=True)
-        assert replies(team, 1) == [Lost("worker-0")]
-        assert ask(team, "worker-1", "total", [others]).result == 2.0
-        error = ask(team, "worker-1", "total", [others, mine]).error
+        group.simulate_loss("worker-0", with_objects=True)
+        assert replies(group, 1) == [Lost("worker-0")]
+        assert ask(group, "worker-1", "total", [others]).result == 2.0
+        error = ask(group, "worker-1", "total", [others, mine]).error
         assert isinstance(error, Unavailable)
         assert error.code == OBJECT_LOST
         with pytest.raises(Unavailable, match="last checkpoint"):
-            team.fetch(mine)
+            group.fetch(mine)
 
 
 @LOCAL
@@ -249,11 +249,11 @@ def test_an_object_is_freed_with_its_last_handle(local):
     class WeakReferenced:
         """An object that supports weak references."""
 
-    with opened(local) as team:
+    with opened(local) as group:
         thing = WeakReferenced()
-        gone, handle = weakref.ref(thing), team.put(thing)
+        gone, handle = weakref.ref(thing), group.put(thing)
         del thing
-        assert ask(team, "worker-0", "kind", handle).result == ["WeakReferenced"]
+        assert ask(group, "worker-0", "kind", handle).result == ["WeakReferenced"]
         assert gone() is not None
         del handle
         assert gone() is None

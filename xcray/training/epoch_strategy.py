@@ -29,7 +29,7 @@ from xcray.workers.worker_group import WorkerFactory, WorkerGroup
 
 MAX_HISTORY_ENTRIES: Final = 500  # in a report
 EPOCHS_FILE: Final = "epochs.arrow"  # in the model's directory: a long history
-CHECKPOINT_FOLDER: Final = "rests"  # in the run directory, for checkpoints
+CHECKPOINT_FOLDER: Final = "checkpoints"  # in the run directory, for checkpoints
 
 
 class EpochStrategy:

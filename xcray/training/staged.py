@@ -40,8 +40,8 @@ from xcray.workers.synchronous_calls import SynchronousCalls
 from xcray.workers.timeline import START, TimelinePosition
 from xcray.workers.worker_group import OBJECT_LOST
 
-OUTCOME_FILE: Final = "ended.json"
-NOTE_FILE: Final = "note.json"
+OUTCOME_FILE: Final = "outcome.json"
+METADATA_FILE: Final = "checkpoint.json"
 SCORE_CELLS: Final = 1 << 22  # held-out scores in memory at a time: 16 MB
 MAX_HELD_OUT_CELLS: Final = 1 << 26  # held-out scores kept between stages, at most: 256 MB
 
@@ -204,14 +204,17 @@ class StagedTraining(EpochStrategy):
         stages: list[FittedStage] = []
         self._history, self._position = [], START
         while (place := self.folder / f"stage-{len(stages):04d}").is_dir():
-            note = _read_note(place)
-            if note is None:
+            metadata = _read_metadata(place)
+            if metadata is None:
                 discard_directory(place)
                 break
             D, K = self._at.dataset.n_features, self._at.dataset.n_labels
-            [stage] = read_stages(place, [note["entry"]], D, K)
+            [stage] = read_stages(place, [metadata["entry"]], D, K)
             stages.append(FittedStage(_dense(stage), stage.features, stage.calibration))
-            self._history, self._position = note["history"], TimelinePosition(*note["timeline"])
+            self._history, self._position = (
+                metadata["history"],
+                TimelinePosition(*metadata["timeline"]),
+            )
         return tuple(stages)
 
     def _save(self, number: int, stage: FittedStage, position: TimelinePosition) -> None:
@@ -222,8 +225,8 @@ class StagedTraining(EpochStrategy):
             zeros = frozen(np.zeros(self.n_labels), np.float32)
             model_stage = Stage(stage.W, zeros, stage.features, stage.calibration)
             [entry] = write_stages(staged, [model_stage])
-            note = {"entry": entry, "history": self._history, "timeline": position}
-            write_json(staged / NOTE_FILE, {**note, "files": file_digests(staged)})
+            metadata = {"entry": entry, "history": self._history, "timeline": position}
+            write_json(staged / METADATA_FILE, {**metadata, "files": file_digests(staged)})
             discard_directory(target)
             publish_directory(staged, target)
         finally:
@@ -260,13 +263,13 @@ class _StagedScores:
         return {f"P@{k}": precision_at_k(ranked, truth, k) for k in ks}
 
 
-def _read_note(place: Path) -> dict[str, Any] | None:
-    """Return the note of a saved stage, None if a file is damaged or missing."""
+def _read_metadata(place: Path) -> dict[str, Any] | None:
+    """Return the metadata of a saved stage, None if a file is damaged or missing."""
     try:
-        note: dict[str, Any] = read_json(place / NOTE_FILE)
+        metadata: dict[str, Any] = read_json(place / METADATA_FILE)
     except XcrayError:
         return None
-    return note if note["files"] == file_digests(place, skip=[NOTE_FILE]) else None
+    return metadata if metadata["files"] == file_digests(place, skip=[METADATA_FILE]) else None
 
 
 def _store_bytes(solver: StagesSolver, at: TrainingContext) -> int:

@@ -44,7 +44,7 @@ from xcray.workers.worker_group import OBJECT_LOST
 # Copies of all weights in Ray's object store: weights and gradients, of this round and the
 # last.
 STORE_COPIES: Final = 4
-OUTCOME_FILE: Final = "ended.json"
+OUTCOME_FILE: Final = "outcome.json"
 MAX_RESTARTS: Final = 5  # restarts from a checkpoint after node losses
 
 

@@ -25,7 +25,7 @@ from xcray.workers.timeline import START, TimelinePosition
 
 CHECKPOINT_SECONDS: Final = 30.0  # between two checkpoints of the weights
 FIRST_SECONDS: Final = 1.0  # of work before the first one of a run
-NOTE_FILE: Final = "note.json"
+METADATA_FILE: Final = "checkpoint.json"
 
 
 class SavedWeights(NamedTuple):
@@ -75,8 +75,13 @@ class WeightCheckpoints:
             for number, part in enumerate(parts()):
                 digest = write_arrays(staged / f"weights-{number:05d}.arrow", {"W": part.W})
                 files.append({"lo": part.lo, "hi": part.hi, "sha256": digest})
-            note = {"history": history, "seconds": seconds, "timeline": position, "files": files}
-            write_json(staged / NOTE_FILE, note)
+            metadata = {
+                "history": history,
+                "seconds": seconds,
+                "timeline": position,
+                "files": files,
+            }
+            write_json(staged / METADATA_FILE, metadata)
             discard_directory(target)
             publish_directory(staged, target)
         finally:
@@ -92,19 +97,19 @@ class WeightCheckpoints:
         """
         for path in self._paths():
             try:
-                note = read_json(path / NOTE_FILE)
+                metadata = read_json(path / METADATA_FILE)
                 files = [
                     (f"weights-{number:05d}.arrow", each["sha256"])
-                    for number, each in enumerate(note["files"])
+                    for number, each in enumerate(metadata["files"])
                 ]
                 arrays = [read_arrays(path / name, digest)["W"] for name, digest in files]
             except XcrayError:
                 discard_directory(path)
                 continue
-            ends = [(each["lo"], each["hi"]) for each in note["files"]]
-            position = TimelinePosition(*note.get("timeline", START))
+            ends = [(each["lo"], each["hi"]) for each in metadata["files"]]
+            position = TimelinePosition(*metadata.get("timeline", START))
             weights = partial(weight_columns, ends, arrays)
-            return SavedWeights(note["history"], note["seconds"], position, weights)
+            return SavedWeights(metadata["history"], metadata["seconds"], position, weights)
         return None
 
     def clear(self) -> None:

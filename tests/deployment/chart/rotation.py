@@ -173,7 +173,7 @@ class Pod:
             base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=120
         )
 
-    def standing(self) -> int:
+    def readiness_status(self) -> int:
         """Return the status of the readiness check; 0 without a response."""
         with suppress(httpx.HTTPError):
             return self.http.get("/readyz").status_code
@@ -184,7 +184,7 @@ class Pod:
 
         def welcome() -> bool:
             assert self.process.poll() is None, self.log.read_text(errors="replace")[-3000:]
-            return self.standing() == 200
+            return self.readiness_status() == 200
 
         until(welcome, f"{self.name} is ready", 300)
         self.serves = True
@@ -461,7 +461,7 @@ def by_password(drill: Drill) -> None:
         lists_once_they_are_cut=dict(drill.clients.listed),
         predictions_then=dict(drill.clients.predicted),
     )
-    drill.note(readiness_without_the_store=[pod.standing() for pod in drill.release.pods])
+    drill.note(readiness_without_the_store=[pod.readiness_status() for pod in drill.release.pods])
     drill.note(pods_replaced=drill.upgrade(drill.url("a", "another")))
     before = drill.clients.listed.total() - drill.clients.listed["200"]
     time.sleep(LOOK)

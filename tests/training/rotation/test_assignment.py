@@ -68,10 +68,10 @@ class EpochAction:
         self.notes = list[str]()
         self.workers = set[str]()
 
-    def on_progress(self, standing: Any) -> None:
+    def on_progress(self, progress: Any) -> None:
         """Record the note of a `RunProgress`, and run the action when it is due."""
-        self.notes += [standing.note] if standing.note else []
-        if self._act is not None and standing.done >= self._epoch:
+        self.notes += [progress.note] if progress.note else []
+        if self._act is not None and progress.done >= self._epoch:
             self._act()
             self._act, self.workers = None, set()
 
@@ -87,13 +87,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
 
 
 def run(
-    folder: Any, team: Moving, action: EpochAction, order: str = "ring", **changes: Any
+    folder: Any, group: Moving, action: EpochAction, order: str = "ring", **changes: Any
 ) -> TrainingRun:
     """Run a training in which the action of `action` runs."""
     plan = plan_of(order=order, **changes)
     return trained(
         folder,
-        team,
+        group,
         work=ToyWork(),
         plan=plan,
         on_progress=action.on_progress,
@@ -110,53 +110,53 @@ def test_a_draining_node_is_left_with_a_checkpoint_and_no_bit_changes(
 
     Nothing counts as lost.
     """
-    team = Moving(ToyWork(), 3)
-    action = EpochAction(2.3, lambda: team.going.update({"worker-1": seconds}))
-    result = run(tmp_path, team, action, order)
+    group = Moving(ToyWork(), 3)
+    action = EpochAction(2.3, lambda: group.going.update({"worker-1": seconds}))
+    result = run(tmp_path, group, action, order)
     assert result.bits == reference.bits
-    assert team.changes == ["left worker-1"]
+    assert group.changes == ["left worker-1"]
     assert action.notes == ["left before their node goes: worker-1"]
     assert result.outcome.lost == 0
     assert [entry["epoch"] for entry in result.outcome.history] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_node_lost_before_the_first_sync_point_restarts_the_training(reference, tmp_path):
-    team = Moving(ToyWork(), 2)
-    action = EpochAction(0.3, lambda: team.going.update({"worker-0": NOW}))
-    assert run(tmp_path, team, action).bits == reference.bits
-    assert team.changes == ["left worker-0"]
+    group = Moving(ToyWork(), 2)
+    action = EpochAction(0.3, lambda: group.going.update({"worker-0": NOW}))
+    assert run(tmp_path, group, action).bits == reference.bits
+    assert group.changes == ["left worker-0"]
 
 
 def test_workers_continue_if_all_nodes_are_draining(reference, tmp_path):
     """Finished work is durable, because a checkpoint is written before one is due."""
-    team, values = Moving(ToyWork(), 2), list[str]()
-    action = EpochAction(2.0, lambda: team.going.update({"worker-0": NOW, "worker-1": NOW}))
+    group, values = Moving(ToyWork(), 2), list[str]()
+    action = EpochAction(2.0, lambda: group.going.update({"worker-0": NOW, "worker-1": NOW}))
     inner = action.on_progress
 
-    def look(standing: Any) -> None:
-        inner(standing)
-        values.extend(path.name for path in tmp_path.glob("rest-[0-9]*[0-9]"))
+    def look(progress: Any) -> None:
+        inner(progress)
+        values.extend(path.name for path in tmp_path.glob("checkpoint-[0-9]*[0-9]"))
 
     action.on_progress = look  # type: ignore[method-assign]
-    assert run(tmp_path, team, action).bits == reference.bits
-    assert team.changes == []
-    assert "rest-000003" in values
+    assert run(tmp_path, group, action).bits == reference.bits
+    assert group.changes == []
+    assert "checkpoint-000003" in values
 
 
 def test_no_worker_leaves_without_checkpoints(reference, tmp_path):
-    team = Moving(ToyWork(), 2)
-    action = EpochAction(2.0, lambda: team.going.update({"worker-0": NOW}))
-    assert run(tmp_path, team, action, checkpoint_seconds=math.inf).bits == reference.bits
-    assert team.changes == []
+    group = Moving(ToyWork(), 2)
+    action = EpochAction(2.0, lambda: group.going.update({"worker-0": NOW}))
+    assert run(tmp_path, group, action, checkpoint_seconds=math.inf).bits == reference.bits
+    assert group.changes == []
 
 
 @pytest.mark.parametrize("order", ["ring", "sync"])
 def test_a_late_worker_gets_shards_at_the_next_sync_point(reference, tmp_path, order):
-    team = Moving(ToyWork(), 4, began=2)
-    action = EpochAction(2.0, lambda: team.room.extend(["worker-2", "worker-3"]))
-    result = run(tmp_path, team, action, order)
+    group = Moving(ToyWork(), 4, began=2)
+    action = EpochAction(2.0, lambda: group.room.extend(["worker-2", "worker-3"]))
+    result = run(tmp_path, group, action, order)
     assert result.bits == reference.bits
-    assert team.changes == ["came worker-2 worker-3"]
+    assert group.changes == ["came worker-2 worker-3"]
     assert action.notes == ["worker-2, worker-3 joined"]
     assert {"worker-2", "worker-3"} <= action.workers
     assert result.outcome.moved >= 2
@@ -164,35 +164,35 @@ def test_a_late_worker_gets_shards_at_the_next_sync_point(reference, tmp_path, o
 
 def test_one_node_leaves_and_another_joins(reference, tmp_path):
     """The name of a worker that left is used again on another node."""
-    team = Moving(ToyWork(), 2)
+    group = Moving(ToyWork(), 2)
 
     def act() -> None:
-        team.going["worker-1"] = inf
+        group.going["worker-1"] = inf
 
     action = EpochAction(2.0, act)
     inner = action.on_progress
 
-    def back(standing: Any) -> None:
-        inner(standing)
-        if team.changes == ["left worker-1"] and standing.done >= 4.0:
-            team.going.clear()
-            team.room = ["worker-1"]
+    def back(progress: Any) -> None:
+        inner(progress)
+        if group.changes == ["left worker-1"] and progress.done >= 4.0:
+            group.going.clear()
+            group.room = ["worker-1"]
             action.workers.clear()
 
     action.on_progress = back  # type: ignore[method-assign]
-    assert run(tmp_path, team, action).bits == reference.bits
-    assert team.changes == ["left worker-1", "came worker-1"]
+    assert run(tmp_path, group, action).bits == reference.bits
+    assert group.changes == ["left worker-1", "came worker-1"]
     assert "worker-1" in action.workers
 
 
 def test_seconds_of_training_count_once_if_workers_leave(tmp_path):
     """The seconds in a checkpoint are those of earlier attempts, not of the current one."""
-    team, began = Moving(ToyWork(Toy(pause=0.01)), 2), time.monotonic()
-    action = EpochAction(4.3, lambda: team.going.update({"worker-1": NOW}))
-    result = trained(tmp_path, team, work=ToyWork(Toy(pause=0.01)), on_progress=action.on_progress)
+    group, began = Moving(ToyWork(Toy(pause=0.01)), 2), time.monotonic()
+    action = EpochAction(4.3, lambda: group.going.update({"worker-1": NOW}))
+    result = trained(tmp_path, group, work=ToyWork(Toy(pause=0.01)), on_progress=action.on_progress)
     took = time.monotonic() - began
     seconds = [entry["seconds"] for entry in result.outcome.history]
-    assert team.changes == ["left worker-1"]
+    assert group.changes == ["left worker-1"]
     assert seconds == sorted(seconds)
     assert seconds[3] > 0.1
     assert seconds[-1] <= took + 0.001

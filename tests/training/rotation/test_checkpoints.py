@@ -75,18 +75,18 @@ def block(number: int, seed: int = 0) -> WeightBlock:
 
 
 @pytest.fixture(params=[ShardWorker, Blind], ids=["seen", "blind"])
-def team(request):
+def group(request):
     """Yield an open group of two workers."""
-    team = SerialGroup(Work(request.param), 2)
-    team.open()
-    yield team
-    team.close()
+    group = SerialGroup(Work(request.param), 2)
+    group.open()
+    yield group
+    group.close()
 
 
-def save(selection, team, number, note=None):
+def save(selection, group, number, metadata=None):
     """Write a checkpoint of random blocks."""
-    blocks = [(HOMES[j * len(HOMES) // BLOCKS], team.put(block(j, number))) for j in range(BLOCKS)]
-    selection.write(team, number, note or {"epoch": number}, blocks, HOMES)
+    blocks = [(HOMES[j * len(HOMES) // BLOCKS], group.put(block(j, number))) for j in range(BLOCKS)]
+    selection.write(group, number, metadata or {"epoch": number}, blocks, HOMES)
 
 
 def opened(tmp_path, **changes):
@@ -133,7 +133,7 @@ def test_blocks_are_packed_and_unpacked():
     )
 
 
-def test_the_first_one_is_due_after_a_second_of_work(team, tmp_path, monkeypatch):
+def test_the_first_one_is_due_after_a_second_of_work(group, tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(checkpoint_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     checkpoints = Checkpoints(tmp_path / "kept", {}, seconds=60.0)
@@ -142,7 +142,7 @@ def test_the_first_one_is_due_after_a_second_of_work(team, tmp_path, monkeypatch
         now[0] = second
         due.append(checkpoints.due)
         if second == 1.1:
-            save(checkpoints, team, 1)
+            save(checkpoints, group, 1)
     assert due == [False, True, False, True]
     now[0] = 100.0
     resumed = Checkpoints(tmp_path / "kept", {}, seconds=60.0)
@@ -150,89 +150,89 @@ def test_the_first_one_is_due_after_a_second_of_work(team, tmp_path, monkeypatch
     assert not resumed.due  # there is one to go back to
 
 
-def test_what_is_saved_is_loaded(team, tmp_path):
+def test_what_is_saved_is_loaded(group, tmp_path):
     checkpoints = opened(tmp_path)
     assert checkpoints.newest() is None
-    save(checkpoints, team, 1, {"epoch": 7, "history": [{"objective": 0.1}]})
-    for life in team._live.values():  # changes after the checkpoint do not count
+    save(checkpoints, group, 1, {"epoch": 7, "history": [{"objective": 0.1}]})
+    for life in group._live.values():  # changes after the checkpoint do not count
         for shard in life.state._locals.values():
             shard.b = shard.b + 1.0
     result = opened(tmp_path).newest()
-    assert result.note == {"epoch": 7, "history": [{"objective": 0.1}]}
-    blocks = checkpoints.load(team, result, HOMES, BLOCKS)
+    assert result.metadata == {"epoch": 7, "history": [{"objective": 0.1}]}
+    blocks = checkpoints.load(group, result, HOMES, BLOCKS)
     assert [worker for worker, _ in blocks] == ["worker-0", "worker-0", "worker-0", "worker-1"]
     for j, (_, handle) in enumerate(blocks):
-        assert np.array_equal(team.fetch(handle).W, block(j, 1).W)
+        assert np.array_equal(group.fetch(handle).W, block(j, 1).W)
     for shard, home in enumerate(HOMES):
         assert np.array_equal(
-            team._live[home].state._locals[shard].b, np.linspace(shard, shard + 1, 5)
+            group._live[home].state._locals[shard].b, np.linspace(shard, shard + 1, 5)
         )
 
 
-def test_the_state_of_a_block_is_loaded_with_the_block(team, tmp_path):
+def test_the_state_of_a_block_is_loaded_with_the_block(group, tmp_path):
     checkpoints = opened(tmp_path)
-    save(checkpoints, team, 1)
-    result = checkpoints.load(team, checkpoints.newest(), HOMES, 3)
+    save(checkpoints, group, 1)
+    result = checkpoints.load(group, checkpoints.newest(), HOMES, 3)
     assert [worker for worker, _ in result] == ["worker-0", "worker-0", "worker-1", "worker-0"]
 
 
-def test_older_checkpoints_are_removed_when_newer_ones_are_durable(team, tmp_path):
+def test_older_checkpoints_are_removed_when_newer_ones_are_durable(group, tmp_path):
     checkpoints = opened(tmp_path)
     for number in range(1, 5):
-        save(checkpoints, team, number)
+        save(checkpoints, group, number)
     names = sorted(path.name for path in (tmp_path / "kept").iterdir())
-    assert names == [f"rest-{number:06d}" for number in range(5 - N_KEPT, 5)] + ["run.json"]
+    assert names == [f"checkpoint-{number:06d}" for number in range(5 - N_KEPT, 5)] + ["run.json"]
     checkpoints.clear()
     assert checkpoints.newest() is None
 
 
-@pytest.mark.parametrize("name", ["rest.json", "block-00002.arrow", "shard-00001.arrow"])
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(team, tmp_path, name):
+@pytest.mark.parametrize("name", ["checkpoint.json", "block-00002.arrow", "shard-00001.arrow"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(group, tmp_path, name):
     checkpoints = opened(tmp_path)
-    save(checkpoints, team, 1)
-    save(checkpoints, team, 2)
-    path = tmp_path / "kept" / "rest-000002" / name
+    save(checkpoints, group, 1)
+    save(checkpoints, group, 2)
+    path = tmp_path / "kept" / "checkpoint-000002" / name
     content = path.read_bytes()
     path.write_bytes(
         content.replace(b'"epoch": 2', b'"epoch": 3')
-        if name == "rest.json"
+        if name == "checkpoint.json"
         else content[:-200] + bytes(200)
     )
     checkpoints = opened(tmp_path)
     result = checkpoints.newest()
-    if name != "rest.json":
+    if name != "checkpoint.json":
         with pytest.raises(Corrupt, match=name):
-            checkpoints.load(team, result, HOMES, BLOCKS)
+            checkpoints.load(group, result, HOMES, BLOCKS)
         checkpoints.set_aside(result)
         result = checkpoints.newest()
-    assert result.note == {"epoch": 1}
-    assert checkpoints.damaged == ["rest-000002"]
-    assert (tmp_path / "kept" / "rest-000002.damaged").is_dir()
-    assert len(checkpoints.load(team, result, HOMES, BLOCKS)) == BLOCKS
+    assert result.metadata == {"epoch": 1}
+    assert checkpoints.damaged == ["checkpoint-000002"]
+    assert (tmp_path / "kept" / "checkpoint-000002.damaged").is_dir()
+    assert len(checkpoints.load(group, result, HOMES, BLOCKS)) == BLOCKS
 
 
-def test_an_interrupted_checkpoint_is_not_used(team, tmp_path):
+def test_an_interrupted_checkpoint_is_not_used(group, tmp_path):
     checkpoints = opened(tmp_path)
-    save(checkpoints, team, 1)
-    team.simulate_loss("worker-1")
+    save(checkpoints, group, 1)
+    group.simulate_loss("worker-1")
     with pytest.raises(WorkerLost, match="worker-1"):
         checkpoints.write(
-            team,
+            group,
             2,
             {},
-            [("worker-0", team.put(block(j))) for j in range(BLOCKS)],
+            [("worker-0", group.put(block(j))) for j in range(BLOCKS)],
             ("worker-0",) * 3,
         )
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
-        "rest-000001",
+        "checkpoint-000001",
         "run.json",
     ]
-    assert opened(tmp_path).newest().note == {"epoch": 1}
+    assert opened(tmp_path).newest().metadata == {"epoch": 1}
 
 
 def test_files_of_a_dead_driver_are_removed(tmp_path):
     opened(tmp_path)
-    left = tmp_path / "kept" / ".rest-000003.0123abcd.part"
+    left = tmp_path / "kept" / ".checkpoint-000003.0123abcd.part"
     left.mkdir()
     assert opened(tmp_path).newest() is None
     assert not left.exists()
@@ -253,7 +253,7 @@ def test_time_decides_when_the_next_is_due(tmp_path):
     assert not large.due
 
 
-def test_numbers_of_a_note_come_back_with_all_their_digits(team, tmp_path):
+def test_numbers_of_a_note_come_back_with_all_their_digits(group, tmp_path):
     checkpoints = opened(tmp_path)
-    save(checkpoints, team, 1, {"history": [0.1 + 0.2]})
-    assert checkpoints.newest().note == {"history": [0.1 + 0.2]}
+    save(checkpoints, group, 1, {"history": [0.1 + 0.2]})
+    assert checkpoints.newest().metadata == {"history": [0.1 + 0.2]}

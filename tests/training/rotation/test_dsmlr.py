@@ -64,12 +64,12 @@ def test_metrics_of_held_out_rows_are_true(tiny, reference):
 
 
 @pytest.mark.parametrize(
-    ("team", "workers", "order"),
+    ("group", "workers", "order"),
     [("serial", 2, "sync"), ("threads", 2, "ring"), ("threads", 3, "sync")],
 )
-def test_bits_depend_on_grid_data_and_seed_alone(tiny, reference, tmp_path, team, workers, order):
+def test_bits_depend_on_grid_data_and_seed_alone(tiny, reference, tmp_path, group, workers, order):
     assert (
-        trained_dsmlr(tiny, tmp_path, team, workers, order=order).block.digest()
+        trained_dsmlr(tiny, tmp_path, group, workers, order=order).block.digest()
         == reference.block.digest()
     )
 
@@ -88,8 +88,8 @@ def test_another_seed_is_another_run(tiny, reference, tmp_path):
 def test_a_stop_and_a_resume_change_no_bit(tiny, reference, tmp_path):
     stop = StopFlag()
 
-    def on_progress(standing):
-        if standing.done > 2.3:
+    def on_progress(progress):
+        if progress.done > 2.3:
             stop.set()
 
     with pytest.raises(Stopped):
@@ -156,13 +156,13 @@ def test_exact_gradients_take_over_and_the_reported_objective_is_true(tiny, fini
 
 
 @pytest.mark.parametrize(
-    ("team", "workers", "order"), [("serial", 3, "sync"), ("threads", 2, "ring")]
+    ("group", "workers", "order"), [("serial", 3, "sync"), ("threads", 2, "ring")]
 )
 def test_exact_gradients_have_the_same_bits_on_any_workers(
-    tiny, finished, tmp_path, team, workers, order
+    tiny, finished, tmp_path, group, workers, order
 ):
     assert (
-        trained_dsmlr(tiny, tmp_path, team, workers, order=order, **EXACT).block.digest()
+        trained_dsmlr(tiny, tmp_path, group, workers, order=order, **EXACT).block.digest()
         == finished.block.digest()
     )
 
@@ -171,8 +171,8 @@ def test_exact_gradients_have_the_same_bits_on_any_workers(
 def test_a_stop_among_exact_gradients_and_a_resume_change_no_bit(tiny, finished, tmp_path, epoch):
     stop = StopFlag()
 
-    def on_progress(standing):
-        if standing.done > epoch:
+    def on_progress(progress):
+        if progress.done > epoch:
             stop.set()
 
     with pytest.raises(Stopped):
@@ -189,7 +189,7 @@ def test_checkpoints_are_as_large_as_foreseen(tiny, tmp_path, history):
     sizes = {}
 
     def note_sizes(*args):
-        for path in tmp_path.glob("rest-[0-9]*"):
+        for path in tmp_path.glob("checkpoint-[0-9]*"):
             sizes[path.name] = sum(read_table(each).nbytes for each in path.glob("*.arrow"))
 
     parameters = {**EXACT, "history": history}
@@ -221,8 +221,8 @@ def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypa
         lambda real=time.monotonic: real() + jump[0],
     )
 
-    def on_progress(standing):
-        if standing.done > 5.2:
+    def on_progress(progress):
+        if progress.done > 5.2:
             jump[0] = 1e6
 
     model = trained_dsmlr(tiny, tmp_path, on_progress=on_progress, max_seconds=1e5, **EXACT)

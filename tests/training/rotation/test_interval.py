@@ -23,7 +23,7 @@ from xcray.workers.timeline import DONE, LOST
 
 SHARDS, BLOCKS = 5, 7
 VERBS = ("update", "sum", "update", "sum")
-TEAMS = {"serial": SerialGroup, "threads": ThreadGroup}
+GROUPS = {"serial": SerialGroup, "threads": ThreadGroup}
 
 
 class OrderSensitiveWorker:
@@ -100,32 +100,34 @@ class Work:
 
 def opened(kind: str, workers: int, hand: type[OrderSensitiveWorker] = OrderSensitiveWorker) -> Any:
     """Return an open worker group."""
-    team = TEAMS[kind](Work(hand), workers)
-    team.open()
-    return team
+    group = GROUPS[kind](Work(hand), workers)
+    group.open()
+    return group
 
 
-def start(team: Any) -> list[Any]:
+def start(group: Any) -> list[Any]:
     """Return handles of the initial blocks."""
-    return [team.put(np.full(3, 1.0 + j, np.float32)) for j in range(BLOCKS)]
+    return [group.put(np.full(3, 1.0 + j, np.float32)) for j in range(BLOCKS)]
 
 
-def turn(team: Any, order: str = "ring", homes: Any = None, **how: Any) -> Any:
+def turn(group: Any, order: str = "ring", homes: Any = None, **how: Any) -> Any:
     """Run one interval of four sweeps over an even assignment."""
-    homes = homes or assign_by_speed(np.ones(SHARDS), dict.fromkeys(team.workers, 1.0))
+    homes = homes or assign_by_speed(np.ones(SHARDS), dict.fromkeys(group.workers, 1.0))
     schedule = RotationSchedule(homes, BLOCKS, len(VERBS), order=order)
     steps = [Step(verb, 1 + lap // 2, 0.5) for lap, verb in enumerate(VERBS)]
     how = {"stop": StopFlag(), **how}
-    return run_interval(schedule, team, how.pop("blocks", None) or start(team), steps, **how)
+    return run_interval(schedule, group, how.pop("blocks", None) or start(group), steps, **how)
 
 
 def bits(kind: str, workers: int, order: str, homes: Any = None) -> bytes:
     """Return all blocks after an interval, as bytes."""
-    team = opened(kind, workers)
+    group = opened(kind, workers)
     try:
-        return b"".join(team.fetch(handle).tobytes() for handle in turn(team, order, homes).blocks)
+        return b"".join(
+            group.fetch(handle).tobytes() for handle in turn(group, order, homes).blocks
+        )
     finally:
-        team.close()
+        group.close()
 
 
 def naive() -> bytes:
@@ -149,7 +151,7 @@ def naive() -> bytes:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("kind", sorted(TEAMS))
+@pytest.mark.parametrize("kind", sorted(GROUPS))
 @pytest.mark.parametrize("order", ["sync", "ring"])
 def test_bits_depend_on_the_grid_alone(kind, workers, order):
     assert bits(kind, workers, order) == naive()
@@ -165,20 +167,20 @@ def test_bits_do_not_depend_on_where_shards_are(cuts):
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_cell_is_passed_once_per_sweep_and_reported(order):
     spans, shares = [], []
-    team = opened("threads", 2)
+    group = opened("threads", 2)
     try:
-        stretch = turn(team, order, record=spans.append, tick=shares.append)
-        assert [team.fetch(handle).shape for handle in stretch.blocks] == [(3,)] * BLOCKS
-        last = [float(team.fetch(handle) @ team.fetch(handle)) for handle in stretch.blocks]
+        stretch = turn(group, order, record=spans.append, tick=shares.append)
+        assert [group.fetch(handle).shape for handle in stretch.blocks] == [(3,)] * BLOCKS
+        last = [float(group.fetch(handle) @ group.fetch(handle)) for handle in stretch.blocks]
     finally:
-        team.close()
+        group.close()
     cells = {
         shard: sum(pace.cells.get(shard, 0) for pace in stretch.paces.values())
         for shard in range(SHARDS)
     }
     assert cells == dict.fromkeys(range(SHARDS), BLOCKS * len(VERBS))
     assert stretch.squared == last
-    assert set(stretch.locations) <= set(team.workers)
+    assert set(stretch.locations) <= set(group.workers)
     assert sorted(span.task.id for span in spans) == list(range(stretch.n_passes))
     assert {span.outcome for span in spans} == {DONE}
     assert {span.task.labels[0] for span in spans} == set(range(BLOCKS))
@@ -188,65 +190,65 @@ def test_every_cell_is_passed_once_per_sweep_and_reported(order):
 
 def test_input_blocks_are_not_changed():
     """An interval writes to its own blocks, because those of a sync point serve rollbacks."""
-    team = opened("serial", 1)
-    blocks = start(team)
-    stretch = turn(team, blocks=blocks)
-    assert [team.fetch(handle)[0] for handle in blocks] == [1.0 + j for j in range(BLOCKS)]
+    group = opened("serial", 1)
+    blocks = start(group)
+    stretch = turn(group, blocks=blocks)
+    assert [group.fetch(handle)[0] for handle in blocks] == [1.0 + j for j in range(BLOCKS)]
     assert all(after is not before for after, before in zip(stretch.blocks, blocks, strict=True))
 
 
 def test_an_interval_without_sweeps_returns_its_blocks():
-    team = opened("serial", 1)
-    blocks = start(team)
+    group = opened("serial", 1)
+    blocks = start(group)
     stretch = run_interval(
-        RotationSchedule(["worker-0"], BLOCKS, 0), team, blocks, [], stop=StopFlag()
+        RotationSchedule(["worker-0"], BLOCKS, 0), group, blocks, [], stop=StopFlag()
     )
     assert stretch.blocks == blocks
 
 
 @pytest.mark.parametrize("reason", ["stop", "time"])
 def test_an_interval_stops_within_a_slice_and_keeps_its_workers(reason):
-    team, stop, spans = opened("threads", 2, Slow), StopFlag(), []
+    group, stop, spans = opened("threads", 2, Slow), StopFlag(), []
     timer = threading.Timer(0.1, stop.set)
     timer.start()
     ends = None if reason == "stop" else time.monotonic() + 0.1
     try:
         with pytest.raises(Stopped) as raised:
             turn(
-                team, stop=stop if reason == "stop" else StopFlag(), ends=ends, record=spans.append
+                group, stop=stop if reason == "stop" else StopFlag(), ends=ends, record=spans.append
             )
-        assert call(team, to("worker-1", "hello")).result == "hello"
+        assert call(group, to("worker-1", "hello")).result == "hello"
     finally:
-        team.close()
+        group.close()
         timer.join()
     assert (raised.value.code == TIME_LIMIT) == (reason == "time")
     assert [span.outcome for span in spans].count(DONE) == 6
 
 
 def test_a_lost_worker_is_reported_with_its_passes():
-    team, spans = opened("serial", 2), []
+    group, spans = opened("serial", 2), []
 
     def lose(share: float) -> None:
         if 0.3 < share < 0.4 and len(spans) < 1000:
-            team.simulate_loss("worker-1")
+            group.simulate_loss("worker-1")
 
     with pytest.raises(WorkerLost) as raised:
-        turn(team, record=spans.append, tick=lose)
+        turn(group, record=spans.append, tick=lose)
     assert raised.value.workers == ("worker-1",)
     assert [span.worker for span in spans if span.outcome == LOST] == ["worker-1"]
 
 
 def test_objects_lost_with_a_node_are_a_loss():
-    team = opened("serial", 2)
-    blocks = start(team)
+    group = opened("serial", 2)
+    blocks = start(group)
     result = call(
-        team, to("worker-1", "pass_block", blocks[3], (4,), Step("update", 1, 1.0), False)
+        group, to("worker-1", "pass_block", blocks[3], (4,), Step("update", 1, 1.0), False)
     )
-    team.simulate_loss("worker-1", with_objects=True)
-    team.wait(0.0)
-    team.replace("worker-1")
+    group.simulate_loss("worker-1", with_objects=True)
+    group.wait(0.0)
+    group.replace("worker-1")
     with pytest.raises(WorkerLost) as raised:
-        turn(team, blocks=[*blocks[:3], result.ref, *blocks[4:]])
+        turn(group, blocks=[*blocks[:3], result.ref, *blocks[4:]])
     assert raised.value.workers == ()
 
 
@@ -256,15 +258,15 @@ def test_errors_of_a_pass_are_raised():
 
 
 def test_calls_return_in_order_and_stale_replies_are_dropped():
-    team = opened("serial", 2)
-    team.submit(to("worker-0", "hello"))
+    group = opened("serial", 2)
+    group.submit(to("worker-0", "hello"))
     asks = [to(f"worker-{n % 2}", "hello") for n in range(9)]
-    assert [answer.worker for answer in call_many(team, asks)] == [ask.worker for ask in asks]
+    assert [answer.worker for answer in call_many(group, asks)] == [ask.worker for ask in asks]
 
 
 def test_speeds_are_costs_per_second():
-    team = opened("serial", 2)
-    stretch = turn(team, homes=["worker-0"] * 4 + ["worker-1"])
+    group = opened("serial", 2)
+    stretch = turn(group, homes=["worker-0"] * 4 + ["worker-1"])
     costs = np.array([1.0, 1.0, 1.0, 1.0, 8.0])
     assert measured_speeds(stretch.paces, costs) == {"worker-0": 4.0, "worker-1": 32.0}
 

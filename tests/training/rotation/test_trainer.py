@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.rotation_toy import GRID, LABELS, Toy, ToyWork, TrainingRun, plan_of, trained
 from xcray.errors import Conflict, DataError, Refused, Stopped, Unavailable
-from xcray.training.rotation import trainer as descents
+from xcray.training.rotation import trainer
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import DONE, LOST, Timeline, balance, read_streams
@@ -39,12 +39,12 @@ def test_blocks_are_delivered_in_order_with_their_counts(reference):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 6])
-@pytest.mark.parametrize("team", ["serial", "threads"])
+@pytest.mark.parametrize("group", ["serial", "threads"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_bits_do_not_depend_on_workers_or_the_barrier(
-    reference, tmp_path, team, workers, order
+    reference, tmp_path, group, workers, order
 ):
-    result = trained(tmp_path, team, workers, plan=plan_of(order=order))
+    result = trained(tmp_path, group, workers, plan=plan_of(order=order))
     assert result.bits == reference.bits
     assert [entry["objective"] for entry in result.outcome.history] == [
         entry["objective"] for entry in reference.outcome.history
@@ -61,7 +61,7 @@ def test_shards_that_move_at_every_sync_point_change_no_bit(reference, tmp_path,
     def speeds(paces, costs):
         return {"worker-0": 1.0, "worker-1": (512.0, 1 / 512)[next(turns) % 2]}
 
-    monkeypatch.setattr(descents, "measured_speeds", speeds)
+    monkeypatch.setattr(trainer, "measured_speeds", speeds)
     result = trained(tmp_path, "threads", 2, plan=plan_of(checkpoint_seconds=0.0))
     assert result.outcome.moved >= 5
     assert result.bits == reference.bits
@@ -148,7 +148,7 @@ def test_rollbacks_are_limited(tmp_path):
     This happens with data that are not finite.
     """
     result = trained(tmp_path, work=ToyWork(Toy(back=tuple(range(2, 1000))))).outcome
-    assert (result.epochs, len(result.history)) == (1, 1 + descents.MAX_ROLLBACKS)
+    assert (result.epochs, len(result.history)) == (1, 1 + trainer.MAX_ROLLBACKS)
     assert result.reason.startswith("it went back 25 times")
     assert result.objective == result.history[0]["objective"]
 
@@ -157,8 +157,8 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from tests.support.rotation_toy import Toy, ToyWork, plan_of, trained
-def on_progress(standing):
-    time.sleep(600 if standing.newest.get("epoch", 0) >= 5 else 0)  # the test can be slow to kill it
+def on_progress(progress):
+    time.sleep(600 if progress.newest.get("epoch", 0) >= 5 else 0)  # the test can be slow to kill it
 trained(Path(sys.argv[1]), "threads", 2, ToyWork(Toy(pause=0.05)), plan_of(checkpoint_seconds=0.0), on_progress=on_progress)
 """
 
@@ -168,15 +168,15 @@ def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(reference, tmp
         [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3]
     )
     ends = time.monotonic() + 300.0
-    while not list(tmp_path.glob("rest-00000[2-5]")):
-        assert time.monotonic() < ends, "no rest came"
+    while not list(tmp_path.glob("checkpoint-00000[2-5]")):
+        assert time.monotonic() < ends, "no sync point came"
         assert driver.poll() is None
         time.sleep(0.01)
     driver.kill()
     driver.wait()
     began = []
     result = trained(
-        tmp_path, on_progress=lambda standing: began.append(standing.newest.get("epoch", 0))
+        tmp_path, on_progress=lambda progress: began.append(progress.newest.get("epoch", 0))
     )
     assert began[0] >= 2
     assert result.bits == reference.bits
@@ -185,41 +185,43 @@ def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(reference, tmp
 class Halt:
     """Sets the stop flag in the middle of the interval after a number of sync points."""
 
-    def __init__(self, rests: int) -> None:
+    def __init__(self, sync_points: int) -> None:
         self.stop = StopFlag()
-        self._rests = rests
+        self._sync_points = sync_points
 
-    def on_progress(self, standing) -> None:
+    def on_progress(self, progress) -> None:
         """Set the stop flag if a `RunProgress` is far enough."""
-        done = standing.newest.get("epoch", 0)
-        if done == self._rests and standing.done > done:
+        done = progress.newest.get("epoch", 0)
+        if done == self._sync_points and progress.done > done:
             self.stop.set()
 
 
 def stopped_at(
-    folder: Path, rests: int, team: str = "serial", work: ToyWork | None = None, **changes
+    folder: Path, sync_points: int, group: str = "serial", work: ToyWork | None = None, **changes
 ) -> None:
     """Run a training that is stopped in the middle of an interval."""
-    halt = Halt(rests)
+    halt = Halt(sync_points)
     with pytest.raises(Stopped):
         trained(
-            folder, team, 2, work, plan_of(**changes), stop=halt.stop, on_progress=halt.on_progress
+            folder, group, 2, work, plan_of(**changes), stop=halt.stop, on_progress=halt.on_progress
         )
 
 
-@pytest.mark.parametrize("rests", range(6))
+@pytest.mark.parametrize("sync_points", range(6))
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
-def test_a_stop_at_any_sync_point_and_a_resume_change_no_bit(reference, tmp_path, rests, seconds):
+def test_a_stop_at_any_sync_point_and_a_resume_change_no_bit(
+    reference, tmp_path, sync_points, seconds
+):
     """A stop saves the last sync point, even if no checkpoint is due."""
-    stopped_at(tmp_path, rests, checkpoint_seconds=seconds)
+    stopped_at(tmp_path, sync_points, checkpoint_seconds=seconds)
     entries = []
     result = trained(
         tmp_path,
         "threads",
         3,
-        on_progress=lambda standing: entries.append(standing.newest.get("epoch", 0)),
+        on_progress=lambda progress: entries.append(progress.newest.get("epoch", 0)),
     )
-    assert entries[0] >= rests
+    assert entries[0] >= sync_points
     assert result.bits == reference.bits
     assert [each["objective"] for each in result.outcome.history] == [
         each["objective"] for each in reference.outcome.history
@@ -230,13 +232,13 @@ def test_a_stop_at_any_sync_point_and_a_resume_change_no_bit(reference, tmp_path
 def test_a_progress_callback_can_stop_the_training(reference, tmp_path, ahead):
     """The callback can stop at a sync point or in an interval; the last sync point is saved."""
 
-    def on_progress(standing):
-        if standing.newest.get("epoch") == 2 and standing.done >= 2 + ahead:
+    def on_progress(progress):
+        if progress.newest.get("epoch") == 2 and progress.done >= 2 + ahead:
             raise Stopped("enough")
 
     with pytest.raises(Stopped, match="enough"):
         trained(tmp_path, "threads", 2, on_progress=on_progress)
-    assert (tmp_path / "rest-000002").is_dir()
+    assert (tmp_path / "checkpoint-000002").is_dir()
     assert trained(tmp_path).bits == reference.bits
 
 
@@ -265,7 +267,7 @@ def test_a_finished_run_reports_again_and_delivers_nothing(reference, tmp_path):
     again = trained(tmp_path)
     assert again.outcome == first.outcome
     assert again.blocks == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["descent.json", "run.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outcome.json", "run.json"]
 
 
 def test_a_stop_while_blocks_are_delivered_delivers_all_of_them_next_time(reference, tmp_path):
@@ -283,26 +285,26 @@ def test_a_stop_while_blocks_are_delivered_delivers_all_of_them_next_time(refere
 
 def test_the_newest_checkpoint_is_damaged_and_the_one_before_is_taken(reference, tmp_path):
     stopped_at(tmp_path, 4, checkpoint_seconds=0.0)
-    path = tmp_path / "rest-000004" / "block-00001.arrow"
+    path = tmp_path / "checkpoint-000004" / "block-00001.arrow"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     notes = []
-    result = trained(tmp_path, on_progress=lambda standing: notes.append(standing.note))
+    result = trained(tmp_path, on_progress=lambda progress: notes.append(progress.note))
     assert result.bits == reference.bits
-    assert result.outcome.damaged == ["rest-000004"]
+    assert result.outcome.damaged == ["checkpoint-000004"]
     assert [note for note in notes if note] == [
-        "rest-000004/block-00001.arrow is not what was written: going on from the last checkpoint (epoch 3)"
+        "checkpoint-000004/block-00001.arrow is not what was written: going on from the last checkpoint (epoch 3)"
     ]
 
 
 def test_training_restarts_if_all_checkpoints_are_damaged(reference, tmp_path):
     stopped_at(tmp_path, 2, checkpoint_seconds=0.0)
-    for path in tmp_path.glob("rest-*/rest.json"):
+    for path in tmp_path.glob("checkpoint-*/checkpoint.json"):
         path.write_bytes(b"{}")
     result = trained(tmp_path)
     assert result.bits == reference.bits
-    assert sorted(result.outcome.damaged) == ["rest-000001", "rest-000002"]
+    assert sorted(result.outcome.damaged) == ["checkpoint-000001", "checkpoint-000002"]
 
 
 def test_the_directory_of_another_run_is_refused(tmp_path):
@@ -314,18 +316,18 @@ def test_the_directory_of_another_run_is_refused(tmp_path):
 class Lossy:
     """Loses workers of a local group in the middle of the intervals after given epochs."""
 
-    def __init__(self, team, losses: dict[int, str], with_objects: bool) -> None:
-        self.team = team
+    def __init__(self, group, losses: dict[int, str], with_objects: bool) -> None:
+        self.group = group
         self.notes = []
         self._losses = dict(losses)
         self._with_objects = with_objects
 
-    def on_progress(self, standing) -> None:
+    def on_progress(self, progress) -> None:
         """Record the note of a `RunProgress`, and lose a worker when one is due."""
-        self.notes += [standing.note] if standing.note else []
-        done = standing.newest.get("epoch", 0)
-        if done in self._losses and done + 0.2 < standing.done < done + 0.9:
-            self.team.simulate_loss(self._losses.pop(done), with_objects=self._with_objects)
+        self.notes += [progress.note] if progress.note else []
+        done = progress.newest.get("epoch", 0)
+        if done in self._losses and done + 0.2 < progress.done < done + 0.9:
+            self.group.simulate_loss(self._losses.pop(done), with_objects=self._with_objects)
 
 
 @pytest.mark.parametrize("with_objects", [False, True], ids=["worker", "node"])
@@ -340,7 +342,7 @@ def test_losses_change_no_bit(reference, tmp_path, seconds, with_objects):
     lossy = Lossy(ThreadGroup(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, with_objects)
     result = trained(
         tmp_path,
-        lossy.team,
+        lossy.group,
         work=work,
         plan=plan_of(checkpoint_seconds=seconds),
         on_progress=lossy.on_progress,
@@ -357,14 +359,14 @@ def test_losses_change_no_bit(reference, tmp_path, seconds, with_objects):
 
 def test_a_worker_lost_while_blocks_are_delivered(reference, tmp_path):
     work, result = ToyWork(), []
-    team = SerialGroup(work, 2)
+    group = SerialGroup(work, 2)
 
     def deliver(block):
         result.append(block)
         if len(result) == 2:
-            team.simulate_loss("worker-1", with_objects=True)
+            group.simulate_loss("worker-1", with_objects=True)
 
-    outcome = trained(tmp_path, team, work=work, deliver=deliver).outcome
+    outcome = trained(tmp_path, group, work=work, deliver=deliver).outcome
     assert TrainingRun(outcome, result).bits == reference.bits
 
 
@@ -384,7 +386,7 @@ def test_others_do_the_work_of_workers_without_replacement(reference, tmp_path):
     assert (
         trained(
             tmp_path,
-            lossy.team,
+            lossy.group,
             work=work,
             plan=plan_of(checkpoint_seconds=0.0),
             on_progress=lossy.on_progress,
@@ -426,14 +428,14 @@ def test_work_before_a_checkpoint_counts_once_and_the_rest_is_lost(tmp_path, sec
 
 def test_repeated_losses_end_the_training(tmp_path):
     work = ToyWork()
-    team = SerialGroup(work, 2)
+    group = SerialGroup(work, 2)
 
-    def lose(standing):
-        if 0.2 < standing.done < 0.9:
-            team.simulate_loss("worker-0")
+    def lose(progress):
+        if 0.2 < progress.done < 0.9:
+            group.simulate_loss("worker-0")
 
     with pytest.raises(Unavailable, match="one after the other"):
-        trained(tmp_path, team, work=work, on_progress=lose)
+        trained(tmp_path, group, work=work, on_progress=lose)
 
 
 def test_errors_of_a_solver_are_raised(tmp_path, monkeypatch):
@@ -445,28 +447,28 @@ def test_errors_of_a_solver_are_raised(tmp_path, monkeypatch):
         trained(tmp_path)
 
 
-@pytest.mark.parametrize("rests", [1, 3])
+@pytest.mark.parametrize("sync_points", [1, 3])
 def test_the_last_sync_point_is_delivered_when_the_time_is_up(
-    reference, tmp_path, rests, monkeypatch
+    reference, tmp_path, sync_points, monkeypatch
 ):
     """The clock of the loop jumps after the given number of sync points."""
     jump = [0.0]
     monkeypatch.setattr(
         "xcray.training.rotation.interval.time.monotonic",
-        lambda real=descents.time.monotonic: real() + jump[0],
+        lambda real=trainer.time.monotonic: real() + jump[0],
     )
 
-    def on_progress(standing):
-        if standing.newest.get("epoch", 0) == rests and standing.done > rests:
+    def on_progress(progress):
+        if progress.newest.get("epoch", 0) == sync_points and progress.done > sync_points:
             jump[0] = 1e6
 
     result = trained(tmp_path, plan=plan_of(max_seconds=1e5), on_progress=on_progress)
     assert (result.outcome.epochs, len(result.outcome.history), result.outcome.reason) == (
-        rests,
-        rests,
+        sync_points,
+        sync_points,
         "the time of 100000 s was up",
     )
-    assert result.outcome.objective == reference.outcome.history[rests - 1]["objective"]
+    assert result.outcome.objective == reference.outcome.history[sync_points - 1]["objective"]
     assert len(result.blocks) == GRID.blocks
 
 
@@ -480,7 +482,7 @@ def test_progress_ascends_to_its_end(tmp_path):
     trained(tmp_path, on_progress=values.append)
     assert all(earlier.done <= later.done for earlier, later in pairwise(values))
     assert (values[-1].done, values[-1].total, values[-1].eta) == (6.0, 6, 0.0)
-    assert {standing.newest.get("epoch") for standing in values} == {None, 1, 2, 3, 4, 5, 6}
+    assert {progress.newest.get("epoch") for progress in values} == {None, 1, 2, 3, 4, 5, 6}
 
 
 def test_nonfinite_numbers_are_stored_as_none(tmp_path, monkeypatch):

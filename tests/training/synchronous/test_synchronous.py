@@ -179,10 +179,10 @@ def test_a_stop_is_detected_inside_and_between_calls(solver):
     for patience in (0, 7, 40):
         request = iter(range(10**6))
         work = roundwork.work_of(solver, rows, 2)
-        team = SerialGroup(work, 2)
-        team.open()
+        group = SerialGroup(work, 2)
+        group.open()
         rounds = SynchronousCalls(
-            team, lambda patience=patience, query=request: next(query) > patience
+            group, lambda patience=patience, query=request: next(query) > patience
         )
         with pytest.raises(Stopped):
             solver.train(rounds, 8, 5)
@@ -229,10 +229,10 @@ class CountingWorkerSpec:
 
 @pytest.mark.parametrize("kind", [SerialGroup, ThreadGroup])
 def test_answers_are_in_worker_order_and_each_gets_its_own(kind):
-    team = kind(CountingWorkerSpec(), 3)
-    team.open()
+    group = kind(CountingWorkerSpec(), 3)
+    group.open()
     try:
-        rounds = SynchronousCalls(team)
+        rounds = SynchronousCalls(group)
         answers = rounds.call_each(CountingWorker.say, ["a", "b", "c"], rounds.put("all"))
         assert rounds.size == 3
         assert [report[0] for _, report in answers] == ["worker-0", "worker-1", "worker-2"]
@@ -241,16 +241,16 @@ def test_answers_are_in_worker_order_and_each_gets_its_own(kind):
         ]
         again = rounds.call_each(CountingWorker.say, [handle for handle, _ in answers])
         assert rounds.fetch(again[1][0]) == ["worker-1", ["worker-1", "b", "all"]]
-        assert set(rounds.seconds) == set(team.workers)
+        assert set(rounds.seconds) == set(group.workers)
     finally:
-        team.close()
+        group.close()
 
 
 def test_a_lost_worker_is_replaced_and_called_again():
     hands = CountingWorkerSpec()
-    team = Losing(hands, 3, {"worker-1": 2})
-    team.open()
-    rounds = SynchronousCalls(team)
+    group = Losing(hands, 3, {"worker-1": 2})
+    group.open()
+    rounds = SynchronousCalls(group)
     answers = rounds.call(CountingWorker.say, 7)
     assert [report for _, report in answers] == [("worker-0", 1), ("worker-1", 1), ("worker-2", 1)]
     assert hands.workers.count("worker-1") == 3
@@ -258,11 +258,11 @@ def test_a_lost_worker_is_replaced_and_called_again():
 
 
 def test_a_worker_lost_between_two_rounds_is_replaced_before_the_next():
-    team = SerialGroup(CountingWorkerSpec(), 2)
-    team.open()
-    rounds = SynchronousCalls(team)
+    group = SerialGroup(CountingWorkerSpec(), 2)
+    group.open()
+    rounds = SynchronousCalls(group)
     rounds.call(CountingWorker.say)
-    team.simulate_loss("worker-0")
+    group.simulate_loss("worker-0")
     assert [report for _, report in rounds.call(CountingWorker.say)] == [
         ("worker-0", 1),
         ("worker-1", 2),
@@ -270,17 +270,17 @@ def test_a_worker_lost_between_two_rounds_is_replaced_before_the_next():
 
 
 def test_repeated_losses_end_the_round():
-    team = Losing(CountingWorkerSpec(), 2, {"worker-0": 1000}, every=1)
-    team.open()
+    group = Losing(CountingWorkerSpec(), 2, {"worker-0": 1000}, every=1)
+    group.open()
     with pytest.raises(Unavailable, match="were lost in one round"):
-        SynchronousCalls(team).call(CountingWorker.say)
-    assert team.left["worker-0"] == 1000 - (MAX_LOSSES_PER_WORKER * 2 + 1)
+        SynchronousCalls(group).call(CountingWorker.say)
+    assert group.left["worker-0"] == 1000 - (MAX_LOSSES_PER_WORKER * 2 + 1)
 
 
 def test_errors_of_a_call_end_only_its_round():
-    team = SerialGroup(CountingWorkerSpec(), 2)
-    team.open()
-    rounds = SynchronousCalls(team)
+    group = SerialGroup(CountingWorkerSpec(), 2)
+    group.open()
+    rounds = SynchronousCalls(group)
     with pytest.raises(ParameterError, match="no"):
         rounds.call(CountingWorker.fail)
     assert [report for _, report in rounds.call(CountingWorker.say)] == [
@@ -293,11 +293,11 @@ def test_errors_of_a_call_end_only_its_round():
 def test_a_training_that_loses_workers_ends_with_the_same_bits(solver):
     rows = problem(13)
     work = roundwork.work_of(solver, rows, 2)
-    team = Losing(work, 2, {"worker-0": 2, "worker-1": 1})
-    team.open()
+    group = Losing(work, 2, {"worker-0": 2, "worker-1": 1})
+    group.open()
     spans = []
-    result = solver.train(SynchronousCalls(team, record=spans.append), 8, 5)
-    assert team.left == {"worker-0": 0, "worker-1": 0}
+    result = solver.train(SynchronousCalls(group, record=spans.append), 8, 5)
+    assert group.left == {"worker-0": 0, "worker-1": 0}
     lost = [span.worker for span in spans if span.outcome == LOST]
     assert sorted(lost) == ["worker-0", "worker-1"]  # the third one was lost between two calls
     assert weights(result).tobytes() == weights(train(solver, rows, 2)).tobytes()

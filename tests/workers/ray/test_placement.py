@@ -219,20 +219,20 @@ def test_a_rotation_training_leaves_a_draining_node(cluster, tmp_path):
         dict[str, set[str]](),
     )
     alone = rotated(tmp_path / "alone", "serial", 1)
-    team = RayWorkerGroup(work, 4, nullcontext(), "round")
+    group = RayWorkerGroup(work, 4, nullcontext(), "round")
 
-    def on_progress(standing) -> None:
-        output.extend([standing.note] if standing.note else [])
-        if not drained and standing.done > 2.2:
-            drained.append(node_named(cluster, team.nodes["worker-0"].split("/")[1]).node_id)
+    def on_progress(progress) -> None:
+        output.extend([progress.note] if progress.note else [])
+        if not drained and progress.done > 2.2:
+            drained.append(node_named(cluster, group.nodes["worker-0"].split("/")[1]).node_id)
             client = ray._private.worker.global_worker.gcs_client
             assert client.drain_node(
                 drained[0], PREEMPTION, "spot", int(time.time() * 1000) + 1000
             )[0]
-            until(lambda: len(team.draining_workers()) == 2)
-        last["nodes"] = {team.nodes[worker].split("/")[1] for worker in team.available}
+            until(lambda: len(group.draining_workers()) == 2)
+        last["nodes"] = {group.nodes[worker].split("/")[1] for worker in group.available}
 
-    result = rotated(tmp_path / "ray", team, work=work, on_progress=on_progress)
+    result = rotated(tmp_path / "ray", group, work=work, on_progress=on_progress)
     assert result.bits == alone.bits
     assert result.outcome.lost == 0
     assert output[0].startswith("left before their node goes: worker-")

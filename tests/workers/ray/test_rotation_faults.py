@@ -95,28 +95,33 @@ def reference(tmp_path_factory) -> TrainingRun:
 class Fault:
     """Runs an action once, in the middle of the interval after a number of sync points."""
 
-    def __init__(self, rests: int, act) -> None:
-        self._rests = rests
+    def __init__(self, sync_points: int, act) -> None:
+        self._sync_points = sync_points
         self._act = act
         self.triggered = False
 
-    def on_progress(self, standing) -> None:
+    def on_progress(self, progress) -> None:
         """Run the action if a `RunProgress` is far enough."""
-        done = standing.newest.get("epoch", 0)
-        if not self.triggered and done >= self._rests and standing.done > done + 0.1:
+        done = progress.newest.get("epoch", 0)
+        if not self.triggered and done >= self._sync_points and progress.done > done + 0.1:
             self.triggered = True
             self._act()
 
 
 def on_ray(
-    folder: Path, rests: int, act, order: str = "ring", work: ToyWork = WORK, job: str = "faults"
+    folder: Path,
+    sync_points: int,
+    act,
+    order: str = "ring",
+    work: ToyWork = WORK,
+    job: str = "faults",
 ):
     """Train on two actors with one fault; return the result and the spans of the workers."""
-    team, spans = RayWorkerGroup(work, 2, nullcontext(), job), []
-    fault = Fault(rests, lambda: act(team))
+    group, spans = RayWorkerGroup(work, 2, nullcontext(), job), []
+    fault = Fault(sync_points, lambda: act(group))
     result = trained(
         folder,
-        team,
+        group,
         work=work,
         plan=plan_of(order=order, checkpoint_seconds=0.0),
         on_progress=fault.on_progress,
@@ -126,9 +131,9 @@ def on_ray(
     return result, spans
 
 
-def kill_actor(team: RayWorkerGroup) -> None:
+def kill_actor(group: RayWorkerGroup) -> None:
     """Kill the process of one worker with SIGKILL."""
-    os.kill(ray_module.get(team._actors["worker-1"].pid.remote()), signal.SIGKILL)
+    os.kill(ray_module.get(group._actors["worker-1"].pid.remote()), signal.SIGKILL)
 
 
 def test_kill_minus_nine_of_an_actor_changes_no_bit(cluster, reference, tmp_path):
@@ -153,9 +158,9 @@ class Teams:
 
 def test_dsmlr_has_the_same_bits_after_a_kill_among_exact_gradients(cluster, tiny, tmp_path):
     """The ring has no barrier, and checkpoints include the L-BFGS state of the blocks."""
-    teams, how = Teams("dsmlr"), {"lbfgs_switch_tol": 1e9, "epochs": 6}
-    fault = Fault(4, lambda: kill_actor(teams.last))
-    model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, on_progress=fault.on_progress, **how)
+    groups, how = Teams("dsmlr"), {"lbfgs_switch_tol": 1e9, "epochs": 6}
+    fault = Fault(4, lambda: kill_actor(groups.last))
+    model = trained_dsmlr(tiny, tmp_path / "ray", groups, 2, on_progress=fault.on_progress, **how)
     assert fault.triggered
     assert model.outcome.lost == 1
     assert model.block.digest() == trained_dsmlr(tiny, tmp_path / "one", **how).block.digest()
@@ -172,14 +177,14 @@ def test_a_stop_ends_passes_on_ray_and_saves_the_last_sync_point(cluster, refere
             stop=stop,
             on_progress=fault.on_progress,
         )
-    assert max(path.name for path in tmp_path.glob("rest-*")) == "rest-000002"
+    assert max(path.name for path in tmp_path.glob("checkpoint-*")) == "checkpoint-000002"
     assert trained(tmp_path, "threads", 3).bits == reference.bits
 
 
 def test_under_nomad_no_block_is_lost_or_doubled(cluster, tiny, tmp_path):
     """All labels are there once, and the objective is that of a training without losses."""
-    teams, spans = Teams("nomad"), []
-    fault = Fault(3, lambda: kill_actor(teams.last))
+    groups, spans = Teams("nomad"), []
+    fault = Fault(3, lambda: kill_actor(groups.last))
     how = {
         "order": "uniform",
         "epochs": 12,
@@ -187,7 +192,7 @@ def test_under_nomad_no_block_is_lost_or_doubled(cluster, tiny, tmp_path):
         "on_progress": fault.on_progress,
         "record": spans.append,
     }
-    model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, **how)
+    model = trained_dsmlr(tiny, tmp_path / "ray", groups, 2, **how)
     assert fault.triggered
     assert model.outcome.lost == 1
     assert [entry["epoch"] for entry in model.outcome.history] == list(
@@ -231,8 +236,8 @@ def test_a_dead_node_costs_no_block(cluster, reference, tmp_path, order):
     with one_more_node(cluster) as node:
         places = []
 
-        def act(team: RayWorkerGroup) -> None:
-            places.append(dict(team.nodes))
+        def act(group: RayWorkerGroup) -> None:
+            places.append(dict(group.nodes))
             kill(node)
             ray_module.kill(holder)
 

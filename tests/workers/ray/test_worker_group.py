@@ -40,7 +40,7 @@ def cluster():
 
 
 @pytest.fixture
-def team(cluster, request):
+def group(cluster, request):
     """Yield an open group of two workers, one per node."""
     with opened(request.node.name[:40]) as group:
         yield group
@@ -49,12 +49,12 @@ def team(cluster, request):
 @contextmanager
 def opened(job: str, workers: int = 2, work=WORK, **options):
     """Run an open worker group."""
-    team = RayWorkerGroup(work, workers, nullcontext(), job, **options)
-    team.open()
+    group = RayWorkerGroup(work, workers, nullcontext(), job, **options)
+    group.open()
     try:
-        yield team
+        yield group
     finally:
-        team.close()
+        group.close()
 
 
 def until(condition, seconds: float = 300.0) -> None:
@@ -65,9 +65,9 @@ def until(condition, seconds: float = 300.0) -> None:
         time.sleep(0.05)
 
 
-def pid_of(team, worker: str) -> int:
+def pid_of(group, worker: str) -> int:
     """Return the process ID of a worker."""
-    return ray.get(team._actors[worker].pid.remote(), timeout=300)
+    return ray.get(group._actors[worker].pid.remote(), timeout=300)
 
 
 def places(handle) -> set[str]:
@@ -76,9 +76,9 @@ def places(handle) -> set[str]:
     return {node[:12] for node in result["node_ids"]}
 
 
-def node_of(team, worker: str) -> str:
+def node_of(group, worker: str) -> str:
     """Return the node of a worker, without its address."""
-    return team.nodes[worker].split("/")[1]
+    return group.nodes[worker].split("/")[1]
 
 
 def alive(pid: int) -> bool:
@@ -91,66 +91,66 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.drill
-def test_the_next_argument_is_fetched_while_a_worker_is_busy(team, tmp_path):
+def test_the_next_argument_is_fetched_while_a_worker_is_busy(group, tmp_path):
     """While a gate holds worker-1, the argument of its next call moves to its node."""
-    assert len(set(team.nodes.values())) == 2
-    thing = ask(team, "worker-0", "make", 3.0).ref
-    until(lambda: places(thing) == {node_of(team, "worker-0")})
-    first = team.submit(to("worker-1", "pass_gate", str(tmp_path / "gate")))
-    second = team.submit(to("worker-1", "add", thing, 1.0))
-    until(lambda: node_of(team, "worker-1") in places(thing))
-    assert team.wait(0.0) == []
+    assert len(set(group.nodes.values())) == 2
+    thing = ask(group, "worker-0", "make", 3.0).ref
+    until(lambda: places(thing) == {node_of(group, "worker-0")})
+    first = group.submit(to("worker-1", "pass_gate", str(tmp_path / "gate")))
+    second = group.submit(to("worker-1", "add", thing, 1.0))
+    until(lambda: node_of(group, "worker-1") in places(thing))
+    assert group.wait(0.0) == []
     (tmp_path / "gate").touch()
-    answers = replies(team, 2)
+    answers = replies(group, 2)
     assert [answer.ticket for answer in answers] == [first, second]
     assert answers[1].result == 6.0
-    assert places(thing) == {node_of(team, worker) for worker in team.workers}
-    assert places(answers[1].ref) == {node_of(team, "worker-1")}
+    assert places(thing) == {node_of(group, worker) for worker in group.workers}
+    assert places(answers[1].ref) == {node_of(group, "worker-1")}
 
 
-def test_an_object_is_freed_on_all_nodes_with_its_handle(team):
+def test_an_object_is_freed_on_all_nodes_with_its_handle(group):
     """After objects were passed between nodes and freed, each node's store is as before."""
     before = store_use()
-    things = [ask(team, "worker-0", "make", float(n)).ref for n in range(4)]
+    things = [ask(group, "worker-0", "make", float(n)).ref for n in range(4)]
     for turn in range(4):
-        things = [ask(team, f"worker-{(turn + 1) % 2}", "add", thing, 1.0).ref for thing in things]
+        things = [ask(group, f"worker-{(turn + 1) % 2}", "add", thing, 1.0).ref for thing in things]
     assert sum(store_use().values()) - sum(before.values()) >= 4 * BYTES
     # Results of earlier turns are freed.
     until(lambda: sum(store_use().values()) - sum(before.values()) < 5 * BYTES)
-    assert [float(team.fetch(thing)[0]) for thing in things] == [4.0, 5.0, 6.0, 7.0]
+    assert [float(group.fetch(thing)[0]) for thing in things] == [4.0, 5.0, 6.0, 7.0]
     del things
     until(lambda: store_use() == before)
 
 
-def test_a_killed_worker_is_one_loss_and_its_results_are_kept(team):
+def test_a_killed_worker_is_one_loss_and_its_results_are_kept(group):
     """The process dies with one call running and one waiting, and neither returns a result.
 
     A new worker gets its name.
     """
-    response = ask(team, "worker-0", "make", 5.0).ref
+    response = ask(group, "worker-0", "make", 5.0).ref
     for verb in ("long", "history"):
-        team.submit(to("worker-0", verb))
-    other = team.submit(to("worker-1", "add", response, 1.0))
-    os.kill(pid_of(team, "worker-0"), signal.SIGKILL)
-    result = replies(team, 2)
+        group.submit(to("worker-0", verb))
+    other = group.submit(to("worker-1", "add", response, 1.0))
+    os.kill(pid_of(group, "worker-0"), signal.SIGKILL)
+    result = replies(group, 2)
     assert [reply for reply in result if isinstance(reply, Lost)] == [Lost("worker-0")]
     assert [reply.ticket for reply in result if not isinstance(reply, Lost)] == [other]
     with pytest.raises(ParameterError, match="not replaced"):
-        team.submit(to("worker-0", "history"))
-    team.replace("worker-0")
-    assert ask(team, "worker-0", "history").result == []
-    assert ask(team, "worker-0", "add", response, 1.0).result == 10.0
-    np.testing.assert_array_equal(team.fetch(response), np.full(LARGE, 5.0, np.float32))
-    assert team.wait(0.1) == []
+        group.submit(to("worker-0", "history"))
+    group.replace("worker-0")
+    assert ask(group, "worker-0", "history").result == []
+    assert ask(group, "worker-0", "add", response, 1.0).result == 10.0
+    np.testing.assert_array_equal(group.fetch(response), np.full(LARGE, 5.0, np.float32))
+    assert group.wait(0.1) == []
 
 
-def test_actor_names_are_readable_and_freed_by_dead_actors(team):
-    job = team._job
+def test_actor_names_are_readable_and_freed_by_dead_actors(group):
+    job = group._job
     named = ray.util.list_named_actors()
     assert {f"xcray:{job}:worker-0", f"xcray:{job}:worker-1"} <= set(named)
-    os.kill(pid_of(team, "worker-1"), signal.SIGKILL)
-    assert isinstance(ask(team, "worker-1", "history"), Lost)
-    team.replace("worker-1")
+    os.kill(pid_of(group, "worker-1"), signal.SIGKILL)
+    assert isinstance(ask(group, "worker-1", "history"), Lost)
+    group.replace("worker-1")
     mine = [
         name for name in ray.util.list_named_actors() if name.startswith(f"xcray:{job}:worker-1")
     ]
@@ -163,31 +163,31 @@ def test_a_silent_worker_is_lost_and_its_late_answer_ignored(cluster, monkeypatc
     ahead = [0.0]
     clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead[0])
     monkeypatch.setattr(ray_actors, "time", clock)
-    with opened("silent", silent_seconds=3600.0) as team:
-        team.submit(to("worker-0", "pass_gate", str(tmp_path / "gate")))
-        pid = pid_of(team, "worker-0")
+    with opened("silent", silent_seconds=3600.0) as group:
+        group.submit(to("worker-0", "pass_gate", str(tmp_path / "gate")))
+        pid = pid_of(group, "worker-0")
         os.kill(pid, signal.SIGSTOP)
-        while not (result := team.wait(0.1)):
-            other, _ = team._liveness._pending.get("worker-1", (ray.put(None), 0.0))
+        while not (result := group.wait(0.1)):
+            other, _ = group._liveness._pending.get("worker-1", (ray.put(None), 0.0))
             # The other worker has replied before the clock advances.
             assert ray.wait([other], timeout=300)[0]
             ahead[0] += 2000.0
         assert result == [Lost("worker-0")]
         (tmp_path / "gate").touch()
-        team.replace("worker-0")
+        group.replace("worker-0")
         if alive(pid):
             os.kill(pid, signal.SIGCONT)
-        assert ask(team, "worker-0", "history").result == []
+        assert ask(group, "worker-0", "history").result == []
         until(lambda: not alive(pid))
-        assert team.wait(0.1) == []
+        assert group.wait(0.1) == []
 
 
 def test_the_death_of_an_idle_worker_is_detected(cluster, monkeypatch):
     monkeypatch.setattr(ray_actors, "PROBE_SECONDS", 0.1)
-    with opened("idle") as team:
-        os.kill(pid_of(team, "worker-1"), signal.SIGKILL)
-        assert replies(team, 1) == [Lost("worker-1")]
-        assert ask(team, "worker-0", "history").result == []
+    with opened("idle") as group:
+        os.kill(pid_of(group, "worker-1"), signal.SIGKILL)
+        assert replies(group, 1) == [Lost("worker-1")]
+        assert ask(group, "worker-0", "history").result == []
 
 
 @pytest.mark.drill
@@ -196,48 +196,48 @@ def test_objects_of_a_lost_node_are_reported_as_lost(cluster, monkeypatch):
 
     Without a free CPU, a worker cannot be replaced.
     """
-    with opened("node") as team:
+    with opened("node") as group:
         victim = next(
             node
             for node in cluster.worker_nodes
-            if node.node_id.startswith(node_of(team, "worker-0"))
+            if node.node_id.startswith(node_of(group, "worker-0"))
         )
         lost, selection = (
-            ask(team, "worker-0", "make", 1.0).ref,
-            ask(team, "worker-1", "make", 2.0).ref,
+            ask(group, "worker-0", "make", 1.0).ref,
+            ask(group, "worker-1", "make", 2.0).ref,
         )
-        before = team.nodes
-        team.submit(to("worker-0", "long"))
+        before = group.nodes
+        group.submit(to("worker-0", "long"))
         cluster.remove_node(victim, allow_graceful=False)
         try:
-            ticket = team.submit(to("worker-1", "total", [selection, lost]))
-            results = sorted(replies(team, 2), key=lambda reply: isinstance(reply, Lost))
+            ticket = group.submit(to("worker-1", "total", [selection, lost]))
+            results = sorted(replies(group, 2), key=lambda reply: isinstance(reply, Lost))
             assert results[1] == Lost("worker-0")
             assert isinstance(results[0], CallFailed)
             assert (results[0].ticket, results[0].error.code) == (ticket, OBJECT_LOST)
             with pytest.raises(Unavailable, match="last checkpoint") as caught:
-                team.fetch(lost)
+                group.fetch(lost)
             assert caught.value.code == OBJECT_LOST
-            assert ask(team, "worker-1", "total", [selection]).result == 2.0
+            assert ask(group, "worker-1", "total", [selection]).result == 2.0
             with monkeypatch.context() as patch:
                 patch.setenv("XCRAY_RAY_NODE_SECONDS", "1")
                 with pytest.raises(
                     Unavailable, match=r"1 of 2 Ray workers \(worker-0\) were not ready"
                 ):
-                    team.replace("worker-0")
+                    group.replace("worker-0")
             # It does not wait for a new node, because others can continue.
             with pytest.raises(Unavailable, match="no node has room"):
-                team.replace("worker-0", at_once=True)
-            assert team.poll_new_workers() == []
-            assert team.available == ("worker-1",)
+                group.replace("worker-0", at_once=True)
+            assert group.poll_new_workers() == []
+            assert group.available == ("worker-1",)
         finally:
             cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
         # It starts by itself once there is room.
-        until(lambda: team.poll_new_workers() == ["worker-0"])
-        assert team.available == ("worker-0", "worker-1")
-        assert team.nodes["worker-0"] not in before.values()
-        assert team.nodes["worker-1"] == before["worker-1"]
-        assert ask(team, "worker-0", "total", [selection]).result == 2.0
+        until(lambda: group.poll_new_workers() == ["worker-0"])
+        assert group.available == ("worker-0", "worker-1")
+        assert group.nodes["worker-0"] not in before.values()
+        assert group.nodes["worker-1"] == before["worker-1"]
+        assert ask(group, "worker-0", "total", [selection]).result == 2.0
 
 
 def test_too_few_cpus_are_reported_and_nothing_is_left(cluster, monkeypatch):
@@ -256,18 +256,18 @@ def test_too_few_cpus_are_reported_and_nothing_is_left(cluster, monkeypatch):
 @pytest.mark.drill
 def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
     monkeypatch.setattr(ray_actors, "REPLACEMENTS_PER_WORKER", 1)
-    with opened("doomed") as team:
+    with opened("doomed") as group:
         for _ in range(2):
-            team.submit(to("worker-0", "long"))
-            ray.kill(team._actors["worker-0"])
-            assert replies(team, 1) == [Lost("worker-0")]
-            team.replace("worker-0")
-        team.submit(to("worker-0", "long"))
-        ray.kill(team._actors["worker-0"])
+            group.submit(to("worker-0", "long"))
+            ray.kill(group._actors["worker-0"])
+            assert replies(group, 1) == [Lost("worker-0")]
+            group.replace("worker-0")
+        group.submit(to("worker-0", "long"))
+        ray.kill(group._actors["worker-0"])
         with pytest.raises(
             Unavailable, match="3 Ray workers were lost one after the other"
         ) as caught:
-            replies(team, 1)
+            replies(group, 1)
         assert caught.value.code == "WORKERS_LOST"
         assert "died" in caught.value.hint
 
@@ -279,37 +279,39 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
     The stores hold no more than the blocks.
     """
     work = ToyWork(n_features=WIDE)
-    with opened("rotation", work=work) as team:
-        asks = [to(team.workers[b % 2], "init_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)]
-        homes = [team.workers[0]] * 2 + [team.workers[1]] * 2
+    with opened("rotation", work=work) as group:
+        asks = [
+            to(group.workers[b % 2], "init_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)
+        ]
+        homes = [group.workers[0]] * 2 + [group.workers[1]] * 2
         list(
             call_many(
-                team,
+                group,
                 [
                     to(worker, "hold_shards", [s for s in range(4) if homes[s] == worker])
-                    for worker in team.workers
+                    for worker in group.workers
                 ],
             )
         )
         before = sum(store_use().values())
-        blocks = [require_ref(answer.ref) for answer in call_many(team, asks)]
+        blocks = [require_ref(answer.ref) for answer in call_many(group, asks)]
         steps = [Step(verb, 1, 1.0) for verb in ("update", "sum", "observe")]
         stretch = run_interval(
             RotationSchedule(homes, GRID.blocks, 3, order="ring"),
-            team,
+            group,
             blocks,
             steps,
             stop=StopFlag(),
         )
         del blocks
         for block, maker in enumerate(stretch.locations):
-            assert places(stretch.blocks[block]) == {node_of(team, maker)}
+            assert places(stretch.blocks[block]) == {node_of(group, maker)}
         # W and state of 4 labels, in float32.
         until(lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4)
 
 
-def test_workers_report_their_memory(team):
-    team.memory_usage()
+def test_workers_report_their_memory(group):
+    group.memory_usage()
     results: dict[str, object] = {}
-    until(lambda: results.update(team.memory_usage()) or set(results) == set(team.workers))
+    until(lambda: results.update(group.memory_usage()) or set(results) == set(group.workers))
     assert all(state.anonymous > 10 << 20 for state in results.values())

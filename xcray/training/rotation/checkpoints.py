@@ -1,10 +1,10 @@
 """Checkpoints of a rotation training: after a crash a checkpoint is complete or is not used.
 
 DIRECTORY/run.json           identity of the run
-DIRECTORY/rest-000012/       published by one rename:
+DIRECTORY/checkpoint-000012/ published by one rename:
     block-00000.arrow ...    weights and state of each label block, then their L-BFGS histories
     shard-00000.arrow ...    state that each row shard keeps between sweeps
-    rest.json                progress, and a SHA-256 of every file's content and of itself
+    checkpoint.json          progress, and a SHA-256 of every file's content and of itself
 
 Workers write and read their own files if they see the directory. Otherwise the driver does it, one
 block at a time. The two newest checkpoints are kept, in case the newest is damaged.
@@ -35,7 +35,7 @@ from xcray.training.rotation.shard_worker import ShardWorker
 from xcray.workers.rpc import call, call_many, fetch, require_ref
 from xcray.workers.worker_group import WorkerGroup
 
-NOTE_FILE: Final = "rest.json"
+METADATA_FILE: Final = "checkpoint.json"
 FORMAT_VERSION: Final = 1
 # Maximum share of the time for checkpoints, unless one is due at each sync point.
 MAX_WRITE_SHARE: Final = 0.1
@@ -56,11 +56,11 @@ def shard_file(number: int) -> str:
 class Checkpoint(NamedTuple):
     """A checkpoint on disk.
 
-    note: as passed to `Checkpoints.write`. blocks, shards: SHA-256 of each one's arrays.
+    metadata: as passed to `Checkpoints.write`. blocks, shards: SHA-256 of each one's arrays.
     """
 
     path: Path
-    note: dict[str, Any]
+    metadata: dict[str, Any]
     blocks: tuple[str, ...]
     shards: tuple[str, ...]
 
@@ -77,7 +77,7 @@ class Checkpoints:
     def __init__(self, directory: Path, fingerprint: Mapping[str, Any], *, seconds: float) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         claim_directory(directory, fingerprint)
-        for partial in directory.glob(".rest-*.part"):  # of a driver that died during a write
+        for partial in directory.glob(".checkpoint-*.part"):  # of a driver that died during a write
             discard_directory(partial)
         self._directory = directory
         self._seconds = seconds
@@ -104,17 +104,17 @@ class Checkpoints:
         self,
         group: WorkerGroup,
         number: int,
-        note: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         blocks: Sequence[tuple[str, ObjectHandle[WeightBlock]]],
         block_workers: Sequence[str],
     ) -> None:
         """Write checkpoint `number` durably, then remove all older ones except the newest.
 
-        note: JSON. blocks: worker and handle of each block and of each history. owners: owner of
-        each shard, which writes its snapshot. Raises WorkerLost, and OSError if the disk is full;
-        then nothing is published.
+        metadata: JSON. blocks: worker and handle of each block and of each history. owners: owner
+        of each shard, which writes its snapshot. Raises WorkerLost, and OSError if the disk is
+        full; then nothing is published.
         """
-        started, target = time.monotonic(), self._directory / f"rest-{number:06d}"
+        started, target = time.monotonic(), self._directory / f"checkpoint-{number:06d}"
         staged = create_staging_directory(target)
         try:
             digests = {
@@ -122,8 +122,8 @@ class Checkpoints:
                 "shards": self._write_shards(group, staged, block_workers),
             }
             write_json(
-                staged / NOTE_FILE,
-                _with_seal({"format": FORMAT_VERSION, "note": dict(note), **digests}),
+                staged / METADATA_FILE,
+                _with_digest({"format": FORMAT_VERSION, "metadata": dict(metadata), **digests}),
             )
             if target.exists():
                 self._set_aside(target)
@@ -137,13 +137,13 @@ class Checkpoints:
             discard_directory(older)
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest checkpoint with a valid note, or None; damaged ones are set aside."""
+        """Return the newest checkpoint with valid metadata or None; damaged ones are set aside."""
         for path in self._paths():
             try:
-                content = read_json(path / NOTE_FILE)
+                content = read_json(path / METADATA_FILE)
                 if (
                     not isinstance(content, dict)
-                    or content != _with_seal(content)
+                    or content != _with_digest(content)
                     or content["format"] != FORMAT_VERSION
                 ):
                     raise Corrupt(f"{path.name} is not what was written")
@@ -151,7 +151,7 @@ class Checkpoints:
                 self._set_aside(path)
                 continue
             return Checkpoint(
-                path, content["note"], tuple(content["blocks"]), tuple(content["shards"])
+                path, content["metadata"], tuple(content["blocks"]), tuple(content["shards"])
             )
         return None
 
@@ -252,7 +252,7 @@ class Checkpoints:
 
     def _paths(self) -> list[Path]:
         """Return published checkpoints, newest first."""
-        return sorted(self._directory.glob("rest-[0-9]*[0-9]"), reverse=True)
+        return sorted(self._directory.glob("checkpoint-[0-9]*[0-9]"), reverse=True)
 
     def _set_aside(self, path: Path) -> None:
         """Rename a damaged checkpoint so that it is not used; the last one of its name is kept."""
@@ -262,7 +262,7 @@ class Checkpoints:
         self.damaged.append(path.name)
 
 
-def _with_seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the note with a SHA-256 of everything except the seal itself."""
+def _with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata with a SHA-256 of everything else."""
     plain = {name: value for name, value in content.items() if name != "sha256"}
-    return {**plain, "sha256": sha256_arrays({"told": json.dumps(plain, sort_keys=True)})}
+    return {**plain, "sha256": sha256_arrays({"content": json.dumps(plain, sort_keys=True)})}

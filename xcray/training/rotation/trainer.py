@@ -44,7 +44,7 @@ from xcray.workers.rpc import RecordedGroup, WorkerLost, call_many, fetch, requi
 from xcray.workers.timeline import START, Span, TimelinePosition
 from xcray.workers.worker_group import WorkerGroup
 
-OUTCOME_FILE: Final = "descent.json"  # outcome of a training whose blocks were all delivered
+OUTCOME_FILE: Final = "outcome.json"  # outcome of a training whose blocks were all delivered
 MAX_LOSSES_PER_WORKER: Final = 5  # losses before giving up, per worker
 # code of the Stopped before a node goes
 NODE_LEAVES: Final = "LEAVE"
@@ -221,15 +221,21 @@ class _RotationTrainer:
                 self._checkpoints.set_aside(checkpoint)
                 self._loss = error.message
                 continue
-            note, n = checkpoint.note, self._config.grid.blocks
-            self._position = TimelinePosition(*note.get("timeline", START))
+            metadata, n = checkpoint.metadata, self._config.grid.blocks
+            self._position = TimelinePosition(*metadata.get("timeline", START))
             self._observer.discard_since(self._position)
             self._blocks, self._histories = handles[:n], handles[n:]
-            self._trial = None if note["trial"] is None else exact.TrialPoint(*note["trial"])
-            self._history, self._epoch, self._rate = note["history"], note["epoch"], note["rate"]
-            self._reason, self._n_durable = note["reason"], len(self._history)
+            self._trial = (
+                None if metadata["trial"] is None else exact.TrialPoint(*metadata["trial"])
+            )
+            self._history, self._epoch, self._rate = (
+                metadata["history"],
+                metadata["epoch"],
+                metadata["rate"],
+            )
+            self._reason, self._n_durable = metadata["reason"], len(self._history)
             if not self._has_begun:
-                self._earlier_seconds, self._has_begun = note["seconds"], True
+                self._earlier_seconds, self._has_begun = metadata["seconds"], True
             self._report_loss()
             return
         self._start_again()
@@ -410,7 +416,7 @@ class _RotationTrainer:
             return
         if self._is_finished:  # only the weights are still needed
             self._histories, self._trial = [], None
-        note = {
+        metadata = {
             "epoch": self._epoch,
             "rate": self._rate,
             "reason": self._reason,
@@ -422,7 +428,7 @@ class _RotationTrainer:
         self._checkpoints.write(
             self._group,
             len(self._history),
-            note,
+            metadata,
             self._blocks + self._histories,
             self._assignment.owners,
         )

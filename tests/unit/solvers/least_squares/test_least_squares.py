@@ -50,10 +50,10 @@ def rows_of(X: Any, Y: Any, c: Any) -> TrainingRows:
 
 def train(solver: Any, data: TrainingRows, workers: int = 1, **more: Any) -> SynchronousOutcome:
     """Train with `workers` workers in this thread."""
-    team = SerialGroup(Work(solver, data, workers), workers)
-    team.open()
+    group = SerialGroup(Work(solver, data, workers), workers)
+    group.open()
     D = solver.n_weights(data.X.n_cols)
-    outcome: SynchronousOutcome = solver.train(SynchronousCalls(team), D, data.Y.n_cols, **more)
+    outcome: SynchronousOutcome = solver.train(SynchronousCalls(group), D, data.Y.n_cols, **more)
     return outcome
 
 
