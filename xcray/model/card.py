@@ -27,7 +27,7 @@ search is exact; equal scores are ordered by label number.
 ## Measures
 
 {measures}
-{calibration}{approximate}
+{calibration}
 ## Parameters
 
 {params}
@@ -114,7 +114,6 @@ def render_card(manifest: Mapping[str, Any]) -> str:
         certificates=_certificate_rows(manifest["report"], manifest["params"].get("eps")),
         calibration=_calibration_section(manifest["stages"][0]["calibration"])
         or (SOFTMAX.format(n_labels=n_labels) if manifest["link"] == "softmax" else ""),
-        approximate=_index_section(manifest.get("approximate_index")),
         scores=SCORES[manifest["link"]],
         probabilities=PROBABILITIES if manifest["stages"][0]["calibration"] else "",
         partial=_partial_note(manifest.get("partial"), n_labels),
@@ -195,25 +194,6 @@ def _calibration_section(facts: Mapping[str, Any] | None) -> str:
             f"`{str(facts.get('dataset_hash', ''))[:16]}`, scores of `{facts['model'][:16]}`.\n",
         ]
     )
-
-
-def _index_section(facts: Mapping[str, Any] | None) -> str:
-    """Return the section on an approximate index that was measured; "" for other models."""
-    if not facts:
-        return ""
-    recalls = ", ".join(
-        f"{name} {_percent(value)}" for name, value in facts.items() if name.startswith("recall@")
-    )
-    data = str(facts["dataset_hash"])[:16]
-    return f"""
-## Approximate index
-
-`--index {facts["index"]}` answers by an approximate index instead of the exact search. It is not
-the default. On {facts["rows"]:,} held-out rows (data `{data}`): {recalls}; the score of
-the first label is {facts["margin_error"]:.3g} below the best one on average;
-{facts["ms_per_row"]:.3g} ms per row, the exact search {facts["exact_ms_per_row"]:.3g}; built in
-{facts["build_seconds"]:.3g} s whenever it is used.
-"""
 
 
 def _history_section(steps: Sequence[Mapping[str, Any]]) -> str:

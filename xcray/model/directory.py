@@ -54,8 +54,6 @@ from xcray.storage.atomic import (
 from xcray.storage.verified import VerifiedFiles
 
 SCHEMA_VERSION = 2
-# still readable; its index is built on opening
-FIRST_VERSION = 1
 MANIFEST = "manifest.json"
 CARD = "card.md"
 WEIGHTS = "weights.arrow"
@@ -266,7 +264,7 @@ def parse_manifest(raw: bytes) -> dict[str, Any]:
                 code="NOT_A_MODEL",
             )
         version, seal = manifest["schema_version"], manifest.pop("seal")
-        if version not in (FIRST_VERSION, SCHEMA_VERSION) or not isinstance(version, int):
+        if version != SCHEMA_VERSION or not isinstance(version, int):
             raise Corrupt(
                 f"{MANIFEST} has schema version {version}, "
                 f"this xcray reads {SCHEMA_VERSION}: use the xcray that wrote it",
@@ -334,8 +332,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         is_linear = not is_staged(manifest)
         needed = {"labels.arrow", "features.arrow"}
         if is_linear:
-            needed |= {WEIGHTS, BIAS}
-            needed |= {LISTS} if manifest["schema_version"] > FIRST_VERSION else set()
+            needed |= {WEIGHTS, BIAS, LISTS}
         files = needed <= set(manifest["files"])
         safe = all(_is_valid_entry(name, entry) for name, entry in manifest["files"].items())
         numbers = (
@@ -429,12 +426,9 @@ def _map_linear(path: Path, manifest: Mapping[str, Any], verify: bool) -> Linear
 
 
 def _load_search(path: Path, manifest: Mapping[str, Any], W: CSR, b: Float32) -> SearchIndex:
-    """Return the search over the mapped lists.
-
-    If they are missing or have another layout, new lists are built in memory.
-    """
+    """Return the search over the mapped lists, or over new ones if they have another layout."""
     row_norm = row_norm_of(manifest)
-    if LISTS not in manifest["files"] or not packed.is_current(path / LISTS):
+    if not packed.is_current(path / LISTS):
         return SearchIndex.build(W, b, row_norm=row_norm)
     lists, order = packed.read_lists(path / LISTS, W)
     return SearchIndex(lists, W, b, order, row_norm=row_norm)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from xcray.index import packed
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import render_card
-from xcray.model.directory import CARD, LISTS, MANIFEST, SCHEMA_VERSION, seal_manifest
+from xcray.model.directory import CARD, MANIFEST, seal_manifest
 from xcray.model.model import Model, calibration_entries
 from xcray.storage.atomic import (
     create_staging_directory,
@@ -34,72 +33,16 @@ def with_calibration(
     They keep the recorded checksums: open the model with verify=True first. Raises Conflict if
     `target` exists.
     """
-    bare = _without_files(model)
-    return _publish_copy(
-        model,
-        target,
-        {**bare, **calibration_entries(bare, curves, facts)},
-        lambda staged: curves.save(staged / CALIBRATION),
-    )
-
-
-def with_approximate_index(model: Model, target: str | Path, facts: Mapping[str, Any]) -> Model:
-    """Publish the model at `target` with the measured recall of an approximate index in its card.
-
-    facts: see `xcray.predict.approximate.measure_index`. Content and sha256 stay. Raises Conflict
-    if `target` exists.
-    """
-    manifest = {**_without_files(model), "approximate_index": dict(facts)}
-    return _publish_copy(model, target, manifest, lambda staged: None)
-
-
-def with_packed_lists(model: Model, target: str | Path) -> Model:
-    """Publish the model in the current format at `target`, by one rename.
-
-    A model of the first format gets the packed lists that its search would otherwise build on
-    every opening. Content and sha256 stay. Raises Conflict if `target` exists.
-    """
-
-    def write_lists(staged: Path) -> None:
-        (staged / LISTS).parent.mkdir()
-        packed.write_lists(staged / LISTS, model.W, model.b)
-
-    manifest = {
-        **_without_files(model),
-        "schema_version": SCHEMA_VERSION,
-        "index": {"lists": LISTS},
-    }
-    return _publish_copy(
-        model, target, manifest, write_lists, lambda name: name.startswith("index/")
-    )
-
-
-def _without_files(model: Model) -> dict[str, Any]:
-    """Return the manifest without the entries about its files."""
-    return {name: value for name, value in model.manifest.items() if name not in ("files", "seal")}
-
-
-def _publish_copy(
-    model: Model,
-    target: str | Path,
-    manifest: Mapping[str, Any],
-    write: Callable[[Path], None],
-    is_dropped: Callable[[str], bool] = lambda name: False,
-) -> Model:
-    """Publish a directory with the files that `write` creates, a new card, and links.
-
-    All other files of the model are linked, except those for which `is_dropped` is true.
-    """
+    bare = {name: value for name, value in model.manifest.items() if name not in ("files", "seal")}
+    manifest = {**bare, **calibration_entries(bare, curves, facts)}
     target = Path(target)
     staged = create_staging_directory(target)
     try:
-        write(staged)
+        curves.save(staged / CALIBRATION)
         write_bytes(staged / CARD, render_card(manifest).encode())
         digests = file_digests(staged)
         shared = {
-            name: digest
-            for name, digest in model.manifest["files"].items()
-            if name not in digests and not is_dropped(name)
+            name: digest for name, digest in model.manifest["files"].items() if name not in digests
         }
         for name in shared:
             _link(model.path / name, staged / name)

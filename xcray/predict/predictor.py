@@ -13,12 +13,10 @@ from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
 from xcray.errors import InputError, NotCalibrated, ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.log_partition import LogPartition, softmax
-from xcray.index.scorer import Scorer
 from xcray.index.search_result import NOT_COMPUTED, SearchResult
 from xcray.index.staged import StagedScorer
 from xcray.metrics import evaluate
 from xcray.model.model import Model
-from xcray.predict.approximate import recorded_scorer
 from xcray.predict.arrow import to_arrow
 from xcray.predict.explain import Explanation, list_contributions
 from xcray.predict.labels import FilterCache, SetLookup, unknown_labels
@@ -35,20 +33,16 @@ class ScoredLabel(NamedTuple):
 class Predictor:
     """A model with its search index. Thread-safe."""
 
-    def __init__(self, model: Model, *, threads: int = 1, index: str | None = None) -> None:
+    def __init__(self, model: Model, *, threads: int = 1) -> None:
         """Create a predictor.
 
-        threads: cores used per batch (>= 1); results do not depend on it. index: "sw-graph" answers
-        by an approximate index, on one core, if its recall is in the model card; None searches
-        exactly. Raises ParameterError, and Unavailable if the library of the index is missing.
+        threads: cores used per batch (>= 1); results do not depend on it. Raises ParameterError.
         """
         if threads < 1:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         self.model = model
         self.threads = threads
-        self.scorer: Scorer = (
-            model.scorer(threads) if index is None else recorded_scorer(model, index)
-        )
+        self.scorer = model.scorer(threads)
         is_sum = model.link == "softmax" and model.linear is not None
         self._log_partition = LogPartition(model.search) if is_sum else None
         self._filters = FilterCache(model)

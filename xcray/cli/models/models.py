@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.connect import ServerOption, locate_version, make_client
-from xcray.cli.models import approximate, exchange, label_sets
+from xcray.cli.models import exchange, label_sets
 from xcray.cli.models import object_storage as storage
 from xcray.cli.models.open_model import open_model
 from xcray.cli.models.predict import ModelName, is_directory
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="models",
-    help="Models: list, show, alias, card, upgrade, diff, label sets, push, pull, import, export.",
+    help="Models: list, show, alias, card, diff, label sets, push, pull, import, export.",
     no_args_is_help=True,
 )
 app.add_typer(label_sets.app, name="label-sets")
@@ -32,7 +32,6 @@ app.command("pull")(storage.pull)
 app.command("remote")(storage.remote)
 app.command("import")(exchange.import_model)
 app.command("export")(exchange.export_model)
-app.command("approximate")(approximate.approximate)
 
 MAX_DIFF_NAMES = 20  # names of a list in a diff
 
@@ -312,30 +311,6 @@ def card(model: ModelName, server: ServerOption = None, json: output.JsonOption 
         output.print_json({"model": model, "card": text})
     else:
         print(text.rstrip("\n"))
-
-
-@app.command()
-def upgrade(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Model directory of an earlier format.")
-    ],
-    output_directory: Annotated[Path, typer.Argument(metavar="NEW", help="Directory to write.")],
-    json: output.JsonOption = False,
-) -> None:
-    """Convert a model directory to the current format, which opens without preparation.
-
-    Content and sha256 stay the same.
-    """
-    from xcray.model.linked_copy import with_packed_lists
-    from xcray.model.model import Model
-
-    upgraded = with_packed_lists(Model.open(model), output_directory)
-    if json:
-        output.print_json(
-            {"model": str(upgraded.path), "sha256": upgraded.sha256, "bytes": upgraded.n_bytes}
-        )
-    else:
-        output.print_line(f"{upgraded.path}: {upgraded.n_bytes:,} bytes, sha256 {upgraded.sha256}")
 
 
 @app.command()

@@ -94,14 +94,6 @@ def predict(
             "--certificate", help="Print whether each prediction is proven exact, and its cost."
         ),
     ] = False,
-    index: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Answer by the approximate index sw-graph, see `xcray models approximate`. "
-            "[default: exact search]",
-        ),
-    ] = None,
     server: ServerOption = None,
     json: output.JsonOption = False,
 ) -> None:
@@ -113,15 +105,13 @@ def predict(
     )
     warnings: list[dict[str, Any]] = []
     if not is_directory(model, server):
-        if index is not None:
-            raise InputError("--index is for model directories; leave it out", code="USAGE")
         answers = predict_remote(model, text, file, zero_based, options, warnings, server)
         print_predictions(model, answers, warnings, json)
         return
     from xcray.cli.terminal.compilation import compilation_note
 
     with compilation_note(quiet=json):
-        answers = predict_local(model, text, file, zero_based, options, warnings, index)
+        answers = predict_local(model, text, file, zero_based, options, warnings)
         print_predictions(model, answers, warnings, json)
 
 
@@ -145,18 +135,17 @@ def predict_local(
     zero_based: bool,
     options: PredictOptions,
     warnings: list[dict[str, Any]],
-    index: str | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield predictions of a model directory; label sets are available inside a registry.
 
-    warnings: receives warnings about the inputs. index: an approximate index, or None.
+    warnings: receives warnings about the inputs.
     """
     from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
     from xcray.predict import Predictor
     from xcray.predict.input_warnings import count_inputs, input_warnings
 
     opened = open_model(model)
-    predictor = Predictor(opened, index=index)
+    predictor = Predictor(opened)
     rows: Any = read_texts(text) if file is None else read_rows(file, zero_based, opened)
     names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
     among = predictor.filter(options.allow, options.deny, sets=find_label_sets(Path(model)))
