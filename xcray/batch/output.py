@@ -245,7 +245,7 @@ def _read_committed(path: Path, digest: str) -> CommittedPart:
             reasons,
             InputCounts(**facts["inputs"]),
         )
-    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+    except (pa.ArrowInvalid, KeyError, TypeError, ValueError, RecursionError) as error:
         raise Corrupt(
             f"{path.name} is not a part of an output: {type(error).__name__}; remove it"
         ) from None

@@ -59,6 +59,7 @@ def read_arrays(path: Path, digest: str | None = None) -> Arrays:
         TypeError,
         AttributeError,
         IndexError,
+        RecursionError,
     ):
         valid = False
     if not valid:

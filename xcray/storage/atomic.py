@@ -98,7 +98,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise NotFound(f"there is no {path.name} in {path.parent.name}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Corrupt(f"{path.name} is not readable JSON: {error}") from None
 
 

@@ -34,6 +34,8 @@ from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.http import strict_json
 from xcray.service.http.strict_json import HUGE_INTEGER, BadJSON, loads
+from xcray.service.inference_v2.fast_decode import decode_fast as decode_object
+from xcray.service.prediction.fast_decode import decode_fast as decode_request
 
 
 class ServerSetup(NamedTuple):
@@ -297,6 +299,17 @@ def test_brackets_in_strings_do_not_nest() -> None:
     with pytest.raises(BadJSON) as caught:
         loads(b"[" * 33 + b"]" * 33)
     assert caught.value.code == "JSON_DEPTH"
+
+
+@pytest.mark.parametrize("levels", [33, 200, 1_000, 5_000, 20_000, 200_000])
+@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"instances":[{"text":', b'[["\\"[",'])
+def test_any_depth_is_an_error_of_its_own(opening: bytes, levels: int) -> None:
+    body = opening * levels
+    with pytest.raises(BadJSON) as caught:
+        loads(body)
+    assert caught.value.code == "JSON_DEPTH"
+    assert decode_request(body, 100) is None
+    assert decode_object(body) is None
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def read_json_object(file: Path) -> dict[str, str]:
 
     try:
         content: Any = json.loads(read_text(file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file.name} is not JSON: {error}") from None
     if not isinstance(content, dict) or not all(
         isinstance(value, str) for value in content.values()

@@ -155,7 +155,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises InputError."""
     try:
         value = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path.name} can't be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path.name} is not a JSON object")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
 import msgspec
@@ -29,12 +28,10 @@ HUGE_INTEGER = 10**300
 MAX_FAST_BYTES = 65_536
 _MAX_FAST_INTEGER = 2**63
 
-# A string up to its closing quote, or to the end of the data. It always matches, so the scan is
-# linear on hostile input.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _STEP = np.zeros(256, np.int8)
 _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
+_QUOTE = ord('"')
 
 
 class BadJSON(InputError):
@@ -83,7 +80,7 @@ def _loads_fast(body: bytes, max_depth: int) -> tuple[Any] | None:
     try:
         value = msgspec.json.decode(body)
         is_lossless = body.count(b'"') == 2 * _count_strings([value], max_depth + 1)
-    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError):
+    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):
         return None
     return (value,) if is_lossless else None
 
@@ -129,9 +126,19 @@ def _decode(body: bytes) -> str:
 
 
 def _check_depth(body: bytes, limit: int) -> None:
-    """Count brackets outside strings; vectorised, since a body can have megabytes."""
-    marks = np.frombuffer(_STRING.sub(b"", body), np.uint8)
-    if len(marks) and int(np.cumsum(_STEP[marks], dtype=np.int32).max()) > limit:
+    """Raise BadJSON if the brackets outside strings nest deeper than `limit`.
+
+    Array operations only, since a body can have megabytes, and a loop or a regular expression would
+    hold the interpreter lock for seconds. A pair of backslashes, or a backslash and a quotation
+    mark, is removed first, so that each remaining mark begins or ends a string.
+    """
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    characters = np.frombuffer(body, np.uint8)
+    marks = characters[(_STEP[characters] != 0) | (characters == _QUOTE)]
+    in_string = np.cumsum(marks == _QUOTE, dtype=np.int32) & 1
+    depth = np.cumsum(_STEP[marks] * (1 - in_string), dtype=np.int32)
+    if int(depth.max(initial=0)) > limit:
         raise BadJSON(f"the body nests deeper than {limit} levels", code="JSON_DEPTH")
 
 

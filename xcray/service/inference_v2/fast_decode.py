@@ -101,7 +101,7 @@ def decode_fast(head: bytes) -> FastInferRequest | None:
     """
     try:
         request = _DECODER.decode(head)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     is_lossless = head.count(b'"') == _ENCODER.encode(request).count(b'"')
     return request if is_lossless and b"\\u0022" not in head else None

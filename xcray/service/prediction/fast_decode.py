@@ -95,7 +95,7 @@ def decode_fast(body: bytes, max_instances: int) -> PredictQuery | None:
     """Decode a body of at most `max_instances` instances; None if it must be decoded strictly."""
     try:
         decoded = _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     options: dict[str, Any] = {
         name: value for name in _OPTIONS if (value := getattr(decoded, name)) is not None
