@@ -28,6 +28,8 @@ from xcray.errors import Corrupt, InputError, NotFound
 from xcray.kernels.sparse import pattern_range, row_range
 from xcray.storage.arrow import read_csr, read_names, read_pattern, read_table
 from xcray.storage.atomic import read_json, similar_directory, verify_files
+from xcray.storage.verified import VERIFIED_FILE, VerifiedFiles
+from xcray.system.user_directories import default_home
 
 SCHEMA_VERSION = 1
 MANIFEST, LABELS, FEATURES, TEXT = "manifest.json", "labels.arrow", "features.arrow", "text"
@@ -91,10 +93,11 @@ class Dataset:
     label_names: pa.LargeStringArray = field(repr=False)
 
     @classmethod
-    def open(cls, path: Path | str, verify: bool = False) -> Dataset:
+    def open(cls, path: Path | str, verify: bool | VerifiedFiles = False) -> Dataset:
         """Map the data set at `path`.
 
-        verify: first compare every file with its SHA-256.
+        verify: first compare every file with its SHA-256. VerifiedFiles remembers the checksums of
+        files that do not change.
         Raises NotFound if there is no data set, Corrupt if files are missing, truncated or,
         with `verify`, changed.
         """
@@ -103,7 +106,9 @@ class Dataset:
         files = manifest["files"]
         for name, expected in files.items():
             _check_file(path, name, expected)
-        if verify:
+        if isinstance(verify, VerifiedFiles):
+            verify.verify(path, files)
+        elif verify:
             verify_files(path, files)
         return cls(
             path=path,
@@ -159,6 +164,15 @@ class Dataset:
     def text(self) -> TextPipeline | None:
         """The pipeline that made X from text, or None. Raises Corrupt if its files are invalid."""
         return TextPipeline.load(self.path / TEXT) if (self.path / TEXT).is_dir() else None
+
+
+def open_verified(path: Path | str) -> Dataset:
+    """Map the data set at `path` after comparing its files with their SHA-256.
+
+    The checksums are remembered in `verified.json` of the home (XCRAY_HOME, else ~/.xcray), so
+    files that do not change are hashed once. Raises as `Dataset.open`.
+    """
+    return Dataset.open(path, VerifiedFiles(default_home() / VERIFIED_FILE))
 
 
 def default_names(n: int) -> pa.LargeStringArray:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from xcray.errors import XcrayError
 from xcray.storage.atomic import read_json, verify_files, write_json
 
+VERIFIED_FILE: Final = "verified.json"  # the memory of a user's commands, in the home
 MAX_ENTRIES: Final = 4_096  # the least recently verified ones are forgotten
 # A file that changed this recently could change again without a change of its times.
 SETTLED_NS: Final = 2_000_000_000

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from xcray.arrays import frozen
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import InputError, Stopped
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
@@ -48,7 +48,7 @@ def choose_params(
     the result, which a later call with the same spec and data returns at once. Raises Refused if
     the selection or a training with the given parameters does not fit, InputError, and Stopped.
     """
-    began, dataset = time.monotonic(), Dataset.open(spec.dataset)
+    began, dataset = time.monotonic(), open_verified(spec.dataset)
     identity = {
         "params": dict(spec.params),
         "select": spec.select,

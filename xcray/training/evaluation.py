@@ -15,7 +15,7 @@ import numpy as np
 
 from xcray.arrays import Float64, Int64, Pattern, TopK, frozen
 from xcray.data.data_warnings import data_warnings
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import InputError, NotFound, ParameterError
 from xcray.metrics import (
     by_frequency,
@@ -84,7 +84,7 @@ def evaluate_models(
     options = options or EvaluationOptions()
     if options.n_samples < 0 or not options.ks or min(options.ks) < 1:
         raise ParameterError("use at least one k, each k >= 1, and at least 0 bootstrap samples")
-    data = Dataset.open(dataset)
+    data = open_verified(dataset)
     part = options.part or ("train" if data.test is None else "test")
     if data[part].n_rows == 0:
         raise InputError(f"part {part} of data set {data.name} has no rows", code="NO_ROWS")

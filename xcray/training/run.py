@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from xcray.arrays import CSR, Float32, TopK
 from xcray.data.data_warnings import data_warnings
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import open_verified
 from xcray.errors import Conflict, InputError, Stopped
 from xcray.index.staged import link_of
 from xcray.metrics import evaluate
@@ -113,7 +113,7 @@ class _TrainingRun:
         self.start_time = time.monotonic()
         self.phase_seconds: dict[str, float] = {}
         self.report_progress("LOADING", 0, 0)
-        self.dataset = Dataset.open(spec.dataset)
+        self.dataset = open_verified(spec.dataset)
         self.solver = make_solver(spec.solver, spec.params)
         self.seed = self.solver.seed
         train = self.dataset.train

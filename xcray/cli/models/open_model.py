@@ -16,7 +16,7 @@ def open_model(path: str | Path) -> Model:
     the next command does not hash the same files again. Raises NotFound, Corrupt.
     """
     from xcray.model.model import Model
-    from xcray.storage.verified import VerifiedFiles
+    from xcray.storage.verified import VERIFIED_FILE, VerifiedFiles
     from xcray.system.user_directories import default_home
 
-    return Model.open(path, VerifiedFiles(default_home() / "verified.json"))
+    return Model.open(path, VerifiedFiles(default_home() / VERIFIED_FILE))

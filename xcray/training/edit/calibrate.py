@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from xcray.arrays import Int64, frozen
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import open_verified
 from xcray.errors import Conflict
 from xcray.model.linked_copy import with_calibration
 from xcray.model.model import Model
@@ -45,7 +45,7 @@ def calibrate(
     without held-out rows (NO_HELD_OUT) or with too few correct answers (TOO_FEW_ANSWERS).
     """
     check_output_path(out)
-    opened, data = Model.open(model), Dataset.open(dataset)
+    opened, data = Model.open(model), open_verified(dataset)
     check_features(opened, data)
     known = {
         opened.manifest["dataset_hash"],

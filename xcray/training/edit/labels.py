@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import Conflict, InputError, NotFound, excerpt, suggestion
 from xcray.model.model import Model
 from xcray.training.edit.apply import (
@@ -257,7 +257,7 @@ def _open_linear(path: str | Path) -> Model:
 
 def _open_matching_data(model: Model, dataset: str | Path) -> Dataset:
     """Open a data set that has the model's features."""
-    data = Dataset.open(dataset)
+    data = open_verified(dataset)
     check_features(model, data)
     return data
 

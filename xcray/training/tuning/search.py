@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import Conflict, ParameterError, Stopped, XcrayError
 from xcray.solvers import make_solver
 from xcray.storage.arrow import write_table
@@ -147,7 +147,7 @@ class _TuneRun:
     def run(self, out: Path) -> TuneResult:
         """Evaluate the points, choose one, and train the final model."""
         points = plan_points(self.spec.grid)
-        data = Dataset.open(self.spec.train.dataset)
+        data = open_verified(self.spec.train.dataset)
         self._check_measure(data)
         self._report_progress(points, 0, 0, 0)
         held_data = hold_out(
