@@ -37,49 +37,49 @@ class EpochStrategy:
 
     stages: tuple[Stage, ...] = ()
 
-    def __init__(self, at: TrainingContext, solver: Solver) -> None:
-        self._at = at
+    def __init__(self, context: TrainingContext, solver: Solver) -> None:
+        self._context = context
         self._declared = solver
-        self.workers = initial_workers(at)
+        self.workers = initial_workers(context)
 
     @property
     def folder(self) -> Path:
         """Folder of the checkpoints and of the training's outcome."""
-        return self._at.run_dir / CHECKPOINT_FOLDER
+        return self._context.run_dir / CHECKPOINT_FOLDER
 
     def weight_shares(self) -> Float64:
         """All labels alike: every weight is there until small ones are dropped."""
-        return np.ones(self._at.dataset.n_labels)
+        return np.ones(self._context.dataset.n_labels)
 
     def class_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
         """Without seconds and workers: all labels are trained together."""
         return class_table(block, self._declared).drop_columns(["seconds", "worker"])
 
 
-def uses_whole_cluster(at: TrainingContext) -> bool:
+def uses_whole_cluster(context: TrainingContext) -> bool:
     """Return whether a training may use all of a shared cluster."""
     return (
-        at.spec.pool == "ray"
-        and at.spec.ray_address is not None
-        and not at.spec.workers
-        and at.cluster
+        context.spec.pool == "ray"
+        and context.spec.ray_address is not None
+        and not context.spec.workers
+        and context.cluster
     )
 
 
-def initial_workers(at: TrainingContext) -> int:
+def initial_workers(context: TrainingContext) -> int:
     """Return the number of workers at the start of a training.
 
     By default it is one per CPU of the cluster, or of this machine. Raises Unavailable if the
     cluster cannot be queried.
     """
-    if not uses_whole_cluster(at):
-        return worker_count(at.spec)
+    if not uses_whole_cluster(context):
+        return worker_count(context.spec)
     try:
         from xcray.workers.ray.cluster_state import cluster_cores_at
         from xcray.workers.ray.pool import MAX_CLUSTER_WORKERS
     except ModuleNotFoundError as error:
         raise missing_ray(error) from None
-    return min(cluster_cores_at(str(at.spec.ray_address)), MAX_CLUSTER_WORKERS)
+    return min(cluster_cores_at(str(context.spec.ray_address)), MAX_CLUSTER_WORKERS)
 
 
 def make_worker_group(

@@ -52,8 +52,8 @@ class StagedTraining(EpochStrategy):
     stages: of the model, after `solve`.
     """
 
-    def __init__(self, at: TrainingContext, solver: StagesSolver) -> None:
-        super().__init__(at, solver)
+    def __init__(self, context: TrainingContext, solver: StagesSolver) -> None:
+        super().__init__(context, solver)
         self._solver = solver
         self._history: list[dict[str, Any]] = []
         self._position = START  # in the timeline, after the last saved stage
@@ -66,17 +66,17 @@ class StagedTraining(EpochStrategy):
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
         """Return the estimate with rows in memory, or without if they do not fit."""
-        free = min(memory_limits(self._at.spec).values(), default=0)
+        free = min(memory_limits(self._context.spec).values(), default=0)
         estimate = self._estimate(in_memory=True)
         self._in_memory = estimate.memory <= free
         return estimate if self._in_memory else self._estimate(in_memory=False)
 
     def _estimate(self, in_memory: bool) -> Estimate:
         """See `xcray.training.capacity.epoch_resources`."""
-        shape = problem_shape(self._at.dataset, self._at.dataset.n_features)
+        shape = problem_shape(self._context.dataset, self._context.dataset.n_features)
         needs = self._solver.resources(shape, self.workers, in_memory)
-        spec, sparse = self._at.spec, needs._replace(weights=0)
-        estimate = complete_estimate(spec, self.workers, self._at.dataset, shape, sparse)
+        spec, sparse = self._context.spec, needs._replace(weights=0)
+        estimate = complete_estimate(spec, self.workers, self._context.dataset, shape, sparse)
         model = estimate.model + 4 * needs.weights
         return estimate._replace(model=model, weights=needs.weights)
 
@@ -86,7 +86,7 @@ class StagedTraining(EpochStrategy):
         fitted = self._saved()
         if not (self.folder / OUTCOME_FILE).is_file() or len(observer.parts.missing):
             fitted = self._fit_all(observer, fitted)
-        K = self._at.dataset.n_labels
+        K = self._context.dataset.n_labels
         zeros = frozen(np.zeros(K), np.float32)
         self.stages = tuple(Stage(s.W, zeros, s.features, s.calibration) for s in fitted)
         if len(observer.parts.missing):
@@ -95,9 +95,9 @@ class StagedTraining(EpochStrategy):
 
     def block(self) -> SolvedLabels:
         """Return a block of all labels without weights: the stages have them."""
-        K, D = self._at.dataset.n_labels, self._at.dataset.n_features
+        K, D = self._context.dataset.n_labels, self._context.dataset.n_features
         records = np.zeros(K, RECORDS.dtype)
-        records["label"], records["positives"] = np.arange(K), self._at.dataset.label_counts
+        records["label"], records["positives"] = np.arange(K), self._context.dataset.label_counts
         records["rounds"] = len(self.stages)
         records["nnz"] = sum(map(n_weights, self.stages)) // max(K, 1)
         W = csr(np.zeros(K + 1, np.int64), [], [], D)
@@ -107,7 +107,7 @@ class StagedTraining(EpochStrategy):
 
     def query(self, X: CSR, k: int) -> TopK:
         """Return the k best labels of rows (n, D) under the stages, in float32."""
-        parts, step = [], max(1, SCORE_CELLS // max(self._at.dataset.n_labels, 1))
+        parts, step = [], max(1, SCORE_CELLS // max(self._context.dataset.n_labels, 1))
         for lo in range(0, max(X.n_rows, 1), step):
             yhat = _StagedScores(row_range(X, lo, min(lo + step, X.n_rows)), self)
             for stage in self.stages:
@@ -129,13 +129,13 @@ class StagedTraining(EpochStrategy):
         self, observer: TrainingObserver, fitted: tuple[FittedStage, ...]
     ) -> tuple[FittedStage, ...]:
         """Fit stages until all are done or the time is up; after a node loss, go on."""
-        at = self._at
-        path, content_hash = str(at.dataset.path.resolve()), at.dataset.content_hash
+        context = self._context
+        path, content_hash = str(context.dataset.path.resolve()), context.dataset.content_hash
         factory = SynchronousWorkerFactory(
             self._solver, path, content_hash, self.workers, self._in_memory
         )
-        store = _store_bytes(self._solver, at)
-        group = make_worker_group(at.spec, factory, self.workers, at.job, store)
+        store = _store_bytes(self._solver, context)
+        group = make_worker_group(context.spec, factory, self.workers, context.job, store)
         observer.discard_since(self._position)
         note = resume_note(len(fitted)) if fitted else ""
         try:
@@ -159,7 +159,7 @@ class StagedTraining(EpochStrategy):
 
     def _fit(self, calls: SynchronousCalls, observer: TrainingObserver, note: str) -> str:
         """Fit and save the remaining stages; return why the training ends."""
-        data, fitted = training_rows(self._at.dataset), self._saved()
+        data, fitted = training_rows(self._context.dataset), self._saved()
         began, earlier = time.monotonic(), self._history[-1]["seconds"] if self._history else 0.0
         held_out = self._held_out(data)
         for stage in fitted:
@@ -179,25 +179,25 @@ class StagedTraining(EpochStrategy):
             observer.report(RunProgress(number, limit, seconds, rate, eta, entry, note))
             note, left = "", observer.seconds_left()
             if left is not None and left <= 0.0 and number < limit:
-                return f"the time of {self._at.spec.max_seconds:g} s was up"
+                return f"the time of {self._context.spec.max_seconds:g} s was up"
         return self._solver.stopping.reached
 
     def _held_out(self, data: TrainingRows) -> _StagedScores:
         """Return predictions of the first held-out rows, as many as fit."""
-        test, most = self._at.dataset.test, MAX_HELD_OUT_CELLS // max(self.n_labels, 1)
+        test, most = self._context.dataset.test, MAX_HELD_OUT_CELLS // max(self.n_labels, 1)
         if test is None:
             return _StagedScores(row_range(data.X, 0, 0), self)
         return _StagedScores(row_range(test.X, 0, min(test.n_rows, most)), self)
 
     def dataset_truth(self, n_rows: int) -> Any:
         """Return the labels of the first `n_rows` held-out rows, None without any."""
-        test = self._at.dataset.test
+        test = self._context.dataset.test
         return None if test is None else pattern_range(test.Y, 0, n_rows)
 
     @property
     def n_labels(self) -> int:
         """Return K."""
-        return self._at.dataset.n_labels
+        return self._context.dataset.n_labels
 
     def _saved(self) -> tuple[FittedStage, ...]:
         """Return the stages saved so far, up to the first one that is incomplete."""
@@ -208,7 +208,7 @@ class StagedTraining(EpochStrategy):
             if metadata is None:
                 discard_directory(place)
                 break
-            D, K = self._at.dataset.n_features, self._at.dataset.n_labels
+            D, K = self._context.dataset.n_features, self._context.dataset.n_labels
             [stage] = read_stages(place, [metadata["entry"]], D, K)
             stages.append(FittedStage(_dense(stage), stage.features, stage.calibration))
             self._history, self._position = (
@@ -272,9 +272,9 @@ def _read_metadata(place: Path) -> dict[str, Any] | None:
     return metadata if metadata["files"] == file_digests(place, skip=[METADATA_FILE]) else None
 
 
-def _store_bytes(solver: StagesSolver, at: TrainingContext) -> int:
+def _store_bytes(solver: StagesSolver, context: TrainingContext) -> int:
     """Return the bytes that a training holds in Ray's object store."""
-    shape = problem_shape(at.dataset, at.dataset.n_features)
+    shape = problem_shape(context.dataset, context.dataset.n_features)
     return solver.resources(shape, 1).store
 
 

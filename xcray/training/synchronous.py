@@ -86,10 +86,10 @@ class SynchronousWorkerFactory:
 class Synchronous(EpochStrategy):
     """Strategy of family "synchronous", see `TrainingStrategy`."""
 
-    def __init__(self, at: TrainingContext, solver: SynchronousSolver) -> None:
-        super().__init__(at, solver)
+    def __init__(self, context: TrainingContext, solver: SynchronousSolver) -> None:
+        super().__init__(context, solver)
         self._solver = solver
-        self._n_features = solver.n_weights(at.dataset.n_features)
+        self._n_features = solver.n_weights(context.dataset.n_features)
         self._history: list[dict[str, Any]] = []
         self._began = self._earlier_seconds = 0.0  # start of this attempt; seconds of earlier ones
         self._reason = ""  # why the training ends
@@ -103,9 +103,11 @@ class Synchronous(EpochStrategy):
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
         """See `xcray.training.capacity.epoch_resources`."""
-        shape = problem_shape(self._at.dataset, self._n_features)
+        shape = problem_shape(self._context.dataset, self._n_features)
         needs = self._solver.resources(shape, self.workers)
-        return complete_estimate(self._at.spec, self.workers, self._at.dataset, shape, needs)
+        return complete_estimate(
+            self._context.spec, self.workers, self._context.dataset, shape, needs
+        )
 
     def solve(self, observer: TrainingObserver) -> None:
         """Run rounds from the last saved weights, or from 0, then commit all weights."""
@@ -113,18 +115,18 @@ class Synchronous(EpochStrategy):
             return
         (self.folder / OUTCOME_FILE).unlink(missing_ok=True)
         observer.parts.clear()
-        at, checkpoints = self._at, WeightCheckpoints(self.folder)
-        path, content_hash = str(at.dataset.path.resolve()), at.dataset.content_hash
+        context, checkpoints = self._context, WeightCheckpoints(self.folder)
+        path, content_hash = str(context.dataset.path.resolve()), context.dataset.content_hash
         factory = SynchronousWorkerFactory(self._solver, path, content_hash, self.workers)
-        store_bytes = STORE_COPIES * 8 * self._n_features * at.dataset.n_labels
-        group = make_worker_group(at.spec, factory, self.workers, at.job, store_bytes)
+        store_bytes = STORE_COPIES * 8 * self._n_features * context.dataset.n_labels
+        group = make_worker_group(context.spec, factory, self.workers, context.job, store_bytes)
         try:
             group.open()
             with observer.observe(group), limit_blas_threads():
                 calls = SynchronousCalls(group, observer.stop.is_set, observer.record)
                 trained = self._train(calls, observer, checkpoints)
                 self._write_outcome(self._reason or trained.reason, calls.lost)
-                for block in self._solver.blocks(trained, at.dataset.label_counts):
+                for block in self._solver.blocks(trained, context.dataset.label_counts):
                     observer.commit(block)
                     observer.sync()
         finally:
@@ -158,7 +160,7 @@ class Synchronous(EpochStrategy):
 
             try:
                 return self._solver.train(
-                    rounds, self._n_features, self._at.dataset.n_labels, on_round, start
+                    rounds, self._n_features, self._context.dataset.n_labels, on_round, start
                 )
             except Unavailable as error:
                 if error.code != OBJECT_LOST or losses == MAX_RESTARTS:
@@ -203,7 +205,7 @@ class Synchronous(EpochStrategy):
         observer.report(RunProgress(metrics.number, self._limit, seconds, rate, eta, newest, note))
         left = observer.seconds_left()
         if left is not None and left <= 0.0:
-            self._reason = f"the time of {self._at.spec.max_seconds:g} s was up"
+            self._reason = f"the time of {self._context.spec.max_seconds:g} s was up"
         elif metrics.number >= self._limit:
             self._reason = f"after {self._limit} rounds"
         if checkpoints.due or self._reason:
@@ -212,7 +214,7 @@ class Synchronous(EpochStrategy):
 
     def _held_out_metrics(self, held_out: HeldOut | None) -> dict[str, float]:
         """Return measures of held-out rows; nothing if they were not evaluated."""
-        test = self._at.dataset.test
+        test = self._context.dataset.test
         if held_out is None or test is None:
             return {}
         truth: Pattern = take_pattern_rows(test.Y, frozen(held_out.rows, np.int64))

@@ -43,10 +43,10 @@ class BlockRotation(EpochStrategy):
     The grid is chosen once: a run that is resumed with another number of workers keeps its grid.
     """
 
-    def __init__(self, at: TrainingContext, solver: RotationSolver) -> None:
-        super().__init__(at, solver)
+    def __init__(self, context: TrainingContext, solver: RotationSolver) -> None:
+        super().__init__(context, solver)
         self._solver = solver
-        dataset = at.dataset
+        dataset = context.dataset
         self._n_features = dataset.n_features + bool(solver.bias)
         self._grid = self._existing_grid() or solver.grid(
             dataset.train.n_rows, dataset.n_labels, self._n_features, self.workers
@@ -59,7 +59,7 @@ class BlockRotation(EpochStrategy):
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
         """See `xcray.training.capacity.epoch_resources`."""
-        spec, dataset = self._at.spec, self._at.dataset
+        spec, dataset = self._context.spec, self._context.dataset
         shape = problem_shape(dataset, self._n_features)
         guess = self._solver.resources(shape, self._grid, self.workers, spec.pool == "ray")
         timed = time_sweep(self._solver, self._shard_source(), shape, guess, probe_seconds)
@@ -75,18 +75,18 @@ class BlockRotation(EpochStrategy):
             # parts were lost since then, and there is nothing to rebuild them from
             (self.folder / OUTCOME_FILE).unlink()
         observer.parts.clear()
-        at, rows = self._at, self._shard_source()
-        path = str(at.dataset.path.resolve())
+        context, rows = self._context, self._shard_source()
+        path = str(context.dataset.path.resolve())
         spec = ShardWorkerSpec(
-            self._solver, rows.split, self._n_features, path, at.dataset.content_hash
+            self._solver, rows.split, self._n_features, path, context.dataset.content_hash
         )
         group = make_worker_group(
-            at.spec,
+            context.spec,
             spec,
             self.workers,
-            at.job,
-            STORE_COPIES * 4 * self._n_features * at.dataset.n_labels,
-            max_workers=self._grid.shards if uses_whole_cluster(at) else None,
+            context.job,
+            STORE_COPIES * 4 * self._n_features * context.dataset.n_labels,
+            max_workers=self._grid.shards if uses_whole_cluster(context) else None,
         )
         with observer.observe(group), limit_blas_threads():
             train_rotation(
@@ -113,7 +113,7 @@ class BlockRotation(EpochStrategy):
 
     def _make_config(self, seconds: float | None) -> RotationConfig:
         """Return the configuration; seconds: remaining time."""
-        data, solver = self._at.dataset, self._solver
+        data, solver = self._context.dataset, self._solver
         return RotationConfig(
             grid=self._grid,
             n_labels=data.n_labels,
@@ -130,7 +130,7 @@ class BlockRotation(EpochStrategy):
 
     def _shard_source(self) -> ShardSource:
         """Return the rows of the shards, with the held-out ones."""
-        train, test, solver = self._at.dataset.train, self._at.dataset.test, self._solver
+        train, test, solver = self._context.dataset.train, self._context.dataset.test, self._solver
         held_out = None if test is None or not test.Y.nnz else (test.X, test.Y)
         return make_shard_source(
             train.X,
@@ -145,16 +145,16 @@ class BlockRotation(EpochStrategy):
     def _fingerprint(self) -> dict[str, Any]:
         """Return the identity of the run that checkpoints belong to."""
         identity = {
-            "solver": self._at.spec.solver,
+            "solver": self._context.spec.solver,
             "revision": self._solver.revision,
             "params": self._solver.as_dict(),
         }
-        return {**identity, "dataset": self._at.dataset.content_hash, **self.run_settings()}
+        return {**identity, "dataset": self._context.dataset.content_hash, **self.run_settings()}
 
     def _existing_grid(self) -> Grid | None:
         """Return the grid of the run in this directory; None for a new run."""
         try:
-            grid = read_json(self._at.run_dir / "run.json").get("grid")
+            grid = read_json(self._context.run_dir / "run.json").get("grid")
         except NotFound:
             return None
         return Grid(*grid) if grid else None
