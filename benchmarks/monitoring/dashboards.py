@@ -281,7 +281,7 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
             stories: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
                 *((traffic.repeat, (seed, traffic.predict)) for seed in range(2)),
                 (traffic.repeat, (9, traffic.explain)),
-                (traffic.swapping, (60.0 * minutes, max(6, int(3 * minutes)))),
+                (traffic.switching, (60.0 * minutes, max(6, int(3 * minutes)))),
                 (work.run, ()),
                 (work.kill_a_worker, ()),
                 (work.refused, ()),

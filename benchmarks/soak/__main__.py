@@ -1,6 +1,7 @@
 """A long mixed load on a service, to find leaks, failures and replies that mix two versions.
 
-`python -m benchmarks.soak [--minutes 30] [--swaps 20] [--workers 1] [--json FILE] [--picture FILE]`
+`python -m benchmarks.soak [--minutes 30] [--switches 20] [--workers 1] [--json FILE]
+[--picture FILE]`
 
 Clients of every kind (`benchmarks.soak.traffic`) use a real service with a separate home. Meanwhile
 its models are changed: new versions, aliases, splits, shadows, deletions, spread evenly over the
@@ -173,7 +174,7 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
             begun = time.monotonic()
             before = look(first, home, begun)
             threads = clients(
-                url, folder, models, record, ending, seconds=seconds, swaps=chosen.swaps
+                url, folder, models, record, ending, seconds=seconds, switches=chosen.switches
             )
             for thread in threads:
                 thread.start()
@@ -232,7 +233,7 @@ def report(
         "latencies_ms": record.latencies(),
         "errors": record.errors(),
         "mixed": record.mixed,
-        "swaps": models.swaps,
+        "switches": models.switches,
         "versions_seen": len(record.versions),
         "samples": [
             {name: round(value, 1) for name, value in sample.items()} for sample in samples
@@ -274,7 +275,7 @@ def print_figures(record: dict[str, Any]) -> None:
         times = "  ".join(f"{name} {each[name]:9.2f}" for name in ("p50", "p99", "max"))
         print(f"{kind:12s} {record['requests'][kind]:8,d}   {times} ms")
     print(
-        f"{record['swaps']} swaps, {record['versions_seen']} versions seen, {record['mixed']} mixed; errors: {record['errors'] or 0}"
+        f"{record['switches']} switches, {record['versions_seen']} versions seen, {record['mixed']} mixed; errors: {record['errors'] or 0}"
     )
 
 
@@ -312,7 +313,7 @@ def main() -> None:
     chosen = arguments(
         str(__doc__).split("\n")[0],
         minutes={"type": float, "default": 30.0},
-        swaps={
+        switches={
             "type": int,
             "default": 20,
             "help": "changes of model versions, spread over the time",

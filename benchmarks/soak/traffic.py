@@ -94,7 +94,7 @@ class Models:
             [" ".join(WORDS[i : i + 20]) for i in range(0, len(WORDS), 5)]
         )
         self.hashes: dict[int, str] = {}
-        self.swaps = 0
+        self.switches = 0
 
     def prepare(self) -> None:
         """Publish three versions, an alias and a split."""
@@ -118,7 +118,7 @@ class Models:
         assert result == number
         return number
 
-    def swap(self, client: Client, turn: int) -> None:
+    def switch(self, client: Client, turn: int) -> None:
         """Change the serving versions once.
 
         The changes are a new version, a moved alias, a split with a shadow, and deletions.
@@ -140,7 +140,7 @@ class Models:
         for version in versions[:-RETAINED_VERSIONS]:
             if version not in in_use:
                 client.models.delete_version("docs", version)
-        self.swaps += 1
+        self.switches += 1
 
 
 class Traffic:
@@ -293,17 +293,17 @@ class Traffic:
             while not self.ending.is_set():
                 story(rng, http)
 
-    def swapping(self, seconds: float, swaps: int) -> None:
+    def switching(self, seconds: float, switches: int) -> None:
         """Run all changes, evenly spread."""
         begun = time.monotonic()
         with self.client() as client:
-            for turn in range(swaps):
+            for turn in range(switches):
                 if self.ending.wait(
-                    max(0.0, begun + seconds * (turn + 0.5) / swaps - time.monotonic())
+                    max(0.0, begun + seconds * (turn + 0.5) / switches - time.monotonic())
                 ):
                     return
-                with self.record.of("swap"):
-                    self.models.swap(client, turn)
+                with self.record.of("switch"):
+                    self.models.switch(client, turn)
 
 
 def text(rng: random.Random) -> str:
@@ -319,7 +319,7 @@ def clients(
     ending: threading.Event,
     *,
     seconds: float,
-    swaps: int,
+    switches: int,
 ) -> list[threading.Thread]:
     """Return the threads of all clients, not yet started."""
     traffic = Traffic(url, folder, models, record, ending)
@@ -338,5 +338,7 @@ def clients(
     ]
     return [
         *threads,
-        threading.Thread(target=traffic.swapping, args=(seconds, swaps), name="swaps", daemon=True),
+        threading.Thread(
+            target=traffic.switching, args=(seconds, switches), name="switches", daemon=True
+        ),
     ]

@@ -189,7 +189,7 @@ MODELS = Row(
             "Versions per minute. Failed loads raise an alert.",
             (f"60 * {replica_rate('xcray_model_loads_total', 'outcome')}", "{{outcome}}"),
             (f"60 * {replica_rate('xcray_model_unloads_total')}", "unloaded"),
-            (f"60 * {replica_rate('xcray_model_swaps_total')}", "version switches"),
+            (f"60 * {replica_rate('xcray_version_switches_total')}", "version switches"),
             unit="cpm",
         ),
         graph(

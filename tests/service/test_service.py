@@ -694,14 +694,14 @@ def test_each_reply_is_from_one_version_while_the_alias_moves(tmp_path: Path) ->
     registry.aliases.set("docs", "prod", 1)
     done = threading.Event()
 
-    def swap() -> None:
+    def switch() -> None:
         while not done.is_set():
             for version in (2, 1):
                 registry.aliases.set("docs", "prod", version)
 
     with client_of(app) as http:
-        swapper = threading.Thread(target=swap)
-        swapper.start()
+        switcher = threading.Thread(target=switch)
+        switcher.start()
         body = {"instances": [{"text": text} for text in TEXTS], "top_k": 4}
         values: set[int] = set()
         try:
@@ -723,7 +723,7 @@ def test_each_reply_is_from_one_version_while_the_alias_moves(tmp_path: Path) ->
                         )
         finally:
             done.set()
-            swapper.join()
+            switcher.join()
 
 
 def test_the_cache_loads_a_model_once_and_is_bounded(tmp_path: Path) -> None:

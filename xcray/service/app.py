@@ -159,7 +159,7 @@ def _create_state(
             settings.models_loaded,
             parts.opener,
             tenants=registries.tenants,
-            swap_timeout_seconds=settings.swap_timeout_seconds,
+            switch_timeout_seconds=settings.switch_timeout_seconds,
             unload_delay_seconds=settings.unload_delay_seconds,
         ),
         shadows=ShadowRunner(registries.of, metrics),

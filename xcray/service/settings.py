@@ -296,7 +296,7 @@ class Settings(BaseSettings):
         1, ge=1, description="Maximum number of concurrent data set builds."
     )
     models_loaded: int = Field(4, ge=1, description="Maximum number of models in memory.")
-    swap_timeout_seconds: float = Field(
+    switch_timeout_seconds: float = Field(
         300.0,
         ge=0,
         description=(

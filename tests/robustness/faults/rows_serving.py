@@ -26,7 +26,7 @@ TEXT = "read rows of a csv file"
     "that ask; each reply must be one version's, whole",
     "tests/service/prediction/test_predict.py",
 )
-def swapped(stage: Stage) -> None:
+def switched(stage: Stage) -> None:
     service = Service(stage, models_loaded=2)
     registry = Registry(service.home.models)
     for seed in (1, 2):
@@ -35,7 +35,7 @@ def swapped(stage: Stage) -> None:
     service.up()
     whole = {number: _ask(service.http, f"docs:{number}") for number in (1, 2)}
     assert whole[1]["predictions"] != whole[2]["predictions"]
-    swaps, ending, replies, errors = (
+    switches, ending, replies, errors = (
         60 if stage.small else 200 * stage.runs,
         threading.Event(),
         [0],
@@ -63,7 +63,7 @@ def swapped(stage: Stage) -> None:
     clients = [threading.Thread(target=client) for _ in range(4)]
     for each in clients:
         each.start()
-    for turn in range(swaps):
+    for turn in range(switches):
         ok(service.http.put("/v1/models/docs/aliases/prod", json={"version": 1 + turn % 2}))
         if turn % 20 == 19:
             number = _publish(stage, registry, 3)
@@ -74,7 +74,7 @@ def swapped(stage: Stage) -> None:
         each.join()
     for sentence in errors:
         stage.figures.fault(f"a prediction failed: {sentence}")
-    stage.figures.facts |= {"swaps": swaps, "replies": replies[0], "errors": len(errors)}
+    stage.figures.facts |= {"switches": switches, "replies": replies[0], "errors": len(errors)}
     drained(stage, service)
 
 

@@ -3,11 +3,11 @@
 A version never changes and its number is never reused, so (tenant, name, version) is the key. The
 route of a reference is checked on each request (two file system calls while nothing changes). When
 a route changes, the new version is loaded, verified and warmed up while the old one answers, and
-takes over between two requests. That is bounded by `swap_timeout_seconds`: later requests wait for
-the new version. A version that can't be loaded does not take over: the old one continues to answer,
-and readiness reports MODEL. Versions without a reference are dropped after `unload_delay_seconds`,
-so that a rollback is quick; a request holds its predictor until it is answered. Each process does
-this independently, on requests and once per second.
+takes over between two requests. That is bounded by `switch_timeout_seconds`: later requests wait
+for the new version. A version that can't be loaded does not take over: the old one continues to
+answer, and readiness reports MODEL. Versions without a reference are dropped after
+`unload_delay_seconds`, so that a rollback is quick; a request holds its predictor until it is
+answered. Each process does this independently, on requests and once per second.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
     "open_predictor_soon",
 ]
 
-LOADER_THREADS: Final = 2  # threads that load models for waiting requests; swaps have their own
+LOADER_THREADS: Final = 2  # threads that load models for waiting requests; switches have their own
 POLLS_PER_PIN_CHECK: Final = 5  # polls per check for pinned references
 
 
@@ -73,7 +73,7 @@ class ModelCache:
         opener: Opener = open_predictor_soon,
         *,
         tenants: Callable[[], Iterable[str]] = lambda: (DEFAULT_TENANT,),
-        swap_timeout_seconds: float = 300.0,
+        switch_timeout_seconds: float = 300.0,
         unload_delay_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,7 +85,7 @@ class ModelCache:
         self._registry_of = registry_of
         self._tenants = tenants
         self._metrics = metrics
-        self._swap_seconds = swap_timeout_seconds
+        self._switch_seconds = switch_timeout_seconds
         self._linger_seconds = unload_delay_seconds
         self._loader = ModelLoader(registry_of, metrics, opener, clock)
         self._endpoints = EndpointTable(registry_of, clock)
@@ -226,7 +226,7 @@ class ModelCache:
         Called once per second.
         """
         for endpoint in self._endpoints.all():
-            if endpoint.active is not None and not endpoint.swapping:
+            if endpoint.active is not None and not endpoint.switching:
                 self._switch.refresh(endpoint)
         if self._poll_count % POLLS_PER_PIN_CHECK == 0:
             self._load_pinned()
@@ -268,7 +268,7 @@ class ModelCache:
             self._endpoints.remove(endpoint)
             raise
         if endpoint.active is None or (
-            endpoint.stale_since is not None and endpoint.is_overdue(self._swap_seconds)
+            endpoint.stale_since is not None and endpoint.is_overdue(self._switch_seconds)
         ):
             return None
         if endpoint.stale_since is not None:

@@ -97,7 +97,7 @@ class Endpoint:
         self.stale_since: float | None = None  # time since which the route differs from `active`
         self.load_error: XcrayError | None = None  # why a version of the route can't be loaded
         self.registry_error: XcrayError | OSError | None = None  # why the route can't be read
-        self.swapping = False
+        self.switching = False
         self.last_used = 0
         self.unload_counts: dict[str, int] | None = None
         # (stamp, route): read together, so replaced together

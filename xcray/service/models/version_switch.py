@@ -28,7 +28,7 @@ class VersionSwitch:
         self._budget = budget
         self._metrics = metrics
         self._pool = ThreadPoolExecutor(
-            1, thread_name_prefix="xcray-swap", initializer=lower_thread_priority
+            1, thread_name_prefix="xcray-switch", initializer=lower_thread_priority
         )
         self._closed = False
 
@@ -36,9 +36,9 @@ class VersionSwitch:
         """Switch to the new versions, now if they are loaded, else after loading in a thread."""
         if endpoint.target_keys() <= set(self._loader.loaded_models):
             self.load_and_switch(endpoint)
-        elif not (endpoint.swapping or self._closed):
-            endpoint.swapping = True
-            self._pool.submit(self._swap_in_thread, endpoint)
+        elif not (endpoint.switching or self._closed):
+            endpoint.switching = True
+            self._pool.submit(self._switch_in_thread, endpoint)
 
     def load_and_switch(self, endpoint: Endpoint) -> ActiveVersions:
         """Load the versions of an endpoint's route and activate them.
@@ -103,18 +103,18 @@ class VersionSwitch:
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _swap_in_thread(self, endpoint: Endpoint) -> None:
+    def _switch_in_thread(self, endpoint: Endpoint) -> None:
         """Run `load_and_switch` in a thread."""
         try:
             self.load_and_switch(endpoint)
         except XcrayError as error:
             endpoint.load_error = None if isinstance(error, NotFound) else error
             LOGGER.warning(
-                "a model was not swapped",
+                "a version was not switched",
                 extra={"model": endpoint.reference, "detail": error.message},
             )
         finally:
-            endpoint.swapping = False
+            endpoint.switching = False
 
     def _switch(
         self,
@@ -137,7 +137,7 @@ class VersionSwitch:
         with self._endpoints.lock:
             self._loader.loaded_models.update({model.key: model for model in active.all_versions})
             if endpoint.activate(active, failed[0] if failed else None):
-                self._metrics.model_swaps.inc()
+                self._metrics.version_switches.inc()
                 versions = {
                     "model": endpoint.reference,
                     "versions": [model.version for model in active.members],

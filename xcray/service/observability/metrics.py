@@ -155,8 +155,8 @@ class Metrics:
             values=("hit", "miss"),
         )
         self.cache_hits, self.cache_misses = finds.labels("hit"), finds.labels("miss")
-        self.model_swaps = self._counter(
-            "xcray_model_swaps", "version switches of a name or an alias"
+        self.version_switches = self._counter(
+            "xcray_version_switches", "version switches of a name or an alias"
         )
         self.model_sync_pending = self._gauge(
             "xcray_model_sync_pending",

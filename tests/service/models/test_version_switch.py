@@ -1,4 +1,4 @@
-"""Version swaps under load: no request fails, each reply is from one version.
+"""Version switches under load: no request fails, each reply is from one version.
 
 Corrupt versions are never used.
 """
@@ -34,7 +34,7 @@ from xcray.service.models.loading import FIRST_RETRY_SECONDS
 from xcray.service.observability.metrics import Metrics
 
 BODY = {"instances": [{"text": "read rows of a csv file"}], "top_k": 4}
-SWAPS = int(os.environ.get("SWAPS", "20"))  # use 1000 for a long run by hand
+SWITCHES = int(os.environ.get("SWITCHES", "20"))  # use 1000 for a long run by hand
 
 
 class Clock:
@@ -77,7 +77,7 @@ def cache_setup(tmp_path: Path) -> Iterator[CacheSetup]:
         Metrics(),
         4,
         opener,
-        swap_timeout_seconds=60.0,
+        switch_timeout_seconds=60.0,
         unload_delay_seconds=5.0,
         clock=clock,
     )
@@ -92,7 +92,7 @@ def target(reference: str, key: str = "") -> ModelTarget:
 
 
 def settle(cache: ModelCache) -> None:
-    """Wait for swaps that were started."""
+    """Wait for switches that were started."""
     cache._switch._pool.submit(lambda: None).result(300)
 
 
@@ -135,7 +135,7 @@ def test_requests_wait_for_the_new_version_after_the_time_limit(
         assert late.result(300).version == 3
 
 
-def test_a_poll_swaps_versions_without_requests(cache_setup: CacheSetup, tmp_path: Path) -> None:
+def test_a_poll_switches_versions_without_requests(cache_setup: CacheSetup, tmp_path: Path) -> None:
     """A change by another replica is applied before the first request needs it."""
     cache_setup.registry.aliases.set("docs", "prod", 1)
     assert cache_setup.cache.get(target("docs@prod")).version == 1
@@ -399,7 +399,7 @@ def test_tenants_have_their_own_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
-def test_swaps_under_load_mix_no_versions_and_fail_no_request(tmp_path: Path) -> None:
+def test_switches_under_load_mix_no_versions_and_fail_no_request(tmp_path: Path) -> None:
     """Publishing, moving aliases, splits, deletes and load at once.
 
     The labels of each reply are those of the version that it names.
@@ -442,7 +442,7 @@ def test_swaps_under_load_mix_no_versions_and_fail_no_request(tmp_path: Path) ->
             pool.submit(ask, reference) for reference in ("docs", "docs@prod", "docs@prod", "docs")
         ]
         try:
-            for number in range(3, SWAPS + 3):
+            for number in range(3, SWITCHES + 3):
                 assert published(number) == number
                 alias = "/v1/models/docs/aliases/prod"
                 split = [{"version": number, "weight": 0.5}, {"version": number - 1, "weight": 0.5}]
@@ -463,7 +463,7 @@ def test_swaps_under_load_mix_no_versions_and_fail_no_request(tmp_path: Path) ->
             done.set()
         counts = [each.result() for each in asking]
     assert min(counts) > 0
-    assert len(values) > SWAPS // 4
+    assert len(values) > SWITCHES // 4
     assert "docs/versions/3/" not in Path("/proc/self/maps").read_text()
 
 
