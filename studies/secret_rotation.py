@@ -17,7 +17,7 @@ changed as docs/operations.md describes:
 
 Reported are the numbers of predictions and of failed predictions, the readiness of the service
 during the rotation, whether the old secret is rejected, and the attempts, order and hashes of the
-jobs. (For the database's password: `python -m tests.deployment.chart.rotation`.)
+jobs. (For the database's password: `tests/deployment/test_chart_pods.py`.)
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""The rendered pods run with the manifests' settings, as the pod's user with a read-only root.
+"""The rendered pods as processes: their settings are valid, and a rotation fails no request.
 
-Environment, commands, volumes and probes are those of the manifests; only the drain seconds are
-shorter.
+Environment, commands and probes are those of the manifests; only the drain seconds are shorter.
 """
 
 from __future__ import annotations
 
-import base64
-import re
-import shutil
-import subprocess
+import threading
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.deployment.chart.helm import (
@@ -23,65 +22,54 @@ from tests.deployment.chart.helm import (
     template_values,
     values_files,
 )
-from tests.deployment.chart.pod import IP, environment, may_play, plan_of, play, runnable
+from tests.deployment.chart.process import IP, Namespace, Pod, environment, pods
+from tests.support.live_service import plain_model
 from tests.support.missing_tools import say
-from xcray.jobs.store.tokens import create_token, import_token
+from tests.support.postgres import PASSWORD
+from xcray.jobs.store.tokens import create_token
+from xcray.model.registry import Registry
 from xcray.service.settings import Settings, check_address
 
-pytestmark = pytest.mark.drill
-
 OTHERS = {"XCRAY_KEY_FILE"}  # variables of xcray that are not settings of the service
-WITHOUT = "the program read the settings of all pods, but no pod was run"
-URL = "postgresql://xcray@postgres/xcray"
+ASK = {"instances": [{"indices": [1, 3], "values": [1.0, 0.5]}], "top_k": 1}
+CLUSTER: dict[str, Any] = {
+    "mode": "cluster",
+    "auth": {"existingSecret": "admin"},
+    "store": {"existingSecret": "store"},
+    "settings": {"job_nice": 0, "disk_reserve_bytes": 0},
+}
 
 
-def pods(objects: Objects) -> dict[str, dict[str, Any]]:
-    """Return the pods of Deployments, Jobs and tests, by kind and name."""
-    results = {
-        f"{each['kind']}/{each['metadata']['name']}": each["spec"]
-        for each in objects
-        if each["kind"] in ("Pod", "Deployment", "Job")
-    }
-    return {name: spec.get("template", {}).get("spec", spec) for name, spec in results.items()}
-
-
-def secrets_of(objects: Objects, key: str, store: str = URL) -> dict[str, dict[str, str]]:
-    """Return all Secrets that pods name, with a key and a store; the others are empty."""
+def secrets_of(objects: Objects) -> dict[str, dict[str, str]]:
+    """Return all Secrets that pods name, with invented content."""
     named: dict[str, dict[str, str]] = {}
     for spec in pods(objects).values():
         for container in (*spec.get("initContainers", []), *spec["containers"]):
             for each in container.get("env", []):
                 if ref := each.get("valueFrom", {}).get("secretKeyRef"):
-                    named.setdefault(ref["name"], {})[ref["key"]] = (
-                        store if each["name"] == "XCRAY_STORE" else "unused"
-                    )
+                    store = each["name"] == "XCRAY_STORE"
+                    content = "postgresql://xcray@postgres/xcray" if store else "unused"
+                    named.setdefault(ref["name"], {})[ref["key"]] = content
             for each in container.get("envFrom", []):
                 named.setdefault(each["secretRef"]["name"], {})
-        for volume in spec.get("volumes", []):
-            if "secret" in volume:
-                names = [item["key"] for item in volume["secret"].get("items", [])]
-                named.setdefault(volume["secret"]["secretName"], {}).update(
-                    dict.fromkeys(names, key)
-                )
     return named
 
 
 @pytest.mark.parametrize("name", sorted(values_files()))
 def test_every_variable_is_a_setting_of_the_program(name: str) -> None:
     objects = rendering(name)
-    secrets = secrets_of(objects, create_token().token)
+    secrets = secrets_of(objects)
     values = 0
     for pod, spec in pods(objects).items():
         for container in (*spec.get("initContainers", []), *spec["containers"]):
             results = {
-                k: v
-                for k, v in environment(container, secrets).items()
-                if k.startswith("XCRAY_") and k not in OTHERS
+                key: value
+                for key, value in environment(container, secrets).items()
+                if key.startswith("XCRAY_") and key not in OTHERS
             }
-            names = {k.removeprefix("XCRAY_").lower() for k in results}
-            assert names <= set(Settings.model_fields), (
-                f"{pod}: {names - set(Settings.model_fields)} are not settings"
-            )
+            names = {key.removeprefix("XCRAY_").lower() for key in results}
+            unknown = names - set(Settings.model_fields)
+            assert not unknown, f"{pod}: {unknown} are not settings"
             settings = read_settings(results)
             values += len(names)
             if container["name"] in ("api", "runner"):
@@ -114,158 +102,114 @@ def read_settings(variables: dict[str, str]) -> Settings:
 )
 def test_pods_count_the_requested_cores(resources: dict[str, Any], cores: str) -> None:
     if not helms():
-        say(
-            "helm, for values of one's own",
-            "the count of cores was checked only for the values files in ci",
-        )
-        return
+        rendering("minimal")  # skips the test
     pod = pods(template_values({"api": {"resources": resources}}))["Deployment/xcray-api"]
     assert environment(pod["containers"][0], {})["PYTHON_CPU_COUNT"] == cores
 
 
-def hasten(spec: dict[str, Any]) -> None:
-    """Shorten the drain seconds, and preload no model, because none is trained yet."""
-    variables = spec["containers"][0]["env"]
-    variables[:] = [each for each in variables if each["name"] != "XCRAY_PRELOAD"]
-    for each in variables:
-        if each["name"] in ("XCRAY_DRAIN_SECONDS", "XCRAY_GRACE_SECONDS"):
-            each["value"] = "1"
+class Clients(threading.Thread):
+    """A client that sends predictions and requests for the job list, and counts the responses.
+
+    Requests go to `pod`, like those through a Service with one ready pod.
+    """
+
+    def __init__(self, pod: Pod, key: str) -> None:
+        super().__init__(daemon=True)
+        self.pod = pod
+        self.headers = {"Authorization": f"Bearer {key}"}
+        self.over = threading.Event()
+        self.counts = Counter[str]()
+
+    def run(self) -> None:
+        """Run the thread."""
+        while not self.over.wait(0.02):
+            self.count("POST", "/v1/models/plain:predict", json=ASK)
+            self.count("GET", "/v1/jobs")
+
+    def count(self, method: str, path: str, **what: Any) -> None:
+        """Send a request and count its status, or the error."""
+        url = self.pod.url + path
+        try:
+            answer = httpx.request(method, url, headers=self.headers, timeout=120, **what)
+            self.counts[f"{answer.status_code}"] += 1
+        except httpx.HTTPError as error:
+            self.counts[type(error).__name__] += 1
 
 
-def requests_with(key: str, host: str, metrics: int = 401) -> list[dict[str, Any]]:
-    """Return requests with their expected status. metrics: status of /metrics without a key."""
-    opens = {"Authorization": f"Bearer {key}"}
-    return [
-        {"path": "/readyz", "expected": 200},  # Host is the pod's address, as from a kubelet
-        {"path": "/healthz", "headers": {"Host": host}, "expected": 200},
-        {"path": "/healthz", "headers": {"Host": "elsewhere.example"}, "expected": 400},
-        {"path": "/v1/models", "expected": 401},
-        {"path": "/v1/models", "headers": opens, "expected": 200},
-        {"path": "/metrics", "expected": metrics},
-        {
-            "path": "/metrics",
-            "headers": opens,
-            "expected": 200,
-        },  # as from Prometheus: by address, with the key
-    ]
-
-
-def hold(record: dict[str, Any]) -> None:
-    """Check the results that every API pod must give."""
-    assert [each["status"] for each in record["init"]] == [0] * len(record["init"]), record["init"]
-    assert record["started"], record["output"]
-    assert [(each["path"], each["status"]) for each in record["answers"]] == [
-        (each["path"], each["expected"]) for each in record["answers"]
-    ]
-    assert all(each["status"] == 0 for each in record["programs"]), record["programs"]
-    ending = record["ending"]
-    assert (ending["status"], ending["ready"], ending["alive"]) == (0, 503, 200), record["output"]
-
-
-def helm_test(objects: Objects, secrets: dict[str, dict[str, str]], port: int) -> dict[str, Any]:
-    """Return the container of `helm test`, adapted to find the API without DNS and Service."""
-    container = runnable(pods(objects)["Pod/xcray-test"]["containers"][0], secrets)
-    assert container["env"]["URL"] == f"http://xcray.{NAMESPACE}.svc:80"
-    container["env"]["URL"] = f"http://{IP}:{port}"
-    return container
-
-
-def test_the_pod_of_mode_all_in_one(tmp_path: Path) -> None:
-    objects = rendering("minimal")
-    if not may_play():
-        say("namespaces of one's own", WITHOUT)
+@pytest.mark.drill
+def test_a_new_database_role_and_a_new_first_key_interrupt_no_request(
+    tmp_path: Path, postgres: Any
+) -> None:
+    """The steps are those of docs/operations.md."""
+    if not helms():
+        say("helm, for values of one's own", "no secret was rotated under rendered pods")
         return
-    result = next(each for each in objects if each["kind"] == "Secret")
-    key = base64.b64decode(result["data"]["key"]).decode()
-    assert import_token(key).token == key  # the key that the chart generates is valid
-    secrets = {result["metadata"]["name"]: {"key": key}}
-    spec = pods(objects)["Deployment/xcray-api"]
-    hasten(spec)
-    plan = plan_of(
-        spec, secrets, tmp_path, requests_with(key, f"xcray.{NAMESPACE}.svc.cluster.local:80")
-    )
-    plan["programs"] = [helm_test(objects, secrets, plan["port"])]
-    hold(play(plan, tmp_path))
-    assert {path.name for path in (tmp_path / "home").iterdir()} >= {
-        "xcray.db",
-        "datasets",
-        "models",
-        "runs",
-        "logs",
-    }
+    database = postgres.database().rpartition("/")[2]
 
+    def sql(*statements: str) -> None:
+        for statement in statements:
+            postgres.run(statement, database)
 
-def test_a_pod_with_its_own_tls(tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if not (may_play() and helms() and openssl):
-        say("namespaces of one's own, helm or openssl", "no pod with its own TLS was run")
-        return
-    results = [
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=xcray",
-    ]
-    files = {"tls.key": tmp_path / "made.key", "tls.crt": tmp_path / "made.crt"}
-    command = [openssl, *results, "-keyout", str(files["tls.key"]), "-out", str(files["tls.crt"])]
-    subprocess.run(command, check=True, capture_output=True)
-    objects = template_values(
-        {"api": {"tls": {"existingSecret": "cert"}}, "auth": {"existingSecret": "admin"}}
-    )
+    def url(role: str) -> str:
+        # Roles belong to the server, so each run needs its own names.
+        at = f"127.0.0.1:{postgres.port}/{database}"
+        return f"postgresql://{database}_{role}:{PASSWORD.replace(' ', '%20')}@{at}"
+
+    login = f"LOGIN PASSWORD '{PASSWORD}'"
+    first, second = f"{database}_a", f"{database}_b"
+    sql(f"CREATE ROLE {first} {login}", f"ALTER DATABASE {database} OWNER TO {first}")
+    plain_model(tmp_path / "staged")
+    Registry(tmp_path / "home" / "models").publish("plain", tmp_path / "staged")
     key = create_token().token
-    secrets = {
-        "admin": {"key": key},
-        "cert": {name: path.read_text() for name, path in files.items()},
-    }
-    spec = pods(objects)["Deployment/xcray-api"]
-    hasten(spec)
-    plan = plan_of(spec, secrets, tmp_path, requests_with(key, f"xcray.{NAMESPACE}.svc:443"))
-    assert plan["scheme"] == "HTTPS"
-    container = runnable(pods(objects)["Pod/xcray-test"]["containers"][0], secrets)
-    assert container["env"]["URL"] == f"https://xcray.{NAMESPACE}.svc:443"
-    container["env"]["URL"] = f"https://{IP}:{plan['port']}"
-    plan["programs"] = [container]
-    hold(play(plan, tmp_path))
+    specs = pods(template_values(CLUSTER))
+    api, runner = specs["Deployment/xcray-api"], specs["Deployment/xcray-runner"]
+    (migrate,) = specs["Job/xcray-migrate"]["containers"]
+    namespace = Namespace(tmp_path, {"admin": {"key": key}, "store": {"url": url("a")}})
+    with ExitStack() as stack:
+
+        def start(spec: dict[str, Any]) -> Pod:
+            pod = Pod(namespace, spec)
+            stack.callback(pod.kill)
+            return pod
+
+        namespace.run(migrate)
+        pod, job_pod = start(api), start(runner)
+        check_requests(pod, key)
+        (test,) = specs["Pod/xcray-test"]["containers"]
+        namespace.run(test, URL=pod.url)
+        clients = Clients(pod, key)
+        clients.start()
+        # The second role acts as the first, also as owner of objects.
+        sql(
+            f"CREATE ROLE {second} {login} IN ROLE {first}",
+            f"ALTER ROLE {second} SET role = {first}",
+        )
+        namespace.secrets = {"admin": {"key": create_token().token}, "store": {"url": url("b")}}
+        namespace.run(migrate)
+        assert job_pod.end()[0] == 0
+        start(runner)
+        clients.pod = start(api)
+        status, seen = pod.end()
+        assert (status, seen - {(0, 0)}) == (0, {(503, 200)})
+        sql(f"ALTER ROLE {first} NOLOGIN")
+        sessions = f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{first}'"
+        assert postgres.run(sessions, database)[0][0] == 0
+        before = clients.counts["200"]
+        while clients.counts["200"] < before + 20 and set(clients.counts) == {"200"}:
+            clients.over.wait(0.1)
+        clients.over.set()
+        clients.join(120)
+        assert set(clients.counts) == {"200"}
+        # The first key ends a day later.
+        created = [row[0] for row in postgres.run("SELECT expires FROM keys", database)]
+        assert len([each for each in created if each is not None]) == 1
 
 
-def test_the_pods_of_mode_cluster_on_postgresql(tmp_path: Path, postgres: Any) -> None:
-    objects = rendering("production")
-    if not may_play():
-        say("namespaces of one's own", WITHOUT)
-        return
-    key, store = (
-        create_token().token,
-        postgres.database().replace(f"127.0.0.1:{postgres.port}", f"{IP}:5432"),
-    )
-    secrets = secrets_of(objects, key, store)
-    result = pods(objects)
-    api, runner = result["Deployment/xcray-api"], result["Deployment/xcray-runner"]
-    hasten(api)
-    # Metrics need no key here.
-    plan = plan_of(api, secrets, tmp_path, requests_with(key, "xcray.example.org", 200))
-    plan["forward"] = {"5432": str(postgres.socket)}
-    # The init containers run twice: the key is not replaced.
-    plan["init"] = [
-        runnable(result["Job/xcray-migrate"]["containers"][0], secrets),
-        *plan["init"],
-        *plan["init"],
-    ]
-    runner_container = runnable(runner["containers"][0], secrets)
-    plan["companions"] = [{**runner_container, "probe": {"path": "/healthz", "port": 8001}}]
-    report = play(plan, tmp_path)
-    hold(report)
-    assert [each["name"] for each in report["init"]] == ["migrate", "admin-key", "admin-key"]
-    assert [re.search(r"new +(\w+)", each["output"])[1] for each in report["init"][1:]] == [
-        "yes",
-        "no",
-    ]  # type: ignore[index]
-    assert [(each["started"], each["ready"]["status"]) for each in report["companions"]] == [
-        (True, 200)
-    ], report["companions"]
+def check_requests(pod: Pod, key: str) -> None:
+    """Check a key that is registered once, known and unknown hosts, and requests without a key."""
+    opens = {"Authorization": f"Bearer {key}"}
+    host = f"xcray.{NAMESPACE}.svc.cluster.local:80"
+    assert pod.status("/healthz", Host=host) == 200
+    assert pod.status("/healthz", Host="elsewhere.example") == 400
+    assert [pod.status(path) for path in ("/v1/models", "/metrics")] == [401, 401]
+    assert [pod.status(path, **opens) for path in ("/v1/models", "/metrics")] == [200, 200]

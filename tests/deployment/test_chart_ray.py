@@ -73,21 +73,16 @@ def test_the_operator_accepts_every_resource(name: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        (("metadata", "name"), "x" * 54, "more than 53"),
-        (("metadata", "name"), "1st", "DNS-1035"),
-        (("spec", "rayVersion"), "2.51.0", "a token needs"),
-        (("spec", "rayVersion"), "2.55.1", "priorities"),
-        (("spec", "headGroupSpec", "rayStartParams", "redis-password"), "x", "redis-password"),
-        (("spec", "headGroupSpec", "resources"), {"CPU": "0"}, "set twice"),
-        (("spec", "workerGroupSpecs", 0, "suspend"), True, "feature gate"),
+        (("metadata", "name"), "1" * 54, "too long, not a DNS-1035 label"),
+        (("spec", "rayVersion"), "2.51.0", "a token needs, priorities"),
+        (("spec", "headGroupSpec", "rayStartParams", "redis-password"), "x", "operator's to set"),
         (("spec", "workerGroupSpecs", 0, "minReplicas"), 99, "fewest above most"),
         (
             ("spec", "workerGroupSpecs", 0, "template", "spec", "restartPolicy"),
             "Always",
             "never restarted",
         ),
-        (("spec", "gcsFaultToleranceOptions", "backend"), "rocksdb", "rocksdb"),
-        (("spec", "managedBy"), "somebody", "managedBy"),
+        (("spec", "gcsFaultToleranceOptions", "backend"), "rocksdb", "feature gate"),
     ],
 )
 def test_each_rule_of_the_operator_can_fail(
@@ -98,7 +93,7 @@ def test_each_rule_of_the_operator_can_fail(
     for step in path[:-1]:
         at = at[step]
     at[path[-1]] = value
-    assert any(expected in fault for fault in faults(thing)), faults(thing)
+    assert all(each in " ".join(faults(thing)) for each in expected.split(", ")), faults(thing)
 
 
 @pytest.mark.parametrize("name", WITH_RAY)

@@ -1,14 +1,13 @@
-"""A real control plane on this machine: etcd, kube-apiserver, and optional components.
-
-The controller manager and the scheduler are started if their binaries exist.
+"""A real control plane on this machine: etcd, API server, controller manager and scheduler.
 
     with ControlPlane(binaries, folder) as plane:
         plane.ask("GET", "/version").json()
         subprocess.run([helm, "install", ..., "--kubeconfig", plane.kubeconfig])
 
-There is no kubelet: `tests.deployment.chart.simulated_nodes` sets the status of pods. The server
-listens on 127.0.0.1 only and requires a token. All programs end with the block. Each logs to a file
-in the folder.
+There is no kubelet: nodes and volumes exist only as objects, and pods never run. A thread sets the
+status of pods: Succeeded for those of Jobs and of helm's tests, Running and ready for the others.
+The server listens on 127.0.0.1 only and requires a token. All programs end with the block. Each
+logs to a file in the folder.
 """
 
 from __future__ import annotations
@@ -16,63 +15,53 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
-import re
 import secrets
-import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, Self
 
 import httpx
 import yaml
 
+from tests.robustness.faults.stage import free_port
+
 Object = dict[str, Any]
-MUST: Final = ("etcd", "kube-apiserver")
-MAY: Final = ("kube-controller-manager", "kube-scheduler")
+PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 START_SECONDS: Final = 300  # for each program to become ready
-# First version that enforces the pod security standard of a namespace.
-POD_SECURITY: Final = (
-    1,
-    25,
-)
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
+# The spot node repels pods that do not tolerate it.
+NODES: Final = ("one", "two", "three", "spot")
+SPOT: Final = {"key": "node.example.org/capacity", "value": "spot", "effect": "NoSchedule"}
+SIZE: Final = {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "1Ti", "pods": "110"}
+EPOCH: Final = "2026-01-01T00:00:00Z"
 
 
 class ControlPlane:
-    """Runs during the block. binaries: folder of the programs; folder: for data, keys and logs."""
+    """Runs during the block. binaries: folder of the programs; folder: for data, keys and logs.
+
+    `faults` lists rejected updates of nodes and pods; it should be empty.
+    """
 
     def __init__(self, binaries: Path, folder: Path) -> None:
-        if lacking := [name for name in MUST if not os.access(binaries / name, os.X_OK)]:
+        if lacking := [name for name in PROGRAMS if not os.access(binaries / name, os.X_OK)]:
             raise FileNotFoundError(f"{binaries} has no program {' and no '.join(lacking)}")
         self.binaries = binaries
         self.folder = folder
-        self.has = {name for name in MAY if os.access(binaries / name, os.X_OK)}
         self.kubeconfig = str(folder / "kubeconfig")
-        process = subprocess.run(
-            [binaries / MUST[1], "--version"],
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-            check=True,
-        )
-        self.version = tuple(
-            int(each) for each in re.findall(r"\d+", process.stdout)[:2]
-        )  # (1, 30)
+        self.plurals: dict[tuple[str, str], str] = {}  # by (group and version, kind)
+        self.faults: list[str] = []
         self._token = secrets.token_hex(16)
-        self.words: dict[tuple[str, str], str] = {}  # plurals by (group and version, kind)
+        self._etcd, self._port = f"http://127.0.0.1:{free_port()}", free_port()
         self._programs: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
-        self._etcd, port = f"http://127.0.0.1:{quiet_port()}", quiet_port()
-        self.url = f"https://127.0.0.1:{port}"
-        self._port = port
-        # The server signs its certificate itself at each start. No other program listens on the
-        # chosen port, so verification is not needed.
+        self._ended = threading.Event()
+        self._kubelet = threading.Thread(target=self._run_kubelet, daemon=True)
+        # The server signs its certificate itself, so it is not verified.
         self._client = httpx.Client(
-            base_url=self.url,
+            base_url=f"https://127.0.0.1:{self._port}",
             verify=False,
             headers={"authorization": f"Bearer {self._token}"},
             timeout=60,
@@ -82,83 +71,47 @@ class ControlPlane:
         try:
             self._start()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for _, process, _ in reversed(self._programs):
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._kubelet.is_alive():
+            self._kubelet.join(timeout=60)
+        for _, process, output in reversed(self._programs):
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10)
             process.kill()
             process.wait()
-        for _, _, output in self._programs:
             output.close()
         self._client.close()
 
     def _start(self) -> None:
-        """Start all programs in order."""
+        """Start all programs in order, create the nodes, and start the thread."""
         (self.folder / "token").write_text(f"{self._token},admin,1,system:masters\n")
         self._write_kubeconfig()
         key = str(self.folder / "accounts.key")
-        results = [
-            "openssl",
-            "genpkey",
-            "-algorithm",
-            "RSA",
-            "-pkeyopt",
-            "rsa_keygen_bits:2048",
-            "-out",
-            key,
-        ]
-        subprocess.run(results, check=True, capture_output=True, timeout=START_SECONDS)
-        peer = f"http://127.0.0.1:{quiet_port()}"
+        subprocess.run(
+            ["openssl", "genpkey", "-algorithm", "RSA", "-out", key],
+            check=True,
+            capture_output=True,
+            timeout=START_SECONDS,
+        )
+        peer = f"http://127.0.0.1:{free_port()}"
         etcd = {
             "listen-client-urls": self._etcd,
             "advertise-client-urls": self._etcd,
             "listen-peer-urls": peer,
-        }
-        etcd |= {
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"default={peer}",
             "data-dir": str(self.folder / "etcd"),
         }
-        self._run("etcd", {**etcd, "unsafe-no-fsync": "true"})
+        self._run("etcd", etcd)
         self._until("etcd", lambda: httpx.get(f"{self._etcd}/health", timeout=5).status_code == 200)
-        self._run("kube-apiserver", self._server_flags(key))
-        self._until("kube-apiserver", lambda: self.ask("GET", "/readyz").text == "ok")
-        common = {"kubeconfig": self.kubeconfig, "leader-elect": "false"}
-        if "kube-controller-manager" in self.has:
-            accounts = {
-                "service-account-private-key-file": key,
-                "use-service-account-credentials": "true",
-            }
-            self._run(
-                "kube-controller-manager",
-                {**common, **accounts, "controllers": "*,-nodelifecycle,-nodeipam"},
-            )
-        if "kube-scheduler" in self.has:
-            self._run("kube-scheduler", common)
-
-    def _server_flags(self, key: str) -> dict[str, str]:
-        """Return the flags of kube-apiserver: as from kubeadm, but without Node authorization.
-
-        That needs nodes.
-        """
-        accounts = {"service-account-key-file": key, "service-account-signing-key-file": key}
-        # Only a controller manager creates what these plugins require and removes what they add.
-        off = (
-            ""
-            if "kube-controller-manager" in self.has
-            else "ServiceAccount,StorageObjectInUseProtection"
-        )
-        return {
+        # As from kubeadm, but without Node authorization, which needs real nodes.
+        server = {
             "etcd-servers": self._etcd,
             "bind-address": "127.0.0.1",
             "advertise-address": "127.0.0.1",
@@ -168,41 +121,46 @@ class ControlPlane:
             "authorization-mode": "RBAC",
             "service-cluster-ip-range": "10.96.0.0/16",
             "service-account-issuer": "https://kubernetes.default.svc",
-            **accounts,
-            **({"disable-admission-plugins": off} if off else {}),
-            **(
-                {}
-                if self.version >= POD_SECURITY
-                else {"enable-admission-plugins": "PodSecurityPolicy"}
-            ),
+            "service-account-key-file": key,
+            "service-account-signing-key-file": key,
         }
+        self._run("kube-apiserver", server)
+        self._until("kube-apiserver", lambda: self.ask("GET", "/readyz").text == "ok")
+        common = {"kubeconfig": self.kubeconfig, "leader-elect": "false"}
+        manager = {
+            "service-account-private-key-file": key,
+            "use-service-account-credentials": "true",
+            "controllers": "*,-nodelifecycle,-nodeipam",
+        }
+        self._run("kube-controller-manager", {**common, **manager})
+        self._run("kube-scheduler", common)
+        for name in NODES:
+            self._make_node(name)
+        self._kubelet.start()
 
     def _write_kubeconfig(self) -> None:
         """Write the kubeconfig for helm, the controller manager and the scheduler."""
-        cluster = {"name": "c", "cluster": {"server": self.url, "insecure-skip-tls-verify": True}}
-        context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+        url = f"https://127.0.0.1:{self._port}"
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "c",
-            "contexts": [context],
-            "clusters": [cluster],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [
+                {"name": "c", "cluster": {"server": url, "insecure-skip-tls-verify": True}}
+            ],
+            "users": [{"name": "u", "user": {"token": self._token}}],
         }
-        Path(self.kubeconfig).write_text(
-            yaml.safe_dump(config | {"users": [{"name": "u", "user": {"token": self._token}}]})
-        )
+        Path(self.kubeconfig).write_text(yaml.safe_dump(config))
         Path(self.kubeconfig).chmod(0o600)
 
     def _run(self, name: str, flags: dict[str, str]) -> None:
         """Start a program."""
         output = (self.folder / f"{name}.log").open("wb")
-        command = [
-            str(self.binaries / name),
-            *(f"--{flag}={value}" for flag, value in flags.items()),
-        ]
-        self._programs.append(
-            (name, subprocess.Popen(command, stdout=output, stderr=output, cwd=self.folder), output)
-        )
+        words = [f"--{flag}={value}" for flag, value in flags.items()]
+        command = [str(self.binaries / name), *words]
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=self.folder)
+        self._programs.append((name, process, output))
 
     def _until(self, name: str, ready: Callable[[], bool]) -> None:
         """Wait until a program is ready.
@@ -211,18 +169,13 @@ class ControlPlane:
         """
         process = next(process for its, process, _ in self._programs if its == name)
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise RuntimeError(f"{name} ended with {process.returncode}: {self.log_tail(name)}")
+        while time.monotonic() < deadline and process.poll() is None:
             with contextlib.suppress(httpx.HTTPError):
                 if ready():
                     return
             time.sleep(0.2)
-        raise RuntimeError(f"{name} did not answer in {START_SECONDS} s: {self.log_tail(name)}")
-
-    def log_tail(self, name: str) -> str:
-        """Return the end of a program's log."""
-        return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
+        log = (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
+        raise RuntimeError(f"{name} did not answer: {log}")
 
     def ask(
         self,
@@ -233,65 +186,119 @@ class ControlPlane:
         **query: str,
     ) -> httpx.Response:
         """Send a request and return the response with any status. kind: type of the body."""
-        messages = None if body is None else json.dumps(body)
-        return self._client.request(
-            verb, path, content=messages, headers={"content-type": kind}, params=query
-        )
+        content = None if body is None else json.dumps(body)
+        headers = {"content-type": kind}
+        return self._client.request(verb, path, content=content, headers=headers, params=query)
 
     def get(self, path: str) -> Object:
         """Return the object at a path. Raises httpx.HTTPStatusError if there is none."""
         response: Object = self.ask("GET", path).raise_for_status().json()
         return response
 
-    def take(self, thing: Object, namespace: str) -> httpx.Response:
-        """Return the response to a server-side apply as a dry run.
+    def path_of(self, api: str, kind: str, namespace: str, name: str = "") -> str:
+        """Return the path of an object, or of all objects of a kind.
 
-        An unknown field is an error there, in any version.
+        Raises KeyError or httpx.HTTPStatusError if the server does not have the kind.
         """
-        query = {
-            "fieldManager": "check",
-            "force": "true",
-            "fieldValidation": "Strict",
-            "dryRun": "All",
-        }
-        return self.ask("PATCH", self.path_of(thing, namespace), thing, APPLY, **query)
-
-    def path_of(self, thing: Object, namespace: str) -> str:
-        """Return the path of an object."""
-        api, name = thing["apiVersion"], thing["metadata"]["name"]
-        where = f"namespaces/{namespace}/" if namespace else ""
-        return f"{root_of(api)}/{where}{self.many(api, thing['kind'])}/{name}"
-
-    def many(self, api: str, kind: str) -> str:
-        """Return the server's plural of a kind. Raises KeyError if it does not have the kind."""
-        if (api, kind) not in self.words:
-            listed = self.get(root_of(api))["resources"]
-            self.words |= {
-                (api, each["kind"]): each["name"] for each in listed if "/" not in each["name"]
+        root = f"/apis/{api}" if "/" in api else f"/api/{api}"
+        if (api, kind) not in self.plurals:
+            self.plurals |= {
+                (api, each["kind"]): each["name"]
+                for each in self.get(root)["resources"]
+                if "/" not in each["name"]
             }
-        return self.words[api, kind]
+        where = f"namespaces/{namespace}/" if namespace else ""
+        return f"{root}/{where}{self.plurals[api, kind]}{f'/{name}' if name else ''}"
 
-    def offers(self, api: str, kind: str) -> bool:
-        """Return whether the server has a kind."""
-        try:
-            return bool(self.many(api, kind))
-        except (KeyError, httpx.HTTPStatusError):
-            return False
+    # What kubelets and a provisioner of volumes would do
+
+    def _make_node(self, name: str) -> None:
+        """Create a ready node, and remove the taint that the server sets on a new node."""
+        labels = {
+            "kubernetes.io/hostname": name,
+            "kubernetes.io/os": "linux",
+            "topology.kubernetes.io/zone": f"zone-{name}",
+        }
+        labels |= {"node.example.org/capacity": "spot"} if name == "spot" else {}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        self.ask("POST", "/api/v1/nodes", node).raise_for_status()
+        taints = {"spec": {"taints": [SPOT] if name == "spot" else None}}
+        ready = {
+            "type": "Ready",
+            "status": "True",
+            "reason": "Simulated",
+            "lastHeartbeatTime": EPOCH,
+            "lastTransitionTime": EPOCH,
+        }
+        status = {"capacity": SIZE, "allocatable": SIZE, "conditions": [ready]}
+        self._change("PATCH", f"/api/v1/nodes/{name}", taints)
+        self._change("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
+
+    def _run_kubelet(self) -> None:
+        """Update pods and claims every 0.2 s until the block ends."""
+        while not self._ended.wait(0.2):
+            with contextlib.suppress(httpx.TransportError):  # retried in the next iteration
+                for pod in self.get("/api/v1/pods")["items"]:
+                    self._update_pod(pod)
+                for claim in self.get("/api/v1/persistentvolumeclaims")["items"]:
+                    if claim["status"]["phase"] == "Pending":
+                        self._provide(claim)
+
+    def _update_pod(self, pod: Object) -> None:
+        """Delete a pod that ends at once; set the status of a pod that has a node."""
+        about = pod["metadata"]
+        path = f"/api/v1/namespaces/{about['namespace']}/pods/{about['name']}"
+        if "deletionTimestamp" in about:
+            self._change("DELETE", path, {"gracePeriodSeconds": 0})
+        elif pod["status"].get("phase") == "Pending" and pod["spec"].get("nodeName"):
+            self._change("PATCH", f"{path}/status", {"status": pod_status(pod)})
+
+    def _provide(self, claim: Object) -> None:
+        """Create the volume that a claim requests; the controller manager binds it."""
+        about, asked = claim["metadata"], claim["spec"]
+        meant = {key: about[key] for key in ("namespace", "name", "uid")}
+        spec = {
+            "capacity": asked["resources"]["requests"],
+            "accessModes": asked["accessModes"],
+            "claimRef": {"kind": "PersistentVolumeClaim", **meant},
+            "hostPath": {"path": "/nowhere"},
+            "storageClassName": asked.get("storageClassName", ""),
+        }
+        volume = {"apiVersion": "v1", "kind": "PersistentVolume", "spec": spec}
+        volume["metadata"] = {"name": f"volume-{about['uid']}"}
+        self._change("POST", "/api/v1/persistentvolumes", volume)
+
+    def _change(self, verb: str, path: str, body: Object) -> None:
+        """Send a change; another client may have been faster."""
+        answer = self.ask(verb, path, body, MERGE if verb == "PATCH" else "application/json")
+        if answer.status_code not in (200, 201, 202, 404, 409):
+            self.faults.append(f"{verb} {path}: {answer.text[:500]}")
 
 
-def quiet_port() -> int:
-    """Return a free loopback port below the range of ephemeral ports.
-
-    The kernel assigns it to no other program before its own program has started.
-    """
-    while True:
-        with (
-            contextlib.suppress(OSError),
-            socket.create_server(("127.0.0.1", random.randint(20_000, 32_000))) as listener,
-        ):
-            return int(listener.getsockname()[1])
-
-
-def root_of(api: str) -> str:
-    """Return the path of the objects of a group and version."""
-    return f"/apis/{api}" if "/" in api else f"/api/{api}"
+def pod_status(pod: Object) -> Object:
+    """Return the status of a pod: succeeded for pods of Jobs and hooks, running for the others."""
+    about = pod["metadata"]
+    owners = {each["kind"] for each in about.get("ownerReferences", [])}
+    ends = "helm.sh/hook" in about.get("annotations", {}) or "Job" in owners
+    running = {"running": {"startedAt": EPOCH}}
+    state = {"terminated": {"exitCode": 0}} if ends else running
+    ready = "False" if ends else "True"
+    conditions = [{"type": each, "status": ready} for each in ("Ready", "ContainersReady")]
+    conditions += [{"type": each, "status": "True"} for each in ("Initialized", "PodScheduled")]
+    statuses = [
+        {
+            "name": each["name"],
+            "image": each["image"],
+            "imageID": "",
+            "restartCount": 0,
+            "ready": not ends,
+            "state": state,
+        }
+        for each in pod["spec"]["containers"]
+    ]
+    return {
+        "phase": "Succeeded" if ends else "Running",
+        "startTime": EPOCH,
+        "conditions": conditions,
+        "containerStatuses": statuses,
+    }
