@@ -37,7 +37,7 @@ EXTRAS = {
                 "pydantic",
                 "pydantic_settings",
             ),
-            *("alembic", "sqlalchemy", "starlette", "uvicorn", "uvloop"),
+            *("sqlalchemy", "starlette", "uvicorn", "uvloop"),
         ),
         "serve",
     ),

@@ -5,7 +5,7 @@
 # by mistake is detected.
 set -eu
 cd "$1"/lib/python3.*/site-packages
-find . -type d \( -name tests -o -path ./joblib/test -o -path ./sqlalchemy/testing -o -path ./alembic/testing \) -prune -exec rm -rf {} +
+find . -type d \( -name tests -o -path ./joblib/test -o -path ./sqlalchemy/testing \) -prune -exec rm -rf {} +
 rm -rf ray/jars ray/rllib ray/llm ray/cpp ray/include
 rm -rf pyarrow/include pyarrow/src numpy/_core/include numpy/_core/lib
 rm -f pyarrow/*flight* # Arrow over gRPC

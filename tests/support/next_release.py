@@ -1,7 +1,6 @@
 """Simulated next releases of this program, with more migration steps.
 
-`release` writes only the steps, for `MigrationScripts`. `program` writes the whole program, which
-`run_next` runs.
+`upgrade_to` runs steps on a store. `program` writes the whole program, which `run_next` runs.
 """
 
 from __future__ import annotations
@@ -10,95 +9,58 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from xcray.jobs.database.engine import Database
-from xcray.jobs.database.schema import HEAD
-from xcray.jobs.database.upgrade import OWN_SCRIPTS, MigrationScripts, upgrade_database
+from xcray.jobs.database.migrations import HEAD, STEPS, MigrationStep
+from xcray.jobs.database.upgrade import upgrade_database
 
 ROOT = Path(__file__).parents[2]
-DATABASE = Path("xcray/jobs/database")
-FILE = '''"""A step of the next release."""
-
-import sqlalchemy as sa
-from alembic import op
-from xcray.jobs.database.migrations import online
-
-revision = "{revision}"
-down_revision = "{before}"
-branch_labels = None
-depends_on = None
-{says}
+MIGRATIONS = Path("xcray/jobs/database/migrations.py")
 
 
-def upgrade():
-    {body}
-'''
-
-
-class NextStep(NamedTuple):
-    """An unpublished step: the body of its function, and its declarations."""
-
-    body: str
-    says: str = ""
-
-
-# steps that only add
-ADDED = (
-    NextStep(
-        'op.add_column("jobs", sa.Column("colour", sa.Text))\n'
-        'op.add_column("jobs", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))\n'
-        'op.add_column("keys", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))\n'
-        'op.create_table("places", sa.Column("id", sa.Text, primary_key=True))',
-        f'oldest = "{HEAD}"',
-    ),
-    NextStep(
-        'online.create_index("jobs_colour", "jobs", ["colour"])',
-        f'oldest = "{HEAD}"\nin_transaction = False',
-    ),
-)
-
-
-def release(folder: Path, *steps: NextStep) -> Path:
-    """Write the existing steps and the new ones, numbered, to a folder and return it."""
-    versions = folder / "versions"
-    shutil.copytree(
-        OWN_SCRIPTS.folder / "versions", versions, ignore=shutil.ignore_patterns("__pycache__")
+def next_steps(*statements: Sequence[str], oldest: int = HEAD) -> tuple[MigrationStep, ...]:
+    """Return the existing steps, and one more for each group of statements."""
+    added = (
+        MigrationStep(HEAD + n, oldest, tuple(group)) for n, group in enumerate(statements, start=1)
     )
-    numbers = [f"{int(HEAD) + n:04}" for n in range(len(steps) + 1)]
-    for before, revision, step in zip(numbers, numbers[1:], steps, strict=False):
-        text = FILE.format(
-            revision=revision, before=before, says=step.says, body=step.body.replace("\n", "\n    ")
-        )
-        (versions / f"v{revision}_next.py").write_text(text)
-    return folder
+    return (*STEPS, *added)
 
 
-def newest(folder: Path) -> str:
-    """Return the newest revision of a release."""
-    return max(path.name[1:5] for path in (folder / "versions").glob("v*.py"))
+# two steps that only add
+ADDED = next_steps(
+    (
+        "ALTER TABLE jobs ADD COLUMN colour TEXT",
+        "ALTER TABLE jobs ADD COLUMN tries INTEGER DEFAULT 0 NOT NULL",
+        "ALTER TABLE keys ADD COLUMN tries INTEGER DEFAULT 0 NOT NULL",
+        "CREATE TABLE places (id TEXT PRIMARY KEY)",
+    ),
+    ("CREATE INDEX jobs_colour ON jobs (colour)",),
+)
+FOLLOWING = ADDED[-1].revision
 
 
-def upgrade_to(folder: Path, url: str, **how: Any) -> str | None:
+def upgrade_to(steps: Sequence[MigrationStep], url: str, **how: Any) -> int | None:
     """Upgrade a store and return its previous revision. how: see `upgrade_database`."""
     database = Database(url)
     try:
-        return upgrade_database(database, scripts=MigrationScripts(folder, newest(folder)), **how)
+        return upgrade_database(database, steps=steps, **how)
     finally:
         database.close()
 
 
-def program(tree: Path, *steps: NextStep) -> Path:
-    """Write this program with new steps to a folder and return it, for PYTHONPATH.
+def program(tree: Path, steps: Sequence[MigrationStep]) -> Path:
+    """Write this program with other steps to a folder and return it, for PYTHONPATH.
 
     Unchanged files keep their modification times, so their compiled kernels stay valid.
     """
     shutil.copytree(ROOT / "xcray", tree / "xcray")
-    shutil.rmtree(tree / DATABASE / "migrations" / "versions")
-    head = newest(release(tree / DATABASE / "migrations", *steps))
-    schema = tree / DATABASE / "schema.py"
-    schema.write_text(schema.read_text().replace(f'HEAD: Final = "{HEAD}"', f'HEAD = "{head}"'))
+    text = (ROOT / MIGRATIONS).read_text()
+    before, _, rest = text.partition("STEPS: Final[tuple[MigrationStep, ...]] = ")
+    _, _, after = rest.partition("\nHEAD: ")
+    (tree / MIGRATIONS).write_text(f"{before}STEPS = {tuple(steps)!r}\nHEAD: {after}")
     return tree
 
 

@@ -118,7 +118,7 @@ class PostgresServer:
         """Return the URL of one reused database after deleting the rows of its tables."""
         if not self.run("SELECT 1 FROM pg_database WHERE datname = 'emptied'"):
             self.run("CREATE DATABASE emptied")
-        tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ('alembic_version', 'oldest_program')"
+        tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'store_schema'"
         names = ", ".join(row[0] for row in self.run(tables, "emptied"))
         if names:
             self.run(f"TRUNCATE {names} RESTART IDENTITY", "emptied")

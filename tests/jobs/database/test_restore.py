@@ -306,7 +306,7 @@ def test_pods_that_may_not_upgrade_wait_for_the_hook(tmp_path: Path) -> None:
 
     After the hook they start, and all data is still there.
     """
-    home, following = Home(tmp_path / "home"), program(tmp_path / "next", *ADDED)
+    home, following = Home(tmp_path / "home"), program(tmp_path / "next", ADDED)
     with closing(JobStore(home.store_url)) as store:
         job = submit(store)
     begin = ("-c", POD, str(home.path))

@@ -25,10 +25,10 @@ from tests.robustness.faults.rows_runners import drained, same_model, working
 from tests.robustness.faults.service import MAIN, Service, environment, runner_process, store_of
 from tests.robustness.faults.stage import Stage
 from tests.robustness.faults.work import MIDDLE, SLOW, again, at_share, dataset, ended, ok, submit
-from tests.support.next_release import ADDED, NextStep, program, release, upgrade_to
+from tests.support.next_release import ADDED, next_steps, program, upgrade_to
 from tests.support.postgres import PostgresServer, private_postgres
 from xcray.errors import Conflict
-from xcray.jobs.database.schema import HEAD
+from xcray.jobs.database.migrations import HEAD
 from xcray.jobs.database.upgrade import inspect_store
 from xcray.jobs.home import Home
 from xcray.jobs.states import STOPPED, SUCCEEDED
@@ -349,15 +349,14 @@ def _upgrade_killed(stage: Stage) -> None:
     if not strace.is_available():
         stage.figures.note("no upgrade was killed: it needs strace")
         return
-    beginning, steps = stage.place("before"), release(stage.folder / "steps", *ADDED)
+    beginning = stage.place("before")
     store = JobStore(f"sqlite:///{beginning / 'xcray.db'}")
     reports = {store.jobs.submit(JobSubmission({"n": n}, name="old"))[0].id for n in range(30)}
     store.close()
 
     def upgrade(folder: Path) -> None:
-        upgrade_to(steps, f"sqlite:///{folder / 'xcray.db'}")
+        upgrade_to(ADDED, f"sqlite:///{folder / 'xcray.db'}")
 
-    upgrade(stage.place("compiled"))  # compiles the bytecode of the steps before calls are counted
     rehearsal = stage.folder / "rehearsal"
     shutil.copytree(beginning, rehearsal)
     result = strace.counts(lambda: upgrade(rehearsal), stage.folder / "calls")
@@ -385,8 +384,8 @@ def _newer(stage: Stage) -> None:
     store = JobStore(f"sqlite:///{file}")
     job, _ = store.jobs.submit(JobSubmission({}, name="kept"))
     store.close()
-    cuts = NextStep('op.drop_column("keys", "revoked")')
-    upgrade_to(release(stage.folder / "cuts", cuts), f"sqlite:///{file}")
+    cuts = next_steps(("ALTER TABLE keys DROP COLUMN revoked",), oldest=HEAD + 1)
+    upgrade_to(cuts, f"sqlite:///{file}")
     try:
         JobStore(f"sqlite:///{file}").close()
         stage.figures.expect(False, "an older program opened a newer store")
@@ -483,7 +482,7 @@ def _back(stage: Stage, service: Service, job: str, sha: str) -> None:
     limit=600,
 )
 def two_versions(stage: Stage) -> None:
-    tree = program(stage.folder / "next", *ADDED)
+    tree = program(stage.folder / "next", ADDED)
     for turn in range(1 if stage.small else min(stage.runs, 2)):
         ledger = Ledger(stage.folder / f"ledger{turn}.jsonl")  # each turn has its own home
         try:

@@ -16,7 +16,8 @@ import sqlalchemy as sa
 
 from tests.support.live_service import client_of, publish, settings_for
 from xcray.errors import Unavailable
-from xcray.jobs.database.schema import HEAD
+from xcray.jobs.database.migrations import HEAD
+from xcray.jobs.database.schema import STORE_SCHEMA
 from xcray.jobs.store.metric_deltas import QUEUE_POLLS
 from xcray.jobs.store.statistics import StoreStatistics
 from xcray.model.registry import Registry
@@ -135,12 +136,9 @@ def test_a_store_upgraded_by_another_release(tmp_path: Path, grace: float) -> No
     app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=grace))
     engine = sa.create_engine(app.state.app_state.store.url)
 
-    def at(revision: str, oldest: str) -> None:
+    def at(revision: int, oldest: int) -> None:
         with engine.begin() as connection:
-            connection.execute(
-                sa.text("UPDATE alembic_version SET version_num = :at"), {"at": revision}
-            )
-            connection.execute(sa.text("UPDATE oldest_program SET revision = :at"), {"at": oldest})
+            connection.execute(sa.update(STORE_SCHEMA).values(revision=revision, oldest=oldest))
 
     def is_unsupported(result: dict[str, Any]) -> bool:
         # During the grace period, predictions are answered for cached keys.
@@ -151,9 +149,9 @@ def test_a_store_upgraded_by_another_release(tmp_path: Path, grace: float) -> No
     with client_of(app) as http:
         as_it_was = {"ready": True, "reasons": [], "degraded": []}
         assert read_readiness(http) == as_it_was
-        at("9999", HEAD)  # an addition is compatible
+        at(9999, HEAD)  # an addition is compatible
         assert read_readiness(http) == as_it_was
-        for another in ("9999", "0001"):
+        for another in (9999, HEAD - 1):
             at(another, another)
             eventually_stands(http, is_unsupported)
         at(HEAD, HEAD)

@@ -20,11 +20,11 @@ import httpx
 import pytest
 
 from tests.support.live_service import publish
-from tests.support.next_release import ADDED, NextStep, program, release, run_next, upgrade_to
+from tests.support.next_release import ADDED, FOLLOWING, program, run_next, upgrade_to
 from tests.support.service_processes import PATIENCE, process, read_process_facts, until
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict
-from xcray.jobs.database.schema import HEAD
+from xcray.jobs.database.migrations import HEAD, MigrationStep
 from xcray.jobs.database.upgrade import inspect_store
 from xcray.jobs.home import Home
 from xcray.jobs.job import new_id
@@ -35,9 +35,9 @@ from xcray.model.registry import Registry
 
 pytestmark = pytest.mark.drill
 
-FOLLOWING = f"{int(HEAD) + len(ADDED):04}"
 # Without this column a revoked key would look valid, so older programs must be cut off.
-CONTRACT = NextStep('op.drop_column("keys", "revoked")', f'oldest = "{int(FOLLOWING) + 1:04}"')
+CUTS = ("ALTER TABLE keys DROP COLUMN revoked",)
+CONTRACT = (*ADDED, MigrationStep(FOLLOWING + 1, FOLLOWING + 1, CUTS))
 ROWS = {"instances": [{"text": "read rows of a csv file"}]}
 
 
@@ -131,8 +131,7 @@ def test_a_schema_is_upgraded_while_programs_serve_and_train(
     home_and_store: tuple[Path, str | None], tmp_path: Path, tiny: Dataset
 ) -> None:
     home, address = home_and_store
-    following = program(tmp_path / "following", *ADDED)
-    after = release(tmp_path / "after", *ADDED, CONTRACT)
+    following = program(tmp_path / "following", ADDED)
     store, result, data = JobStore(address or Home(home).store_url), create_token(), new_id("ds")
     store.keys.add("default", "clients", ["admin"], result.digest, key_id=result.key_id)
     shutil.copytree(tiny.path, Home(home).dataset(data))
@@ -152,18 +151,20 @@ def test_a_schema_is_upgraded_while_programs_serve_and_train(
                 FOLLOWING,
                 HEAD,
             )
-            assert output["programs"][HEAD] >= 1  # the programs were running during the upgrade
+            assert (
+                output["programs"][str(HEAD)] >= 1
+            )  # the programs were running during the upgrade
             assert ended(store, jobs, home) == [(SUCCEEDED, 1)] * 2
             clients.more("/v1/models/m:predict", 5, home)
             with pytest.raises(Conflict, match="roll out the release between first") as caught:
-                upgrade_to(after, store.url)
+                upgrade_to(CONTRACT, store.url)
             assert caught.value.code == "SCHEMA_IN_USE"
             assert inspect_store(store.url)["revision"] == FOLLOWING
             # An older program starts on the upgraded store, as after `helm rollback`.
             JobStore(store.url, upgrade=False).close()
             clients.more("/readyz", 5, home)
         assert clients.failed() == {}
-        upgrade_to(after, store.url, force=True)
+        upgrade_to(CONTRACT, store.url, force=True)
         _only_predictions(clients, home)
     with pytest.raises(Conflict, match="supports programs from") as caught:
         JobStore(store.url, upgrade=False)

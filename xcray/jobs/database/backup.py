@@ -65,7 +65,7 @@ def _copy_database(database: Database, temporary: Path) -> dict[str, Any]:
                 code="STORE_CORRUPT",
             )
         jobs = target.execute("SELECT count(*) FROM jobs").fetchone()[0]
-        revision = target.execute("SELECT version_num FROM alembic_version").fetchone()
+        revision = target.execute("SELECT revision FROM store_schema").fetchone()
     finally:
         target.close()
         source.close()

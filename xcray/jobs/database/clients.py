@@ -18,7 +18,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from xcray.jobs.database.engine import POSTGRESQL, Database, retry_once
 from xcray.jobs.database.leases import LeaseWatcher
-from xcray.jobs.database.schema import HEAD, PROGRAMS
+from xcray.jobs.database.migrations import HEAD
+from xcray.jobs.database.schema import PROGRAMS
 
 HEARTBEAT_SECONDS: Final = 3.0  # between two heartbeats
 LEASE_SECONDS: Final = 15.0  # without a heartbeat, after which a client counts as gone
@@ -28,7 +29,7 @@ class StoreClient(NamedTuple):
     """A process that uses the store. `id` contains its host, `revision` is its schema revision."""
 
     id: str
-    revision: str
+    revision: int
     beats: int
     lease_seconds: float
 

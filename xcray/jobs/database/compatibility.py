@@ -9,42 +9,39 @@ only added, and rejects any other: it could write data that no other program fin
 from __future__ import annotations
 
 import logging
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict, Unavailable
-from xcray.jobs.database.schema import FIRST, HEAD, JOBS, OLDEST_PROGRAM
+from xcray.jobs.database.migrations import FIRST, HEAD
+from xcray.jobs.database.schema import JOBS, STORE_SCHEMA
 
 LOG: Final = logging.getLogger(__name__)
 SCHEMA_NEWER: Final = "SCHEMA_NEWER"
 SCHEMA_OLDER: Final = "SCHEMA_OLDER"
 UPGRADE_HINT: Final = "run `xcray store upgrade` (with XCRAY_STORE_UPGRADE=true every start does)"
 UNRELEASED: Final = (
-    f"the store is from before the first release of xcray (schema {FIRST}) and can't be upgraded:"
+    "the store is from before the first release of xcray and can't be upgraded:"
     " move it away, or choose another home or XCRAY_STORE, and a new store is created"
-)
-REVISION_QUERY: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(
-    sa.table("alembic_version")
 )
 
 
 class Compatibility(NamedTuple):
-    """The revision of a store and the oldest program that it supports.
+    """The revision of a store and the oldest program that it supports; None for an empty store.
 
-    revision: None for an empty store, "" for one without a revision, which is older than any.
-    oldest: None if the store does not record it.
+    The revision of a store that records none is 0, which is older than any release.
     """
 
-    revision: str | None
-    oldest: str | None
+    revision: int | None
+    oldest: int | None
 
-    def supports(self, program: str) -> bool:
+    def supports(self, program: int) -> bool:
         """Return whether a program can use the store."""
-        if self.revision is None or self.revision < program:
+        if self.revision is None or self.oldest is None:
             return False
-        return self.revision == program or (self.oldest is not None and self.oldest <= program)
+        return self.oldest <= program <= self.revision
 
     @property
     def is_unreleased(self) -> bool:
@@ -55,19 +52,13 @@ class Compatibility(NamedTuple):
 def read_compatibility(connection: Connection) -> Compatibility:
     """Return what a store records about its schema, whichever version wrote it."""
     tables = set(sa.inspect(connection).get_table_names())
-    if "alembic_version" not in tables:
-        return Compatibility("" if JOBS.name in tables else None, None)
-    # First the revision: if an upgrade ends in between, the old one with the new `oldest` is safe.
-    revision = connection.execute(REVISION_QUERY).scalar()
-    oldest = (
-        connection.execute(sa.select(sa.func.max(OLDEST_PROGRAM.c.revision))).scalar()
-        if OLDEST_PROGRAM.name in tables
-        else None
-    )
-    return Compatibility(revision, oldest)
+    if STORE_SCHEMA.name in tables:
+        row = connection.execute(sa.select(STORE_SCHEMA)).one_or_none()
+        return Compatibility(0, 0) if row is None else Compatibility(*row)
+    return Compatibility(0, 0) if JOBS.name in tables else Compatibility(None, None)
 
 
-def check_compatibility(connection: Connection, program: str = HEAD) -> Compatibility:
+def check_compatibility(connection: Connection, program: int = HEAD) -> Compatibility:
     """Return the compatibility of a store that is neither too new nor too old for a program.
 
     Raises Conflict: SCHEMA_NEWER if the store no longer supports the program, SCHEMA_OLDER if it is
@@ -76,11 +67,7 @@ def check_compatibility(connection: Connection, program: str = HEAD) -> Compatib
     compatibility = read_compatibility(connection)
     if compatibility.is_unreleased:
         raise Conflict(older_message(compatibility, program), code=SCHEMA_OLDER)
-    if (
-        compatibility.revision is not None
-        and compatibility.revision > program
-        and not compatibility.supports(program)
-    ):
+    if (compatibility.revision or 0) > program and not compatibility.supports(program):
         raise Conflict(
             newer_message(compatibility, program),
             code=SCHEMA_NEWER,
@@ -90,20 +77,15 @@ def check_compatibility(connection: Connection, program: str = HEAD) -> Compatib
     return compatibility
 
 
-def newer_message(compatibility: Compatibility, program: str = HEAD) -> str:
+def newer_message(compatibility: Compatibility, program: int = HEAD) -> str:
     """Return the error message for a store that is too new."""
-    support = (
-        "supports no older one"
-        if compatibility.oldest is None
-        else f"supports programs from {compatibility.oldest} on"
-    )
     return (
-        f"the store is at schema revision {compatibility.revision} and {support},"
-        f" this xcray is at {program}: use a newer xcray"
+        f"the store is at schema revision {compatibility.revision} and supports programs from"
+        f" {compatibility.oldest} on, this xcray is at {program}: use a newer xcray"
     )
 
 
-def older_message(compatibility: Compatibility, program: str = HEAD) -> str:
+def older_message(compatibility: Compatibility, program: int = HEAD) -> str:
     """Return the error message for a store that must be upgraded first, or cannot be."""
     if compatibility.is_unreleased:
         return UNRELEASED
@@ -120,24 +102,24 @@ class SchemaGuard:
     store. It costs one small query while the schema is unchanged.
     """
 
-    def __init__(self, program: str = HEAD) -> None:
+    def __init__(self, program: int = HEAD) -> None:
         self._program = program
         # the last revision found to support this program
-        self._supported_revision: str | None = None
+        self._supported_revision: int | None = None
 
     def __call__(self, connection: Connection) -> None:
         """Check the store. Raises Unavailable if it does not support this program."""
-        if connection.execute(REVISION_QUERY).scalar() == self._supported_revision:
+        revision = connection.execute(sa.select(STORE_SCHEMA.c.revision)).scalar()
+        if revision is not None and revision == self._supported_revision:
             return
         compatibility = read_compatibility(connection)
         if not compatibility.supports(self._program):
-            newer = compatibility.revision is not None and compatibility.revision > self._program
-            sentence = (
-                newer_message(compatibility, self._program)
-                if newer
-                else older_message(compatibility, self._program)
+            is_newer = (compatibility.revision or 0) > self._program
+            message = newer_message if is_newer else older_message
+            raise Unavailable(
+                message(compatibility, self._program),
+                code=SCHEMA_NEWER if is_newer else SCHEMA_OLDER,
             )
-            raise Unavailable(sentence, code=SCHEMA_NEWER if newer else SCHEMA_OLDER)
         if compatibility.revision != self._program:
             LOG.info(
                 "the store is at revision %s, which supports this program at revision %s",

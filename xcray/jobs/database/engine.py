@@ -121,19 +121,6 @@ class Database:
                 self._guard_checked_at = checked_at
             yield connection
 
-    @contextmanager
-    def autocommit(self) -> Iterator[Connection]:
-        """Open a connection outside any transaction that is closed after the block.
-
-        Its settings and locks end with it.
-        """
-        with (
-            self._translated_errors(),
-            self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
-        ):
-            connection.detach()
-            yield connection
-
     def advisory_lock(self, connection: Connection, name: str) -> None:
         """Hold the lock of this name until the transaction ends.
 

@@ -1,6 +1,7 @@
 """The tables of the store as they are now, for SQLite and PostgreSQL.
 
-`migrations/` creates them. `seq` gives the order of rows, because clocks jump and counters do not.
+A change after a release needs a step in `migrations.py`. `seq` gives the order of rows, because
+clocks jump and counters do not.
 Leases have no date either: the holder increases `beats`, and an observer that sees the same number
 for `lease_seconds` of its own monotonic clock can treat the lease as expired.
 """
@@ -21,9 +22,6 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-
-HEAD: Final = "0004"  # the newest file of migrations/versions, the revision of this program's store
-FIRST: Final = "0004"  # the first one: the oldest store that can be upgraded
 
 METADATA: Final = MetaData()
 DOCUMENT: Final = sa.JSON(none_as_null=True)
@@ -198,14 +196,15 @@ PROGRAMS: Final = Table(
     "programs",
     METADATA,
     Column("id", Text, primary_key=True),
-    Column("revision", Text, nullable=False),  # the schema revision of the program
+    Column("revision", Integer, nullable=False),  # the schema revision of the program
     Column("beats", Integer, nullable=False),
     Column("lease_seconds", Float, nullable=False),
 )
 
-OLDEST_PROGRAM: Final = Table(  # one row
-    "oldest_program",
+STORE_SCHEMA: Final = Table(  # one row
+    "store_schema",
     METADATA,
+    Column("revision", Integer, nullable=False),
     # the oldest program that can use the store as it is now
-    Column("revision", Text, primary_key=True),
+    Column("oldest", Integer, nullable=False),
 )

@@ -1,6 +1,6 @@
 """Upgrade of a store to this program's schema while other programs use it.
 
-Each step is one transaction under a lock, so a crash leaves the store between two complete scripts.
+Each step is one transaction under a lock, so a crash leaves the store between two complete steps.
 Any number of processes can open an old store at the same moment: one upgrades it, the others find
 it upgraded. If an older program is running that a step would cut off, the upgrade is refused before
 it has changed anything.
@@ -12,11 +12,11 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -32,8 +32,9 @@ from xcray.jobs.database.compatibility import (
 from xcray.jobs.database.db_errors import LockTimeout
 from xcray.jobs.database.engine import POSTGRESQL, SQLITE, Database, parse_url
 from xcray.jobs.database.leases import LeaseWatcher
+from xcray.jobs.database.migrations import FIRST, HEAD, STEPS, MigrationStep
 from xcray.jobs.database.pg_timeouts import extended_timeout
-from xcray.jobs.database.schema import HEAD, OLDEST_PROGRAM
+from xcray.jobs.database.schema import METADATA, STORE_SCHEMA
 
 LOG: Final = logging.getLogger(__name__)
 # The key of PostgreSQL's advisory lock. SQLite's writers run one at a time anyway.
@@ -46,59 +47,42 @@ RETRY_PAUSE_SECONDS: Final = (0.2, 2.0)  # between two attempts
 POLL_SECONDS: Final = 0.5  # between two checks for active programs
 
 
-class MigrationScripts(NamedTuple):
-    """The migration scripts of a program: their directory and the newest revision."""
-
-    folder: Path
-    head: str
-
-
-class MigrationStep(NamedTuple):
-    """One step: the oldest program that can use its result, and whether it needs a transaction."""
-
-    revision: str
-    oldest: str
-    in_transaction: bool
-
-
-OWN_SCRIPTS: Final = MigrationScripts(Path(__file__).parent / "migrations", HEAD)
-
-
 def upgrade_database(
     database: Database,
     *,
     may_upgrade: bool = True,
     force: bool = False,
-    scripts: MigrationScripts | None = None,
-) -> str | None:
-    """Upgrade a store that is older than this program and return its previous revision.
+    steps: Sequence[MigrationStep] = STEPS,
+) -> int | None:
+    """Create the tables of an empty store, or upgrade an older one; return its revision before.
 
     Returns None for an empty database.
 
-    may_upgrade: whether anything can be changed. force: run scripts even while programs are active
-    that they cut off. scripts: OWN_SCRIPTS by default.
+    may_upgrade: whether anything can be changed. force: run steps even while programs are active
+    that they cut off. steps: all steps of the program.
 
     Raises Conflict: SCHEMA_NEWER if the store supports only newer programs, SCHEMA_OLDER if it
     needs an upgrade that is not allowed or not possible, SCHEMA_IN_USE if active programs must stop
     first. Raises Unavailable if others hold its tables for RETRY_SECONDS.
     """
-    scripts = scripts or OWN_SCRIPTS
+    head = steps[-1].revision if steps else FIRST
     with database.read() as connection:
-        compatibility = check_compatibility(connection, scripts.head)
-    if compatibility.supports(scripts.head):
-        return compatibility.revision
+        compatibility = check_compatibility(connection, head)
+    revision = compatibility.revision
+    if compatibility.supports(head):
+        return revision
     if not may_upgrade:
-        raise Conflict(older_message(compatibility, scripts.head), code=SCHEMA_OLDER)
-    ladder = _MigrationPlan(scripts)
-    silent = (
-        None
-        if force or compatibility.revision is None
-        else _wait_for_silence(database, ladder.oldest_supported(scripts.head))
-    )
-    for step in ladder.pending_steps(compatibility.revision):
-        _retry_while_locked(database, partial(_apply_step, database, ladder, step, silent))
-        LOG.info("the store is at revision %s", step.revision)
-    return compatibility.revision
+        raise Conflict(older_message(compatibility, head), code=SCHEMA_OLDER)
+    oldest = max((step.oldest for step in steps), default=FIRST)
+    if revision is None:
+        _retry_while_locked(database, partial(_create_tables, database, head, oldest))
+        return None
+    silent = None if force else _wait_for_silence(database, oldest)
+    for step in steps:
+        if step.revision > revision:
+            _retry_while_locked(database, partial(_apply_step, database, step, head, silent))
+            LOG.info("the store is at revision %s", step.revision)
+    return revision
 
 
 def inspect_store(url: str) -> dict[str, Any]:
@@ -148,57 +132,12 @@ def _description(
     return {**description, "ready": compatibility.supports(HEAD), "programs": count}
 
 
-class _MigrationPlan:
-    """All steps of a program, oldest first.
-
-    A step that does not declare the oldest program it supports, supports none before itself.
-    """
-
-    def __init__(self, scripts: MigrationScripts) -> None:
-        # Imported here: it takes 0.1 s, and most stores are up to date.
-        from alembic.config import Config
-        from alembic.script import ScriptDirectory
-
-        self.head = scripts.head
-        self._config = Config()
-        self._config.set_main_option("script_location", str(scripts.folder).replace("%", "%%"))
-        self._config.set_main_option("path_separator", "os")
-        self._script = ScriptDirectory.from_config(self._config)
-        self._steps = [
-            MigrationStep(
-                each.revision,
-                getattr(each.module, "oldest", each.revision),
-                getattr(each.module, "in_transaction", True),
-            )
-            for each in self._script.walk_revisions("base", scripts.head)
-        ][::-1]
-
-    def oldest_supported(self, revision: str) -> str:
-        """Return the oldest program that a store at a revision supports."""
-        return max(step.oldest for step in self._steps if step.revision <= revision)
-
-    def pending_steps(self, revision: str | None) -> list[MigrationStep]:
-        """Return the missing steps."""
-        return [step for step in self._steps if revision is None or step.revision > revision]
-
-    def run_steps(self, connection: Connection, goal: str) -> None:
-        """Run the missing steps up to `goal`, in the caller's transaction if there is one."""
-        from alembic.runtime.environment import EnvironmentContext
-
-        script = self._script
-        with EnvironmentContext(
-            self._config, script, fn=lambda now, _context: script._upgrade_revs(goal, now)
-        ) as environment:
-            environment.configure(connection=connection)
-            environment.run_migrations()
-
-
-def _older_clients(connection: Connection, oldest: str) -> list[StoreClient]:
+def _older_clients(connection: Connection, oldest: int) -> list[StoreClient]:
     """Return the clients older than `oldest`."""
     return [each for each in read_clients(connection) if each.revision < oldest]
 
 
-def _wait_for_silence(database: Database, oldest: str) -> dict[str, int]:
+def _wait_for_silence(database: Database, oldest: int) -> dict[str, int]:
     """Wait until older clients have been silent for their leases; return name -> heartbeats.
 
     Raises Conflict, code SCHEMA_IN_USE, as soon as one of them sends a heartbeat.
@@ -218,9 +157,9 @@ def _wait_for_silence(database: Database, oldest: str) -> dict[str, int]:
         time.sleep(POLL_SECONDS)
 
 
-def _in_use_error(older: list[StoreClient], oldest: str) -> Conflict:
+def _in_use_error(older: list[StoreClient], oldest: int) -> Conflict:
     """Return the error for a step that active programs do not support."""
-    revisions = ", ".join(sorted({each.revision for each in older}))
+    revisions = ", ".join(sorted({str(each.revision) for each in older}))
     names = ", ".join(each.id.rpartition(":")[0] for each in older[:5])
     return Conflict(
         f"{len(older)} programs of revision {revisions} use the store ({names}), and after this"
@@ -249,18 +188,23 @@ def _retry_while_locked(database: Database, apply: Callable[[], None]) -> None:
         time.sleep(random.uniform(*RETRY_PAUSE_SECONDS))
 
 
+def _create_tables(database: Database, head: int, oldest: int) -> None:
+    """Create all tables, unless another process already did."""
+    with _locked_transaction(database) as connection:
+        if check_compatibility(connection, head).revision is None:
+            METADATA.create_all(connection, checkfirst=False)
+            connection.execute(sa.insert(STORE_SCHEMA).values(revision=head, oldest=oldest))
+
+
 def _apply_step(
-    database: Database, ladder: _MigrationPlan, step: MigrationStep, silent: dict[str, int] | None
+    database: Database, step: MigrationStep, head: int, silent: dict[str, int] | None
 ) -> None:
-    """Apply all steps up to `step`, unless another process already did.
+    """Apply a step, unless another process already did.
 
     silent: older clients that are gone, by name. None skips the check for active clients.
     """
-    open_locked = (
-        _locked_transaction if step.in_transaction or database.kind == SQLITE else _locked_session
-    )
-    with open_locked(database) as connection:
-        compatibility = check_compatibility(connection, ladder.head)
+    with _locked_transaction(database) as connection:
+        compatibility = check_compatibility(connection, head)
         if compatibility.revision is not None and compatibility.revision >= step.revision:
             return
         if silent is not None:
@@ -269,20 +213,17 @@ def _apply_step(
             if active:
                 raise _in_use_error(active, step.oldest)
             delete_clients(connection, older)
-        ladder.run_steps(connection, step.revision)
-        connection.execute(sa.delete(OLDEST_PROGRAM))
-        connection.execute(
-            sa.insert(OLDEST_PROGRAM).values(revision=ladder.oldest_supported(step.revision))
-        )
+        for statement in step.statements:
+            connection.exec_driver_sql(statement)
+        oldest = max(step.oldest, compatibility.oldest or FIRST)
+        connection.execute(sa.update(STORE_SCHEMA).values(revision=step.revision, oldest=oldest))
 
 
 @contextmanager
 def _locked_transaction(database: Database) -> Iterator[Connection]:
     """Open a write transaction under the upgrade lock.
 
-    Raises LockTimeout if another process upgrades, or holds a table for LOCK_TIMEOUT_SECONDS. The
-    lock is tried, not waited for: a waiting transaction would hold a snapshot, for which a
-    concurrent index build would wait in turn.
+    Raises LockTimeout if another process upgrades, or holds a table for LOCK_TIMEOUT_SECONDS.
     """
     with database.write() as connection:
         if database.kind == SQLITE:
@@ -300,16 +241,3 @@ def _locked_transaction(database: Database) -> Iterator[Connection]:
                 f"SET LOCAL lock_timeout = {int(LOCK_TIMEOUT_SECONDS * 1000)}"
             )
             yield connection
-
-
-@contextmanager
-def _locked_session(database: Database) -> Iterator[Connection]:
-    """Hold the upgrade lock outside any transaction, for long statements of PostgreSQL."""
-    with database.autocommit() as connection, extended_timeout(connection, STEP_TIMEOUT_SECONDS):
-        if not connection.execute(
-            sa.select(sa.func.pg_try_advisory_lock(ADVISORY_LOCK_ID))
-        ).scalar_one():
-            raise LockTimeout("another process upgrades the store", code="STORE")
-        connection.exec_driver_sql(f"SET statement_timeout = {int(STEP_TIMEOUT_SECONDS * 1000)}")
-        connection.exec_driver_sql(f"SET lock_timeout = {int(STEP_TIMEOUT_SECONDS * 1000)}")
-        yield connection  # the lock ends with the connection

@@ -25,7 +25,7 @@ from xcray.jobs.database.compatibility import (
     older_message,
 )
 from xcray.jobs.database.engine import Database, TransactionObserver, retry_once
-from xcray.jobs.database.schema import HEAD
+from xcray.jobs.database.migrations import HEAD
 from xcray.jobs.database.upgrade import upgrade_database
 from xcray.jobs.store.attempts import AttemptTable
 from xcray.jobs.store.audit import AuditTable

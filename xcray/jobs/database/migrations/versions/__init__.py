@@ -1,1 +1,0 @@
-"""Migration steps: one file per step, named for what it adds."""
