@@ -34,6 +34,7 @@ from xcray.solvers.indexed_bcd.forest import (
     build_tree,
     extended_norms,
 )
+from xcray.solvers.indexed_bcd.forest_check import check_forest, check_page_sizes
 from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.storage.arrow import BlobWriter, blob_offset, read_csr, write_matrix
 from xcray.storage.atomic import (
@@ -132,6 +133,8 @@ def open_forest(dataset: Dataset, leaf_rows: int) -> StoredForest:
         verify_files(folder, {name: files[name] for name in (NODES, PIVOT_ROWS)})
         arrays = read_arrays(folder / NODES)
         indexed = _indexed_rows(arrays, read_csr(folder / PIVOT_ROWS))
+        check_forest(indexed, (dataset.train.n_rows, dataset.n_features))
+        _check_page_file(manifest, arrays)
         offsets = frozen(_first_byte(folder, manifest) + arrays["offsets"], np.int64)
     except (Corrupt, OSError, LookupError, TypeError, XcrayError) as error:
         if isinstance(error, ParameterError):
@@ -162,11 +165,26 @@ def check_page(file: PageFile, page: int, data: bytes) -> None:
     """Raise Corrupt, with the command that repairs it, unless a page has its size and checksum."""
     size = int(file.offsets[page + 1] - file.offsets[page])
     if len(data) != size or zlib.crc32(data) != file.checksums[page]:
-        raise Corrupt(
-            f"page {page} of {file.path.name} is not what was written (its checksum differs): "
-            f"{_repair_hint(file.name)}",
-            file=file.path.name,
-        )
+        raise damaged_page(file, page, "its checksum differs")
+
+
+def damaged_page(file: PageFile, page: int, problem: str) -> Corrupt:
+    """Return the error for a page that cannot be used, with the command that repairs it."""
+    return Corrupt(
+        f"page {page} of {file.path.name} is not what was written ({problem}): "
+        f"{_repair_hint(file.name)}",
+        file=file.path.name,
+    )
+
+
+def _check_page_file(manifest: Any, arrays: dict[str, np.ndarray]) -> None:
+    """Raise Corrupt unless positions, lengths and checksums are those of the pages in the file."""
+    offsets = arrays["offsets"]
+    check_page_sizes(arrays["lengths"], offsets, arrays["indptr"], BYTES_PER_ENTRY)
+    if len(arrays["checksums"]) != len(offsets) - 1 or offsets[0] != 0:
+        raise Corrupt("it has other checksums than pages")
+    if offsets[-1] > manifest["files"][PAGES]["bytes"]:
+        raise Corrupt(f"{PAGES} is shorter than its pages")
 
 
 def _first_byte(folder: Path, manifest: Any) -> int:

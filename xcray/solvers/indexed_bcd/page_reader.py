@@ -9,7 +9,14 @@ from typing import Final
 import numpy as np
 
 from xcray.arrays import CSR, csr
-from xcray.solvers.indexed_bcd.forest_directory import PageFile, StoredForest, check_page
+from xcray.errors import Corrupt
+from xcray.solvers.indexed_bcd.forest_check import check_page_rows
+from xcray.solvers.indexed_bcd.forest_directory import (
+    PageFile,
+    StoredForest,
+    check_page,
+    damaged_page,
+)
 
 ENTRY_BYTES: Final = 8  # column index and value
 
@@ -44,10 +51,18 @@ class PageReader:
 
 
 def decode_page(stored: StoredForest, page: int, data: bytes) -> CSR:
-    """Return the rows of a page as views of its bytes."""
+    """Return the rows of a page as views of its bytes.
+
+    Raises Corrupt if they are not valid rows with the stored norms.
+    """
     first, last = stored.indexed.pages.indptr[page : page + 2]
     starts = np.zeros(last - first + 1, np.int64)
     np.cumsum(stored.file.lengths[first:last], out=starts[1:])
     n = len(data) // ENTRY_BYTES
     indices = np.frombuffer(data, np.int32, n)
-    return csr(starts, indices, np.frombuffer(data, np.float32, n, 4 * n), stored.file.n_cols)
+    X = csr(starts, indices, np.frombuffer(data, np.float32, n, 4 * n), stored.file.n_cols)
+    try:
+        check_page_rows(X, stored.indexed.norms[first:last])
+    except Corrupt as error:
+        raise damaged_page(stored.file, page, error.message) from None
+    return X

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from xcray.kernels.sparse import take_rows
 from xcray.solvers.indexed_bcd import forest_directory as directory
 from xcray.solvers.indexed_bcd.forest import build_forest, build_tree
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory, open_forest
+from xcray.solvers.indexed_bcd.page_reader import PageReader, decode_page
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
+from xcray.storage.array_files import read_arrays, write_arrays
+from xcray.storage.atomic import file_digests, write_json
 
 SMALL = {"C": 0.1, "first_rows": 60, "query_rows": 40, "max_sweeps": 3000}
 FIRST = frozen([0], np.int32)
@@ -107,6 +111,90 @@ def test_damage_is_refused_with_the_fix(
         open_forest(dataset, 256)
     build_forest_directory(dataset)
     open_forest(dataset, 256)
+
+
+def reseal(folder: Path) -> None:
+    """Write the checksums of changed files into the manifest of a forest."""
+    manifest = json.loads((folder / directory.MANIFEST).read_text())
+    (folder / directory.MANIFEST).unlink()
+    write_json(folder / directory.MANIFEST, {**manifest, "files": file_digests(folder)})
+
+
+def forge(folder: Path, name: str, change: Callable[[np.ndarray], None]) -> None:
+    """Change an array of a forest, and seal it again."""
+    arrays = {each: array.copy() for each, array in read_arrays(folder / directory.NODES).items()}
+    change(arrays[name])
+    write_arrays(folder / directory.NODES, arrays)
+    reseal(folder)
+
+
+def put(position: object, value: float) -> Callable[[np.ndarray], None]:
+    """Return a function that writes a value into an array."""
+    return lambda array: array.__setitem__(position, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("first_child", put(0, 10**8)),
+        ("first_child", put(0, -5)),
+        ("first_child", put(0, 0)),  # a circle
+        ("first_child", put(0, 2)),
+        ("n_children", put(0, 10**6)),
+        ("n_children", put(0, -1)),
+        ("n_children", put(0, 0)),
+        ("leaf", put(-1, 10**8)),
+        ("leaf", put(-1, -7)),
+        ("leaf", put(0, 0)),
+        ("roots", put(0, 10**8)),
+        ("roots", put(1, 0)),
+        ("products", put((1, 0), np.nan)),
+        ("products", put((1, 0), 0.25)),
+        ("pivot_norms", put(3, 7.0)),
+        ("indptr", put(1, 10**9)),
+        ("indptr", put(1, -1)),
+        ("rows", put(0, 10**8)),
+        ("rows", put(0, -1)),
+        ("rows", lambda array: array.__setitem__(0, array[1])),
+        ("positions", put(0, 10**8)),
+        ("norms", put(0, np.nan)),
+        ("norms", put(0, np.inf)),
+        ("norms", put(0, 0.0)),
+        ("trees", put(1, 10**8)),
+        ("offsets", put(1, 2**60)),
+        ("offsets", put(1, -8)),
+        ("lengths", put(0, 2**31 - 1)),
+        ("lengths", put(0, -1)),
+    ],
+)
+def test_a_forged_forest_is_refused_when_it_is_opened(
+    dataset: Dataset, name: str, change: Callable[[np.ndarray], None]
+) -> None:
+    forge(build_forest_directory(dataset), name, change)
+    with pytest.raises(Corrupt, match=r"forest of svm .*again with `xcray data index .*svm`"):
+        open_forest(dataset, 256)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(np.int32, 10**9), (np.int32, -1), (np.float32, np.nan), (np.float32, 3.0)],
+)
+def test_a_forged_page_is_refused_when_it_is_read(
+    dataset: Dataset, kind: type, value: float
+) -> None:
+    folder = build_forest_directory(dataset)
+    stored = open_forest(dataset, 256)
+    first, last = (int(offset) for offset in stored.file.offsets[:2])
+    content = bytearray(stored.file.path.read_bytes())
+    page = np.frombuffer(content, kind, (last - first) // 4, first)
+    page[0 if kind is np.int32 else len(page) // 2] = value
+    stored.file.path.write_bytes(content)
+    checksum = zlib.crc32(content[first:last])
+    forge(folder, "checksums", put(0, checksum))
+    stored = open_forest(dataset, 256)
+    (data,) = PageReader(stored.file).read([0])
+    with pytest.raises(Corrupt, match=r"page 0 .*again with `xcray data index .*svm`"):
+        decode_page(stored, 0, data)
 
 
 def test_the_forest_of_other_data_is_refused(dataset: Dataset, tmp_path: Path) -> None:
