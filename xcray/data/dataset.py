@@ -25,6 +25,7 @@ import pyarrow as pa
 from xcray.arrays import CSR, Float32, Pattern, frozen
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, InputError, NotFound
+from xcray.kernels.canonical import FAULTS, first_fault, pattern_fault
 from xcray.kernels.sparse import pattern_range, row_range
 from xcray.storage.arrow import read_csr, read_names, read_pattern, read_table
 from xcray.storage.atomic import read_json, similar_directory, verify_files
@@ -72,6 +73,17 @@ class Split:
             )
         return row_range(self.X, start, stop), pattern_range(self.Y, start, stop)
 
+    def check(self) -> None:
+        """Raise Corrupt unless kernels, which do not check bounds, can read the matrices."""
+        for name, matrix in (("x_rows", self.X), ("x_columns", self.XT)):
+            _require_sound(f"{self.name}/{name}.arrow", *first_fault(matrix))
+        for name, ones in (("y_rows", self.Y), ("y_columns", self.YT)):
+            _require_sound(f"{self.name}/{name}.arrow", *pattern_fault(ones))
+        if self.weights is not None and not (
+            np.isfinite(self.weights).all() and (self.weights > 0.0).all()
+        ):
+            raise Corrupt(f"{WEIGHTS}: a weight is not above 0", file=WEIGHTS)
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -96,8 +108,8 @@ class Dataset:
     def open(cls, path: Path | str, verify: bool | VerifiedFiles = False) -> Dataset:
         """Map the data set at `path`.
 
-        verify: first compare every file with its SHA-256. VerifiedFiles remembers the checksums of
-        files that do not change.
+        verify: first compare every file with its SHA-256, and check that kernels can read the
+        matrices. VerifiedFiles remembers the files, and repeats neither while they do not change.
         Raises NotFound if there is no data set, Corrupt if files are missing, truncated or,
         with `verify`, changed.
         """
@@ -106,11 +118,12 @@ class Dataset:
         files = manifest["files"]
         for name, expected in files.items():
             _check_file(path, name, expected)
+        was_read = bool(verify)
         if isinstance(verify, VerifiedFiles):
-            verify.verify(path, files)
+            was_read = verify.verify(path, files)
         elif verify:
             verify_files(path, files)
-        return cls(
+        opened = cls(
             path=path,
             name=manifest["name"],
             n_features=manifest["n_features"],
@@ -124,6 +137,10 @@ class Dataset:
             },
             label_names=_check_length(read_names(path / LABELS), manifest["n_labels"], LABELS),
         )
+        if was_read:
+            for split in opened.splits.values():
+                split.check()
+        return opened
 
     def __getitem__(self, part: str) -> Split:
         """Return the split called `part`. Raises NotFound with the existing parts."""
@@ -173,6 +190,12 @@ def open_verified(path: Path | str) -> Dataset:
     files that do not change are hashed once. Raises as `Dataset.open`.
     """
     return Dataset.open(path, VerifiedFiles(default_home() / VERIFIED_FILE))
+
+
+def _require_sound(file: str, code: int, row: int) -> None:
+    """Raise Corrupt for a fault of a matrix."""
+    if code:
+        raise Corrupt(f"{file}, row {row}: {FAULTS[code]}; build the data set again", file=file)
 
 
 def default_names(n: int) -> pa.LargeStringArray:

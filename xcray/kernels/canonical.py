@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from xcray.arrays import CSR
+from xcray.arrays import CSR, Pattern
 
 # messages by the code of `first_fault`
 FAULTS = (
@@ -41,3 +41,25 @@ def first_fault(matrix: CSR) -> tuple[int, int]:
                 return 4, i
             before = indices[p]
     return 0, -1
+
+
+def pattern_fault(matrix: Pattern) -> tuple[int, int]:
+    """Return (code in FAULTS, row) of a fault of a Pattern; (0, -1) if it is valid.
+
+    Array operations, O(rows + entries) time and O(entries) bytes of memory.
+    """
+    indptr, indices = matrix.indptr, matrix.indices[: max(int(matrix.indptr[-1]), 0)]
+    falling = np.flatnonzero(np.diff(indptr) < 0)
+    if len(falling) or indptr[0] < 0:
+        return 1, int(falling[0]) if len(falling) else 0
+
+    def fault(code: int, positions: np.ndarray) -> tuple[int, int]:
+        return code, int(np.searchsorted(indptr, positions[0], "right")) - 1
+
+    outside = np.flatnonzero((indices < 0) | (indices >= matrix.n_cols))
+    if len(outside):
+        return fault(2, outside)
+    is_first = np.zeros(len(indices) + 1, np.bool_)
+    is_first[indptr] = True
+    repeated = np.flatnonzero((np.diff(indices) <= 0) & ~is_first[1:-1])
+    return fault(3, repeated + 1) if len(repeated) else (0, -1)

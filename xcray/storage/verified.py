@@ -32,11 +32,11 @@ class VerifiedFiles:
         """Initialise. memory: the JSON file, which is created with its directory if missing."""
         self.memory = memory
 
-    def verify(self, directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
+    def verify(self, directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> bool:
         """Compare the files of a directory with their recorded sizes and SHA-256.
 
-        Files that were verified before and did not change since are not read. Raises Corrupt with
-        the name of the first file that differs.
+        Files that were verified before and did not change since are not read. Returns whether any
+        was read. Raises Corrupt with the name of the first file that differs.
         """
         known = self._load()
         identities = {name: _identity(directory / name) for name in digests}
@@ -56,6 +56,7 @@ class VerifiedFiles:
         if settled:
             known = {name: value for name, value in known.items() if name not in settled} | settled
             self._save(dict(list(known.items())[-MAX_ENTRIES:]))
+        return bool(changed)
 
     def _load(self) -> dict[str, str]:
         """Return checksums by identity, oldest first; empty if there is no readable memory."""

@@ -110,10 +110,10 @@ class LoadedModel:
 class _SharedVerifiedFiles(VerifiedFiles):
     """Verified checksums that processes share: one hashes a model while the others wait."""
 
-    def verify(self, directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
+    def verify(self, directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> bool:
         """Compare the files that no process has verified, see the base class."""
         with exclusive_lock(self.memory.with_suffix(".lock")):
-            super().verify(directory, digests)
+            return super().verify(directory, digests)
 
 
 def open_predictor(path: Path) -> Predictor:
