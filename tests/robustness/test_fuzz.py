@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,15 @@ def test_seeds_and_mutations_of_them(target: Target, tmp_path: Path) -> None:
     assert len(outcomes) > 1
 
 
-def test_a_run_in_a_child_process_with_limits(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--inputs", "100", "--target", "svmlight", "--seed", "1"]) == 0
-    assert "svmlight: 100 inputs" in capfd.readouterr().out
+def test_a_run_in_a_child_process_has_limits_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The child imports all targets; the folder of temporary files is empty afterwards."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert main(["--inputs", "20", "--target", "svmlight", "--seed", "1"]) == 0
+    assert "svmlight: 20 inputs" in capfd.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_difference_is_detected() -> None:

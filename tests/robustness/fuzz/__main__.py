@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,8 @@ def run_child(name: str, inputs: int, seed: int) -> bool:
     command = [sys.executable, "-m", "tests.robustness.fuzz", *options]
     code = subprocess.run(command, check=False).returncode
     print(f"{name}: " + (f"exit code {code}, see {work}/current" if code else f"{inputs} inputs"))
+    if not code:
+        shutil.rmtree(work)
     return code != 0
 
 

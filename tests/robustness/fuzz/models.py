@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.support.live_service import text_model
@@ -45,13 +45,13 @@ WORDS += (
 
 
 @cache
-def template() -> tuple[Path, list[str]]:
-    """Return a valid model and the names of its files."""
-    home = Path(mkdtemp(prefix="xcray-fuzz-"))
-    text_model(home / "model")
-    return home / "model", sorted(
-        str(p.relative_to(home / "model")) for p in (home / "model").rglob("*") if p.is_file()
-    )
+def template() -> dict[str, bytes]:
+    """Return the files of a valid model; nothing stays on disk."""
+    with TemporaryDirectory() as home:
+        root = Path(home) / "model"
+        text_model(root)
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 def seeds() -> list[bytes]:
@@ -60,10 +60,9 @@ def seeds() -> list[bytes]:
     The first byte selects the file, the second whether to update the manifest, the rest is the
     content.
     """
-    root, names = template()
     return [
-        bytes([i, sealing]) + (root / name).read_bytes()
-        for i, name in enumerate(names)
+        bytes([i, sealing]) + content
+        for i, content in enumerate(template().values())
         for sealing in (0, 1)
     ]
 
@@ -73,15 +72,16 @@ def run(data: bytes, folder: Path) -> str:
 
     A model that opens with full verification must be usable.
     """
-    root, names = template()
+    files = template()
     if len(data) < 2:
         return "nothing"
-    name, seal = names[data[0] % len(names)], bool(data[1] & 1)
+    name, seal = list(files)[data[0] % len(files)], bool(data[1] & 1)
     path = folder / "model"
     shutil.rmtree(path, ignore_errors=True)
-    shutil.copytree(root, path)
-    same = (path / name).read_bytes() == data[2:]
-    (path / name).write_bytes(data[2:])
+    for each, content in {**files, name: data[2:]}.items():
+        (path / each).parent.mkdir(parents=True, exist_ok=True)
+        (path / each).write_bytes(content)
+    same = files[name] == data[2:]
     if seal:
         _fit(path, name)
     outcome = []
