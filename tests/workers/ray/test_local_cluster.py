@@ -217,6 +217,7 @@ def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, be
         pids = [info.pid, *descendants(info.pid)]
         assert pid in pids
         root = root_of(directory)
+    assert list(root.glob("pymp-*"))  # of the dashboard, which does not remove it
     bystander = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)  # xcray ray"]
     )

@@ -78,7 +78,12 @@ class LocalRayDaemon:
         token.unlink(missing_ok=True)  # a new token each time: old copies become invalid
         write_token(token)
         dashboard = free_port()
-        environment = {**os.environ, **local_ray_environment(token)}
+        # Ray's dashboard forks its parts from a server whose folder stays where TMPDIR was
+        environment = {
+            **os.environ,
+            **local_ray_environment(token),
+            "TMPDIR": str(self.root),
+        }
         for name in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_TOKEN"):
             environment.pop(name, None)
         deadline, address = time.monotonic() + seconds, ""

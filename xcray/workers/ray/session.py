@@ -211,7 +211,8 @@ def local_ray(
     }
     with environment(settings):
         try:
-            with _preserve_sigterm():
+            # Ray's dashboard forks its parts from a server whose folder stays where TMPDIR was
+            with _preserve_sigterm(), environment({"TMPDIR": str(root)}):
                 context = retry_slow_start(
                     lambda: ray.init(
                         address="local",
