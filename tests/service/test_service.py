@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 import signal
@@ -15,26 +14,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from io import StringIO
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
 from tests.support.live_service import LABELS, TEXTS, client_of, publish, raw, serving, settings_for
 from xcray.errors import Conflict, ParameterError, Unavailable
 from xcray.jobs.states import SUCCEEDED
-from xcray.model.registry import Registry
 from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
-from xcray.service.http import auth
 from xcray.service.models.cache import ModelCache, ModelTarget
-from xcray.service.observability.request_log import REQUEST_ID, log_context
 from xcray.service.processes.sockets import listen
-from xcray.service.settings import Settings, check_address
-from xcray.telemetry.logging import JSONFormatter
+from xcray.service.settings import Settings
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 LINES = "".join(
@@ -69,12 +64,27 @@ def build_stub(tmp_path: Path, code: str) -> tuple[str, ...]:
 READY_STUB = "(folder / 'outcome.json').write_text(json.dumps({'stats': {'n_labels': 4}}))"
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Yield a service for requests that change nothing, with a small limit of uploads."""
+    with stub_service(tmp_path_factory.mktemp("shared"), upload_bytes=2000) as service:
+        ready_dataset(service)
+        yield service
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
+    """Yield a service of one test."""
+    with stub_service(tmp_path) as service:
+        yield service
+
+
+@contextmanager
+def stub_service(folder: Path, **changes: Any) -> Iterator[Service]:
     """Yield a service with a stub that builds data sets at once."""
     app = create_app(
-        settings_for(tmp_path / "home"),
-        parts=AppParts(build_command=build_stub(tmp_path, READY_STUB)),
+        settings_for(folder / "home", **changes),
+        parts=AppParts(build_command=build_stub(folder, READY_STUB)),
     )
     with client_of(app) as http:
         yield Service(http, app.state.app_state, app)
@@ -214,23 +224,14 @@ def test_train_and_test_files_and_bad_lines(tmp_path: Path) -> None:
     ],
 )
 def test_uploads_are_refused_and_leave_nothing(
-    tmp_path: Path, query: str, content: bytes, headers: dict[str, str], status: int, code: str
+    shared: Service, query: str, content: bytes, headers: dict[str, str], status: int, code: str
 ) -> None:
-    app = create_app(
-        settings_for(tmp_path / "home", upload_bytes=2000),
-        parts=AppParts(build_command=build_stub(tmp_path, READY_STUB)),
-    )
-    with client_of(app) as http:
-        answer = http.post(f"/v1/datasets?{query}", content=content, headers=headers)
-        # A forbidden option has its own code, which gives 403.
-        assert (answer.status_code, answer.json()["code"]) == (
-            403 if code == "FORBIDDEN" else status,
-            code,
-        ), answer.text
-        chunked = http.post("/v1/uploads", content=iter([b"y" * 1500, b"y" * 1500]), headers=OCTETS)
-        assert (chunked.status_code, chunked.json()["code"]) == (413, "BODY_TOO_LARGE")
-        assert http.get("/v1/datasets").json()["datasets"] == []
-        assert not list((tmp_path / "home" / "uploads").iterdir())
+    answer = shared.http.post(f"/v1/datasets?{query}", content=content, headers=headers)
+    # A forbidden option has its own code, which gives 403.
+    expected = (403 if code == "FORBIDDEN" else status, code)
+    assert (answer.status_code, answer.json()["code"]) == expected, answer.text
+    assert len(shared.http.get("/v1/datasets").json()["datasets"]) == 1
+    assert not list((shared.app_state.home.path / "uploads").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -249,14 +250,10 @@ def test_uploads_are_refused_and_leave_nothing(
         ({"name": "a"}, "MISSING_FIELD"),
     ],
 )
-def test_data_set_requests_are_refused(
-    service: Service, options: dict[str, Any], code: str
-) -> None:
-    answer = service.http.post("/v1/datasets", json=options)
-    assert (answer.json()["code"], answer.status_code) == (
-        code,
-        403 if code == "FORBIDDEN" else 422,
-    ), answer.text
+def test_data_set_requests_are_refused(shared: Service, options: dict[str, Any], code: str) -> None:
+    answer = shared.http.post("/v1/datasets", json=options)
+    expected = (code, 403 if code == "FORBIDDEN" else 422)
+    assert (answer.json()["code"], answer.status_code) == expected, answer.text
 
 
 def test_only_paths_below_an_allowed_root_are_accepted(tmp_path: Path) -> None:
@@ -286,17 +283,6 @@ def test_only_paths_below_an_allowed_root_are_accepted(tmp_path: Path) -> None:
         ):
             assert status(str(path)) == 403
         assert (root / "a.jsonl").is_file()
-
-
-def test_an_interrupted_upload_leaves_nothing(service: Service) -> None:
-    url = httpx.URL(str(service.http.base_url))
-    head = b"POST /v1/uploads HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\nContent-Length: 1000\r\n\r\n"
-    folder = service.app_state.home.path / "uploads"
-    with socket.create_connection((url.host, url.port or 80)) as connection:
-        connection.sendall(head + b"x" * 500)
-        eventually(lambda: list(folder.iterdir()))
-        assert all(path.name.startswith(".") for path in folder.iterdir())
-    eventually(lambda: not list(folder.iterdir()))
 
 
 def test_uploads_and_builds_of_a_crashed_service_are_swept_and_resumed(tmp_path: Path) -> None:
@@ -392,51 +378,6 @@ def test_a_full_disk_refuses_only_uploads(tmp_path: Path) -> None:
 # Jobs
 
 
-def test_a_job_is_accepted_once_per_key(service: Service) -> None:
-    request = {
-        "dataset": ready_dataset(service),
-        "model": "m",
-        "params": {"C": 0.5},
-        "priority": 3,
-        "name": "first",
-    }
-    key = {"Idempotency-Key": "k1"}
-    first = service.http.post("/v1/jobs", json=request, headers=key)
-    again = service.http.post("/v1/jobs", json=request, headers=key)
-    other = service.http.post("/v1/jobs", json={**request, "priority": 4}, headers=key)
-    assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
-    assert first.json() == again.json()
-    assert other.json()["code"] == "IDEMPOTENCY_MISMATCH"
-    assert first.headers["location"] == f"/v1/jobs/{first.json()['id']}"
-    job = first.json()
-    assert (job["status"], job["phase"], job["name"], job["priority"]) == (
-        "PENDING",
-        "QUEUED",
-        "first",
-        3,
-    )
-    assert job["spec"]["params"] == {"C": 0.5}
-    stored = service.app_state.store.jobs.get(job["id"]).spec
-    assert stored["dataset"] == str(service.app_state.home.dataset(request["dataset"]))
-    assert stored["name"] == "m"
-
-
-def test_fifty_concurrent_requests_with_one_key_are_one_job(service: Service) -> None:
-    request = {"dataset": ready_dataset(service), "model": "m"}
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(
-            pool.map(
-                lambda _: service.http.post(
-                    "/v1/jobs", json=request, headers={"Idempotency-Key": "k"}
-                ),
-                range(50),
-            )
-        )
-    assert len({answer.json()["id"] for answer in answers}) == 1
-    assert sorted(answer.status_code for answer in answers) == [200] * 49 + [201]
-    assert len(service.http.get("/v1/jobs").json()["jobs"]) == 1
-
-
 @pytest.mark.parametrize(
     ("change", "status", "code"),
     [
@@ -462,52 +403,12 @@ def test_fifty_concurrent_requests_with_one_key_are_one_job(service: Service) ->
     ],
 )
 def test_specs_are_checked_before_they_are_accepted(
-    service: Service, change: dict[str, Any], status: int, code: str
+    shared: Service, change: dict[str, Any], status: int, code: str
 ) -> None:
-    request = {"dataset": ready_dataset(service), "model": "m", **change}
-    answer = service.http.post("/v1/jobs", json=request)
+    request = {"dataset": "data", "model": "m", **change}
+    answer = shared.http.post("/v1/jobs", json=request)
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-    assert service.http.get("/v1/jobs").json()["jobs"] == []
-
-
-def test_lists_have_pages_and_filters(service: Service) -> None:
-    data = ready_dataset(service)
-    body = [
-        service.http.post("/v1/jobs", json={"dataset": data, "model": "m"}).json()["id"]
-        for _ in range(5)
-    ]
-    service.http.post(f"/v1/jobs/{body[0]}/stop")
-    page, result = service.http.get("/v1/jobs?limit=2").json(), []
-    while True:
-        result += [job["id"] for job in page["jobs"]]
-        if page["next_page_token"] is None:
-            break
-        page = service.http.get(
-            "/v1/jobs", params={"limit": 2, "page_token": page["next_page_token"]}
-        ).json()
-    assert result == body[::-1]
-    assert [
-        job["id"] for job in service.http.get("/v1/jobs?status=STOPPED").json()["jobs"]
-    ] == body[:1]
-    for query in (
-        "limit=0",
-        "limit=1001",
-        "limit=x",
-        "status=DONE",
-        "page_token=zzz",
-        "page_token=" + "a" * 300,
-    ):
-        assert service.http.get(f"/v1/jobs?{query}").status_code == 422
-
-
-def test_a_job_can_have_a_time_limit(service: Service) -> None:
-    assert submitted(service, max_seconds=60)["spec"]["max_seconds"] == 60.0
-    assert submitted(service)["spec"]["max_seconds"] is None
-    assert submitted(service, memory_limit=2**32)["spec"]["memory_limit"] == 2**32
-    described = service.http.get("/openapi.json").json()["components"]["schemas"]["JobRequest"][
-        "properties"
-    ]["max_seconds"]
-    assert "partial" in described["description"]
+    assert shared.http.get("/v1/jobs").json()["jobs"] == []
 
 
 def test_stop_resume_delete(service: Service) -> None:
@@ -675,57 +576,6 @@ def test_explanations_add_up(service: Service, tmp_path: Path) -> None:
     )
 
 
-def test_each_reply_is_from_one_version_while_the_alias_moves(tmp_path: Path) -> None:
-    """The name, the hash and the labels of each reply belong to the same version."""
-    app = create_app(settings_for(tmp_path / "home", models_loaded=1))
-    registry: Registry = app.state.app_state.registry
-    for version, prefix in ((1, "old"), (2, "new")):
-        assert (
-            publish(
-                registry,
-                "docs",
-                tmp_path / prefix,
-                seed=version,
-                labels=[f"{prefix}{i}" for i in range(4)],
-            )
-            == version
-        )
-    hashes = {version: registry.describe("docs", version).sha256 for version in (1, 2)}
-    registry.aliases.set("docs", "prod", 1)
-    done = threading.Event()
-
-    def switch() -> None:
-        while not done.is_set():
-            for version in (2, 1):
-                registry.aliases.set("docs", "prod", version)
-
-    with client_of(app) as http:
-        switcher = threading.Thread(target=switch)
-        switcher.start()
-        body = {"instances": [{"text": text} for text in TEXTS], "top_k": 4}
-        values: set[int] = set()
-        try:
-            with ThreadPoolExecutor(4) as pool:
-                while values != {1, 2}:  # several rounds on a slow machine
-                    for answer in pool.map(
-                        lambda _: http.post("/v1/models/docs@prod:predict", json=body), range(120)
-                    ):
-                        assert answer.status_code == 200, answer.text
-                        document = answer.json()
-                        version = document["model"]["version"]
-                        values.add(version)
-                        assert document["model"]["sha256"] == hashes[version]
-                        prefix = {1: "old", 2: "new"}[version]
-                        assert all(
-                            label.startswith(prefix)
-                            for one in document["predictions"]
-                            for label in one["labels"]
-                        )
-        finally:
-            done.set()
-            switcher.join()
-
-
 def test_the_cache_loads_a_model_once_and_is_bounded(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
     app_state: AppState = app.state.app_state
@@ -754,46 +604,7 @@ def test_the_cache_loads_a_model_once_and_is_bounded(tmp_path: Path) -> None:
     cache.close()
 
 
-def test_too_many_waiting_predictions_are_refused_with_a_retry_time(tmp_path: Path) -> None:
-    free = threading.Event()
-
-    def slow(path: Path) -> Any:
-        free.wait(PATIENCE)
-        raise Unavailable("never mind")
-
-    app = create_app(settings_for(tmp_path / "home", predict_rows=33), parts=AppParts(opener=slow))
-    publish(app.state.app_state.registry, "docs", tmp_path / "staged")
-    with client_of(app) as http, ThreadPoolExecutor(40) as pool:
-        body = {"instances": [{"text": "a"}]}
-        waiting = [pool.submit(http.post, "/v1/models/docs:predict", json=body) for _ in range(40)]
-        # by then all requests have arrived
-        eventually(lambda: sum(one.done() for one in waiting) == 40 - 33)
-        early = [one.result() for one in waiting if one.done()]
-        free.set()
-        codes = {answer.json()["code"] for answer in early}
-        assert codes == {"BUSY"}
-        assert early[0].headers["retry-after"] == "1"
-        assert sum(one.result().json()["code"] == "BUSY" for one in waiting) == 40 - 33
-
-
 # Operations and security
-
-
-def test_liveness_has_no_dependencies_and_readiness_has_reasons(tmp_path: Path) -> None:
-    def broken() -> None:
-        raise Unavailable("no")
-
-    app = create_app(
-        settings_for(tmp_path / "home", keys_grace_seconds=0.0),
-        parts=AppParts(checks={"RAY": broken}),
-    )
-    with client_of(app) as http:
-        assert http.get("/readyz").json() == {"ready": True, "reasons": [], "degraded": ["RAY"]}
-        app.state.app_state.store.ping = broken
-        answer = http.get("/readyz")
-        assert (answer.status_code, answer.json()["reasons"]) == (503, ["STORE"])
-        assert int(answer.headers["retry-after"]) > 0
-        assert http.get("/healthz").json()["status"] == "ok"
 
 
 def test_the_number_of_series_does_not_grow_with_names(service: Service) -> None:
@@ -828,16 +639,16 @@ def test_the_number_of_series_does_not_grow_with_names(service: Service) -> None
     assert 'xcray_jobs{status="PENDING"}' in series()
 
 
-def test_pages_load_nothing_from_other_servers(service: Service) -> None:
+def test_pages_load_nothing_from_other_servers(shared: Service) -> None:
     for path in ("/", "/docs", "/redoc"):
-        page = service.http.get(path)
+        page = shared.http.get(path)
         assert page.status_code == 200
         policy = page.headers["content-security-policy"]
         assert "default-src 'self'" in policy
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
         assert "http" not in policy
-        own, vendored = asset_texts(service, page.text)
+        own, vendored = asset_texts(shared, page.text)
         own = own.replace('xmlns="http://www.w3.org/2000/svg"', "")  # a name, not an address
         assert "http://" not in page.text + own
         assert "https://" not in page.text + own
@@ -861,161 +672,6 @@ def asset_texts(service: Service, page: str) -> tuple[str, str]:
                 waiting += [] if vendored else [answer.text]
     assert seen
     return texts[False], texts[True]
-
-
-def test_the_description_is_complete(service: Service) -> None:
-    description = service.http.get("/openapi.json").json()
-    text = json.dumps(description)
-    for reference in set(re.findall(r'"#/components/schemas/([^"]+)"', text)):
-        assert reference in description["components"]["schemas"], reference
-    post = description["paths"]["/v1/models/{reference}:predict"]["post"]
-    assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(
-        "PredictRequest"
-    )
-    known = {"instances", "top_k", "allow", "deny", "deadline_ms", "certificate", "probabilities"}
-    assert known == set(description["components"]["schemas"]["PredictRequest"]["properties"])
-
-
-def test_every_route_authenticates(tmp_path: Path) -> None:
-    """A caller without scopes is refused by all routes of /v1, including new ones."""
-
-    async def no_caller(request: Request) -> auth.Caller:
-        return auth.Caller("other", frozenset())
-
-    with client_of(
-        create_app(settings_for(tmp_path / "home"), parts=AppParts(authenticate=no_caller))
-    ) as http:
-        paths = http.get("/openapi.json").json()["paths"]
-        query = 0
-        for path, methods in paths.items():
-            filled = re.sub(r"\{(?:version)\}", "1", path)
-            filled = re.sub(r"\{\w+\}", "x", filled)
-            for method in methods:
-                if path.startswith("/v1"):
-                    headers = {"Content-Type": "application/json"}
-                    answer = http.request(
-                        method,
-                        filled,
-                        content=b"{}" if method in ("post", "put") else None,
-                        headers=headers,
-                    )
-                    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (
-                        method,
-                        path,
-                        answer.text,
-                    )
-                    query += 1
-        assert query >= 23
-
-
-def test_another_tenant_has_no_access(tmp_path: Path) -> None:
-    who = {"tenant": "first"}
-
-    async def caller(request: Request) -> auth.Caller:
-        return auth.Caller(who["tenant"])
-
-    app = create_app(
-        settings_for(tmp_path / "home"),
-        parts=AppParts(authenticate=caller, build_command=build_stub(tmp_path, READY_STUB)),
-    )
-    with client_of(app) as http:
-        mine = Service(http, app.state.app_state, app)
-        job = submitted(mine)
-        data = job["spec"]["dataset"]
-        who["tenant"] = "second"
-        assert http.get("/v1/jobs").json()["jobs"] == []
-        assert http.get("/v1/datasets").json()["datasets"] == []
-        for verb, path in (
-            ("GET", f"/v1/jobs/{job['id']}"),
-            ("GET", f"/v1/jobs/{job['id']}/events"),
-            ("GET", f"/v1/jobs/{job['id']}/logs"),
-            ("POST", f"/v1/jobs/{job['id']}/stop"),
-            ("DELETE", f"/v1/jobs/{job['id']}"),
-            ("GET", f"/v1/datasets/{data}"),
-            ("DELETE", f"/v1/datasets/{data}"),
-        ):
-            assert http.request(verb, path).status_code == 404
-        assert http.post("/v1/jobs", json={"dataset": data, "model": "m"}).status_code == 404
-
-
-def test_pages_of_other_origins_change_nothing(service: Service) -> None:
-    own = str(service.http.base_url).rstrip("/")
-    path = "/v1/datasets?name=a&format=jsonl"
-    for origin, status in (("https://evil.example", 403), ("null", 403), (own, 201)):
-        answer = service.http.post(path, content=b"{}", headers={**OCTETS, "Origin": origin})
-        assert answer.status_code == status
-    assert (
-        service.http.get("/v1/jobs", headers={"Origin": "https://evil.example"}).status_code == 200
-    )
-    assert (
-        "access-control-allow-origin"
-        not in service.http.get("/v1/jobs", headers={"Origin": "null"}).headers
-    )
-    assert (
-        service.http.get("/v1/jobs", headers={"Host": "rebound.example"}).json()["code"] == "HOST"
-    )
-    assert service.http.get("/v1/jobs", headers={"Host": "LOCALHOST:1"}).status_code == 200
-
-
-def test_answers_have_an_id_and_security_headers(service: Service) -> None:
-    response = service.http.get("/healthz", headers={"X-Request-ID": "abc-1"})
-    assert response.headers["x-request-id"] == "abc-1"
-    results = {
-        service.http.get("/nowhere", headers={"X-Request-ID": "a b!"}).headers["x-request-id"]
-        for _ in range(3)
-    }
-    assert len(results) == 3
-    assert all(re.fullmatch(r"req_[0-9a-f]{20}", one) for one in results)
-    assert response.headers["x-content-type-options"] == "nosniff"
-    assert "server" not in response.headers
-
-
-def test_unexpected_errors_are_reported_without_details(
-    service: Service, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("secret /path/of/the/server")
-
-    service.app_state.store.jobs.list_page = fail  # type: ignore[method-assign]
-    logging.getLogger("xcray").propagate = True
-    with caplog.at_level(logging.ERROR, "xcray"):
-        answer = service.http.get("/v1/jobs")
-    assert (answer.status_code, answer.json()["code"]) == (500, "INTERNAL")
-    assert "secret" not in answer.text
-    assert any(record.exc_info for record in caplog.records)
-
-
-@pytest.mark.parametrize(
-    "name", ["a\r\nb", "\x1b[31m", "\u2028x", "${jndi:ldap://x}", "n" * 1_000_000, "\ud800", '"}{']
-)
-def test_each_log_event_is_one_line(name: str) -> None:
-    stream = StringIO()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JSONFormatter(log_context))
-    logger = logging.Logger("test")
-    logger.addHandler(handler)
-    REQUEST_ID.set("req_1")
-    logger.info("hello %s", name, extra={"model": name})
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 1
-    entry = json.loads(lines[0])
-    assert entry["request_id"] == "req_1"
-    assert entry["model"] == name[:256]
-    assert lines[0].isascii()
-    assert lines[0].isprintable()
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", "192.168.1.1"])
-def test_public_addresses_are_refused_and_the_error_names_the_fix(host: str) -> None:
-    with pytest.raises(ParameterError, match=r"127\.0\.0\.1") as caught:
-        check_address(Settings(host=host))
-    assert caught.value.code == "PUBLIC_ADDRESS"
-    check_address(Settings(host=host, insecure_dev=True))
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
-def test_local_addresses_are_accepted(host: str) -> None:
-    check_address(Settings(host=host))
 
 
 def test_settings_come_from_the_environment(

@@ -82,6 +82,8 @@ def test_repeated_requests_with_one_key_are_one_job(service: Service) -> None:
     # Spelling out a default value gives another body.
     assert submit(service, "k", solver="ppdsparse").status_code == 409
     assert len(service.http.get("/v1/jobs").json()["jobs"]) == 1
+    stored = service.app_state.store.jobs.get(first.json()["id"]).spec
+    assert (stored["name"], stored["dataset"].endswith("nowhere")) == ("m", True)
 
 
 def test_concurrent_requests_with_one_key_create_one(service: Service) -> None:
@@ -438,6 +440,9 @@ def test_limits_of_a_job_are_kept(service: Service) -> None:
     before = time.time()
     document = submit(service, timeout_seconds=60, expires_seconds=600.5, max_attempts=2).json()
     assert (document["timeout_seconds"], document["max_attempts"]) == (60, 2)
+    spec = submit(service, max_seconds=60, memory_limit=2**32).json()["spec"]
+    assert (spec["max_seconds"], spec["memory_limit"]) == (60.0, 2**32)
+    assert document["spec"]["max_seconds"] is None
     assert (
         before + 600 < datetime.fromisoformat(document["expires"]).timestamp() < time.time() + 601
     )

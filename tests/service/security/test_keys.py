@@ -565,6 +565,13 @@ def test_clients_take_the_key_from_argument_file_or_environment(
 
 
 def test_public_addresses_need_a_key_and_tls() -> None:
+    for host in ("127.0.0.1", "127.3.2.1", "::1", "localhost"):
+        check_address(Settings(host=host))
+    for host in ("::", "10.1.2.3", "example.org", "192.168.1.1"):
+        with pytest.raises(ParameterError, match=r"127\.0\.0\.1") as refused:
+            check_address(Settings(host=host))
+        assert refused.value.code == "PUBLIC_ADDRESS"
+        check_address(Settings(host=host, insecure_dev=True))
     public = {"host": "0.0.0.0"}
     for inputs, has_keys, code in (
         ({}, False, "PUBLIC_ADDRESS"),

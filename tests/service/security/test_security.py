@@ -515,6 +515,11 @@ def test_every_reply_has_security_headers(own_home: Path) -> None:
             assert "camera=()" in headers["permissions-policy"]
             assert headers["strict-transport-security"].startswith("max-age=")
             assert headers["cache-control"] == "no-store"
+            assert re.fullmatch(r"req_[0-9a-f]{20}", headers["x-request-id"])
+        for given, kept in (("abc-1", True), ("a b!", False)):
+            how = {"headers": {"x-request-id": given}}
+            headers = (await app_setup.ask("none", "GET", "/healthz", **how)).headers
+            assert (headers["x-request-id"] == given) is kept
 
     asyncio.run(send_requests())
     plain = AppSetup(own_home.parent / "plain")
