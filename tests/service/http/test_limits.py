@@ -215,12 +215,18 @@ def test_a_key_with_limits_gets_them_in_headers(own_home: Path) -> None:
 # Connections
 
 
-@pytest.fixture
-def slow(own_home: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def slow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the home of the service with short timeouts."""
+    return tmp_path_factory.mktemp("slow") / "home"
+
+
+@pytest.fixture(scope="module")
+def slow(slow_home: Path) -> Iterator[str]:
     """Start a service with short timeouts and yield its URL."""
     app = create_app(
         settings_for(
-            own_home,
+            slow_home,
             header_timeout_seconds=0.3,
             body_idle_timeout_seconds=0.5,
             min_body_bytes_per_second=100_000,
@@ -282,7 +288,9 @@ def test_stalled_requests_are_cut_off(slow: str, begun: str) -> None:
         b"POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 999999\r\n\r\n",
     ],
 )
-def test_single_bytes_do_not_keep_a_connection_open(slow: str, head: bytes, own_home: Path) -> None:
+def test_single_bytes_do_not_keep_a_connection_open(
+    slow: str, head: bytes, slow_home: Path
+) -> None:
     with closing(connected(slow)) as connection:
         connection.sendall(head)
         messages: list[bytes] = []
@@ -298,7 +306,7 @@ def test_single_bytes_do_not_keep_a_connection_open(slow: str, head: bytes, own_
             time.sleep(0.05)
         reader.join(PATIENCE)
     assert b"408" in messages[0]
-    wait_for(lambda: not list((own_home / "uploads").iterdir()))
+    wait_for(lambda: not list((slow_home / "uploads").iterdir()))
 
 
 def test_connections_above_the_limit_are_refused_and_others_work(own_home: Path) -> None:
@@ -438,42 +446,56 @@ def wait_for(holds: Callable[[], bool]) -> None:
 # Uploads (F11)
 
 
-@pytest.fixture
-def app(own_home: Path) -> FastAPI:
-    return create_app(settings_for(own_home, tenant_upload_bytes=250_000, upload_bytes=200_000))
-
-
-@pytest.fixture
-def http(app: FastAPI) -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module")
+def uploading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, FastAPI]]:
+    """Yield a client of a service with small quotas of uploads, and its app."""
+    home = tmp_path_factory.mktemp("uploads") / "home"
+    app = create_app(settings_for(home, tenant_upload_bytes=250_000, upload_bytes=200_000))
     with client_of(app) as client:
-        yield client
+        yield client, app
 
 
-def upload_names(home: Path) -> list[str]:
+@pytest.fixture
+def app(uploading: tuple[httpx.Client, FastAPI]) -> Iterator[FastAPI]:
+    """Return the app; what a test uploaded is removed after it."""
+    app = uploading[1]
+    yield app
+    for name in upload_names(app):
+        app.state.app_state.uploads.remove(name)
+
+
+@pytest.fixture
+def http(uploading: tuple[httpx.Client, FastAPI], app: FastAPI) -> httpx.Client:
+    return uploading[0]
+
+
+def upload_names(app: FastAPI) -> list[str]:
     """Return the names in the folder of uploads."""
-    return sorted(path.name for path in (home / "uploads").iterdir())
+    return sorted(path.name for path in (app.state.app_state.home.path / "uploads").iterdir())
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-@pytest.mark.parametrize("path", ["/v1/uploads", "/v1/datasets?name=a&format=jsonl"])
+@pytest.mark.parametrize(
+    ("path", "share"),
+    [("/v1/uploads", 0.0), ("/v1/uploads", 0.99), ("/v1/datasets?name=a&format=jsonl", 0.5)],
+)
 def test_an_interrupted_upload_leaves_nothing(
-    http: httpx.Client, own_home: Path, share: float, path: str
+    http: httpx.Client, app: FastAPI, path: str, share: float
 ) -> None:
     parts = httpx.URL(str(http.base_url))
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 100000\r\n\r\n"
     connection = socket.create_connection((parts.host, parts.port or 80))
     connection.sendall(head.encode() + b"x" * int(100_000 * share))
-    wait_for(lambda: len(upload_names(own_home)) == 1)  # it is being received under a hidden name
-    assert upload_names(own_home)[0].startswith(".")
+    wait_for(lambda: len(upload_names(app)) == 1)  # it is being received under a hidden name
+    assert upload_names(app)[0].startswith(".")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # RST
     connection.close()
-    wait_for(lambda: not upload_names(own_home))
+    wait_for(lambda: not upload_names(app))
     assert http.get("/v1/datasets").json()["datasets"] == []
     assert http.post("/v1/uploads", content=b"whole", headers=OCTETS).status_code == 201
 
 
 def test_an_upload_that_differs_from_its_declaration_leaves_nothing(
-    http: httpx.Client, own_home: Path
+    http: httpx.Client, app: FastAPI
 ) -> None:
     wrong = http.post("/v1/uploads", params={"sha256": "0" * 64}, content=b"x", headers=OCTETS)
     assert (wrong.status_code, wrong.json()["code"]) == (422, "UPLOAD_TRUNCATED")
@@ -482,12 +504,10 @@ def test_an_upload_that_differs_from_its_declaration_leaves_nothing(
     # no Content-Length
     blocks = http.post("/v1/uploads", content=iter([b"x" * 50_000] * 5), headers=OCTETS)
     assert blocks.status_code == 413
-    assert upload_names(own_home) == []
+    assert upload_names(app) == []
 
 
-def test_a_repeated_upload_is_the_same_upload(
-    http: httpx.Client, own_home: Path, app: FastAPI
-) -> None:
+def test_a_repeated_upload_is_the_same_upload(http: httpx.Client, app: FastAPI) -> None:
     again = {**OCTETS, "Idempotency-Key": "k1"}
     first = http.post("/v1/uploads", content=b"one", headers=again).json()
     assert first["sha256"] == hashlib.sha256(b"one").hexdigest()
@@ -495,7 +515,7 @@ def test_a_repeated_upload_is_the_same_upload(
     assert http.post("/v1/uploads", content=b"one", headers=OCTETS).json()["id"] != first["id"]
     other = http.post("/v1/uploads", content=b"two", headers=again)
     assert (other.status_code, other.json()["code"]) == (409, "IDEMPOTENCY_MISMATCH")
-    assert len(upload_names(own_home)) == 2
+    assert len(upload_names(app)) == 2
     answers = []
     threads = [
         threading.Thread(
@@ -510,12 +530,10 @@ def test_a_repeated_upload_is_the_same_upload(
     for thread in threads:
         thread.join()
     assert len({answer.json()["id"] for answer in answers}) == 1
-    assert len(upload_names(own_home)) == 3
+    assert len(upload_names(app)) == 3
 
 
-def test_the_total_of_uploads_of_a_tenant_is_bounded(
-    http: httpx.Client, own_home: Path, app: FastAPI
-) -> None:
+def test_the_total_of_uploads_of_a_tenant_is_bounded(http: httpx.Client, app: FastAPI) -> None:
     first = http.post("/v1/uploads", content=b"x" * 200_000, headers=OCTETS).json()["id"]
     # refused by its Content-Length, or while it is received
     for content in (
@@ -525,15 +543,15 @@ def test_the_total_of_uploads_of_a_tenant_is_bounded(
         answer = http.post("/v1/uploads", content=content, headers=OCTETS)
         assert (answer.status_code, answer.json()["code"]) == (507, "UPLOAD_QUOTA")
         assert "250,000" in answer.json()["detail"]
-    assert upload_names(own_home) == [first]
+    assert upload_names(app) == [first]
     parts = httpx.URL(str(http.base_url))
     head = b"POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 40000\r\n\r\n"
     with closing(socket.create_connection((parts.host, parts.port or 80))) as half:
         half.sendall(head)
-        wait_for(lambda: len(upload_names(own_home)) == 2)
+        wait_for(lambda: len(upload_names(app)) == 2)
         # 40,000 bytes are reserved for the other upload.
         assert http.post("/v1/uploads", content=b"x" * 20_000, headers=OCTETS).status_code == 507
-    wait_for(lambda: upload_names(own_home) == [first])
+    wait_for(lambda: upload_names(app) == [first])
     app.state.app_state.uploads.remove(first)
     assert http.post("/v1/uploads", content=b"x" * 60_000, headers=OCTETS).status_code == 201
 

@@ -179,8 +179,8 @@ def test_wrong_methods_get_the_allowed_ones(tmp_path: Path) -> None:
 def test_the_service_conforms_to_its_description(tmp_path: Path) -> None:
     """The service conforms to its description in some hundred requests with a fixed seed."""
     with service(tmp_path) as (description, url, known):
-        result = explore(description, url, known, examples=3, seed=7, whole=False)
-    assert result.requests > 200
+        result = explore(description, url, known, examples=1, seed=7, whole=False)
+    assert result.requests > 100
     assert result.statuses["2xx"] > 30
     assert result.statuses["5xx"] == 0
     assert not result.failures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -453,12 +454,13 @@ def until_refused(http: httpx.Client, own: dict[str, str]) -> None:
 
     The exact time is tested above with a clock.
     """
-    for _ in range(20_000):
+    for _ in range(2_000):
         answer = http.get("/v1/jobs", headers=own)
         if answer.status_code == 401:
             assert answer.headers["www-authenticate"].startswith("Bearer")
             return
-    raise AssertionError("a revoked key went on for 20,000 requests")
+        time.sleep(0.05)
+    raise AssertionError("a revoked key went on for 2,000 requests")
 
 
 def test_only_admin_keys_can_access_any_tenant(http: httpx.Client, app: FastAPI) -> None:
