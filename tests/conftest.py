@@ -61,7 +61,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 # Files whose tests run for long, the longest first. Most of them start Ray.
 LONG_FILES = (
     "tests/workers/ray/test_pool.py",
-    "tests/cli/test_workflow.py",
+    "tests/journeys/test_command_line.py",
     "tests/workers/ray/test_local_cluster.py",
     "tests/training/test_multinomial.py",
     "tests/workers/ray/test_worker_group.py",
