@@ -26,7 +26,7 @@ from xcray.cli.terminal.output import (
     print_line,
 )
 from xcray.cli.terminal.words import in_command_words
-from xcray.cli.training import calibrate, data, labels, plan, report, solvers, train, tune
+from xcray.cli.training import calibrate, data, labels, report, solvers, train, tune
 from xcray.errors import XcrayError, missing_extra
 
 app = typer.Typer(
@@ -58,7 +58,6 @@ app.command("explain")(predict.explain)
 app.command("evaluate")(evaluate.evaluate)
 app.command("report")(report.report)
 app.command("timeline")(report.timeline)
-app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("runner")(runner.runner)
 app.command("demo")(demo.demo)

@@ -1,4 +1,4 @@
-"""`xcray train --estimate`: estimate the resources of a training."""
+"""`xcray train --estimate` and `--values`: estimate the resources of a training."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.terminal.progress import format_duration
+
+
+def print_values(spec: Any) -> None:
+    """Print values of the Helm chart for a training, and exit."""
+    from xcray.data.dataset import Dataset
+    from xcray.training.capacity.chart_values import chart_values
+    from xcray.training.strategies import estimate_training
+
+    values = chart_values(
+        estimate_training(spec), Dataset.open(spec.dataset), cluster=spec.pool == "ray"
+    )
+    typer.echo(values, nl=False)
+    raise typer.Exit
 
 
 def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:

@@ -19,7 +19,7 @@ from xcray.cli.terminal.completion import complete_datasets, complete_solvers
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.data_storage import local_dataset
-from xcray.cli.training.estimate import print_estimate
+from xcray.cli.training.estimate import print_estimate, print_values
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError
 from xcray.solvers import SOLVERS
 
@@ -145,6 +145,13 @@ def train(
         bool,
         typer.Option("--estimate", help="Print the estimated memory, disk and time, and exit."),
     ] = False,
+    values: Annotated[
+        bool,
+        typer.Option(
+            "--values",
+            help="Print --estimate as values of the Helm chart; with --pool ray for mode cluster.",
+        ),
+    ] = False,
     parameters: Annotated[
         bool, typer.Option("--parameters", help="Print the solver's parameters and exit.")
     ] = False,
@@ -158,7 +165,7 @@ def train(
         print_parameters(solver, json)
     if dataset is None:
         raise InputError("no data set given: xcray train DIR")
-    if out.exists() and not (resume or estimate):
+    if out.exists() and not (resume or estimate or values):
         raise Conflict(
             f"{out} exists already; choose another --out, remove it first, or use --resume"
         )
@@ -184,6 +191,8 @@ def train(
     )
     directory = local_dataset(dataset, quiet=json)
     spec = replace(spec, dataset=str(directory))
+    if values:
+        print_values(spec)
     if estimate:
         print_estimate(spec, out, run_directory(run_dir, out), json)
     if not json:

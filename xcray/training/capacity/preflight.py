@@ -118,8 +118,7 @@ class TrainingShape(NamedTuple):
     rows, features, labels, entries: N, D, K, entries of X. max_entries: largest number of entries
     in the rows that one label works on. seconds, weights: (K,) float64, expected of each label.
     mapped: bytes of the data files. needs: of a worker in addition to its solver's arrays.
-    calibration_bytes: memory of the calibration. free_bytes: available memory; None reads it from
-    this machine.
+    calibration_bytes: memory of the calibration.
     """
 
     rows: int
@@ -132,7 +131,6 @@ class TrainingShape(NamedTuple):
     mapped: int
     needs: TaskNeeds = TaskNeeds()
     calibration_bytes: int = 0
-    free_bytes: int | None = None
 
 
 class MeasuredRates(NamedTuple):
@@ -160,14 +158,13 @@ def memory_limits(spec: TrainSpec) -> dict[str, int]:
     return {**available_bytes(), **own}
 
 
-def merge_budget(spec: TrainSpec, weights: int = 0, free: int | None = None) -> int:
+def merge_budget(spec: TrainSpec, weights: int = 0) -> int:
     """Return the bytes of weights that merging can hold at once.
 
     This is the fastest size, or more for a model so large that merging would take more than
-    MAX_MERGE_PASSES passes. It is at most an eighth of the free memory (`free`, or read from this
-    machine), and at least 4 MiB.
+    MAX_MERGE_PASSES passes. It is at most an eighth of the free memory, and at least 4 MiB.
     """
-    free = min(memory_limits(spec).values(), default=8 * BUFFER_BYTES) if free is None else free
+    free = min(memory_limits(spec).values(), default=8 * BUFFER_BYTES)
     return max(
         4 * MIB, min(free // 8, max(BUFFER_BYTES, ENTRY_BYTES * weights // MAX_MERGE_PASSES))
     )
@@ -246,7 +243,7 @@ def estimate_from(
     worker += shape.needs.n_bytes + shape.needs.bytes_per_weight * weights
     model = model_bytes(weights, K, shape.features)
     pieces = max(
-        min(ENTRY_BYTES * weights, merge_budget(spec, weights, shape.free_bytes)),
+        min(ENTRY_BYTES * weights, merge_budget(spec, weights)),
         IN_FLIGHT_BYTES * workers,
         shape.calibration_bytes,
     )

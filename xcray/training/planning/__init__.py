@@ -1,1 +1,0 @@
-"""Deployment planning: pods, memory, disk and core hours for a training or a service."""
