@@ -246,7 +246,7 @@ def test_debug_raises_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ["--nonsense"],
         ["nonsense"],
-        ["data", "info"],
+        ["data", "show"],
         ["train", "--workers", "many", "d"],
         ["predict", "m", "-k", "0"],
     ],

@@ -209,12 +209,15 @@ def show(
         Path,
         typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
     ],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Verify the checksum of every file.")
+    ] = False,
     json: output.JsonOption = False,
 ) -> None:
     """Show sizes, frequent labels and warnings of a data set directory."""
     from xcray.data.dataset import Dataset
 
-    print_dataset(Dataset.open(dataset), json)
+    print_dataset(Dataset.open(dataset, verify=verify), json)
 
 
 @app.command()
@@ -320,20 +323,6 @@ def list_datasets(server: ServerOption = None, json: output.JsonOption = False) 
         for each in records
     ]
     output.print_table(["data set", "name", "status", "labels", "created"], rows)
-
-
-@app.command()
-def info(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Data set directory.")],
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Verify the checksum of every file.")
-    ] = False,
-    json: output.JsonOption = False,
-) -> None:
-    """Show a data set: sizes, splits, frequent labels, provenance."""
-    from xcray.data.dataset import Dataset
-
-    print_dataset(Dataset.open(directory, verify=verify), json)
 
 
 @app.command()
