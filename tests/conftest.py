@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -58,13 +59,20 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
-# Files whose tests run for long, the longest first. Most of them start Ray.
-LONG_FILES = (
+# Files of `make test` that use the local Ray; one process runs them all.
+RAY_FILES = (
     "tests/workers/ray/test_pool.py",
+    "tests/workers/test_worker_groups.py",
+    "tests/workers/ray/test_worker_group.py",
+    "tests/workers/ray/test_trainings.py",
+)
+
+# Files whose tests run for long, the longest first.
+LONG_FILES = (
+    *RAY_FILES,
     "tests/journeys/test_command_line.py",
     "tests/workers/ray/test_local_cluster.py",
     "tests/training/test_multinomial.py",
-    "tests/workers/ray/test_worker_group.py",
     "tests/robustness/test_faults.py",
     "tests/unit/test_examples.py",
     "tests/robustness/test_fuzz.py",
@@ -75,9 +83,6 @@ LONG_FILES = (
     "tests/training/tuning/test_search.py",
     "tests/training/test_staged.py",
     "tests/training/test_memoir_workers.py",
-    "tests/workers/test_worker_groups.py",
-    "tests/workers/ray/test_rotation_faults.py",
-    "tests/workers/ray/test_batch.py",
     "tests/unit/solvers/indexed_bcd/test_paged_rows.py",
     "tests/benchmarks/test_certificates.py",
     "tests/service/http/test_openapi.py",
@@ -99,6 +104,29 @@ def pytest_xdist_auto_num_workers() -> int | None:
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the order of files below; pytest-xdist would start those with most tests first."""
     config.option.loadscopereorder = False
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests that take the fixture `ray` with the mark of the same name."""
+    if "ray" in getattr(item, "fixturenames", ()):
+        item.add_marker("ray")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the files that share one local Ray to one process; None, the default, for drills."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneRay(LoadFileScheduling):
+        """Files are the units of work, but those of Ray are one."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "ray" if file in RAY_FILES else file
+
+    if config.option.dist != "loadfile" or config.option.markexpr == "drill":
+        return None
+    return OneRay(config, log)
 
 
 @pytest.hookimpl(trylast=True)
@@ -189,13 +217,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     )
 
 
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    """Start a local Ray with two CPUs for the tests of one file; no other cluster is used."""
-    from xcray.workers.ray.local_cluster import local_ray
+@pytest.fixture
+def ray() -> str:
+    """Return the address of a local Ray with four CPUs, which consecutive tests share."""
+    from tests.support import shared_ray
 
-    with local_ray() as cluster:
-        yield cluster
+    return shared_ray.start()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the local Ray after the last test of a file, unless the next one needs it."""
+    shared_ray = sys.modules.get("tests.support.shared_ray")
+    if shared_ray is None or (nextitem is not None and nextitem.path == item.path):
+        return
+    if nextitem is None or not nextitem.get_closest_marker("ray"):
+        shared_ray.stop()
 
 
 @pytest.fixture(scope="session")

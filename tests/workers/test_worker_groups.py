@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import shared_ray
 from tests.support.worker_group_toy import LARGE, Work, ask, replies, to
 from xcray.errors import DataError, ParameterError, Stopped, Unavailable
 from xcray.schedule.calls import ObjectHandle
 from xcray.schedule.events import Lost
 from xcray.workers.local_group import SerialGroup, ThreadGroup
-from xcray.workers.ray.session import local_ray
 from xcray.workers.ray.worker_group import RayWorkerGroup
 from xcray.workers.worker_group import OBJECT_LOST, CallFailed, CallResult
 
@@ -32,14 +32,15 @@ GROUPS: dict[str, Any] = {
 }
 
 
-KINDS = ["serial", "threads", pytest.param("ray", marks=pytest.mark.ray)]
+KINDS = [pytest.param("ray", marks=pytest.mark.ray), "serial", "threads"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request):
-    """Yield a kind of worker group, with a Ray that has room for two groups if it needs one."""
-    with local_ray(num_cpus=4) if request.param == "ray" else nullcontext():
-        yield request.param
+    """Return a kind of worker group; Ray has room for two groups."""
+    if request.param == "ray":
+        shared_ray.start()
+    return request.param
 
 
 @pytest.fixture

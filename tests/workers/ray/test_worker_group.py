@@ -1,4 +1,7 @@
-"""Ray's worker group: several nodes, deaths of processes and nodes, silence, object lifetimes."""
+"""Ray's worker group: deaths of processes and nodes, silence, lifetimes of objects.
+
+Tests that need several nodes are in the second half, and are drills.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import pytest
 import ray
 
 from benchmarks.cluster.ray_store import several_nodes, store_use
+from tests.support import shared_ray
 from tests.support.rotation_toy import GRID, ToyWork
 from tests.support.worker_group_toy import LARGE, Work, ask, replies, to
 from xcray.errors import ParameterError, Unavailable
@@ -35,12 +39,20 @@ WIDE = 50_000  # features of a block of 1.6 MB
 @pytest.fixture(scope="module")
 def cluster():
     """Yield two nodes of one CPU, and a driver's node without CPUs."""
+    shared_ray.stop()
     with several_nodes(1, 1) as group:
         yield group
 
 
 @pytest.fixture
-def group(cluster, request):
+def group(ray, request):
+    """Yield an open group of two workers on the local Ray."""
+    with opened(request.node.name[:40]) as group:
+        yield group
+
+
+@pytest.fixture
+def spread_group(cluster, request):
     """Yield an open group of two workers, one per node."""
     with opened(request.node.name[:40]) as group:
         yield group
@@ -90,43 +102,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.drill
-def test_the_next_argument_is_fetched_while_a_worker_is_busy(group, tmp_path):
-    """While a gate holds worker-1, the argument of its next call moves to its node."""
-    assert len(set(group.nodes.values())) == 2
-    thing = ask(group, "worker-0", "make", 3.0).ref
-    until(lambda: places(thing) == {node_of(group, "worker-0")})
-    first = group.submit(to("worker-1", "pass_gate", str(tmp_path / "gate")))
-    second = group.submit(to("worker-1", "add", thing, 1.0))
-    until(lambda: node_of(group, "worker-1") in places(thing))
-    assert group.wait(0.0) == []
-    (tmp_path / "gate").touch()
-    answers = replies(group, 2)
-    assert [answer.ticket for answer in answers] == [first, second]
-    assert answers[1].result == 6.0
-    assert places(thing) == {node_of(group, worker) for worker in group.workers}
-    assert places(answers[1].ref) == {node_of(group, "worker-1")}
-
-
-def test_an_object_is_freed_on_all_nodes_with_its_handle(group):
-    """After objects were passed between nodes and freed, each node's store is as before."""
-    before = store_use()
-    things = [ask(group, "worker-0", "make", float(n)).ref for n in range(4)]
-    for turn in range(4):
-        things = [ask(group, f"worker-{(turn + 1) % 2}", "add", thing, 1.0).ref for thing in things]
-    assert sum(store_use().values()) - sum(before.values()) >= 4 * BYTES
-    # Results of earlier turns are freed.
-    until(lambda: sum(store_use().values()) - sum(before.values()) < 5 * BYTES)
-    assert [float(group.fetch(thing)[0]) for thing in things] == [4.0, 5.0, 6.0, 7.0]
-    del things
-    until(lambda: store_use() == before)
-
-
 def test_a_killed_worker_is_one_loss_and_its_results_are_kept(group):
     """The process dies with one call running and one waiting, and neither returns a result.
 
-    A new worker gets its name.
+    A new worker gets its name, which says the job and the worker.
     """
+    name = f"xcray:{group._job}:worker-0"
+    assert name in ray.util.list_named_actors()
     response = ask(group, "worker-0", "make", 5.0).ref
     for verb in ("long", "history"):
         group.submit(to("worker-0", verb))
@@ -139,26 +121,46 @@ def test_a_killed_worker_is_one_loss_and_its_results_are_kept(group):
         group.submit(to("worker-0", "history"))
     group.replace("worker-0")
     assert ask(group, "worker-0", "history").result == []
+    named = [each for each in ray.util.list_named_actors() if each.startswith(name)]
+    assert named in ([name], [f"{name}.2"])
     assert ask(group, "worker-0", "add", response, 1.0).result == 10.0
     np.testing.assert_array_equal(group.fetch(response), np.full(LARGE, 5.0, np.float32))
     assert group.wait(0.1) == []
 
 
-def test_actor_names_are_readable_and_freed_by_dead_actors(group):
-    job = group._job
-    named = ray.util.list_named_actors()
-    assert {f"xcray:{job}:worker-0", f"xcray:{job}:worker-1"} <= set(named)
-    os.kill(pid_of(group, "worker-1"), signal.SIGKILL)
-    assert isinstance(ask(group, "worker-1", "history"), Lost)
-    group.replace("worker-1")
-    mine = [
-        name for name in ray.util.list_named_actors() if name.startswith(f"xcray:{job}:worker-1")
-    ]
-    assert mine in ([f"xcray:{job}:worker-1"], [f"xcray:{job}:worker-1.2"])
+@pytest.mark.usefixtures("ray")
+def test_the_death_of_an_idle_worker_is_detected(monkeypatch):
+    monkeypatch.setattr(ray_actors, "PROBE_SECONDS", 0.1)
+    with opened("idle") as group:
+        os.kill(pid_of(group, "worker-1"), signal.SIGKILL)
+        assert replies(group, 1) == [Lost("worker-1")]
+        assert ask(group, "worker-0", "history").result == []
+
+
+@pytest.mark.usefixtures("ray")
+def test_too_few_cpus_are_reported_and_nothing_is_left(monkeypatch):
+    monkeypatch.setenv("XCRAY_RAY_START_SECONDS", "2")
+    with pytest.raises(Unavailable, match="free CPU for each worker") as caught:
+        with opened("crowd", workers=shared_ray.NUM_CPUS + 1):
+            raise AssertionError("more workers than CPUs")
+    assert caught.value.code == "RAY_NO_CPU"
+    until(
+        lambda: (
+            not [name for name in ray.util.list_named_actors() if name.startswith("xcray:crowd:")]
+        )
+    )
+
+
+def test_workers_report_their_memory(group):
+    group.memory_usage()
+    results: dict[str, object] = {}
+    until(lambda: results.update(group.memory_usage()) or set(results) == set(group.workers))
+    assert all(state.anonymous > 10 << 20 for state in results.values())
 
 
 @pytest.mark.drill
-def test_a_silent_worker_is_lost_and_its_late_answer_ignored(cluster, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("ray")
+def test_a_silent_worker_is_lost_and_its_late_answer_ignored(monkeypatch, tmp_path):
     """A stopped process raises nothing, so it is given up, killed and replaced."""
     ahead = [0.0]
     clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead[0])
@@ -182,12 +184,59 @@ def test_a_silent_worker_is_lost_and_its_late_answer_ignored(cluster, monkeypatc
         assert group.wait(0.1) == []
 
 
-def test_the_death_of_an_idle_worker_is_detected(cluster, monkeypatch):
-    monkeypatch.setattr(ray_actors, "PROBE_SECONDS", 0.1)
-    with opened("idle") as group:
-        os.kill(pid_of(group, "worker-1"), signal.SIGKILL)
-        assert replies(group, 1) == [Lost("worker-1")]
-        assert ask(group, "worker-0", "history").result == []
+@pytest.mark.drill
+@pytest.mark.usefixtures("ray")
+def test_workers_that_keep_dying_end_it_with_a_reason(monkeypatch):
+    monkeypatch.setattr(ray_actors, "REPLACEMENTS_PER_WORKER", 1)
+    with opened("doomed") as group:
+        for _ in range(2):
+            group.submit(to("worker-0", "long"))
+            ray.kill(group._actors["worker-0"])
+            assert replies(group, 1) == [Lost("worker-0")]
+            group.replace("worker-0")
+        group.submit(to("worker-0", "long"))
+        ray.kill(group._actors["worker-0"])
+        with pytest.raises(
+            Unavailable, match="3 Ray workers were lost one after the other"
+        ) as caught:
+            replies(group, 1)
+        assert caught.value.code == "WORKERS_LOST"
+        assert "died" in caught.value.hint
+
+
+@pytest.mark.drill
+def test_the_next_argument_is_fetched_while_a_worker_is_busy(spread_group, tmp_path):
+    """While a gate holds worker-1, the argument of its next call moves to its node."""
+    assert len(set(spread_group.nodes.values())) == 2
+    thing = ask(spread_group, "worker-0", "make", 3.0).ref
+    until(lambda: places(thing) == {node_of(spread_group, "worker-0")})
+    first = spread_group.submit(to("worker-1", "pass_gate", str(tmp_path / "gate")))
+    second = spread_group.submit(to("worker-1", "add", thing, 1.0))
+    until(lambda: node_of(spread_group, "worker-1") in places(thing))
+    assert spread_group.wait(0.0) == []
+    (tmp_path / "gate").touch()
+    answers = replies(spread_group, 2)
+    assert [answer.ticket for answer in answers] == [first, second]
+    assert answers[1].result == 6.0
+    assert places(thing) == {node_of(spread_group, worker) for worker in spread_group.workers}
+    assert places(answers[1].ref) == {node_of(spread_group, "worker-1")}
+
+
+@pytest.mark.drill
+def test_an_object_is_freed_on_all_nodes_with_its_handle(spread_group):
+    """After objects were passed between nodes and freed, each node's store is as before."""
+    before = store_use()
+    things = [ask(spread_group, "worker-0", "make", float(n)).ref for n in range(4)]
+    for turn in range(4):
+        things = [
+            ask(spread_group, f"worker-{(turn + 1) % 2}", "add", thing, 1.0).ref for thing in things
+        ]
+    assert sum(store_use().values()) - sum(before.values()) >= 4 * BYTES
+    # Results of earlier turns are freed.
+    until(lambda: sum(store_use().values()) - sum(before.values()) < 5 * BYTES)
+    assert [float(spread_group.fetch(thing)[0]) for thing in things] == [4.0, 5.0, 6.0, 7.0]
+    del things
+    until(lambda: store_use() == before)
 
 
 @pytest.mark.drill
@@ -240,38 +289,6 @@ def test_objects_of_a_lost_node_are_reported_as_lost(cluster, monkeypatch):
         assert ask(group, "worker-0", "total", [selection]).result == 2.0
 
 
-def test_too_few_cpus_are_reported_and_nothing_is_left(cluster, monkeypatch):
-    monkeypatch.setenv("XCRAY_RAY_START_SECONDS", "2")
-    with pytest.raises(Unavailable, match="free CPU for each worker") as caught:
-        with opened("crowd", workers=4):
-            raise AssertionError("four workers on two CPUs")
-    assert caught.value.code == "RAY_NO_CPU"
-    until(
-        lambda: (
-            not [name for name in ray.util.list_named_actors() if name.startswith("xcray:crowd:")]
-        )
-    )
-
-
-@pytest.mark.drill
-def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
-    monkeypatch.setattr(ray_actors, "REPLACEMENTS_PER_WORKER", 1)
-    with opened("doomed") as group:
-        for _ in range(2):
-            group.submit(to("worker-0", "long"))
-            ray.kill(group._actors["worker-0"])
-            assert replies(group, 1) == [Lost("worker-0")]
-            group.replace("worker-0")
-        group.submit(to("worker-0", "long"))
-        ray.kill(group._actors["worker-0"])
-        with pytest.raises(
-            Unavailable, match="3 Ray workers were lost one after the other"
-        ) as caught:
-            replies(group, 1)
-        assert caught.value.code == "WORKERS_LOST"
-        assert "died" in caught.value.hint
-
-
 @pytest.mark.drill
 def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
     """After update, sum and evaluation sweeps, each block is on one node only.
@@ -280,9 +297,7 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
     """
     work = ToyWork(n_features=WIDE)
     with opened("rotation", work=work) as group:
-        asks = [
-            to(group.workers[b % 2], "init_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)
-        ]
+        asks = [to(group.workers[b % 2], "init_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)]
         homes = [group.workers[0]] * 2 + [group.workers[1]] * 2
         list(
             call_many(
@@ -308,10 +323,3 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
             assert places(stretch.blocks[block]) == {node_of(group, maker)}
         # W and state of 4 labels, in float32.
         until(lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4)
-
-
-def test_workers_report_their_memory(group):
-    group.memory_usage()
-    results: dict[str, object] = {}
-    until(lambda: results.update(group.memory_usage()) or set(results) == set(group.workers))
-    assert all(state.anonymous > 10 << 20 for state in results.values())

@@ -1,0 +1,285 @@
+"""One contract for all solvers: report and model, same bits on threads, after a stop, a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.small_trainings import PARAMS, References, compare, once_at, spec_of
+from tests.support.toy_solvers import TOYS
+from xcray.cli.main import main
+from xcray.data.dataset import Dataset
+from xcray.errors import Stopped
+from xcray.model.model import Model
+from xcray.predict import Predictor
+from xcray.solvers import SOLVERS, dual_checkpoint, make_solver
+from xcray.solvers.memoir import state as memoir_state
+from xcray.training import TrainSpec, train, weight_checkpoints
+from xcray.training.report.render import draw_report
+from xcray.training.report.timeline import read_timeline
+from xcray.training.rotation import checkpoints, strategy
+from xcray.workers import timeline
+from xcray.workers.local_pool import ThreadPool
+from xcray.workers.pool import StopFlag
+from xcray.workers.timeline import LOST, read_streams
+
+FAMILIES = {name: SOLVERS[name].family for name in PARAMS}
+each_solver = pytest.mark.parametrize("solver", PARAMS)
+
+
+@pytest.fixture(scope="module")
+def references(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> References:
+    """Return the results on one thread."""
+    return References(tiny, tmp_path_factory.mktemp("references"))
+
+
+@each_solver
+def test_report_model_card_and_class_table(
+    tiny: Dataset, references: References, solver: str
+) -> None:
+    result = references[solver]
+    model, report = Model.open(result.model_path), result.report
+    json.dumps(report, allow_nan=False)
+    assert (model.sha256, model.measures) == (result.sha256, result.measures)
+    assert result.measures["P@1"] > 0.2
+    assert report["classes"] == tiny.n_labels
+    assert solver in (result.model_path / "card.md").read_text()
+    assert model.classes is not None
+    columns = set(model.classes.column_names)
+    assert "positives" not in columns or (
+        model.classes["positives"].to_pylist() == tiny.label_counts.tolist()
+    )
+    if model.linear is not None:
+        assert report["weights"] == model.nnz
+    if not report.get("stages"):
+        assert set(make_solver(solver, PARAMS[solver]).records.columns) <= columns
+    if "gap" in columns and FAMILIES[solver] != "synchronous":
+        assert report["classes_certified"] == tiny.n_labels
+        assert 0.0 < report["largest_gap"] <= 0.01
+    if history := report.get("history"):
+        epochs = [each["epoch"] for each in history]
+        assert epochs == sorted(epochs)
+        assert epochs[-1] == report["epochs"]
+    assert tiny.test is not None
+    best = Predictor(model).predict(tiny.test.X, k=3)
+    hits = [label in tiny.test.Y.row(i) for i, label in enumerate(best.labels[:, 0])]
+    assert np.mean(hits) == pytest.approx(result.measures["P@1"], abs=0.011)
+
+
+@each_solver
+def test_threads_give_the_same_model(
+    tiny: Dataset, references: References, tmp_path: Path, solver: str
+) -> None:
+    spec = spec_of(tiny, solver, pool="threads", workers=3)
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    compare(solver, result, references[solver])
+
+
+@contextmanager
+def often() -> Iterator[None]:
+    """Write a checkpoint whenever one can be written."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (strategy, weight_checkpoints, memoir_state):
+            patch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
+        yield
+
+
+# one solver for each way to store what is finished
+STOPPED = ["ppdsparse", "indexed-bcd", "dsmlr", "lbfgs", "lc", "generalized-least-squares"]
+STOPPED += ["calibrated-least-squares", "stagewise", *TOYS]
+
+
+@pytest.mark.parametrize("solver", STOPPED)
+def test_stopped_and_resumed_it_has_the_same_model(
+    tiny: Dataset, references: References, tmp_path: Path, solver: str
+) -> None:
+    """Synchronous solvers restart from the stored weights, without the history of steps."""
+    spec, stop, steps = spec_of(tiny, solver), StopFlag(), list[Any]()
+    folders = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
+    with often(), pytest.raises(Stopped):
+        train(spec, **folders, progress=once_at(2, stop.set), stop=stop)
+    assert not (tmp_path / "model").exists()
+    rounded = FAMILIES[solver] == "synchronous" and "objective" in references[solver].report
+    threads = {} if rounded else {"pool": "threads", "workers": 2}
+    result = train(replace(spec, **threads), **folders, progress=steps.append)
+    compare(solver, result, references[solver], rounded)
+    if "epochs" in result.report:  # no epoch is repeated
+        assert next(step.done for step in steps if step.phase == "TRAINING") >= 2
+        assert result.report["work_lost_seconds"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("solver", "module", "write"),
+    [("pdsparse", dual_checkpoint, "write_table"), ("memoir", memoir_state, "write_arrays")],
+)
+def test_a_training_of_one_task_resumes_from_its_last_checkpoint(
+    tiny: Dataset,
+    references: References,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    solver: str,
+    module: Any,
+    write: str,
+) -> None:
+    stop, stopped, saved = StopFlag(), threading.Event(), list[Path]()
+    save, stop_pool = getattr(module, write), ThreadPool.stop
+
+    def write_and_stop(path: Path, *content: Any) -> None:
+        save(path, *content)
+        saved.append(path)
+        if len(saved) == 2:
+            stop.set()
+            assert stopped.wait(300), "the pool was not stopped while its one task ran"
+
+    monkeypatch.setattr(module, write, write_and_stop)
+    monkeypatch.setattr(ThreadPool, "stop", lambda pool: (stop_pool(pool), stopped.set()))
+    spec = spec_of(tiny, solver)
+    folders = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
+    with often(), pytest.raises(Stopped):
+        train(spec, **folders, stop=stop)
+    assert saved == [tmp_path / "run" / f"{solver}.arrow"] * 2
+    result = train(spec, **folders)
+    assert result.sha256 == references[solver].sha256
+
+
+def _train_and_die(spec: TrainSpec, folder: Path, done: int, seconds: float) -> None:
+    """Train in this process, which is killed at a report; seconds: between checkpoints."""
+    timeline.FLUSH_SECONDS = 0.0
+    for module in (strategy, checkpoints, weight_checkpoints):
+        for name in ("CHECKPOINT_SECONDS", "FIRST_SECONDS"):
+            if hasattr(module, name):
+                setattr(module, name, seconds)
+    die = once_at(done, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    train(spec, run_dir=folder / "run", out=folder / "model", progress=die)
+
+
+def kill(spec: TrainSpec, folder: Path, done: int, seconds: float = 0.0) -> None:
+    """Train into `folder` in a process that is killed when it reports `done`."""
+    process = get_context("spawn").Process(
+        target=_train_and_die, args=(spec, folder, done, seconds)
+    )
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
+    assert not (folder / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("solver", "done", "seconds"),
+    [
+        ("indexed-bcd", 1, 0.0),
+        ("dsmlr", 4, 0.0),
+        ("lbfgs", 4, 1e9),
+        *(
+            pytest.param(*case, marks=pytest.mark.drill)
+            for case in [("dsmlr", 4, 1e9), *((toy, 2, 0.0) for toy in TOYS)]
+        ),
+    ],
+)
+def test_killed_and_resumed_it_has_the_same_bits_and_reports_the_lost_work(
+    tiny: Dataset,
+    references: References,
+    tmp_path: Path,
+    solver: str,
+    done: int,
+    seconds: float,
+) -> None:
+    """Without a checkpoint, in 1e9 s, all work is lost; results of single labels are never lost."""
+    spec, whole = spec_of(tiny, solver), references[solver]
+    kill(spec, tmp_path, done, seconds)
+    before = read_streams(tmp_path / "run").num_rows
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert result.sha256 == whole.sha256
+    rows = read_timeline(tmp_path / "model").to_pylist()
+    lost = [row["seconds"] for row in rows if row["outcome"] == LOST]
+    assert result.report["work_lost_seconds"] == pytest.approx(sum(lost), abs=0.001)
+    if FAMILIES[solver] != "independent":
+        assert result.report["batches"] == whole.report["batches"]
+        assert 0 < len(lost)
+        assert len(lost) < before if seconds == 0.0 else len(lost) == before
+
+
+def test_killed_with_a_damaged_stage_it_fits_that_stage_again(
+    tiny: Dataset, references: References, tmp_path: Path
+) -> None:
+    spec = spec_of(tiny, "stagewise")
+    kill(spec, tmp_path, 2)
+    first, second = sorted((tmp_path / "run").glob("*/stage-*"))
+    damaged = second / "0" / "arrays.arrow"
+    damaged.write_bytes(damaged.read_bytes()[:-9] + b"\0" * 9)
+    before = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert result.sha256 == references["stagewise"].sha256
+    assert {path: path.stat().st_mtime_ns for path in first.rglob("*")} == before
+
+
+@pytest.mark.parametrize("solver", ["dsmlr", "lbfgs", "lc"])
+def test_lost_parts_are_written_again(
+    tiny: Dataset, references: References, tmp_path: Path, solver: str
+) -> None:
+    spec, run = spec_of(tiny, solver), tmp_path / "run"
+    train(spec, run_dir=run, out=tmp_path / "model")
+    history = Model.open(tmp_path / "model").manifest["report"].get("history")
+    again = train(spec, run_dir=run, out=tmp_path / "again")
+    assert again.sha256 == references[solver].sha256
+    assert again.report.get("history") == history  # nothing was trained
+    min(run.glob("part-*.arrow")).unlink()
+    assert train(spec, run_dir=run, out=tmp_path / "third").sha256 == references[solver].sha256
+
+
+@pytest.mark.parametrize("solver", ["indexed-bcd", "memoir", "dsmlr", "lbfgs"])
+def test_the_command_line_estimates_and_trains(
+    tiny: Dataset,
+    references: References,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    solver: str,
+) -> None:
+    values = [word for pair in PARAMS[solver].items() for word in ("-p", f"{pair[0]}={pair[1]}")]
+    words = ["train", str(tiny.path), "--out", str(tmp_path / "model"), "--solver", solver]
+    words += ["--pool", "serial", *values, "--json"]
+    assert main([*words, "--estimate"]) == 0
+    estimate = json.loads(capsys.readouterr().out)["estimate"]
+    assert min(estimate[name] for name in ("memory", "model", "core_seconds")) > 0
+    assert main(words) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["sha256"] == references[solver].sha256
+    compared = out["report"]["preflight"]["compared"]
+    assert {"weights", "model", "core_seconds", "seconds", "memory"} <= set(compared)
+    assert not (tmp_path / "model.run").exists()
+
+
+@pytest.mark.parametrize("solver", ["ppdsparse", "dsmlr", "lbfgs", "stagewise"])
+def test_pictures_and_page(references: References, tmp_path: Path, solver: str) -> None:
+    result = references[solver]
+    report = draw_report(result.model_path, tmp_path / "report")
+    assert {"timeline", "by_frequency"} <= set(report["pictures"])
+    assert ("certificates" in report["left_out"]) == (solver != "ppdsparse")
+    assert report["timeline"]["batches_total"] == report["training"]["batches"]
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert f"solved by {solver}" in page
+    if solver in ("dsmlr", "lbfgs"):
+        assert "descent" in report["pictures"]
+        assert f"after {report['training']['epochs']} epochs" in page
+
+
+def test_all_softmax_solvers_reach_one_objective(references: References) -> None:
+    names = ("dsmlr", "lbfgs", "lc")
+    objectives = [references[name].report["objective"] for name in names]
+    assert max(objectives) <= 1.01 * min(objectives)
+    for name in names:
+        history = [each["objective"] for each in references[name].report["history"]]
+        assert all(b <= a * 1.02 for a, b in pairwise(history))
