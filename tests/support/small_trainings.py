@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from tests.support.toy_solvers import TOYS
 from xcray.data.dataset import Dataset
 from xcray.solvers import BUILT_IN
-from xcray.training import TrainResult, TrainSpec, train
+from xcray.solvers.memoir import state
+from xcray.training import TrainResult, TrainSpec, train, weight_checkpoints
+from xcray.training.rotation import checkpoints, strategy
+from xcray.workers import timeline
 
 _MEMOIR = {"rounds": 8, "early_stopping_rounds": 0}
 _EPOCHS = {"lam": 1e-3, "tolerance": 1e-3}
@@ -76,3 +82,25 @@ def once_at(number: int, act: Callable[[], None]) -> Callable[[Any], None]:
             act()
 
     return receive
+
+
+def kill(spec: TrainSpec, run_dir: Path, done: int, seconds: float = 0.0) -> None:
+    """Train in a process that is killed when it reports `done`; seconds: between checkpoints."""
+    process = get_context("spawn").Process(
+        target=_train_and_die, args=(spec, run_dir, done, seconds)
+    )
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
+    assert not (run_dir / "model").exists()
+
+
+def _train_and_die(spec: TrainSpec, run_dir: Path, done: int, seconds: float) -> None:
+    """Train in this process, which is killed at a report."""
+    timeline.FLUSH_SECONDS = 0.0
+    for module in (strategy, weight_checkpoints, state):
+        module.CHECKPOINT_SECONDS = seconds  # type: ignore[attr-defined]
+    for module in (checkpoints, weight_checkpoints, state):
+        module.FIRST_SECONDS = seconds  # type: ignore[attr-defined]
+    die = once_at(done, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    train(spec, run_dir=run_dir, out=run_dir / "model", progress=die)

@@ -1,20 +1,14 @@
-"""Trainings by indexed block coordinate descent: every pool, the command line, the report."""
+"""Trainings by indexed block coordinate descent: revisions, and rows on disk."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.support.killed_training import kill_in_the_middle
-from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, Stopped
-from xcray.model.model import Model
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 from xcray.training import TrainSpec, train
@@ -25,31 +19,6 @@ from xcray.training.strategy import TrainingContext
 from xcray.workers.pool import StopFlag
 
 PARAMS = {"selection": "forest", "first_rows": 20, "query_rows": 10}
-
-
-@pytest.fixture(scope="module")
-def reference(
-    tiny: Dataset, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[TrainSpec, TrainResult]:
-    """Return the specification and the result of a serial training."""
-    folder = tmp_path_factory.mktemp("reference")
-    spec = TrainSpec(str(tiny.path), solver="indexed-bcd", pool="serial", params=PARAMS)
-    return spec, train(spec, run_dir=folder / "run", out=folder / "model")
-
-
-def test_report_and_class_table(tiny: Dataset, reference: tuple[TrainSpec, TrainResult]) -> None:
-    _, result = reference
-    report, classes = result.report, Model.open(result.model_path).classes
-    assert report["classes_certified"] == report["classes"] == tiny.n_labels
-    assert report["converged"]
-    assert 0.0 < report["largest_gap"] <= 0.001
-    assert 0 < report["support_vectors"] < tiny.n_labels * tiny.train.n_rows
-    assert report["rows_read"] > 0
-    assert classes is not None
-    columns = {"positives", "rounds", "sweeps", "queries", "rows_read", "active", "support"}
-    assert columns | {"outliers", "objective"} <= set(classes.column_names)
-    np.testing.assert_array_equal(classes["positives"].to_numpy(), tiny.label_counts)
-    json.dumps(report, allow_nan=False)
 
 
 def test_a_run_of_another_revision_is_refused(
@@ -75,16 +44,6 @@ def test_records_with_other_fields_need_another_revision() -> None:
     )
     names = IndexedBCDSolver.records.dtype.names or ()
     assert (IndexedBCDSolver.revision, " ".join(names)) == (6, fields)
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_threads_give_the_same_model(
-    reference: tuple[TrainSpec, TrainResult], tmp_path: Path, workers: int
-) -> None:
-    spec, result = reference
-    spec = replace(spec, pool="threads", workers=workers)
-    other = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
-    assert other.sha256 == result.sha256
 
 
 @pytest.fixture(scope="module")
@@ -162,38 +121,3 @@ def test_the_memory_limit_leaves_bytes_for_the_rows(
     assert two is not None
     assert 9 << 30 < one < 10 << 30
     assert 2 * two < one < 2.1 * two
-
-
-@pytest.mark.drill
-def test_ray_gives_the_same_model(
-    reference: tuple[TrainSpec, TrainResult], tmp_path: Path, ray: object
-) -> None:
-    spec, result = reference
-    for workers in (1, 2, 4):
-        on_ray, place = replace(spec, pool="ray", workers=workers), tmp_path / str(workers)
-        other = train(on_ray, run_dir=place / "run", out=place / "model", job=f"bcd-{workers}")
-        assert other.sha256 == result.sha256
-
-
-@pytest.mark.parametrize("inner", ["l1-dual", "l2-primal"])
-def test_killed_in_the_middle_and_resumed_it_has_the_same_bits(
-    tiny: Dataset, tmp_path: Path, inner: str
-) -> None:
-    params = {**PARAMS, "inner": inner}
-    spec = TrainSpec(str(tiny.path), solver="indexed-bcd", pool="serial", params=params)
-    whole = train(spec, run_dir=tmp_path / "whole-run", out=tmp_path / "whole")
-    kill_in_the_middle(spec, tmp_path)
-    resumed = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
-    assert resumed.sha256 == whole.sha256
-
-
-def test_the_command_line_trains_it(
-    tiny: Dataset,
-    reference: tuple[TrainSpec, TrainResult],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    params = [word for name, value in PARAMS.items() for word in ("-p", f"{name}={value}")]
-    words = ["train", str(tiny.path), "--out", str(tmp_path / "model"), "--solver", "indexed-bcd"]
-    assert main([*words, *params, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["sha256"] == reference[1].sha256

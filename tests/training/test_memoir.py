@@ -1,61 +1,159 @@
-"""MEMOIR trainings: report, class table, pools, command line, settings of the paper, resume."""
+"""MEMOIR on several workers: the same bits, losses and resumes; what a search missed."""
 
 from __future__ import annotations
 
-import json
-import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
-from xcray.cli.main import main
-from xcray.errors import Stopped
-from xcray.model.model import Model
+from tests.support.small_trainings import once_at
+from xcray.data.dataset import Dataset
+from xcray.errors import Refused, Stopped
 from xcray.solvers import describe_solver, make_solver
 from xcray.solvers.memoir import state
-from xcray.training import TrainSpec, train
+from xcray.training import TrainResult, TrainSpec, replicated, train
 from xcray.training.report.render import draw_report
-from xcray.workers.local_pool import ThreadPool
+from xcray.workers.local_group import ThreadGroup
 from xcray.workers.pool import StopFlag
+from xcray.workers.ray.local_cluster import local_ray
 
-PARAMS = {"rounds": 12, "batch": 200, "early_stopping_rounds": 10, "row_norm": "l2"}
+PARAMS: dict[str, Any] = {
+    "rounds": 12,
+    "batch": 200,
+    "group": 32,
+    "early_stopping_rounds": 10,
+    "average_from": 4,
+    "row_norm": "l2",
+}
 
 
 @pytest.fixture(scope="module")
-def reference(tiny, tmp_path_factory):
+def reference(
+    tiny: Dataset, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TrainSpec, TrainResult]:
     """Return the specification and the result of a serial training."""
     folder = tmp_path_factory.mktemp("reference")
     spec = TrainSpec(str(tiny.path), solver="memoir", pool="serial", params=PARAMS)
     return spec, train(spec, run_dir=folder / "run", out=folder / "model")
 
 
-def test_report_and_class_table(tiny, reference):
-    _, result = reference
-    model = Model.open(result.model_path)
-    report, classes = result.report, model.classes
-    assert result.measures["P@1"] > 0.2
-    assert model.row_norm == "l2"
-    assert report["weights"] == model.W.nnz
-    assert report["stopped"] == "all 12 rounds are done"
-    assert report["held_out_rows"] == classes["predicted"].to_numpy().sum() > 0
-    hits, tested = (classes[name].to_numpy() for name in ("hits", "tested"))
-    assert report["held_out_accuracy"] == pytest.approx(hits.sum() / report["held_out_rows"])
-    assert (hits <= tested).all()
-    assert 0.0 < report["held_out_macro_f1"] < 1.0
-    np.testing.assert_array_equal(classes["positives"].to_numpy(), tiny.label_counts)
-    json.dumps(report, allow_nan=False)
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """Start a local Ray with room for four workers."""
+    with local_ray(num_cpus=4) as cluster:
+        yield cluster
 
 
-def test_threads_give_the_same_model_on_one_core(reference, tmp_path):
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[ThreadGroup]:
+    """Run the workers of Ray trainings in threads of this process; return their groups."""
+    made: list[ThreadGroup] = []
+
+    def make_group(spec: TrainSpec, factory: Any, workers: int, *_: Any) -> ThreadGroup:
+        made.append(ThreadGroup(factory, workers))
+        return made[-1]
+
+    monkeypatch.setattr(replicated, "make_worker_group", make_group)
+    return made
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_workers_with_all_weights_give_the_same_bits(
+    reference: tuple[TrainSpec, TrainResult],
+    groups: list[ThreadGroup],
+    tmp_path: Path,
+    workers: int,
+) -> None:
+    spec, result = reference
+    seen: list[int] = []
+    other = train(
+        replace(spec, pool="ray", workers=workers),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+        progress=lambda p: seen.append(p.done) if p.phase == "TRAINING" else None,
+    )
+    assert [len(group.workers) for group in groups] == [workers]
+    assert other.sha256 == result.sha256
+    assert other.report["stopped"] == result.report["stopped"]
+    assert other.report["workers_lost"] == 0
+    assert set(range(1, 12)) <= set(seen)  # progress by rounds
+
+
+@pytest.mark.parametrize(("interval", "worker"), [(0.0, "worker-1"), (1e9, "worker-0")])
+def test_after_the_loss_of_a_worker_all_go_back_to_the_checkpoint(
+    reference: tuple[TrainSpec, TrainResult],
+    groups: list[ThreadGroup],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    interval: float,
+    worker: str,
+) -> None:
+    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", interval)
+    monkeypatch.setattr(state, "FIRST_SECONDS", interval)
     spec, result = reference
     other = train(
-        replace(spec, pool="threads", workers=3), run_dir=tmp_path / "run", out=tmp_path / "model"
+        replace(spec, pool="ray", workers=2),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+        progress=once_at(5, lambda: groups[0].simulate_loss(worker)),
     )
+    assert other.report["workers_lost"] == 1
     assert other.sha256 == result.sha256
 
 
-def test_the_report_says_what_an_approximate_search_missed(tiny, tmp_path):
+def test_a_training_resumes_on_another_number_of_workers(
+    reference: tuple[TrainSpec, TrainResult],
+    groups: list[ThreadGroup],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
+    spec, result = reference
+    paths = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
+    for workers, number in ((2, 4), (3, 8)):
+        stop, done = StopFlag(), once_at(number, lambda: stop.set())  # noqa: B023
+        with pytest.raises(Stopped):
+            train(replace(spec, pool="ray", workers=workers), **paths, progress=done, stop=stop)
+    saved = int(state.read_arrays(tmp_path / "run" / "memoir.arrow")["numbers"][0])
+    assert 8 <= saved < 12
+    assert train(spec, **paths).sha256 == result.sha256
+
+
+def test_a_time_limit_ends_it_and_the_next_run_continues(
+    reference: tuple[TrainSpec, TrainResult],
+    groups: list[ThreadGroup],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
+    spec, result = reference
+    limited = replace(spec, pool="ray", workers=2, max_seconds=1e-3)
+    paths = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
+    with pytest.raises(Refused, match="time"):
+        train(limited, **paths)
+    monkeypatch.undo()
+    assert train(spec, **paths).sha256 == result.sha256
+
+
+def test_samples_that_change_weights_one_by_one_need_one_worker(
+    reference: tuple[TrainSpec, TrainResult], groups: list[ThreadGroup], tiny: Dataset
+) -> None:
+    from xcray.training.independent import IndependentLabels
+    from xcray.training.strategies import make_strategy
+    from xcray.training.strategy import TrainingContext
+
+    spec = replace(reference[0], pool="ray", workers=2)
+    for params in ({"group": 1}, {"group": 10, "oracle": "lsh"}):
+        solver = make_solver("memoir", params)
+        strategy = make_strategy(TrainingContext(spec, tiny, solver, tiny.path, "job"))
+        assert type(strategy) is IndependentLabels
+        assert strategy.workers == 1
+
+
+def test_the_report_says_what_an_approximate_search_missed(tiny: Dataset, tmp_path: Path) -> None:
     params = {"rounds": 6, "batch": 100, "oracle": "lsh", "bits": 128}
     spec = TrainSpec(str(tiny.path), solver="memoir", pool="serial", params=params)
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
@@ -69,50 +167,6 @@ def test_the_report_says_what_an_approximate_search_missed(tiny, tmp_path):
     assert "mean" in (tmp_path / "report" / "oracle.svg").read_text()
 
 
-@pytest.mark.drill
-def test_one_ray_worker_gives_the_same_model(reference, tmp_path, ray):
-    spec, result = reference
-    other = train(
-        replace(spec, pool="ray", workers=2),
-        run_dir=tmp_path / "run",
-        out=tmp_path / "model",
-        job="memoir",
-    )
-    assert other.sha256 == result.sha256
-
-
-def test_a_stopped_training_resumes_from_its_last_saved_round(reference, tmp_path, monkeypatch):
-    spec, result = reference
-    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
-    stop, stopped, saved = StopFlag(), threading.Event(), []
-    save, stop_pool = state.write_arrays, ThreadPool.stop
-
-    def write_and_stop(path, arrays):
-        save(path, arrays)
-        saved.append(int(arrays["numbers"][0]))
-        if len(saved) == 5:
-            stop.set()
-            assert stopped.wait(300), "the pool was not stopped while its one task ran"
-
-    monkeypatch.setattr(state, "write_arrays", write_and_stop)
-    monkeypatch.setattr(ThreadPool, "stop", lambda pool: (stop_pool(pool), stopped.set()))
-    with pytest.raises(Stopped):
-        train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", stop=stop)
-    assert saved == [1, 2, 3, 4, 5]
-    again = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
-    assert saved == list(range(1, 13))
-    assert again.sha256 == result.sha256
-
-
-def test_the_command_line_trains_it(tiny, reference, tmp_path, capsys):
-    _, result = reference
-    options = [f"{name}={value}" for name, value in PARAMS.items()]
-    arguments = ["train", str(tiny.path), "--out", str(tmp_path / "model"), "--solver", "memoir"]
-    flags = [flag for option in options for flag in ("-p", option)]
-    assert main([*arguments, *flags, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["sha256"] == result.sha256
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -120,11 +174,8 @@ def test_the_command_line_trains_it(tiny, reference, tmp_path, capsys):
         ("memoir-scripts", {"lam": 1.0, "step": "batch", "draws": "classes", "margin": 1e30}),
     ],
 )
-def test_the_settings_of_the_paper_and_its_scripts(tiny, tmp_path, name, expected):
+def test_the_settings_of_the_paper_and_its_scripts(name: str, expected: dict[str, Any]) -> None:
     solver = make_solver(name, {})
     table4 = {"eta0": 0.1, "eta_step": 0.02, "batch": 0, "rounds": 25}
     assert {**table4, **expected}.items() <= solver.as_dict().items()
     assert describe_solver(name)["family"] == "joint"
-    spec = TrainSpec(str(tiny.path), solver=name, pool="serial", params={"rounds": 2})
-    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
-    assert np.isfinite(Model.open(result.model_path).W.data).all()

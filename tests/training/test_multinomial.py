@@ -1,15 +1,11 @@
-"""DS-MLR, L-BFGS and LC trainings: pools, stops, resumes, time limits, reports, CLI, REST."""
+"""DS-MLR, L-BFGS and LC trainings: checkpoints, losses, time limits, histories, jobs, REST."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +15,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from tests.support.live_service import serving, settings_for
-from xcray.cli.main import main
+from tests.support.small_trainings import PARAMS, References, kill, once_at, spec_of
 from xcray.client import Client
 from xcray.data.dataset import Dataset
 from xcray.data.weights import set_weights
@@ -37,85 +33,27 @@ from xcray.solvers import make_solver
 from xcray.solvers.synchronous_contract import LabelWeights
 from xcray.storage.arrow import read_table
 from xcray.system.blas_threads import limit_blas_threads
-from xcray.training import TrainResult, TrainSpec, synchronous, train, weight_checkpoints
+from xcray.training import synchronous, train, weight_checkpoints
 from xcray.training.edit.labels import remove_labels, retrain_labels
 from xcray.training.epoch_strategy import EPOCHS_FILE, shorten_history, thin_history
-from xcray.training.report.render import draw_report
-from xcray.training.report.timeline import read_timeline
 from xcray.training.rotation import interval, strategy
 from xcray.training.weight_checkpoints import WeightCheckpoints
 from xcray.workers.pool import StopFlag
-from xcray.workers.timeline import LOST, TimelinePosition, read_streams
+from xcray.workers.timeline import TimelinePosition
 
-GRID = {"shards": 4, "blocks": 3}
-LAM = 1e-3
-PARAMS: dict[str, dict[str, Any]] = {
-    "dsmlr": {"lam": LAM, "tolerance": 1e-3, **GRID},
-    "lbfgs": {"lam": LAM, "tolerance": 1e-3},
-    "lc": {"lam": LAM, "tolerance": 1e-3},
-    "generalized-least-squares": {"lam": LAM, "tolerance": 1e-3},
-}
 QUICK = MonitorOptions(lease_seconds=600.0, heartbeat_seconds=0.05, report_seconds=0.02)
-each_solver = pytest.mark.parametrize("solver", sorted(PARAMS))
-
-
-def spec_of(data: Dataset, solver: str = "dsmlr", **changes: Any) -> TrainSpec:
-    """Return the specification of a small training of `solver` on one thread."""
-    params = {**PARAMS[solver], **changes.pop("params", {})}
-    return TrainSpec(
-        **{
-            "dataset": str(data.path),
-            "solver": solver,
-            "params": params,
-            "pool": "serial",
-            **changes,
-        }
-    )
 
 
 @pytest.fixture(scope="module")
-def trained(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the result of each solver on one thread."""
-    folder = tmp_path_factory.mktemp("mlr")
-    return {
-        name: train(spec_of(tiny, name), run_dir=folder / name / "run", out=folder / name / "model")
-        for name in PARAMS
-    }
-
-
-@each_solver
-def test_report_card_and_class_table(tiny: Dataset, trained: dict[str, Any], solver: str) -> None:
-    result = trained[solver]
-    model, report = Model.open(result.model_path), result.report
-    assert (model.sha256, model.link, model.measures) == (result.sha256, "softmax", result.measures)
-    assert result.measures["P@1"] > 0.8
-    assert report["classes"] == tiny.n_labels
-    assert report["classes_without_positives"] == int((tiny.label_counts == 0).sum())
-    assert report["weights"] == model.nnz == int(model.classes["nnz"].to_numpy().sum())
-    assert report["stopped"]
-    assert "classes_certified" not in report
-    last = report["history"][-1]
-    assert (last["epoch"], last["objective"]) == (report["epochs"], report["objective"])
-    assert report["held_out"] == last["held_out"]
-    objectives = [each["objective"] for each in report["history"]]
-    assert all(b <= a * 1.02 for a, b in pairwise(objectives))
-    assert {"label", "positives", "nnz", "bias"} <= set(model.classes.column_names)
-    np.testing.assert_array_equal(model.classes["positives"].to_numpy(), tiny.label_counts)
-    assert not {"gap", "certified", "worker"} & set(model.classes.column_names)
-    assert solver in (result.model_path / "card.md").read_text()
-    json.dumps(report, allow_nan=False)
-
-
-def test_all_reach_one_objective(trained: dict[str, Any]) -> None:
-    objectives = {name: result.report["objective"] for name, result in trained.items()}
-    least = min(objectives.values())
-    assert all(value <= 1.01 * least for value in objectives.values()), objectives
+def trained(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> References:
+    """Return the results on one thread."""
+    return References(tiny, tmp_path_factory.mktemp("mlr"))
 
 
 def test_what_dropping_small_weights_costs_is_reported(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path
+    tiny: Dataset, trained: References, tmp_path: Path
 ) -> None:
-    spec = spec_of(tiny, params={"prune_keep": 3})
+    spec = spec_of(tiny, "dsmlr", params={"prune_keep": 3})
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     whole, report = trained["dsmlr"].report, result.report
     assert report["weights"] + report["weights_pruned"] == whole["weights"]
@@ -127,18 +65,6 @@ def test_what_dropping_small_weights_costs_is_reported(
     assert export["loss"] > 0.0
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_threads_give_the_same_bits(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, workers: int
-) -> None:
-    spec = spec_of(tiny, pool="threads", workers=workers)
-    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
-    assert result.sha256 == trained["dsmlr"].sha256
-    assert result.report["workers"] == workers
-    assert result.report["grid"] == GRID
-    assert result.report["batches"] >= result.report["epochs"] * GRID["blocks"]
-
-
 @contextmanager
 def kept_often() -> Iterator[None]:
     """Write a checkpoint at every sync point, and after every round."""
@@ -146,47 +72,6 @@ def kept_often() -> Iterator[None]:
         patch.setattr(strategy, "CHECKPOINT_SECONDS", 0.0)
         patch.setattr(weight_checkpoints, "CHECKPOINT_SECONDS", 0.0)
         yield
-
-
-def stop_at(epoch: int, stop: StopFlag) -> Any:
-    """Return a progress callback that requests a stop at an epoch."""
-    return lambda progress: stop.set() if progress.figures.get("epoch", 0) >= epoch else None
-
-
-@each_solver
-def test_stopped_and_resumed_it_ends_the_same(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str
-) -> None:
-    stop = StopFlag()
-    with kept_often(), pytest.raises(Stopped):
-        train(
-            spec_of(tiny, solver),
-            run_dir=tmp_path / "run",
-            out=tmp_path / "model",
-            progress=stop_at(3, stop),
-            stop=stop,
-        )
-    assert not (tmp_path / "model").exists()
-    steps: list[Any] = []
-    result = train(
-        spec_of(tiny, solver),
-        run_dir=tmp_path / "run",
-        out=tmp_path / "model",
-        progress=steps.append,
-    )
-    epochs, whole = (
-        [each["epoch"] for each in instance.report["history"]]
-        for instance in (result, trained[solver])
-    )
-    # No epoch is missing or repeated.
-    assert epochs == (whole if solver == "dsmlr" else list(range(1, len(epochs) + 1)))
-    assert next(each.figures["epoch"] for each in steps if each.figures) >= 3
-    if solver == "dsmlr":
-        assert result.sha256 == trained[solver].sha256
-    else:  # it restarts from the stored weights, without the history of steps
-        assert result.report["objective"] == pytest.approx(
-            trained[solver].report["objective"], rel=1e-4
-        )
 
 
 def test_damaged_weights_are_not_resumed_from(tmp_path: Path) -> None:
@@ -232,7 +117,7 @@ def test_the_first_checkpoint_of_weights_is_due_after_a_second(
 
 
 def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Dataset, trained: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LC's weights stay on the workers, and a local group simulates the loss of a node."""
     instance, lost, notes = list[Any](), list[int](), list[str]()
@@ -289,13 +174,13 @@ def test_long_histories_are_thinned() -> None:
 
 def test_a_resumed_run_keeps_its_grid(tiny: Dataset, tmp_path: Path) -> None:
     open_grid, stop = {"shards": 0, "blocks": 0, "tolerance": 1e-2}, StopFlag()
-    spec = spec_of(tiny, params=open_grid, pool="threads", workers=2)
+    spec = spec_of(tiny, "dsmlr", params=open_grid, pool="threads", workers=2)
     with kept_often(), pytest.raises(Stopped):
         train(
             spec,
             run_dir=tmp_path / "run",
             out=tmp_path / "model",
-            progress=stop_at(2, stop),
+            progress=once_at(2, stop.set),
             stop=stop,
         )
     result = train(replace(spec, workers=3), run_dir=tmp_path / "run", out=tmp_path / "model")
@@ -307,84 +192,11 @@ def test_a_resumed_run_keeps_its_grid(tiny: Dataset, tmp_path: Path) -> None:
     assert result.report["grid"] != fresh._asdict()  # the default grid of three workers
     assert result.sha256 == alone.sha256
     with pytest.raises(Conflict, match="other params"):
-        train(spec_of(tiny, params={"lam": 0.5}), run_dir=tmp_path / "run", out=tmp_path / "third")
-
-
-KILLED = """
-import json, os, signal, sys
-from xcray.solvers import make_solver
-from xcray.training import TrainSpec, train, weight_checkpoints
-from xcray.training.rotation import checkpoints, strategy
-from xcray.workers import timeline
-
-timeline.FLUSH_SECONDS = 0.0
-seconds = float(sys.argv[4])
-strategy.CHECKPOINT_SECONDS = weight_checkpoints.CHECKPOINT_SECONDS = seconds
-checkpoints.FIRST_SECONDS = weight_checkpoints.FIRST_SECONDS = seconds
-
-
-def progress(step):
-    if step.figures.get("epoch", 0) >= 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-train(TrainSpec.from_dict(json.loads(sys.argv[1])), run_dir=sys.argv[2], out=sys.argv[3], progress=progress)
-"""
-
-
-def killed(spec: TrainSpec, run_dir: Path, out: Path, seconds: float = 0.0) -> None:
-    """Run a training whose process is killed after four epochs; seconds: between checkpoints."""
-    arguments = [json.dumps(spec.as_dict()), str(run_dir), str(out), str(seconds)]
-    process = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=600, check=False)
-    assert process.returncode == -9
-
-
-def test_killed_and_resumed_it_ends_with_the_same_bits(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path
-) -> None:
-    spec = spec_of(tiny, pool="threads", workers=2)
-    killed(spec, tmp_path / "run", tmp_path / "model")
-    assert list((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))
-    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
-    assert result.sha256 == trained["dsmlr"].sha256
-    assert len(result.report["history"]) == len(trained["dsmlr"].report["history"])
-    assert not list((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))  # no longer needed
-
-
-@pytest.mark.parametrize(("solver", "seconds"), [("dsmlr", 0.0), ("dsmlr", 1e9), ("lbfgs", 1e9)])
-def test_work_that_a_kill_costs_is_reported_as_lost(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str, seconds: float
-) -> None:
-    """It is killed in the report of epoch 4, before the checkpoint of that epoch."""
-    spec, whole = spec_of(tiny, solver), trained[solver]
-    killed(spec, tmp_path / "run", tmp_path / "model", seconds)
-    before = read_streams(tmp_path / "run").num_rows
-    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
-    assert result.sha256 == whole.sha256
-    assert result.report["batches"] == whole.report["batches"]
-    rows = read_timeline(tmp_path / "model").to_pylist()
-    lost = [row for row in rows if row["outcome"] == LOST]
-    assert 0 < len(lost)
-    assert len(lost) < before if seconds == 0.0 else len(lost) == before
-    assert result.report["work_lost_seconds"] == pytest.approx(
-        sum(row["seconds"] for row in lost), abs=0.001
-    )
-
-
-@each_solver
-def test_lost_parts_are_written_again(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str
-) -> None:
-    spec, run = spec_of(tiny, solver), tmp_path / "run"
-    train(spec, run_dir=run, out=tmp_path / "model")
-    began = time.monotonic()
-    again = train(spec, run_dir=run, out=tmp_path / "again")
-    assert again.sha256 == trained[solver].sha256
-    assert again.report["seconds"]["TRAINING"] <= time.monotonic() - began
-    # Nothing was trained.
-    assert again.report["history"] == Model.open(tmp_path / "model").manifest["report"]["history"]
-    min(run.glob("part-*.arrow")).unlink()
-    assert train(spec, run_dir=run, out=tmp_path / "third").sha256 == trained[solver].sha256
+        train(
+            spec_of(tiny, "dsmlr", params={"lam": 0.5}),
+            run_dir=tmp_path / "run",
+            out=tmp_path / "third",
+        )
 
 
 def test_when_time_is_up_the_model_is_whole(
@@ -397,7 +209,7 @@ def test_when_time_is_up_the_model_is_whole(
     def progress(step: Any) -> None:
         ahead[0] = 1e6 if step.figures.get("epoch", 0) >= 2 else 0.0
 
-    spec = spec_of(tiny, params={"epochs": 1000, "tolerance": 0.0}, max_seconds=3600.0)
+    spec = spec_of(tiny, "dsmlr", params={"epochs": 1000, "tolerance": 0.0}, max_seconds=3600.0)
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress)
     assert "time" in result.report["stopped"]
     assert 2 <= result.report["epochs"] < 1000
@@ -416,13 +228,13 @@ def test_rounds_end_when_time_is_up(tiny: Dataset, tmp_path: Path, solver: str) 
     assert (report["epochs"], report["stopped"]) == (1, "the time of 0.001 s was up")
 
 
-def test_weights_of_rows_count(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
+def test_weights_of_rows_count(tiny: Dataset, trained: References, tmp_path: Path) -> None:
     twice = set_weights(tiny, np.full(tiny.train.n_rows, 2.0, np.float32), tmp_path / "twice")
     other = set_weights(
         tiny, np.linspace(0.5, 4.0, tiny.train.n_rows).astype(np.float32), tmp_path / "other"
     )
     runs = [
-        train(spec_of(data), run_dir=tmp_path / f"{i}", out=tmp_path / f"m{i}")
+        train(spec_of(data, "dsmlr"), run_dir=tmp_path / f"{i}", out=tmp_path / f"m{i}")
         for i, data in enumerate((twice, other))
     ]
     models = [Model.open(result.model_path) for result in (trained["dsmlr"], *runs)]
@@ -432,7 +244,7 @@ def test_weights_of_rows_count(tiny: Dataset, trained: dict[str, Any], tmp_path:
 
 
 def test_unsupported_operations_are_refused_with_a_fix(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path
+    tiny: Dataset, trained: References, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="train the whole model again"):
         retrain_labels(
@@ -453,58 +265,8 @@ def test_a_softmax_model_can_be_calibrated(tiny: Dataset, tmp_path: Path) -> Non
     assert "ECE@1" in result.measures
 
 
-@each_solver
-def test_pictures_and_page(trained: dict[str, Any], tmp_path: Path, solver: str) -> None:
-    report = draw_report(trained[solver].model_path, tmp_path / "report")
-    assert {"descent", "timeline", "by_frequency"} <= set(report["pictures"])
-    assert "certificates" in report["left_out"]
-    assert report["timeline"]["classes"] == 0  # no class is finished separately
-    assert report["timeline"]["batches_total"] == report["training"]["batches"]
-    page = (tmp_path / "report" / "report.md").read_text()
-    assert f"after {report['training']['epochs']} epochs" in page
-
-
-@each_solver
-def test_the_command_line(
-    tiny: Dataset,
-    trained: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    solver: str,
-) -> None:
-    values = [word for name, value in PARAMS[solver].items() for word in ("-p", f"{name}={value}")]
-    requests = [
-        "train",
-        str(tiny.path),
-        "--out",
-        str(tmp_path / "model"),
-        "--solver",
-        solver,
-        "--pool",
-        "serial",
-        *values,
-        "--json",
-    ]
-    assert main([*requests, "--estimate"]) == 0
-    estimate = json.loads(capsys.readouterr().out)["estimate"]
-    assert (
-        min(estimate[name] for name in ("memory", "checkpoints", "parts", "model", "core_seconds"))
-        > 0
-    )
-    assert main(requests) == 0
-    out = json.loads(capsys.readouterr().out)
-    assert out["sha256"] == trained[solver].sha256
-    compared = out["report"]["preflight"]["compared"]
-    assert {"weights", "model", "parts", "core_seconds", "seconds", "memory"} <= set(compared)
-    assert compared["weights"]["ratio"] == pytest.approx(1.0, rel=0.02)
-    assert 0.5 < compared["parts"]["ratio"] < 2.0
-    assert not (tmp_path / "model.run").exists()
-    assert main(["train", "x", "--solver", solver, "--parameters", "--json"]) == 0
-    assert {row["name"] for row in json.loads(capsys.readouterr().out)} >= set(PARAMS[solver])
-
-
 def test_too_little_memory_is_refused(tiny: Dataset, tmp_path: Path) -> None:
-    for solver in PARAMS:
+    for solver in ("dsmlr", "lbfgs"):
         with pytest.raises(Refused, match="memory_limit leaves"):
             train(
                 spec_of(tiny, solver, memory_limit=1 << 20),
@@ -513,16 +275,16 @@ def test_too_little_memory_is_refused(tiny: Dataset, tmp_path: Path) -> None:
             )
 
 
-def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
+def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: References, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     store = JobStore(home.store_url)
     try:
-        spec = spec_of(tiny)
+        spec = spec_of(tiny, "dsmlr")
         job = store.jobs.submit(
             JobSubmission({**spec.as_dict(), "name": "soft", "dataset_id": "ds_1"}, name="soft")
         )[0]
         store.attempts.claim("test", lease_seconds=600)
-        killed(spec, home.run(job.id), tmp_path / "nowhere")  # the runner dies during the training
+        kill(spec, home.run(job.id), 4)  # the runner dies during the training
         assert store.attempts.mark_lost(job.id, 1).status == PENDING
         store.attempts.claim("test", lease_seconds=600)
         assert run_attempt(store, home, job.id, 2, options=QUICK) == SUCCEEDED
@@ -540,7 +302,7 @@ def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: dict[str, Any], tmp_
         store.close()
 
 
-def test_over_rest_to_probabilities(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
+def test_over_rest_to_probabilities(tiny: Dataset, trained: References, tmp_path: Path) -> None:
     app = create_app(
         settings_for(tmp_path / "home", dataset_roots=(tiny.path.parent,), pool="serial")
     )
@@ -598,30 +360,3 @@ def softmax_of(model: Model, data: Dataset) -> Any:
         + model.b
     )
     return (np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum())[0]
-
-
-def train_on_ray(data: Dataset, solver: str, folder: Path) -> TrainResult:
-    """Train with two Ray workers."""
-    spec = spec_of(data, solver, pool="ray", workers=2)
-    return train(spec, run_dir=folder / "run", out=folder / "model", job=solver)
-
-
-def test_ray_gives_the_same_bits(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, ray: Any
-) -> None:
-    result = train_on_ray(tiny, "dsmlr", tmp_path)
-    assert result.sha256 == trained["dsmlr"].sha256
-    assert result.report["workers"] == 2
-    assert Predictor(Model.open(result.model_path)).probability_source == "softmax"
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize("solver", ["lbfgs", "lc", "generalized-least-squares"])
-def test_ray_gives_the_same_result(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, ray: Any, solver: str
-) -> None:
-    result, expected = train_on_ray(tiny, solver, tmp_path), trained[solver]
-    if solver == "generalized-least-squares":  # its shards do not depend on the workers
-        assert result.sha256 == expected.sha256
-    else:
-        assert result.report["objective"] == pytest.approx(expected.report["objective"], rel=1e-4)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.small_trainings import PARAMS, References, compare, once_at, spec_of
+from tests.support.small_trainings import PARAMS, References, compare, kill, once_at, spec_of
 from tests.support.toy_solvers import TOYS
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
@@ -26,11 +23,10 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.solvers import SOLVERS, dual_checkpoint, make_solver
 from xcray.solvers.memoir import state as memoir_state
-from xcray.training import TrainSpec, train, weight_checkpoints
+from xcray.training import train, weight_checkpoints
 from xcray.training.report.render import draw_report
 from xcray.training.report.timeline import read_timeline
-from xcray.training.rotation import checkpoints, strategy
-from xcray.workers import timeline
+from xcray.training.rotation import strategy
 from xcray.workers.local_pool import ThreadPool
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import LOST, read_streams
@@ -155,28 +151,6 @@ def test_a_training_of_one_task_resumes_from_its_last_checkpoint(
     assert result.sha256 == references[solver].sha256
 
 
-def _train_and_die(spec: TrainSpec, folder: Path, done: int, seconds: float) -> None:
-    """Train in this process, which is killed at a report; seconds: between checkpoints."""
-    timeline.FLUSH_SECONDS = 0.0
-    for module in (strategy, checkpoints, weight_checkpoints):
-        for name in ("CHECKPOINT_SECONDS", "FIRST_SECONDS"):
-            if hasattr(module, name):
-                setattr(module, name, seconds)
-    die = once_at(done, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    train(spec, run_dir=folder / "run", out=folder / "model", progress=die)
-
-
-def kill(spec: TrainSpec, folder: Path, done: int, seconds: float = 0.0) -> None:
-    """Train into `folder` in a process that is killed when it reports `done`."""
-    process = get_context("spawn").Process(
-        target=_train_and_die, args=(spec, folder, done, seconds)
-    )
-    process.start()
-    process.join(300)
-    assert process.exitcode == -signal.SIGKILL
-    assert not (folder / "model").exists()
-
-
 @pytest.mark.parametrize(
     ("solver", "done", "seconds"),
     [
@@ -199,7 +173,7 @@ def test_killed_and_resumed_it_has_the_same_bits_and_reports_the_lost_work(
 ) -> None:
     """Without a checkpoint, in 1e9 s, all work is lost; results of single labels are never lost."""
     spec, whole = spec_of(tiny, solver), references[solver]
-    kill(spec, tmp_path, done, seconds)
+    kill(spec, tmp_path / "run", done, seconds)
     before = read_streams(tmp_path / "run").num_rows
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     assert result.sha256 == whole.sha256
@@ -216,7 +190,7 @@ def test_killed_with_a_damaged_stage_it_fits_that_stage_again(
     tiny: Dataset, references: References, tmp_path: Path
 ) -> None:
     spec = spec_of(tiny, "stagewise")
-    kill(spec, tmp_path, 2)
+    kill(spec, tmp_path / "run", 2)
     first, second = sorted((tmp_path / "run").glob("*/stage-*"))
     damaged = second / "0" / "arrays.arrow"
     damaged.write_bytes(damaged.read_bytes()[:-9] + b"\0" * 9)

@@ -1,16 +1,13 @@
-"""Trainings that end with stages: every pool, stops, kills, damage, the command line, REST."""
+"""Trainings that end with stages: memory, measures, the command line, REST."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +20,13 @@ from xcray.arrays import csr, csr_from, pattern
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
-from xcray.errors import ParameterError, Stopped
+from xcray.errors import ParameterError
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.solvers.least_squares import stage_worker, staged_solvers
-from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, staged, train
 from xcray.training.run import TrainResult
-from xcray.workers.pool import StopFlag
 from xcray.workers.ray.session import local_ray
 
 PARAMS: dict[str, dict[str, Any]] = {
@@ -198,102 +193,6 @@ def test_the_model_predicts_what_the_report_says(
     assert model.classes is not None
     assert model.classes["positives"].to_pylist() == digits.label_counts.tolist()
     json.dumps(result.report, allow_nan=False)
-
-
-@each_solver
-def test_threads_give_the_same_bits(
-    digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path, solver: str
-) -> None:
-    for workers in (1, 3):
-        spec = spec_of(digits, solver, pool="threads", workers=workers)
-        out = tmp_path / f"m{workers}"
-        assert train(spec, run_dir=tmp_path / f"r{workers}", out=out).sha256 == (
-            reference[solver].sha256
-        )
-
-
-@pytest.mark.drill
-@each_solver
-def test_ray_gives_the_same_bits(
-    digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path, ray: Any, solver: str
-) -> None:
-    for workers in (1, 2, 4):
-        spec, out = spec_of(digits, solver, pool="ray", workers=workers), tmp_path / str(workers)
-        job = f"{solver}-{workers}"
-        result = train(spec, run_dir=out.with_suffix(".run"), out=out, job=job)
-        assert result.sha256 == reference[solver].sha256
-
-
-@pytest.mark.drill
-def test_kill_minus_nine_of_a_worker_changes_no_bit(
-    digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path, ray: Any
-) -> None:
-    killed: list[int] = []
-
-    def kill_a_worker(progress: Progress) -> None:
-        if progress.phase == "TRAINING" and progress.done == 1 and not killed:
-            import ray as connected
-
-            actor = connected.get_actor("xcray:killed:worker-1")
-            killed.append(connected.get(actor.pid.remote()))
-            os.kill(killed[0], signal.SIGKILL)
-
-    spec = spec_of(digits, "stagewise", pool="ray", workers=2)
-    result = train(
-        spec,
-        run_dir=tmp_path / "run",
-        out=tmp_path / "model",
-        job="killed",
-        progress=kill_a_worker,
-    )
-    assert len(killed) == result.report["workers_lost"] == 1
-    assert result.sha256 == reference["stagewise"].sha256
-
-
-def test_stopped_and_resumed_it_ends_with_the_same_bits(
-    digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path
-) -> None:
-    spec, stop = spec_of(digits, "stagewise"), StopFlag()
-
-    def stop_after_a_stage(progress: Progress) -> None:
-        if progress.phase == "TRAINING" and progress.done == 1:
-            stop.set()
-
-    paths = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
-    with pytest.raises(Stopped):
-        train(spec, **paths, progress=stop_after_a_stage, stop=stop)
-    assert len(list((tmp_path / "run").glob("*/stage-*"))) == 1
-    result = train(replace(spec, pool="threads", workers=2), **paths)
-    assert result.sha256 == reference["stagewise"].sha256
-    assert len(result.report["history"]) == 3
-    assert result.report["work_lost_seconds"] == 0.0  # the first stage is not repeated
-
-
-def _train_and_die(spec: TrainSpec, folder: Path) -> None:
-    """Train in this process, which is killed after the second stage."""
-
-    def die(progress: Progress) -> None:
-        if progress.phase == "TRAINING" and progress.done == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train(spec, run_dir=folder / "run", out=folder / "model", progress=die)
-
-
-def test_killed_with_a_damaged_stage_it_fits_that_stage_again(
-    digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path
-) -> None:
-    spec = spec_of(digits, "stagewise")
-    process = get_context("spawn").Process(target=_train_and_die, args=(spec, tmp_path))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    first, second = sorted((tmp_path / "run").glob("*/stage-*"))
-    damaged = second / "0" / "arrays.arrow"
-    damaged.write_bytes(damaged.read_bytes()[:-9] + b"\0" * 9)
-    before = (first / "checkpoint.json").stat().st_mtime_ns
-    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
-    assert result.sha256 == reference["stagewise"].sha256
-    assert (first / "checkpoint.json").stat().st_mtime_ns == before
 
 
 def test_columns_of_sparse_rows(tiny: Dataset, tmp_path: Path) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray as ray_module
 
-from tests.support.small_trainings import PARAMS, References, compare, once_at, spec_of
+from tests.support.small_trainings import PARAMS, References, compare, kill, once_at, spec_of
 from xcray.data.dataset import Dataset
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.solvers.memoir import state
-from xcray.training import TrainSpec, train
+from xcray.training import train
 
 pytestmark = pytest.mark.usefixtures("ray")
 QUICK = [("ppdsparse", 2), ("dsmlr", 2)]
@@ -54,7 +51,7 @@ def test_kill_minus_nine_of_a_worker_changes_no_bit(
 ) -> None:
     killed: list[int] = []
 
-    def kill() -> None:
+    def kill_worker() -> None:
         actor = ray_module.get_actor(f"xcray:killed-{solver}:worker-1")
         killed.append(ray_module.get(actor.pid.remote()))
         os.kill(killed[0], signal.SIGKILL)
@@ -64,17 +61,10 @@ def test_kill_minus_nine_of_a_worker_changes_no_bit(
         run_dir=tmp_path / "run",
         out=tmp_path / "model",
         job=f"killed-{solver}",
-        progress=once_at(1, kill),
+        progress=once_at(1, kill_worker),
     )
     assert len(killed) == result.report["workers_lost"] == 1
     assert result.sha256 == references[solver].sha256
-
-
-def _train_and_die(spec: TrainSpec, folder: Path) -> None:
-    """Train in this process, which is killed after round 5; every round is saved."""
-    state.CHECKPOINT_SECONDS = 0.0
-    die: Any = once_at(5, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    train(spec, run_dir=folder / "run", out=folder / "model", job="dies", progress=die)
 
 
 @pytest.mark.drill
@@ -82,10 +72,6 @@ def test_kill_minus_nine_of_the_driver_changes_no_bit(
     tiny: Dataset, references: References, tmp_path: Path
 ) -> None:
     spec = replace(spec_of(tiny, "memoir"), pool="ray", workers=2)
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_train_and_die, args=(spec, tmp_path))
-    process.start()
-    process.join(300)
-    assert process.exitcode == -signal.SIGKILL
+    kill(spec, tmp_path / "run", 5)
     again = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", job="again")
     assert again.sha256 == references["memoir"].sha256

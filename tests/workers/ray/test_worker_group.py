@@ -297,7 +297,9 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
     """
     work = ToyWork(n_features=WIDE)
     with opened("rotation", work=work) as group:
-        asks = [to(group.workers[b % 2], "init_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)]
+        asks = [
+            to(group.workers[b % 2], "init_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)
+        ]
         homes = [group.workers[0]] * 2 + [group.workers[1]] * 2
         list(
             call_many(
