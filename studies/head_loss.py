@@ -220,7 +220,7 @@ class HeadFailureRun:
         self.facts |= {
             "order_kept": began == sorted(began),
             "reasons": [reason for reason in reasons if reason],
-            "classes_found_again": int(again[0].data["done"]) if again else 0,
+            "labels_found_again": int(again[0].data["done"]) if again else 0,
         }
         self.expect(self.facts["failed_predictions"] == 0, "a prediction failed")
         self.expect(self.facts["readyz_not_200"] == 0, "the service was not ready")
@@ -228,7 +228,7 @@ class HeadFailureRun:
         self.expect(all(self.facts["same_sha256"]), "a model has other bits")
         self.expect(set(self.facts["reasons"]) <= {"LAUNCH"}, "the outage cost an attempt")
         self.expect(
-            self.facts["classes_found_again"] > 0, "nothing was found again of what was finished"
+            self.facts["labels_found_again"] > 0, "nothing was found again of what was finished"
         )
         self.expect(max(self.facts["attempts_while_away"]) <= 1, "jobs were claimed in vain")
 

@@ -39,7 +39,7 @@ def sealed(folder: Path, megabytes: int) -> Path:
     sizes = {
         "weights.arrow": 47,
         "index/lists.arrow": 47,
-        "classes.arrow": 4,
+        "label_table.arrow": 4,
         "labels.arrow": 1,
         "bias.arrow": 1,
     }

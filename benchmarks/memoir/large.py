@@ -136,7 +136,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if options.validation:
             rows, test = leave_out(rows)
         classes = int((np.bincount(rows.Y.indices) > 0).sum())
-        out[samples] = {"classes": classes, "samples": rows.Y.nnz}
+        out[samples] = {"labels": classes, "samples": rows.Y.nnz}
         for method in options.methods.split(","):
             model = train(rows, make(method, options))
             out[samples][method] = figures = {**score(model, test), **model["figures"]}

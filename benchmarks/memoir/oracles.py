@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for source in options.sets.split(","):
         W, X = sources[source]()
-        out[source] = {"classes": W.n_rows, "weights": W.nnz}
+        out[source] = {"labels": W.n_rows, "weights": W.nnz}
         build_index("exact", W).query(X, 1)  # compile
         best = build_index("exact", W).query(X, 1).scores[:, 0]
         for label, (name, settings) in INDEXES.items():

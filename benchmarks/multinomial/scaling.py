@@ -72,7 +72,7 @@ class Problem(NamedTuple):
     @property
     def weight_bytes(self) -> float:
         """Return the bytes of all weights."""
-        return float(self.features) * self.classes * WEIGHT_BYTES
+        return float(self.features) * self.label_table * WEIGHT_BYTES
 
     @property
     def data_bytes(self) -> float:

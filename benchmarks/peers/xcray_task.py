@@ -73,7 +73,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         "predict_cpu_s": predicted,
         "model_bytes": tree_bytes(result.model_path),
         "weights": model.nnz,
-        "not_converged": result.report["classes"] - result.report["classes_certified"],
+        "not_converged": result.report["labels"] - result.report["labels_certified"],
         "largest_gap": result.report["largest_gap"],
         "selection": result.report.get("auto"),
         **sample,

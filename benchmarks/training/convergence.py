@@ -102,7 +102,7 @@ def single_classes(data: Dataset, labels: Any, repeats: int) -> dict[str, Any]:
                 "work": float(records["work"].mean()),
             }
         )
-    return {**out, "classes": len(labels), "gap_is_a_bound": bounded}
+    return {**out, "labels": len(labels), "gap_is_a_bound": bounded}
 
 
 def quantiles(values: Any) -> dict[str, float]:
@@ -171,7 +171,7 @@ def main() -> None:
 def picture(record: dict[str, Any], path: Path) -> None:
     """Draw the distance to the optimum by time, the gap by eps, and P@k by eps."""
     note = (
-        f"{record['classes']} classes of {record['labels']:,}, spread over all frequencies; {record['rows']:,} rows; "
+        f"{record['labels']} classes of {record['labels']:,}, spread over all frequencies; {record['rows']:,} rows; "
         "lines: median, bands: 10 to 90 % of the classes"
     )
     with matplotlib_page.figure_page(

@@ -141,7 +141,7 @@ def committed(place: Path) -> int:
     timeline = read_streams(place / "run")
     return int(
         pc.sum(
-            timeline.filter(pc.equal(timeline.column("outcome"), DONE)).column("classes")
+            timeline.filter(pc.equal(timeline.column("outcome"), DONE)).column("n_labels")
         ).as_py()
         or 0
     )

@@ -120,7 +120,7 @@ def certificates(block: SolvedLabels, eps: float) -> dict[str, Any]:
     quotient = block.records["gap"][with_rows] / block.records["null"][with_rows]
     return {
         "eps": eps,
-        "classes": int(with_rows.sum()),
+        "labels": int(with_rows.sum()),
         "certified": int((quotient <= eps).sum()),
         "largest_gap": float(quotient.max()),
     }

@@ -43,7 +43,7 @@ def xcray_run(data: Dataset, C: float, folder: Path, params: dict[str, Any]) -> 
     return {
         "seconds": seconds,
         "ms_a_class": 1e3 * seconds / data.n_labels,
-        "certified": result.report["classes_certified"],
+        "certified": result.report["labels_certified"],
         "weights": model.nnz,
         "megabytes": round((data.n_labels * 4 + model.nnz * 8) / 1e6, 2),
         **{k: v for k, v in result.measures.items() if k.startswith("P@")},

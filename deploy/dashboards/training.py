@@ -27,9 +27,9 @@ NOW = Row(
     "Now",
     (
         number(
-            "Classes per second",
-            "Solved classes per second over all trainings.",
-            store_rate("xcray_classes_solved_total"),
+            "Labels per second",
+            "Solved labels per second over all trainings.",
+            store_rate("xcray_labels_solved_total"),
             "cps",
         ),
         number("Workers", "Active workers of running jobs.", store("xcray_workers")),
@@ -50,7 +50,7 @@ NOW = Row(
         ),
         number(
             "Largest gap",
-            "Largest duality gap of the classes solved by running jobs, relative to the null "
+            "Largest duality gap of the labels solved by running jobs, relative to the null "
             "objective. The solver guarantees its eps.",
             store("xcray_max_relative_duality_gap"),
             "percentunit",
@@ -70,11 +70,11 @@ SPEED = Row(
     "Speed",
     (
         graph(
-            "Classes per second",
+            "Labels per second",
             "Counted by the store (committed work) and by the Ray workers (repeated work "
             "included).",
-            (store_rate("xcray_classes_solved_total"), "committed"),
-            (ray_rate("ray_xcray_classes_solved_total"), "by Ray workers"),
+            (store_rate("xcray_labels_solved_total"), "committed"),
+            (ray_rate("ray_xcray_labels_solved_total"), "by Ray workers"),
             unit="cps",
         ),
         graph(
@@ -153,7 +153,7 @@ QUALITY = Row(
     (
         graph(
             "Largest gap",
-            "Largest duality gap of the classes solved by running jobs, relative to the null "
+            "Largest duality gap of the labels solved by running jobs, relative to the null "
             "objective.",
             (f"{store('xcray_max_relative_duality_gap')} > 0", "largest gap"),
             unit="percentunit",

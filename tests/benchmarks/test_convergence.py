@@ -33,7 +33,7 @@ def test_more_rounds_and_smaller_eps_improve_and_gaps_are_bounds(
         assert last["work"] > first["work"]
     assert all(row["gap"]["max"] <= row["at"] for row in result["by_eps"])
     models = convergence.whole_models(tiny)
-    assert [row["classes_certified"] for row in models] == [tiny.n_labels] * 2
+    assert [row["labels_certified"] for row in models] == [tiny.n_labels] * 2
     assert models[-1]["P@1"] > 0.3
     whole = {
         "set": "tiny",

@@ -99,10 +99,10 @@ def test_figures_of_a_version(service: Service) -> None:
     found = service.http.get("/v1/models/topics/versions/2/figures").json()
     assert found["params"]["lam"] == 0.1
     assert found["calibration"] is None
-    assert found["training"]["classes"] == service.models[2].n_labels
-    classes = service.models[2].classes
-    assert classes is not None
-    positives = classes.column("positives").to_numpy() > 0
+    assert found["training"]["labels"] == service.models[2].n_labels
+    label_table = service.models[2].label_table
+    assert label_table is not None
+    positives = label_table.column("positives").to_numpy() > 0
     assert sum(found["gaps"]["counts"]) == positives.sum()
     limit = found["gaps"]["edges"].index(pytest.approx(found["gaps"]["eps"]))
     assert sum(found["gaps"]["counts"][limit:]) == 0  # every label reached its certificate

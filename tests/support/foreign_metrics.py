@@ -30,7 +30,7 @@ RAY: Final[dict[str, set[str]]] = {
     "ray_object_store_used_memory": {"NodeAddress"},
     "ray_resources": {"Name", "State", "NodeAddress"},
     "ray_running_jobs": {"NodeAddress"},
-    "ray_xcray_classes_solved_total": {"NodeAddress"},  # from xcray's actors, exported by Ray
+    "ray_xcray_labels_solved_total": {"NodeAddress"},  # from xcray's actors, exported by Ray
 }
 KUBERNETES: Final[dict[str, set[str]]] = {
     "certmanager_certificate_expiration_timestamp_seconds": {"name"},

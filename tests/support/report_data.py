@@ -23,7 +23,7 @@ def batch(
         "worker": worker,
         "task": 0,
         "attempt": 1,
-        "classes": 10,
+        "n_labels": 10,
         "cost": 1.0,
     }
     return {**fixed, "started": started, "seconds": seconds, "outcome": outcome, **more}

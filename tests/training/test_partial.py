@@ -73,7 +73,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tiny: Dataset, tmp_path: Path) -> Run
 
 def done_of(result: TrainResult) -> np.ndarray:
     """Return a mask of the labels of a model that were trained."""
-    classes = Model.open(result.model_path).classes
+    classes = Model.open(result.model_path).label_table
     assert classes is not None
     return classes.column("rounds").to_numpy() >= 0
 
@@ -98,7 +98,7 @@ def test_the_most_valuable_labels_come_first_and_the_model_says_what_it_lacks(
         "positives_share": round(float(counts[done].sum() / counts.sum()), 6),
         "most_rows_missing": int(counts[~done].max()),
     }
-    assert result.report["classes_certified"] == 40 - missing + int((counts[~done] == 0).sum())
+    assert result.report["labels_certified"] == 40 - missing + int((counts[~done] == 0).sum())
     card = " ".join((model.path / "card.md").read_text().replace("\n> ", " ").split())
     assert f"before {missing} of 40 labels were trained" in card
     json.dumps(result.report)

@@ -190,8 +190,8 @@ def test_the_model_predicts_what_the_report_says(
     assert [entry["epoch"] for entry in history] == [1, 2, 3]
     assert history[-1]["P@1"] == result.measures["P@1"] > history[0]["P@1"]
     assert (result.report["converged"], result.report["warnings"]) == (True, [])
-    assert model.classes is not None
-    assert model.classes["positives"].to_pylist() == digits.label_counts.tolist()
+    assert model.label_table is not None
+    assert model.label_table["positives"].to_pylist() == digits.label_counts.tolist()
     json.dumps(result.report, allow_nan=False)
 
 

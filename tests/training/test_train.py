@@ -41,11 +41,11 @@ def test_model_measures_and_report(tiny, reference):
     assert again == pytest.approx(reference.measures)
     assert reference.measures["P@1"] > 0.3
     report = reference.report
-    assert report["classes_certified"] == report["classes"] == tiny.n_labels
+    assert report["labels_certified"] == report["labels"] == tiny.n_labels
     assert 0 < report["largest_gap"] <= 0.01
     assert report["makespan_over_ideal"] >= 0.999
     assert set(report["seconds"]) == {"LOADING", "TRAINING", "MERGING", "EVALUATING"}
-    assert model.classes.num_rows == tiny.n_labels
+    assert model.label_table.num_rows == tiny.n_labels
     json.dumps(report)
 
 
@@ -117,7 +117,7 @@ def test_timeline_accounts_for_every_class(tiny, tmp_path, monkeypatch):
         spec(tiny, pool="threads", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model"
     )
     timeline = read_timeline(tmp_path / "run").to_pydict()
-    assert sum(timeline["classes"]) == tiny.n_labels
+    assert sum(timeline["n_labels"]) == tiny.n_labels
     assert set(timeline["worker"]) == set(result.report["busy_share"]) <= {"thread-0", "thread-1"}
     assert set(timeline["outcome"]) == {"done"}
     assert result.report["makespan_over_ideal"] >= 1.0

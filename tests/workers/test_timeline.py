@@ -50,7 +50,7 @@ def test_every_row_comes_back_and_attempts_have_numbers(tmp_path):
         "worker": "a",
         "task": 1,
         "attempt": 1,
-        "classes": 2,
+        "n_labels": 2,
         "cost": 0.5,
         "started": 1.0,
         "seconds": 1.0,

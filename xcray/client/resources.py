@@ -345,12 +345,12 @@ class Jobs(Resource):
         place = f"{self._path(job_id)}/pictures/{quote_part(picture)}"
         return str(self._connection.request("GET", place, query={"width": width}))
 
-    def classes(self, job_id: str) -> Iterator[dict[str, Any]]:
-        """Yield the model's report, one class at a time.
+    def labels(self, job_id: str) -> Iterator[dict[str, Any]]:
+        """Yield the model's report, one label at a time.
 
         Fields: label, positives, rounds, gap, seconds, worker, and others of the solver.
         """
-        return self._pages(f"{self._path(job_id)}/classes", "classes", {"limit": 1000})
+        return self._pages(f"{self._path(job_id)}/labels", "labels", {"limit": 1000})
 
     def stop(self, job_id: str) -> JobInfo:
         """Request a stop. Finished work is kept."""

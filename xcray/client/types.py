@@ -100,7 +100,7 @@ class TimelineInfo(TypedDict):
     batches: list[dict[str, Any]]
     batches_total: int
     thinned: bool
-    classes: int
+    n_labels: int
     makespan: float
     core_seconds: float
     busy_share: float

@@ -23,7 +23,7 @@ class IndexedSVM(LinearEstimator):
     above 0 are predicted.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
-    structured (objective, outliers, support, gap and more of every class), n_features_in_.
+    structured (objective, outliers, support, gap and more of every label), n_features_in_.
 
         Example:
             >>> import numpy as np

@@ -34,7 +34,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Linear scores of many labels, one row of weights and one bias per label, with exact search.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
-    structured (the solver's record of each class), n_features_in_.
+    structured (the solver's record of each label), n_features_in_.
     """
 
     SOLVER: ClassVar[str]

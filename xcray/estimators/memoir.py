@@ -21,7 +21,7 @@ class MEMOIR(LinearEstimator):
     the highest score is predicted. row_norm_ is the normalisation of rows.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
-    structured (rounds, nnz, held-out counts and more of every class), n_features_in_.
+    structured (rounds, nnz, held-out counts and more of every label), n_features_in_.
 
         Example:
             >>> import numpy as np

@@ -28,7 +28,7 @@ class PPDSparse(LinearEstimator):
     do not depend on it. With several labels per row, the labels with a score above 0 are predicted.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
-    structured (rounds, primal, dual, gap and more of every class), n_features_in_.
+    structured (rounds, primal, dual, gap and more of every label), n_features_in_.
 
         Example:
             >>> import numpy as np

@@ -126,12 +126,12 @@ def render_card(manifest: Mapping[str, Any]) -> str:
 
 
 def _certificate_rows(report: Mapping[str, Any], eps: Any) -> str:
-    """Return table rows on the certified classes and their gap; "" if they were not recorded."""
-    if "classes_certified" not in report or not isinstance(eps, float):
+    """Return table rows on the certified labels and their gap; "" if they were not recorded."""
+    if "labels_certified" not in report or not isinstance(eps, float):
         return ""
     rows = {
-        "classes certified by their duality gap": f"{report['classes_certified']:,} of "
-        f"{report['classes']:,}"
+        "labels certified by their duality gap": f"{report['labels_certified']:,} of "
+        f"{report['labels']:,}"
     }
     if isinstance(report.get("largest_gap"), float):
         rows["largest gap"] = (

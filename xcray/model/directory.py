@@ -10,7 +10,7 @@ It is published by one rename and never changed afterwards.
     features.arrow    D names
     index/            the same weights by feature, for the search
     text/             text pipeline, if the input is text
-    classes.arrow     the solver's report per label, if there is one
+    label_table.arrow     the solver's report per label, if there is one
     timeline.arrow    worker and times per batch, if the training recorded them (not in the
                       content hash)
     calibration.arrow from scores to probabilities, if the model is calibrated
@@ -85,7 +85,7 @@ class ModelParts(NamedTuple):
     """Content of a model directory except its manifest.
 
     linear: of a linear model, or None; stages: of a chain of stages, otherwise empty; names: K
-    labels and D inputs; classes: K rows. calibration: from scores to probabilities, or None.
+    labels and D inputs; labels: K rows. calibration: from scores to probabilities, or None.
     """
 
     linear: LinearPart | None
@@ -93,7 +93,7 @@ class ModelParts(NamedTuple):
     label_names: pa.LargeStringArray
     feature_names: pa.LargeStringArray
     text: TextPipeline | None
-    classes: pa.Table | None
+    label_table: pa.Table | None
     calibration: Calibration | None = None
 
 
@@ -191,8 +191,8 @@ class Staging:
         """
         write_table(self.path / "labels.arrow", pa.table({"name": parts.label_names}))
         write_table(self.path / "features.arrow", pa.table({"name": parts.feature_names}))
-        if parts.classes is not None:
-            write_table(self.path / "classes.arrow", parts.classes)
+        if parts.label_table is not None:
+            write_table(self.path / "label_table.arrow", parts.label_table)
         if parts.text is not None:
             parts.text.save(self.path / "text")
         if timeline is not None:
@@ -399,8 +399,8 @@ def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> ModelPa
         label_names=_map_column(path, "labels.arrow", "name", pa.large_string(), n_labels),
         feature_names=_map_column(path, "features.arrow", "name", pa.large_string(), n_features),
         text=TextPipeline.load(path / "text", verify) if manifest["text"] else None,
-        classes=read_table(path / "classes.arrow")
-        if "classes.arrow" in manifest["files"]
+        label_table=read_table(path / "label_table.arrow")
+        if "label_table.arrow" in manifest["files"]
         else None,
         calibration=Calibration.load(path / CALIBRATION, n_labels)
         if CALIBRATION in manifest["files"]

@@ -54,7 +54,7 @@ class Model:
 
     It is immutable and memory-mapped. linear: weights, biases and search of a linear model, or
     None; stages: of a chain, otherwise empty. label_names, feature_names: K and D strings; text:
-    the pipeline that makes features from text, or None. classes: the solver's report, one row
+    the pipeline that makes features from text, or None. labels: the solver's report, one row
     per label, or None; manifest: see `directory`; calibration: from scores to probabilities, or
     None.
     """
@@ -65,7 +65,7 @@ class Model:
     label_names: pa.LargeStringArray
     feature_names: pa.LargeStringArray
     text: TextPipeline | None
-    classes: pa.Table | None
+    label_table: pa.Table | None
     manifest: dict[str, Any]
     calibration: Calibration | None = None
 
@@ -254,7 +254,7 @@ class TrainingRecord:
     """How a model came about. Only `solver`, `params` and `dataset_hash` are in the content hash.
 
     measures: fractions by name. report: additional facts of the training such as timings (JSON).
-    classes: one row per label. timeline: one row per batch. provenance: edits of an earlier model
+    labels: one row per label. timeline: one row per batch. provenance: edits of an earlier model
     that made this one, oldest first (JSON). missing: number of labels that a partial model lacks.
     """
 
@@ -264,7 +264,7 @@ class TrainingRecord:
     seed: int | None = None
     measures: Mapping[str, float] | None = None
     report: Mapping[str, Any] | None = None
-    classes: pa.Table | None = None
+    label_table: pa.Table | None = None
     timeline: pa.Table | None = None
     provenance: Sequence[Mapping[str, Any]] = ()
     missing: int = 0
@@ -309,7 +309,7 @@ def write_model(
         "text": {"fingerprint": text.fingerprint} if text is not None else None,
     }
     with contextlib.nullcontext(staged) if staged is not None else Staging(Path(path)) as staging:
-        parts, entries = _build_parts(staging, content, training.classes)
+        parts, entries = _build_parts(staging, content, training.label_table)
         settings = training.settings() | _hashed_link(content.link)
         settings |= _row_norm_entry(content.row_norm)
         digest = content_hash(parts, {**settings, "dataset_hash": training.dataset_hash})
@@ -408,7 +408,7 @@ def _utf8_bytes(names: pa.LargeStringArray) -> NDArray[np.uint8]:
 
 
 def _build_parts(
-    staging: Staging, content: ModelContent, classes: pa.Table | None
+    staging: Staging, content: ModelContent, label_table: pa.Table | None
 ) -> tuple[ModelParts, dict[str, Any]]:
     """Return the parts of a model after checking their sizes, and their manifest entries.
 
@@ -416,7 +416,7 @@ def _build_parts(
     """
     labels = _to_arrow_names(content.label_names)
     features = _to_arrow_names(content.feature_names)
-    K, D = _check_sizes(content, len(labels), len(features), classes)
+    K, D = _check_sizes(content, len(labels), len(features), label_table)
     entries: dict[str, Any] = {"shape": [K, D]}
     linear = None
     if content.W is None:
@@ -436,11 +436,11 @@ def _build_parts(
         stage |= _row_norm_entry(content.row_norm)
         entries |= {"stages": [stage], "index": {"lists": LISTS}, "nnz": index.W.nnz}
     stages = tuple(content.stages)
-    return ModelParts(linear, stages, labels, features, content.text, classes), entries
+    return ModelParts(linear, stages, labels, features, content.text, label_table), entries
 
 
 def _check_sizes(
-    content: ModelContent, n_labels: int, n_features: int, classes: pa.Table | None
+    content: ModelContent, n_labels: int, n_features: int, label_table: pa.Table | None
 ) -> tuple[int, int]:
     """Return K and D. Raises ShapeMismatch unless all sizes agree."""
     W, text = content.W, content.text
@@ -455,8 +455,8 @@ def _check_sizes(
         sizes["feature names"] = (n_features, D)
     if text is not None:
         sizes["terms of the text pipeline"] = (len(text.terms), D)
-    if classes is not None:
-        sizes["rows of the class report"] = (classes.num_rows, K)
+    if label_table is not None:
+        sizes["rows of the label table"] = (label_table.num_rows, K)
     for what, (size, expected) in sizes.items():
         if size != expected:
             raise ShapeMismatch(

@@ -17,7 +17,7 @@ class CostCurve(NamedTuple):
     """Cost against label frequency, in bins of positives that double; all (n_bins,) float64.
 
     at: geometric mean of the positives in the bin; low, median, high: 10th, 50th and 90th
-    percentile of the seconds of its classes; classes, seconds: its share of all classes and of all
+    percentile of the seconds of its labels; labels, seconds: its share of all labels and of all
     seconds.
     """
 
@@ -25,7 +25,7 @@ class CostCurve(NamedTuple):
     low: Float64
     median: Float64
     high: Float64
-    classes: Float64
+    labels: Float64
     seconds: Float64
 
 
@@ -43,9 +43,9 @@ class Bar(NamedTuple):
 
 
 def cost_curve(positives: Any, seconds: Any) -> CostCurve:
-    """Return the cost by frequency of classes.
+    """Return the cost by frequency of labels.
 
-    positives: (K,) training rows per class; seconds: (K,) cost. Entries that are 0 or unknown are
+    positives: (K,) training rows per label; seconds: (K,) cost. Entries that are 0 or unknown are
     left out.
     """
     positives, seconds = np.asarray(positives, np.float64), np.asarray(seconds, np.float64)

@@ -69,27 +69,27 @@ def frequency_picture(
 
 
 def cost_picture(positives: Any, seconds: Any, name: str, note: str) -> Picture:
-    """Draw the seconds of each class against its positives, and the shares of classes and time."""
+    """Draw the seconds of each label against its positives, and the shares of labels and time."""
     curve = cost_curve(positives, seconds)
     positives, ms = np.asarray(positives, np.float64), 1e3 * np.asarray(seconds, np.float64)
     known = (positives > 0) & (ms > 0)
     positives, ms = positives[known], ms[known]
     x = axis_around("training rows of the label", positives.tolist(), low=0.9, is_log=True)
-    y = axis_around("time of a class (ms)", ms.tolist(), is_log=True)
+    y = axis_around("time of a label (ms)", ms.tolist(), is_log=True)
     quantiles = [(curve.median, "median", False), (curve.low, "10 %", True)]
     spread = tuple(
         Line(label, _points(curve.at, 1e3 * values), RED, is_dashed=dashed)
         for values, label, dashed in [*quantiles, (curve.high, "90 %", True)]
     )
     middles = [short_number(float(each)) for each in curve.at]
-    shares = [("classes", 100 * curve.classes), ("time", 100 * curve.seconds)]
+    shares = [("labels", 100 * curve.labels), ("time", 100 * curve.seconds)]
     below = Panel(
-        "Shares of classes and time",
+        "Shares of labels and time",
         named_axis("training rows of the label, on average", middles),
         axis_around("per cent", [0.0, *(float(v) for _, each in shares for v in each)], low=0.0),
         bars([(label, values.tolist()) for label, values in shares]),
     )
-    above = Panel("Time of each class", x, y, (*_point_marks(positives, ms), *spread), 240)
+    above = Panel("Time of each label", x, y, (*_point_marks(positives, ms), *spread), 240)
     return Picture(f"Cost by label frequency · {name}", note, (above, below))
 
 
@@ -126,7 +126,7 @@ def timeline_picture(document: Mapping[str, Any], name: str, note: str) -> Pictu
 
 
 def certificate_picture(gaps: Any, eps: float | None, rounds: Any, name: str, note: str) -> Picture:
-    """Draw the rounds of the classes, and the share of classes at or below each relative gap.
+    """Draw the rounds of the labels, and the share of labels at or below each relative gap.
 
     gaps, rounds: (K,).
     """
@@ -134,12 +134,12 @@ def certificate_picture(gaps: Any, eps: float | None, rounds: Any, name: str, no
     first = min(1, int(np.min(rounds, initial=1)))
     numbers = [str(i) for i in range(first, len(counts))] or ["0"]
     heights = [float(each) for each in counts[first:]] or [0.0]
-    y = axis_around("classes", [0.0, *heights], low=0.0)
+    y = axis_around("labels", [0.0, *heights], low=0.0)
     panels = (
-        Panel("Rounds of a class", named_axis("rounds", numbers), y, bars([("classes", heights)])),
+        Panel("Rounds of a label", named_axis("rounds", numbers), y, bars([("labels", heights)])),
         *_gap_panels(np.maximum(gaps, MIN_GAP), eps),
     )
-    return Picture(f"How the classes converged · {name}", note, panels)
+    return Picture(f"How the labels converged · {name}", note, panels)
 
 
 def descent_picture(history: Sequence[Mapping[str, Any]], name: str, note: str) -> Picture:
@@ -256,7 +256,7 @@ def scaling_picture(points: Sequence[tuple[int, float]], name: str, note: str) -
 
 
 def _gap_panels(gaps: Any, eps: float | None) -> tuple[Panel, Panel]:
-    """Return the histogram of relative gaps, and the share of classes at or below each gap."""
+    """Return the histogram of relative gaps, and the share of labels at or below each gap."""
     bins, names = _gap_bins(gaps[np.isfinite(gaps)])
     x, share = share_curve(gaps, MAX_POINTS)
     requested = [] if eps is None else [eps]
@@ -266,16 +266,16 @@ def _gap_panels(gaps: Any, eps: float | None) -> tuple[Panel, Panel]:
     )
     return (
         Panel(
-            "Classes by duality gap",
+            "Labels by duality gap",
             named_axis("duality gap / null objective, up to", names),
-            axis_around("classes", [0.0, *bins], low=0.0),
-            bars([("classes", bins)]),
+            axis_around("labels", [0.0, *bins], low=0.0),
+            bars([("labels", bins)]),
         ),
         Panel(
             "Duality gaps",
             axis,
-            axis_around("classes at or below (%)", [], low=0.0, high=100.0),
-            (Line("classes", _points(x, 100 * share), BLUE, is_stepped=True), *limits),
+            axis_around("labels at or below (%)", [], low=0.0, high=100.0),
+            (Line("labels", _points(x, 100 * share), BLUE, is_stepped=True), *limits),
         ),
     )
 
@@ -323,7 +323,7 @@ def _point_marks(x: Any, y: Any) -> tuple[Mark, ...]:
     Small counts of `x` have one column each.
     """
     if len(x) <= MAX_DOTS:
-        return (Dots("classes", _points(x, y), BLUE),)
+        return (Dots("labels", _points(x, y), BLUE),)
     columns = np.unique(np.ceil(np.geomspace(1, x.max() + 1, 40))) - 0.5
     columns = np.append(columns, columns[-1] * 1.1 + 1)
     rows = np.geomspace(y.min(), y.max() * 1.01, 31)
@@ -337,12 +337,12 @@ def _point_marks(x: Any, y: Any) -> tuple[Mark, ...]:
             rows[j],
             rows[j + 1],
             f"{exact_number(columns[i] + 0.5)} rows, {exact_number(rows[j])} ms: "
-            f"{exact_number(counts[i, j])} classes",
+            f"{exact_number(counts[i, j])} labels",
             0.15 + 0.85 * float(np.log1p(counts[i, j]) / most),
         )
         for i, j in np.argwhere(counts > 0)
     )
-    return (Boxes("classes", boxes, PURPLE),)
+    return (Boxes("labels", boxes, PURPLE),)
 
 
 def _count_range(row: Mapping[str, Any]) -> str:

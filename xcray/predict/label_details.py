@@ -113,7 +113,7 @@ def _blocks(W: CSR) -> Iterator[tuple[int, int]]:
 
 def _summary(model: Model, number: int) -> LabelSummary:
     """Return the summary of a label."""
-    record = {} if model.classes is None else model.classes.slice(number, 1).to_pylist()[0]
+    record = {} if model.label_table is None else model.label_table.slice(number, 1).to_pylist()[0]
     return LabelSummary(
         number,
         model.label_name(number),
@@ -124,6 +124,6 @@ def _summary(model: Model, number: int) -> LabelSummary:
 
 
 def _relative_gap(record: Mapping[str, Any]) -> float | None:
-    """Return the gap of a class record as a share of its null objective, or None."""
+    """Return the gap of a label record as a share of its null objective, or None."""
     gap, null = record.get("gap"), record.get("null")
     return None if gap is None or null is None else float(relative_gaps(gap, null))

@@ -216,7 +216,7 @@ _OF_JOBS: Final = (
         "jobs_events",
         "jobs_logs",
         "jobs_timeline",
-        "jobs_classes",
+        "jobs_labels",
     ),
     "batch_output",
 )

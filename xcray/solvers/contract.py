@@ -230,7 +230,7 @@ def summarize_records(solver: Solver, records: np.ndarray) -> dict[str, Any]:
     """Return the default summary of `Solver.summarize`."""
     names = records.dtype.names or ()
     summary: dict[str, Any] = {
-        "classes_without_positives": int((records["positives"] == 0).sum()),
+        "labels_without_positives": int((records["positives"] == 0).sum()),
         **({"weights_pruned": int(records["pruned"].sum())} if "pruned" in names else {}),
     }
     certified, gap = solver.certified(records), solver.largest_gap(records)
@@ -240,8 +240,8 @@ def summarize_records(solver: Solver, records: np.ndarray) -> dict[str, Any]:
         rule, n = solver.stopping, int(certified.sum())
         others = f"; {len(records) - n:,} are not certified" if n < len(records) else ""
         summary |= {
-            "classes_certified": n,
+            "labels_certified": n,
             "converged": n == len(records),
-            "stopped": f"{rule.reached} for {n:,} of {len(records):,} classes{others}",
+            "stopped": f"{rule.reached} for {n:,} of {len(records):,} labels{others}",
         }
     return summary

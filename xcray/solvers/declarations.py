@@ -24,7 +24,7 @@ DENSE_PRODUCT_SECONDS: Final = 1.5e-10  # the same for dense X
 class RecordField(NamedTuple):
     """A field of the per-label records: its numpy type and meaning.
 
-    column: its name in the class table of the report; empty if the table does not show it.
+    column: its name in the label table of the report; empty if the table does not show it.
     """
 
     name: str
@@ -62,7 +62,7 @@ class RecordSchema:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Return the columns of the class table: column -> field, in order."""
+        """Return the columns of the label table: column -> field, in order."""
         return {each.column: each.name for each in self.fields if each.column}
 
 

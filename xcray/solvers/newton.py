@@ -28,11 +28,11 @@ MAX_FEATURES = 1024
 PIECE = 1 << 20  # values that are converted to float64 at once
 # Minimum of the mean of C |x|^2 / tau: MIN_CURVATURE and one more for each FEATURES_PER_UNIT, since
 # Hessians take longer, but at least the number of rows per ROWS_PER_UNIT positives of the median
-# class, since each round reads all rows. Chosen on CLEF, MNIST and kddcup99.
+# label, since each round reads all rows. Chosen on CLEF, MNIST and kddcup99.
 MIN_CURVATURE, FEATURES_PER_UNIT, ROWS_PER_UNIT = 8.0, 20.0, 20.0
 CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 MAX_MODEL_TURNS = 200  # of the minimisation of the quadratic model
-EASY_ROUNDS = 5  # classes that take more need precise models
+EASY_ROUNDS = 5  # labels that take more need precise models
 FIRST_STRIDE = 8  # one row of this number is in the first active set
 # the later ones are the violating rows and those next to the margin: their number, as multiple of
 # that of the violating ones; the least number; and their maximum distance from a violation
@@ -58,7 +58,7 @@ PRECISE = _Precision(1e-8, np.float64)
 def is_suitable(problem: PPDSparseProblem, o: Objective) -> bool:
     """Return whether Newton's method is faster.
 
-    It is for the squared hinge, few features, long rows, and classes that are not too small.
+    It is for the squared hinge, few features, long rows, and labels that are not too small.
     """
     rows = max(len(problem.row_sq), 1)
 
@@ -162,18 +162,18 @@ def solve(
     start: Float64 | None,
     check: Callable[[], None],
 ) -> tuple[Float64, Float64, dict[str, float]]:
-    """Solve one class to a duality gap of `eps` times its null objective.
+    """Solve one label to a duality gap of `eps` times its null objective.
 
     rows: those of the problem, from `kernel.rows_of`; rounds: maximum number of active sets; start:
     (D + 1,) initial weights, or None; check: called every 200 ms or more often, can raise. Returns
-    the weights (D,), the dual variables (N,), and the fields of the class's record, which include
+    the weights (D,), the dual variables (N,), and the fields of the label's record, which include
     the bias.
     """
     return _NewtonClass(problem, rows, o, label, check).run(eps, rounds, start)
 
 
 class _Samples:
-    """Some samples of a class: their signs, costs, scores, and the losses at these.
+    """Some samples of a label: their signs, costs, scores, and the losses at these.
 
     chosen: (n,) int64, their numbers. z: margin violations; pulls: y alpha of alpha = 2 c z; loss:
     the sum of losses; total: that of alpha. Work is split into parts of about
@@ -331,7 +331,7 @@ class _Minimiser:
 
 
 class _NewtonClass:
-    """State of the solution of one class."""
+    """State of the solution of one label."""
 
     def __init__(
         self,
@@ -441,7 +441,7 @@ class _NewtonClass:
         return float(kernel.best_dual(v, *sums, self.o.lam, self.taus))
 
     def record(self, w: Float64, value: float, n: int) -> dict[str, float]:
-        """Return the fields of the record of the class."""
+        """Return the fields of the record of the label."""
         X = self.samples.rows.X
         violating = int(np.count_nonzero(self.samples.z))
         return {

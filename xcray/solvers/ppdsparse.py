@@ -1,4 +1,4 @@
-"""PPDSparse: parallel primal-dual sparse one-vs-rest training, certified for every class."""
+"""PPDSparse: parallel primal-dual sparse one-vs-rest training, certified for every label."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ RECORDS = RecordSchema(
     RecordField("violating", np.int32, "samples that violate the margin", "violating"),
     *WEIGHT_FIELDS,
     RecordField("work", np.int64, "entries of X that were visited", "work"),
-    RecordField("bias", np.float64, "bias of the class"),
+    RecordField("bias", np.float64, "bias of the label"),
     RecordField("primal", np.float64, "primal objective", "primal"),
     RecordField("dual", np.float64, "dual objective", "dual"),
     RecordField("gap", np.float64, "duality gap", "gap"),
@@ -91,7 +91,7 @@ class PPDSparseState:
         )
 
     def reset_scratch(self) -> None:
-        """Allocate clean scratch memory, after a class was interrupted."""
+        """Allocate clean scratch memory, after a label was interrupted."""
         self.scratch = _new_scratch(self.problem, self.scratch.scores.dtype)
 
 
@@ -99,7 +99,7 @@ class PPDSparseState:
 class PPDSparseSolver(Parameters, WarmStartSolver):
     """One-vs-rest linear classification with l1 and l2 regularisation.
 
-    Each class is solved on its few active samples. For every label k, independent of all others,
+    Each label is solved on its few active samples. For every label k, independent of all others,
     with y_i = +1 if sample i has label k and -1 otherwise:
 
         min over (w, b)   lam |w|_1 + tau/2 (|w|^2 + bias_penalty b^2)
@@ -116,12 +116,12 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     "propensity". lam = 0 with prune = 0.01 is DiSMEC, lam = 0 with bias_penalty = 1 the plain l2
     SVM (see `xcray.solvers.presets`).
 
-    A class starts with its positives active. In each round all samples are scored through the
+    A label starts with its positives active. In each round all samples are scored through the
     posting lists of the weights whose change is worth it. If the duality gap over all N samples
     exceeds `eps` times the null objective (w = 0, best bias), the worst violating negatives become
     active and the dual is solved on the active set by randomised coordinate descent, with conjugate
     directions where that is slow. The gap is that of the scored weights, which are the exported
-    ones. For long rows, few features and classes that are not small, Newton's method is used
+    ones. For long rows, few features and labels that are not small, Newton's method is used
     (`newton`). State at a worker: X by row and column, sums of their squares, scratch memory (see
     `PPDSparseState`).
 
@@ -136,7 +136,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     Computing, 2000.
     Inverse propensities: Jain, Prabhu, Varma, "Extreme multi-label loss functions", KDD 2016, eq.
     5. Pruning by size: Babbar, Schoelkopf, "DiSMEC", WSDM 2017, section 2. Differs from the paper:
-    classes end on a certificate, not after a fixed number of rounds. Changes of weights that gain
+    labels end on a certificate, not after a fixed number of rounds. Changes of weights that gain
     little for the postings they visit are deferred, instead of sampling weights at random
     (Algorithm 3). The bias of the primal point is minimised exactly at fixed w, which makes a
     small active set sufficient when nearly all samples are barely violating negatives.
@@ -167,7 +167,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     loss: str = parameter("squared_hinge", "loss of a sample", choices=tuple(LOSS_CODES))
     eps: float = parameter(
         0.01,
-        "a class ends when its duality gap is at most eps times its null objective",
+        "a label ends when its duality gap is at most eps times its null objective",
         above=0.0,
         high=1.0,
     )
@@ -178,7 +178,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         1.0, "additional factor of the losses of positives", above=0.0
     )
     prune: float = parameter(
-        0.0, "drop weights of at most this size after a class is solved", low=0.0
+        0.0, "drop weights of at most this size after a label is solved", low=0.0
     )
     prune_keep: int = parameter(0, "number of largest weights to keep per label; 0: all", low=0)
     prune_loss: float = parameter(
@@ -187,7 +187,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         low=0.0,
     )
     max_rounds: int = parameter(
-        100, "maximum number of rounds; then a class ends without a certificate (reported)", low=1
+        100, "maximum number of rounds; then a label ends without a certificate (reported)", low=1
     )
     max_sweeps: int = parameter(20, "maximum number of coordinate descent sweeps per round", low=1)
     growth: int = parameter(
@@ -197,7 +197,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     )
     seed: int = parameter(
         0,
-        "seed of the random order of sweeps; every class has its own stream",
+        "seed of the random order of sweeps; every label has its own stream",
         low=0,
         high=2**31 - 1,
     )
@@ -218,7 +218,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
 
     @property
     def stopping(self) -> StoppingRule:
-        """Return when a class ends."""
+        """Return when a label ends."""
         reached = f"the duality gap is at most {self.eps:g} of the null objective"
         names = ("eps", "max_rounds")
         return StoppingRule("certificate", self.eps, self.max_rounds, reached, names)
@@ -230,7 +230,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         return certified
 
     def largest_gap(self, records: np.ndarray) -> float:
-        """Return the largest gap of a class, relative to its null objective."""
+        """Return the largest gap of a label, relative to its null objective."""
         return largest_gap(records)
 
     def summarize(self, records: np.ndarray) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         def check() -> None:
             if stopped():
                 local.reset_scratch()
-                raise Stopped("stopped between two slices of a class; finished batches are kept")
+                raise Stopped("stopped between two slices of a label; finished batches are kept")
 
         W, records, duals = self._method(local)(local, labels, start_duals, check, keep_duals)
         if self.prune > 0.0 or self.prune_keep > 0 or self.prune_loss > 0.0:
@@ -395,7 +395,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         check: Callable[[], None],
         keep_duals: bool,
     ) -> BatchResult:
-        """Solve the batch by Newton's method, class by class."""
+        """Solve the batch by Newton's method, label by label."""
         problem, o = local.problem, self._objective()
         rows = local.newton = local.newton or rows_of(problem.X)
         records, weights, duals = np.zeros(len(labels), RECORD), [], []
@@ -517,7 +517,7 @@ def _to_matrix(ends: Int64, indices: Int32, values: Float32, n_cols: int) -> CSR
 
 
 def _to_records(states: np.ndarray) -> np.ndarray:
-    """Return the records of all classes, from the kernel's final states."""
+    """Return the records of all labels, from the kernel's final states."""
     records = np.zeros(len(states), RECORD)
     for name in set(RECORD.names or ()) & set(STATE.names or ()):
         records[name] = states[name]
@@ -554,7 +554,7 @@ def _new_scratch(problem: PPDSparseProblem, scores: Any) -> PPDSparseScratch:
 
 
 def _allocate(n_labels: int, n_weights: int, n_duals: int) -> BatchOutput:
-    """Allocate output for `n_labels` classes with these total numbers of weights and duals."""
+    """Allocate output for `n_labels` labels with these total numbers of weights and duals."""
     return BatchOutput(
         np.zeros(n_labels, np.int64),
         np.zeros(n_weights, np.int32),

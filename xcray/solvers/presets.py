@@ -24,7 +24,7 @@ class DiSMECSolver(PPDSparseSolver):
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
     prune: float = parameter(
-        0.01, "drop weights of at most this size after a class is solved", low=0.0
+        0.01, "drop weights of at most this size after a label is solved", low=0.0
     )
 
 
@@ -56,7 +56,7 @@ class CrammerSingerSolver(PDSparseSolver):
             min over W   1/2 |W|^2 + C sum_i max(0, max over n != y of 1 + z_in - z_iy)
 
     This is the problem of LIBLINEAR's `-s 4` without bias. Rows with several labels are treated as
-    in PD-Sparse. Only classes that a search finds enter the dual of a row, so W stays sparse.
+    in PD-Sparse. Only labels that a search finds enter the dual of a row, so W stays sparse.
 
     Source: Crammer, Singer, "On the algorithmic implementation of multiclass kernel-based vector
     machines", JMLR 2001; see `PDSparseSolver` for the dual coordinate descent and its gap.
@@ -81,7 +81,7 @@ class MemoirPaperSolver(MemoirSolver):
     lam: float = parameter(1.0, "weight of the penalty", above=0.0)
     rounds: int = parameter(25, "number of rounds", low=1, high=1_000_000)
     group: int = parameter(
-        1000, "draws whose classes are searched before W changes", low=1, high=1000
+        1000, "draws whose labels are searched before W changes", low=1, high=1000
     )
     early_stopping_rounds: int = parameter(
         5,
@@ -93,9 +93,9 @@ class MemoirPaperSolver(MemoirSolver):
 
 @dataclass(frozen=True)
 class MemoirScriptsSolver(MemoirPaperSolver):
-    """MEMOIR as in its authors' scripts: draws by class, steps of eta / batch, no margin test.
+    """MEMOIR as in its authors' scripts: draws by label, steps of eta / batch, no margin test.
 
-    Left out: their constant feature, which makes most rows choose the same class, and their
+    Left out: their constant feature, which makes most rows choose the same label, and their
     prediction by cosine.
     """
 
@@ -105,12 +105,12 @@ class MemoirScriptsSolver(MemoirPaperSolver):
         choices=("sample", "batch"),
     )
     margin: float = parameter(
-        1e30, "steps are taken for samples whose class leads by less than this", above=0.0
+        1e30, "steps are taken for samples whose label leads by less than this", above=0.0
     )
     draws: str = parameter(
-        "classes",
-        "draw samples uniformly, or classes uniformly and then a sample of the class",
-        choices=("rows", "classes"),
+        "labels",
+        "draw samples uniformly, or labels uniformly and then a sample of the label",
+        choices=("rows", "labels"),
     )
     early_stopping_rounds: int = parameter(
         0,

@@ -10,7 +10,7 @@ EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 # names of the counters in `Progress.vitals`
-CLASSES_SOLVED: Final = "classes_solved"
+LABELS_SOLVED: Final = "labels_solved"
 WORKER_SECONDS: Final = "worker_seconds"  # seconds of workers for work that counted
 EPOCHS: Final = "epochs"
 ROWS_TRAINED: Final = "rows_trained"  # rows times epochs
@@ -24,7 +24,7 @@ class Progress(NamedTuple):
     """The progress of a training or batch prediction.
 
     phase: LOADING, TRAINING, MERGING, EVALUATING or PUBLISHING for a training, with done and total
-    in classes (or in epochs, during TRAINING of solvers with epochs). Before them SELECTING, if
+    in labels (or in epochs, during TRAINING of solvers with epochs). Before them SELECTING, if
     parameters are chosen, with done in settings and total 0. LOADING, PREDICTING or
     PUBLISHING for a batch prediction, with done and total in rows. seconds: since the start. rate:
     per second. eta: seconds, or None if unknown. note: a line for people. figures: for machines;

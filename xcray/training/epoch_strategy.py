@@ -21,7 +21,7 @@ from xcray.solvers.contract import Solver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.arrow import write_table
 from xcray.training.capacity.preflight import worker_count
-from xcray.training.report.summary import class_table, summarize_block
+from xcray.training.report.summary import label_table, summarize_block
 from xcray.training.spec import TrainSpec
 from xcray.training.strategy import TrainingContext
 from xcray.workers.local_group import ThreadGroup
@@ -51,9 +51,9 @@ class EpochStrategy:
         """All labels alike: every weight is there until small ones are dropped."""
         return np.ones(self._context.dataset.n_labels)
 
-    def class_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
+    def label_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
         """Without seconds and workers: all labels are trained together."""
-        return class_table(block, self._declared).drop_columns(["seconds", "worker"])
+        return label_table(block, self._declared).drop_columns(["seconds", "worker"])
 
 
 def uses_whole_cluster(context: TrainingContext) -> bool:

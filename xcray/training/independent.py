@@ -20,7 +20,7 @@ from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.solvers.contract import TaskSolver, set_checkpoint_dir
 from xcray.solvers.replica import ReplicatedSolver
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.telemetry.progress import CLASSES_SOLVED
+from xcray.telemetry.progress import LABELS_SOLVED
 from xcray.training.capacity.preflight import (
     PROCESS_BYTES,
     Estimate,
@@ -31,7 +31,7 @@ from xcray.training.capacity.preflight import (
     worker_count,
 )
 from xcray.training.observer import TrainingObserver
-from xcray.training.report.summary import class_table, summarize_block
+from xcray.training.report.summary import label_table, summarize_block
 from xcray.training.solve_labels import (
     LabelsToSolve,
     TrainingData,
@@ -113,9 +113,9 @@ class IndependentLabels:
             facts = solver.read_facts(self._context.run_dir)
         return {**summarize_block(block, solver), **facts}
 
-    def class_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
-        """Return the per-class report with certificates and costs."""
-        return class_table(block, self._solver, timeline)
+    def label_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
+        """Return the per-label report with certificates and costs."""
+        return label_table(block, self._solver, timeline)
 
     def rows_limit(self) -> int | None:
         """Return the bytes that the memory limit leaves for the rows of a worker; None for all."""
@@ -166,7 +166,7 @@ class _BatchObserver(RunObserver[Result]):
         """Commit a batch, and count its labels."""
         self._observer.commit(result.value)
         metrics = self._observer.metrics
-        metrics.add(CLASSES_SOLVED, len(result.value.labels))
+        metrics.add(LABELS_SOLVED, len(result.value.labels))
         gap = self._solver.largest_gap(result.value.records)
         if gap is not None:
             metrics.add_gap(gap)

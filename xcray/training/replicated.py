@@ -16,7 +16,7 @@ from xcray.solvers.solved_labels import SolvedLabels
 from xcray.training.epoch_strategy import initial_workers, make_worker_group
 from xcray.training.independent import IndependentLabels
 from xcray.training.observer import TrainingObserver
-from xcray.training.report.summary import class_table
+from xcray.training.report.summary import label_table
 from xcray.training.strategy import TrainingContext
 from xcray.training.synchronous import SynchronousWorkerFactory
 from xcray.workers.observer import RunProgress
@@ -61,9 +61,9 @@ class ReplicatedTraining(IndependentLabels):
         """Return the summary of a joint solver, and the number of lost workers."""
         return {**super().summarize(block, measures), "workers_lost": self._lost}
 
-    def class_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
+    def label_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
         """Without seconds and workers: all labels are trained together."""
-        return class_table(block, self._solver).drop_columns(["seconds", "worker"])
+        return label_table(block, self._solver).drop_columns(["seconds", "worker"])
 
     def _train(self, calls: SynchronousCalls, observer: TrainingObserver) -> SolvedLabels:
         """Run all steps, from the last checkpoint; after the loss of a worker, go back to it.

@@ -246,7 +246,7 @@ class _TrainingRun:
             seed=self.seed,
             measures=measures,
             report=report,
-            classes=self.strategy.class_table(block, timeline),
+            label_table=self.strategy.label_table(block, timeline),
             timeline=normalize_timeline(timeline) if timeline.num_rows else None,
             missing=len(self.parts.missing),
         )
@@ -287,7 +287,7 @@ class _TrainingRun:
         )
 
     def _report_phase(self, phase: str) -> None:
-        """Report a phase after solving: all classes are solved, or the time limit was reached."""
+        """Report a phase after solving: all labels are solved, or the time limit was reached."""
         self.monitor.poll()
         n_labels = self.dataset.n_labels
         self.report_progress(phase, n_labels - len(self.parts.missing), n_labels)

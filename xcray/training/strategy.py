@@ -77,5 +77,5 @@ class TrainingStrategy(Protocol):
         measures: of the published model.
         """
 
-    def class_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
-        """Return the per-class report; see `xcray.training.report.summary.class_table`."""
+    def label_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
+        """Return the per-label report; see `xcray.training.report.summary.label_table`."""

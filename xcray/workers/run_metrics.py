@@ -70,7 +70,7 @@ class RunMetrics:
             self.add(BATCHES_COPIED, 1)
 
     def add_gap(self, gap: float) -> None:
-        """Record the duality gap of a finished class, relative to its null objective."""
+        """Record the duality gap of a finished label, relative to its null objective."""
         self._gap = max(gap, self._gap or 0.0)
 
     def set_worker_source(self, source: Callable[[], WorkerStatus]) -> None:

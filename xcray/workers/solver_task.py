@@ -23,7 +23,7 @@ class SolverTask:
     memory_limit: bytes of a worker's rows, see `load_dataset` of a solver.
     """
 
-    counter: ClassVar[tuple[str, str]] = ("xcray_classes_solved", "Classes solved by this worker")
+    counter: ClassVar[tuple[str, str]] = ("xcray_labels_solved", "Labels solved by this worker")
 
     solver: TaskSolver
     path: str

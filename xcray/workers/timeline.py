@@ -37,7 +37,7 @@ SCHEMA = pa.schema(
         "task": pa.int64(),
         # number of the run of the batch, from 1
         "attempt": pa.int32(),
-        "classes": pa.int32(),
+        "n_labels": pa.int32(),
         # predicted seconds
         "cost": pa.float64(),
         # seconds since the attempt's pool was opened
@@ -148,7 +148,7 @@ class Timeline:
         about = {
             "task": task.id,
             "attempt": task.attempt,
-            "classes": len(task.labels),
+            "n_labels": len(task.labels),
             "cost": task.cost,
             "labels": task.labels,
         }

@@ -151,7 +151,7 @@ def test_a_file_is_uploaded_predicted_and_downloaded(
     assert result.column("id").to_pylist() == [f"k{i}" for i in range(30)]
     assert result.column("exact").to_pylist() == [True] * 30
     assert (tmp_path / "answers" / MANIFEST).is_file()
-    assert client.jobs.timeline(job["id"])["classes"] == 5
+    assert client.jobs.timeline(job["id"])["n_labels"] == 5
     folder = server.app_state.home.run(job["id"])
     # Only the answers are kept.
     assert not list(folder.glob("part-*")) + list(folder.glob("input*"))

@@ -196,7 +196,7 @@ def test_metrics_of_attempts_are_counted_once_and_shown_while_they_run(store: Jo
         "largest_gap": 0.01,
         "object_store_bytes": 7,
     }
-    fields |= {"counted": {"classes_solved": 10.0}}
+    fields |= {"counted": {"labels_solved": 10.0}}
     tally.update(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", vitals=fields))
     # The reply was lost, so the increments stay pending.
     store.attempts.append_event(
@@ -215,7 +215,7 @@ def test_metrics_of_attempts_are_counted_once_and_shown_while_they_run(store: Jo
             1.0,
             None,
             "",
-            vitals={**fields, "counted": {"classes_solved": 12.0, "worker_seconds": 3.0}},
+            vitals={**fields, "counted": {"labels_solved": 12.0, "worker_seconds": 3.0}},
         )
     )
     assert store_metrics(store)["xcray_jobs_remaining_seconds", ()] == 90.0
@@ -231,7 +231,7 @@ def test_metrics_of_attempts_are_counted_once_and_shown_while_they_run(store: Jo
         job.id, 1, "phase", {"phase": "MERGING"}, increments=tally.pending()
     )
     result = store_metrics(store)
-    assert result["xcray_classes_solved_total", ()] == 12.0
+    assert result["xcray_labels_solved_total", ()] == 12.0
     assert result["xcray_worker_seconds_total", (("kind", "train"),)] == 3.0
     assert result["xcray_batches_total", (("outcome", "lost"),)] == 2.0
     assert result["xcray_worker_seconds_wasted_total", (("outcome", "lost"),)] == 0.5
@@ -280,7 +280,7 @@ def test_a_training_fills_the_metrics(tmp_path: Path, tiny: Any) -> None:
         if event.kind == "progress" and "vitals" in event.data
     ]
     store.close()
-    assert result["xcray_classes_solved_total", ()] == tiny.n_labels
+    assert result["xcray_labels_solved_total", ()] == tiny.n_labels
     assert result["xcray_batches_total", (("outcome", "done"),)] > 0
     assert result["xcray_worker_seconds_total", (("kind", "train"),)] > 0
     assert all(each["workers_wanted"] == 2 for each in reports)

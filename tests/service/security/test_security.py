@@ -46,7 +46,7 @@ NEEDS: Final[dict[str, str]] = {
     "GET /v1/jobs/{job_id}/logs": "read",
     "GET /v1/jobs/{job_id}/timeline": "read",
     "GET /v1/jobs/{job_id}/pictures/{picture}": "read",
-    "GET /v1/jobs/{job_id}/classes": "read",
+    "GET /v1/jobs/{job_id}/labels": "read",
     "POST /v1/jobs/{job_id}/stop": "submit",
     "POST /v1/jobs:stop": "submit",
     "POST /v1/jobs/{job_id}/resume": "submit",

@@ -72,10 +72,10 @@ def same_labels(a: Model, i: Any, b: Model, j: Any, leave_out: Sequence[str] = (
     """
     i, j = np.asarray(i), np.asarray(j)
     weights = [take_rows(model.W, rows) for model, rows in ((a, i), (b, j))]
-    assert a.classes is not None
-    assert b.classes is not None
+    assert a.label_table is not None
+    assert b.label_table is not None
     rows = [
-        model.classes.drop_columns(list(leave_out)).take(list(map(int, at)))
+        model.label_table.drop_columns(list(leave_out)).take(list(map(int, at)))
         for model, at in ((a, i), (b, j))
     ]
     same = all(
@@ -125,15 +125,15 @@ def test_adding_the_missing_labels_gives_the_whole_model(
             "revision": new.provenance[0]["revision"],
         }
     ]
-    assert new.classes is not None
-    assert new.classes.column("label").to_pylist() == list(range(39))
-    assert None not in new.classes.column("worker").to_pylist()
+    assert new.label_table is not None
+    assert new.label_table.column("label").to_pylist() == list(range(39))
+    assert None not in new.label_table.column("worker").to_pylist()
     assert (
         result.report["labels_trained"],
         result.report["labels_kept"],
-        result.report["classes"],
+        result.report["labels"],
     ) == (9, 30, 39)
-    assert (result.report["classes_certified"], result.report["trained"]["classes_certified"]) == (
+    assert (result.report["labels_certified"], result.report["trained"]["labels_certified"]) == (
         39,
         9,
     )
@@ -321,7 +321,7 @@ def test_a_model_without_a_class_report_stays_without(
     names = {"label_names": some.label_names, "feature_names": some.feature_names}
     bare = write_fields(tmp_path / "bare", W=some.W, b=some.b, **names, **entries)
     new = Model.open(add_labels(bare.path, tiny.path, tmp_path / "new", ["39"], SERIAL).model_path)
-    assert new.classes is None
+    assert new.label_table is None
     assert new.n_labels == 31
 
 

@@ -63,7 +63,7 @@ def test_each_class_has_its_seconds_worker_and_certificate(
     trained: TrainResult, tiny: Dataset
 ) -> None:
     model = Model.open(trained.model_path)
-    table, timeline = model.classes, model.timeline
+    table, timeline = model.label_table, model.timeline
     assert table.column("label").to_pylist() == list(range(tiny.n_labels))
     assert table.column("positives").to_pylist() == tiny.label_counts.tolist()
     np.testing.assert_array_equal(table.column("nnz").to_numpy(), np.diff(model.W.indptr))
@@ -101,16 +101,18 @@ def test_a_resumed_training_includes_the_seconds_of_earlier_attempts(
     with pytest.raises(Stopped):
         train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress, stop=stop)
     so_far = timeline_document(read_timeline(tmp_path / "run"))
-    assert 5 < so_far["classes"] < tiny.n_labels
+    assert 5 < so_far["n_labels"] < tiny.n_labels
     model = Model.open(train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").model_path)
     assert (
-        model.classes.column("seconds").null_count == model.classes.column("worker").null_count == 0
+        model.label_table.column("seconds").null_count
+        == model.label_table.column("worker").null_count
+        == 0
     )
     whole = timeline_document(model.timeline)
     assert [each["attempt_of_run"] for each in whole["attempts"]] == [1, 2]
-    assert whole["classes"] == tiny.n_labels
+    assert whole["n_labels"] == tiny.n_labels
     done = model.timeline.filter(pc.equal(model.timeline.column("outcome"), DONE))
-    assert sum(model.classes.column("seconds").to_pylist()) == pytest.approx(
+    assert sum(model.label_table.column("seconds").to_pylist()) == pytest.approx(
         sum(done.column("seconds").to_pylist())
     )
     assert whole["core_seconds"] == pytest.approx(sum(done.column("cpu_seconds").to_pylist()))
@@ -155,19 +157,19 @@ def test_the_report_has_pictures_a_page_and_its_figures(
         assert f"]({file})" in page
         assert series_of((tmp_path / "out" / file).read_text())
     assert page.startswith(f"# {tiny.name}\n")
-    assert f"{tiny.n_labels} of {tiny.n_labels} classes certified" in page
+    assert f"{tiny.n_labels} of {tiny.n_labels} labels certified" in page
     assert (
         "| P | " + " | ".join(f"{100 * trained.measures[f'P@{k}']:.2f}" for k in (1, 3, 5)) in page
     )
-    classes = Model.open(trained.model_path).classes
-    assert report["classes"]["seconds"]["max"] == pytest.approx(
-        max(classes.column("seconds").to_pylist())
+    table = Model.open(trained.model_path).label_table
+    assert report["labels"]["seconds"]["max"] == pytest.approx(
+        max(table.column("seconds").to_pylist())
     )
     assert [each["seconds"] for each in report["dearest"]] == sorted(
         (each["seconds"] for each in report["dearest"]), reverse=True
     )
     assert report["loosest"][0]["relative_gap"] == pytest.approx(trained.report["largest_gap"])
-    assert report["timeline"]["classes"] == tiny.n_labels
+    assert report["timeline"]["n_labels"] == tiny.n_labels
 
 
 def test_scaling_needs_the_same_training(
@@ -215,7 +217,7 @@ def test_commands_draw_pictures_and_print_results(
     assert "done" in series_of((tmp_path / "t.svg").read_text())
     assert run("timeline", trained.model_path) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].split("\t")[:3] == ["worker", "batches", "classes"]
+    assert out[0].split("\t")[:3] == ["worker", "batches", "labels"]
     assert {line.split("\t")[0] for line in out[1:3]} <= {"thread-0", "thread-1", out[-1]}
     assert run("timeline", tmp_path / "nothing") == 2
     assert "xcray jobs timeline" in capsys.readouterr().err
@@ -246,7 +248,7 @@ def running(served: Served) -> tuple[str, int]:
     return claimed.id, claimed.attempt
 
 
-def test_a_jobs_timeline_and_classes_outlive_its_run(
+def test_a_jobs_timeline_and_labels_outlive_its_run(
     served: Served,
     trained: TrainResult,
     tiny: Dataset,
@@ -255,7 +257,7 @@ def test_a_jobs_timeline_and_classes_outlive_its_run(
 ) -> None:
     job, attempt = running(served)
     jobs = served.client.jobs
-    for ask in (jobs.timeline, lambda one: list(jobs.classes(one))):
+    for ask in (jobs.timeline, lambda one: list(jobs.labels(one))):
         with pytest.raises(NotFound, match=job):
             ask(job)
     folder = served.app_state.home.run(job)
@@ -264,7 +266,7 @@ def test_a_jobs_timeline_and_classes_outlive_its_run(
         record.add(Span("w-0", Task(4, (7, 9), 1.0), 0.5, 2.0, "done"))
         record.flush()
         so_far = jobs.timeline(job)  # while the job runs
-        assert [(each["task"], each["classes"], each["ended"]) for each in so_far["batches"]] == [
+        assert [(each["task"], each["n_labels"], each["ended"]) for each in so_far["batches"]] == [
             (4, 2, 2.5)
         ]
 
@@ -282,10 +284,10 @@ def test_a_jobs_timeline_and_classes_outlive_its_run(
     assert 1 <= len(few["batches"]) <= 3
     assert (few["thinned"], few["core_seconds"]) == (True, expected["core_seconds"])
 
-    table = Model.open(trained.model_path).classes.to_pylist()
+    table = Model.open(trained.model_path).label_table.to_pylist()
     names = tiny.label_names.to_pylist()
     assert "done" in series_of(jobs.picture(job, "timeline", width=600))
-    assert list(jobs.classes(job)) == [
+    assert list(jobs.labels(job)) == [
         {**row, "number": row["label"], "label": names[row["label"]]} for row in table
     ]
 
@@ -305,10 +307,10 @@ def test_a_jobs_timeline_and_classes_outlive_its_run(
     assert read(capsys) == expected
     assert "done" in series_of((tmp_path / "job.svg").read_text())
     assert run("jobs", "timeline", job, "--server", served.client.url) == 0
-    assert f"{tiny.n_labels} classes" in capsys.readouterr().out.splitlines()[-1]
+    assert f"{tiny.n_labels} labels" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_pages_of_classes_and_bad_queries(
+def test_pages_of_labels_and_bad_queries(
     served: Served, trained: TrainResult, tiny: Dataset, tmp_path: Path
 ) -> None:
     job, attempt = running(served)
@@ -319,16 +321,16 @@ def test_pages_of_classes_and_bad_queries(
     )
     ask, sizes, token = served.client._connection.request, [], None
     while True:
-        page = ask("GET", f"/v1/jobs/{job}/classes", query={"limit": 9, "page_token": token})
-        sizes.append(len(page["classes"]))
+        page = ask("GET", f"/v1/jobs/{job}/labels", query={"limit": 9, "page_token": token})
+        sizes.append(len(page["labels"]))
         token = page["next_page_token"]
         if token is None:
             break
     assert sizes == [9] * (tiny.n_labels // 9) + [tiny.n_labels % 9] * (tiny.n_labels % 9 > 0)
     bad = [
-        ("classes", {"limit": 0}),
-        ("classes", {"limit": 1001}),
-        ("classes", {"page_token": "zz"}),
+        ("labels", {"limit": 0}),
+        ("labels", {"limit": 1001}),
+        ("labels", {"page_token": "zz"}),
     ]
     for noun, query in [*bad, ("timeline", {"limit": 0}), ("timeline", {"limit": 20_001})]:
         with pytest.raises(InputError):

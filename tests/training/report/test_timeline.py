@@ -13,7 +13,7 @@ from xcray.errors import NotFound
 from xcray.storage.arrow import write_table
 from xcray.training.report.timeline import (
     COLUMNS,
-    class_costs,
+    label_costs,
     normalize_timeline,
     read_timeline,
     timeline_document,
@@ -26,7 +26,7 @@ ENTRY = {
     "task",
     "attempt",
     "batches",
-    "classes",
+    "n_labels",
     "cost",
     "started",
     "ended",
@@ -49,7 +49,7 @@ def busy_run(rng: np.random.Generator, n_workers: int, n_batches: int) -> pa.Tab
                     seconds,
                     outcome,
                     task=task,
-                    classes=int(rng.integers(1, 50)),
+                    n_labels=int(rng.integers(1, 50)),
                     attempt_of_run=1 + w % 2,
                 )
             )
@@ -60,7 +60,7 @@ def busy_run(rng: np.random.Generator, n_workers: int, n_batches: int) -> pa.Tab
 def test_a_document_by_hand():
     rows = [
         batch("w-10", 0.5, 1.0),
-        batch("w-2", 0.5, 2.0, task=1, classes=5),
+        batch("w-2", 0.5, 2.0, task=1, n_labels=5),
         batch("w-2", 2.5, 0.5, "duplicate", task=2),
         batch("w-2", 1.0, 1.0, task=3, attempt_of_run=2),
     ]
@@ -75,7 +75,7 @@ def test_a_document_by_hand():
             "worker": "w-2",
             "node": "",
             "batches": 3,
-            "classes": 15,
+            "n_labels": 15,
             "busy": 3.5,
             "share": 1.0,
             **none,
@@ -85,7 +85,7 @@ def test_a_document_by_hand():
             "worker": "w-10",
             "node": "",
             "batches": 1,
-            "classes": 10,
+            "n_labels": 10,
             "busy": 1.0,
             "share": 0.4,
             **none,
@@ -95,7 +95,7 @@ def test_a_document_by_hand():
         ("w-10", 0.5, 1.5),
         ("w-2", 0.5, 2.5),
     ]
-    assert (result["classes"], result["batches_total"], result["thinned"]) == (25, 4, False)
+    assert (result["n_labels"], result["batches_total"], result["thinned"]) == (25, 4, False)
     assert (result["makespan"], result["core_seconds"]) == (3.5, 4.0)
     assert result["busy_share"] == pytest.approx(4.5 / (2 * 2.5 + 1.0))
 
@@ -112,7 +112,7 @@ def test_thinned_documents_are_bounded_and_their_sums_exact(rng, limit):
         for e in result["batches"]
     )
     if limit >= 36:  # attempts x workers x outcomes: no combination is left out
-        for name in ("seconds", "classes", "cost"):
+        for name in ("seconds", "n_labels", "cost"):
             assert sum(e[name] for e in result["batches"]) == pytest.approx(
                 sum(whole.column(name).to_pylist())
             )
@@ -141,7 +141,7 @@ def test_former_and_missing_timelines(tmp_path):
             "worker": "a",
             "task": 0,
             "attempt": 1,
-            "classes": 2,
+            "n_labels": 2,
             "cost": 3.0,
             "started": 0.0,
             "seconds": 1.0,
@@ -173,13 +173,13 @@ def test_seconds_are_shared_out_by_work():
         batch("c", seconds=5.0, labels=[0, 7], attempt_of_run=2),
         batch("c", seconds=1.0, labels=[8, 9]),
     )
-    seconds, worker = class_costs(
+    seconds, worker = label_costs(
         rows, np.array([0, 1, 2, 3, 8, 9]), [6.0, 1.0, 5.0, 3.0, 0.0, 0.0]
     )
     # Label 7 is not requested; 8 and 9 share equally.
     np.testing.assert_allclose(seconds, [5.0, 1.0, np.nan, 3.0, 0.5, 0.5])
     assert worker == ["c", "a", None, "a", "c", "c"]
     for unknown in (None, rows.drop_columns("labels"), rows.slice(0, 0)):
-        seconds, worker = class_costs(unknown, [0, 1], [1.0, 1.0])
+        seconds, worker = label_costs(unknown, [0, 1], [1.0, 1.0])
         assert np.isnan(seconds).all()
         assert worker == [None, None]

@@ -86,5 +86,5 @@ def test_a_warm_point_is_nearly_the_cold_one(tiny: Dataset, tmp_path: Path) -> N
         start = None if point.start is None else points[point.start]
         result, other = warm.evaluate(point, start), cold.evaluate(point, None)
         assert result["start"] == (None if start is None else start.params)
-        assert result["certified"] == result["classes"] == tiny.n_labels
+        assert result["certified"] == result["labels"] == tiny.n_labels
         assert result["measures"]["P@1"] == pytest.approx(other["measures"]["P@1"], abs=0.03)

@@ -110,7 +110,7 @@ def test_points_are_solved_on_one_part_and_measured_on_the_other(
         if point["start"] is None:
             assert (point["measures"], point["nnz"]) == (alone.measures, alone.report["weights"])
         assert point["measures"]["P@1"] == pytest.approx(alone.measures["P@1"], abs=0.03)
-        assert point["certified"] == point["classes"] == tiny.n_labels
+        assert point["certified"] == point["labels"] == tiny.n_labels
 
 
 def test_the_best_point_makes_the_final_model(

@@ -44,7 +44,7 @@ def parts(**changes: Any) -> dict[str, Any]:
 
 
 def text_model(path: Path) -> Model:
-    """Write a model with a text pipeline and a class report."""
+    """Write a model with a text pipeline and a label table."""
     text = TextPipeline.fit(TEXTS)
     W = csr_from(np.linspace(-1, 1, 8 * len(text.terms), dtype=np.float32).reshape(8, -1))
     labels, classes = [f"label-{i}" for i in range(8)], pa.table({"gap": np.arange(8) / 8})
@@ -56,7 +56,7 @@ def text_model(path: Path) -> Model:
             label_names=labels,
             feature_names=text.terms,
             text=text,
-            classes=classes,
+            label_table=classes,
             report={"seconds": 1.5},
         ),
     )
@@ -77,7 +77,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert model.b.tolist() == [0.5, -1, 0]
     assert model.label_names.to_pylist() == ["csv", "ünï", ""]
     assert model.feature_names.to_pylist() == list("abcd")
-    assert (model.n_labels, model.n_features, model.nnz, model.text, model.classes) == (
+    assert (model.n_labels, model.n_features, model.nnz, model.text, model.label_table) == (
         3,
         4,
         4,
@@ -118,11 +118,11 @@ def test_the_text_pipeline_and_the_class_report_come_along(tmp_path: Path) -> No
     text_model(tmp_path / "m")
     model = Model.open(tmp_path / "m")
     assert model.text is not None
-    assert model.classes is not None
+    assert model.label_table is not None
     row = model.text.transform(["csv rows"]).row(0)[0].tolist()
     assert [model.feature_names[j].as_py() for j in row] == ["csv", "rows"]
     assert model.manifest["text"] == {"fingerprint": model.text.fingerprint}
-    assert model.classes.column("gap").to_pylist()[:3] == [0, 0.125, 0.25]
+    assert model.label_table.column("gap").to_pylist()[:3] == [0, 0.125, 0.25]
     assert model.manifest["report"] == {"seconds": 1.5}
 
 
@@ -196,7 +196,7 @@ def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
         ({"label_names": ["a"]}, ShapeMismatch, "1 label names; give 3"),
         ({"feature_names": ["a"]}, ShapeMismatch, "1 feature names; give 4"),
         ({"text": TextPipeline.fit(TEXTS)}, ShapeMismatch, "terms"),
-        ({"classes": pa.table({"gap": [1]})}, ShapeMismatch, "class report"),
+        ({"label_table": pa.table({"gap": [1]})}, ShapeMismatch, "label table"),
         ({"W": csr([0, 1, 1, 1], [0], [np.nan], 4)}, Corrupt, "row 0: a value is not finite"),
         ({"W": csr([0, 0, 1, 1], [4], [1], 4)}, Corrupt, "row 1: a column index lies outside"),
         ({"b": [0, np.inf, 0]}, Corrupt, "label 1 has a bias"),
@@ -470,11 +470,11 @@ def test_one_changed_weight_is_a_changed_label(tmp_path: Path, data: list[float]
 
 
 def test_the_card_reports_the_certificates(tmp_path: Path) -> None:
-    report = {"classes": 1200, "classes_certified": 1199, "largest_gap": 0.01234}
+    report = {"labels": 1200, "labels_certified": 1199, "largest_gap": 0.01234}
     write_fields(tmp_path / "m", **parts(report=report, params={"eps": 0.01}))
     card = (tmp_path / "m" / "card.md").read_text()
     assert (
-        "| classes certified by their duality gap | 1,199 of 1,200 |\n| largest gap | 0.012 of"
+        "| labels certified by their duality gap | 1,199 of 1,200 |\n| largest gap | 0.012 of"
         in card
     )
     write_fields(tmp_path / "bare", **parts(params={"eps": 0.01}))

@@ -16,7 +16,7 @@ def test_cost_curve_by_hand():
     np.testing.assert_allclose(curve.median, [2.0, 5.0])
     np.testing.assert_allclose(curve.low, [1.2, 4.2])
     np.testing.assert_allclose(curve.high, [2.8, 5.8])
-    np.testing.assert_allclose(curve.classes, [0.6, 0.4])
+    np.testing.assert_allclose(curve.labels, [0.6, 0.4])
     np.testing.assert_allclose(curve.seconds, [6 / 16, 10 / 16])
     assert [len(part) for part in curves.cost_curve([], [])] == [0] * 6
 

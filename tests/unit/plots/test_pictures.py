@@ -120,7 +120,7 @@ def test_values_are_titles_of_the_marks_of_their_series() -> None:
     assert {name: len(titles) for name, titles in lanes.items()} == dict.fromkeys(
         ("done", "duplicate", "lost", "stopped"), 15
     )
-    cells = [each for each in series_of(drawn["costs 5000"].svg())["classes"] if "ms:" in each]
+    cells = [each for each in series_of(drawn["costs 5000"].svg())["labels"] if "ms:" in each]
     counted = sum(int(each.rpartition("ms: ")[2].split()[0].replace(",", "")) for each in cells)
     assert counted == 5000
     assert series_of(drawn["counts"].svg()) == {"labels": ["0: 0", "1: 5", "2–3: 2"]}

@@ -56,7 +56,7 @@ def solved(solver, X, Y):
         {"group": 30, "step": "batch", "margin": 1e9, "lam": 1.0, "row_norm": "l2"},
         {"oracle": "random"},
         {"step": "batch", "margin": 1e9, "lam": 1.0},
-        {"draws": "classes", "margin": 0.5},
+        {"draws": "labels", "margin": 0.5},
         {"labels": "first"},
         {"eta0": 2.0, "eta_step": 0.5, "lam": 0.05},
     ],
@@ -127,7 +127,7 @@ def test_separated_classes_are_learned():
 def test_draws_by_class_are_balanced_and_have_the_class():
     Y = np.zeros((100, 3), bool)
     Y[:97, 0], Y[97:, 2] = True, True
-    solver = MemoirSolver(draws="classes", batch=4000)
+    solver = MemoirSolver(draws="labels", batch=4000)
     rounds = memoir.Rounds(local_of(solver, np.ones((100, 2), np.float32), Y).problem, solver, 4000)
     classes = rounds.problem.classes[rounds.draw(1)[0]]
     assert set(classes) == {0, 1}  # label 1 has no rows, and is not in the problem

@@ -92,12 +92,12 @@ def print_timeline(
     if as_json:
         output.print_json(document)
         return
-    columns = ("batches", "classes", "busy", "share", *OTHER_OUTCOMES)
+    columns = ("batches", "n_labels", "busy", "share", *OTHER_OUTCOMES)
     rows = [
         [each["worker"], *(format_worker_value(column, each.get(column)) for column in columns)]
         for each in document["workers"]
     ]
-    output.print_table(["worker", "batches", "classes", "busy s", "busy %", *OTHER_OUTCOMES], rows)
+    output.print_table(["worker", "batches", "labels", "busy s", "busy %", *OTHER_OUTCOMES], rows)
     output.print_line(describe_timeline(document))
     if picture is not None:
         output.print_line(str(picture))

@@ -286,7 +286,7 @@ def run_training(spec: Any, out: Path, run_dir: Path, quiet: bool) -> TrainResul
     """Train with progress and Ctrl-C handling. Raises Stopped with a hint on how to resume."""
     from xcray.training import train
 
-    with resumable_run(lambda: f"finished classes are kept in {run_dir}", quiet) as (show, flag):
+    with resumable_run(lambda: f"finished labels are kept in {run_dir}", quiet) as (show, flag):
         return train(spec, run_dir=run_dir, out=out, progress=show, stop=flag)
 
 

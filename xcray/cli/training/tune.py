@@ -146,7 +146,7 @@ def print_result(result: TuneResult, select: str, as_json: bool) -> None:
             *(point["params"][name] for name in names),
             format_percent(point["measures"][select]),
             point["nnz"],
-            "" if point["certified"] is None else f"{point['certified']:,} of {point['classes']:,}",
+            "" if point["certified"] is None else f"{point['certified']:,} of {point['labels']:,}",
             format_duration(point["seconds"]),
             "chosen" if point["chosen"] else "",
         ]

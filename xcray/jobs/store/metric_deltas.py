@@ -16,8 +16,8 @@ from xcray.jobs.states import FAILED, PENDING, RUNNING, TERMINAL
 from xcray.jobs.store.counters import Counter, Increments, make_counter
 from xcray.telemetry.progress import (
     BATCHES_COPIED,
-    CLASSES_SOLVED,
     EPOCHS,
+    LABELS_SOLVED,
     NODES_LOST,
     ROWS_ANSWERED,
     ROWS_TRAINED,
@@ -51,7 +51,7 @@ BATCHES_BY_OUTCOME: Final = "xcray_batches_total"  # by outcome
 WASTED_SECONDS: Final = "xcray_worker_seconds_wasted_total"  # by outcome
 # metric of an attempt -> counter
 ATTEMPT_COUNTERS: Final = {
-    CLASSES_SOLVED: "xcray_classes_solved_total",
+    LABELS_SOLVED: "xcray_labels_solved_total",
     WORKER_SECONDS: "xcray_worker_seconds_total",  # by kind of job
     EPOCHS: "xcray_training_epochs_total",
     ROWS_TRAINED: "xcray_training_rows_total",

@@ -27,8 +27,8 @@ from xcray.service.observability.metrics import REPLICA_PREFIX
 from xcray.service.observability.probe import BackgroundProbe
 from xcray.telemetry.progress import (
     BATCHES_COPIED,
-    CLASSES_SOLVED,
     EPOCHS,
+    LABELS_SOLVED,
     NODES_LOST,
     ROWS_ANSWERED,
     ROWS_TRAINED,
@@ -53,7 +53,7 @@ COUNTERS: Final = {  # stored name -> description, labels
     ),
     metric_deltas.ATTEMPTS_LOST: ("attempts whose runner disappeared or could not be launched", ()),
     metric_deltas.QUEUE_POLLS: ("queue polls by runners", ()),
-    metric_deltas.ATTEMPT_COUNTERS[CLASSES_SOLVED]: ("classes solved", ()),
+    metric_deltas.ATTEMPT_COUNTERS[LABELS_SOLVED]: ("labels solved", ()),
     metric_deltas.ATTEMPT_COUNTERS[WORKER_SECONDS]: (
         "worker seconds of committed work, by kind of job",
         ("kind",),
@@ -166,7 +166,7 @@ def _running_job_metrics(vitals: list[Mapping[str, Any]]) -> Iterator[Metric]:
     )
     gaps = (each.get("largest_gap") or 0.0 for each in vitals)
     description = (
-        "largest duality gap of the classes solved by running jobs, relative to the null objective"
+        "largest duality gap of the labels solved by running jobs, relative to the null objective"
     )
     yield _gauge("xcray_max_relative_duality_gap", description, max(gaps, default=0.0))
     # Jobs on one cluster report the same object stores.

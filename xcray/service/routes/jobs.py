@@ -37,11 +37,11 @@ from xcray.service.http.idempotency import IdempotencyKey, creation_reply, repla
 from xcray.service.observability import log_tail as log_pages
 from xcray.service.routes.datasets import find_ready
 from xcray.service.schemas import (
-    ClassPage,
     EstimateView,
     JobPage,
     JobRequest,
     JobView,
+    LabelTablePage,
     StopRequest,
     StopView,
     TimelineView,
@@ -340,30 +340,30 @@ def timeline(
     return TimelineView(job=job.id, **timeline_document(job_timeline(app_state, job), limit))
 
 
-@router.get("/{job_id}/classes")
-def classes(
+@router.get("/{job_id}/labels")
+def labels(
     request: Request,
     caller: Reader,
     job_id: str,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
-) -> ClassPage:
-    """Return the training report by class of a job that has SUCCEEDED.
+) -> LabelTablePage:
+    """Return the training report by label of a job that has SUCCEEDED.
 
     The columns include positives, rounds, support, gap, seconds and worker.
     """
     app_state = app_state_of(request)
     job = app_state.store.jobs.get(job_id, caller.tenant)
     model = Model.open(_model_path(app_state, job), verify=False)
-    if model.classes is None:
-        raise NotFound(f"the model of job {job.id} has no report by class")
+    if model.label_table is None:
+        raise NotFound(f"the model of job {job.id} has no report by label")
     start = page_start(page_token, limit) or 0
-    rows = model.classes.slice(start, limit).to_pylist()
+    rows = model.label_table.slice(start, limit).to_pylist()
     following = [{"seq": start + i + 1} for i in range(min(limit + 1, model.n_labels - start))]
-    classes = [
+    rows_of_page = [
         {"number": row["label"], **row, "label": model.label_name(row["label"])} for row in rows
     ]
-    return ClassPage(classes=classes, next_page_token=page_token_after(following, limit))
+    return LabelTablePage(labels=rows_of_page, next_page_token=page_token_after(following, limit))
 
 
 @router.post("/{job_id}/stop", response_model=JobView)

@@ -1,4 +1,4 @@
-"""Jobs, their timeline, and their training report by class."""
+"""Jobs, their timeline, and their training report by label."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class JobRequest(Strict):
     solver: str = Field("ppdsparse", max_length=64, json_schema_extra=_list_solvers)
     params: dict[str, Any] = Field(default_factory=dict)
     pool: Literal["serial", "threads", "ray"] | None = Field(
-        None, description="Where classes are trained. Default: chosen by the server."
+        None, description="Where labels are trained. Default: chosen by the server."
     )
     workers: Annotated[int, Field(ge=0, le=100_000), WHOLE] = Field(
         0, description="Workers of the pool; 0 uses all cores."
@@ -229,7 +229,7 @@ class WorkerSpan(View):
     worker: str
     node: str
     batches: int
-    classes: int
+    n_labels: int
     busy: float
     share: float
     lost: int
@@ -250,7 +250,7 @@ class BatchSpan(View):
     task: int
     attempt: int
     batches: int
-    classes: int
+    n_labels: int
     cost: float
     started: float
     ended: float
@@ -271,17 +271,17 @@ class TimelineView(View):
     batches: list[BatchSpan]
     batches_total: int
     thinned: bool
-    classes: int
+    n_labels: int
     makespan: float
     core_seconds: float
     busy_share: float
 
 
-class ClassPage(View):
-    """A page of the training report by class, in order of labels.
+class LabelTablePage(View):
+    """A page of the training report by label, in order of labels.
 
-    The columns are those of the model's classes.arrow, and the name of the label.
+    The columns are those of the model's label_table.arrow, and the name of the label.
     """
 
-    classes: list[dict[str, Any]]
+    labels: list[dict[str, Any]]
     next_page_token: str | None

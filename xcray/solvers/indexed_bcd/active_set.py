@@ -1,4 +1,4 @@
-"""The active rows of a class, and the inner solvers of the problem of these rows.
+"""The active rows of a label, and the inner solvers of the problem of these rows.
 
 All inner solvers have one contract: `sweep` improves a block of active rows, `polish` solves the
 problem of all of them, `remove` takes rows out of the problem. The weights are `state.v`, and
@@ -24,7 +24,7 @@ FIRST_SPREAD: Final = 1.0  # of the gradients, before the gap of the active rows
 
 
 class Duals(NamedTuple):
-    """Dual variables above 0 of a class. rows: (n,) ascending positions; values: (n,)."""
+    """Dual variables above 0 of a label. rows: (n,) ascending positions; values: (n,)."""
 
     rows: Int64
     values: Float64
@@ -34,7 +34,7 @@ class ActiveSet:
     """Active rows, solved by dual coordinate descent (L1 or L2 loss).
 
     rows: (n,) ascending positions. zones: (N,) zone of each row, see `RowSelection`. The order of a
-    sweep does not depend on the memory of the store. seed: of a class. shrinking: whether `polish`
+    sweep does not depend on the memory of the store. seed: of a label. shrinking: whether `polish`
     leaves out rows at a bound. observe: called after blocks and sweeps.
     """
 

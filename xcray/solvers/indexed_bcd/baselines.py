@@ -51,11 +51,11 @@ class Baseline(HingeOneVsRest):
 
     C: float = parameter(1.0, "weight of a row's loss", above=0.0)
     seed: int = parameter(
-        0, "seed of random orders; every class has its own stream", low=0, high=2**31 - 1
+        0, "seed of random orders; every label has its own stream", low=0, high=2**31 - 1
     )
 
     def task_needs(self, X: CSR) -> TaskNeeds:
-        """Return the memory of the arrays of a class."""
+        """Return the memory of the arrays of a label."""
         return TaskNeeds(BYTES_PER_ROW * X.n_rows + 24 * X.n_cols, equal_costs=True)
 
     def progress(
@@ -119,7 +119,7 @@ class BlockMinimisationSolver(Baseline):
 
     @property
     def stopping(self) -> StoppingRule:
-        """Return when a class ends."""
+        """Return when a label ends."""
         reached = f"the gap is at most {self.eps:g} of the null objective"
         return StoppingRule(
             "certificate", self.eps, self.max_epochs, reached, ("eps", "max_epochs")
@@ -245,7 +245,7 @@ class PegasosSolver(Baseline):
 
     @property
     def stopping(self) -> StoppingRule:
-        """Return when a class ends."""
+        """Return when a label ends."""
         reached = f"{self.epochs} epochs are done"
         return StoppingRule("tolerance", 0.0, self.epochs, reached, ("epochs", "epochs"))
 

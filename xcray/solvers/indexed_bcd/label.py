@@ -1,4 +1,4 @@
-"""Training of one class: a series of convex problems, each without the outliers of the one before.
+"""Training of one label: a series of convex problems, each without the outliers of the one before.
 
 First, queries add violating rows to the active set; after each query its rows and a cyclic window
 of the active set are solved as one block. Then solutions of the active problem alternate with
@@ -44,7 +44,7 @@ NO_WAITS: Final = np.empty(0, np.int32)
 
 
 class LabelSettings(NamedTuple):
-    """Parameters of a class.
+    """Parameters of a label.
 
     s: rows with y_i v.x_i < -s are outliers. gap: the allowed duality gap, in units of the
     objective. is_primal: whether active rows are solved in the primal.
@@ -120,9 +120,9 @@ class PassResult:
 
 
 class LabelTraining:
-    """Trains one class. A new object for each class; `state` is clean scratch memory.
+    """Trains one label. A new object for each label; `state` is clean scratch memory.
 
-    positives: (n,) ascending positions of the rows of the class on the pages of `selection`.
+    positives: (n,) ascending positions of the rows of the label on the pages of `selection`.
     start: dual variables of a similar problem, for a warm start; None for a cold one. check: called
     at least every 100 ms; can raise Stopped. observe: called after blocks and sweeps.
     It is never called between a new set of outliers, or new active rows, and the end of the block
@@ -224,7 +224,7 @@ class LabelTraining:
         self._observe(SweepProgress(self._state.v, *progress))
 
     def _reset(self) -> None:
-        """Write the initial state of the class."""
+        """Write the initial state of the label."""
         state = self._state
         state.y.fill(-1)
         state.y[self._positives] = 1

@@ -29,7 +29,7 @@ from xcray.solvers.solved_labels import SolvedLabels
 
 @dataclass
 class HingeState:
-    """State of a worker: shared read-only rows and selection, and scratch memory of one class.
+    """State of a worker: shared read-only rows and selection, and scratch memory of one label.
 
     positions: (N,) of the rows on the pages; None for their order in the data. leaf_rows: maximum
     rows of a leaf of the forest that was built in memory; 0 without one. The scratch needs 27 bytes
@@ -94,7 +94,7 @@ class HingeOneVsRest(Parameters, IndependentSolver):
         return HingeState(store, YT, selection, new_scratch(X.n_rows, X.n_cols))
 
     def largest_gap(self, records: np.ndarray) -> float | None:
-        """Return the largest gap of a class, relative to its null objective."""
+        """Return the largest gap of a label, relative to its null objective."""
         return largest_gap(records)
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
@@ -135,7 +135,7 @@ class HingeOneVsRest(Parameters, IndependentSolver):
 
         def check() -> None:
             if stopped():
-                raise Stopped("stopped between two slices of a class; finished batches are kept")
+                raise Stopped("stopped between two slices of a label; finished batches are kept")
 
         records, bias = np.zeros(len(labels), self.records.dtype), np.full(len(labels), -1.0)
         records["label"] = labels
@@ -178,7 +178,7 @@ class HingeOneVsRest(Parameters, IndependentSolver):
 
 
 def new_scratch(n: int, n_features: int) -> DualState:
-    """Return scratch memory of one class; a training resets it."""
+    """Return scratch memory of one label; a training resets it."""
     return DualState(
         np.empty(n, np.int8),
         np.empty(n),

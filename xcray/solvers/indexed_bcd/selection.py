@@ -32,13 +32,13 @@ class FirstRows(NamedTuple):
 
 
 class RowSelection(Protocol):
-    """Strategy of a solver; shared by all classes and threads, and read-only.
+    """Strategy of a solver; shared by all labels and threads, and read-only.
 
     pages: of rows. is_exhaustive: whether a query visits all pages and returns random violating
     rows; others end at the first pages that contain enough of them.
     skipped_queries: for how many queries an exhausted page is skipped. growth: a query adds at most
     this share of the active rows. zones: (N,) uint8; rows of one zone are stored together while
-    they are active. A zone has random pages. fallback: strategy with the same pages, for classes
+    they are active. A zone has random pages. fallback: strategy with the same pages, for labels
     whose first query finds little more than random reads; None to keep this one.
     """
 
@@ -55,7 +55,7 @@ class RowSelection(Protocol):
     def first_rows(self, positives: Int64, count: int, rng: np.random.Generator) -> FirstRows:
         """Return `count` random rows, and some positives if there are few among them.
 
-        positives: (n,) ascending positions of the rows of the class.
+        positives: (n,) ascending positions of the rows of the label.
         """
 
 
@@ -117,7 +117,7 @@ class ForestLeaves:
         return order
 
     def first_rows(self, positives: Int64, count: int, rng: np.random.Generator) -> FirstRows:
-        """Return rows of random trees, and of the pages of a few positives if the class is rare.
+        """Return rows of random trees, and of the pages of a few positives if the label is rare.
 
         A tree is a random sample of all rows and lies in consecutive pages, so few reads find many
         rows.
@@ -166,7 +166,7 @@ class RandomLeaves(ForestLeaves):
 
 
 class AdaptiveLeaves(ForestLeaves):
-    """Leaves nearest to the hyperplane first, or at random for classes where this gains little.
+    """Leaves nearest to the hyperplane first, or at random for labels where this gains little.
 
     If most rows are near the boundary, or leaves do not separate those that are, the order finds
     hardly more than random reads, and its rows are no random sample.

@@ -136,7 +136,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     selection: str = parameter(
         AUTO,
         "order in which queries visit the rows; auto: pages; with a memory limit and a forest on "
-        "disk, forest if the first query of a class finds 1.5 times the support of random rows",
+        "disk, forest if the first query of a label finds 1.5 times the support of random rows",
         choices=(*SELECTIONS, AUTO),
     )
     leaf_rows: int = parameter(
@@ -144,7 +144,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     )
     query_rows: int = parameter(1000, "least rows that a query adds to the active ones", low=1)
     first_rows: int = parameter(10_000, "random rows of the first rough solution", low=1)
-    max_rounds: int = parameter(20, "maximum number of convex problems per class", low=1)
+    max_rounds: int = parameter(20, "maximum number of convex problems per label", low=1)
     max_sweeps: int = parameter(300, "maximum number of sweeps per convex problem", low=1)
     inner: str = parameter(
         "l1-dual",
@@ -157,7 +157,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     )
     seed: int = parameter(
         0,
-        "seed of the random order of rows; every class has its own stream",
+        "seed of the random order of rows; every label has its own stream",
         low=0,
         high=2**31 - 1,
     )
@@ -169,7 +169,7 @@ class IndexedBCDSolver(HingeOneVsRest):
 
     @property
     def stopping(self) -> StoppingRule:
-        """Return when a class ends."""
+        """Return when a label ends."""
         reached = f"outliers are final, and the gap is at most {self.eps:g} of the null objective"
         names = ("eps", "max_rounds")
         return StoppingRule("certificate", self.eps, self.max_rounds, reached, names)
@@ -273,7 +273,7 @@ class IndexedBCDSolver(HingeOneVsRest):
         return HingeState(store, YT, selection, scratch, indexed.positions, self.leaf_rows)
 
     def task_needs(self, X: CSR) -> TaskNeeds:
-        """Return the memory of the arrays of a class, and of the pivots while a forest is built."""
+        """Return the memory of the arrays of a label, and of the pivots while a forest is built."""
         pivots = 8 * PIVOTS * (X.n_cols + 1) if self.selection == "forest" else 0
         return TaskNeeds(BYTES_PER_ROW * X.n_rows + 24 * X.n_cols + pivots, equal_costs=True)
 

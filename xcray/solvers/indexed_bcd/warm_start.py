@@ -1,4 +1,4 @@
-"""Dual variables of classes by row of the data, for warm starts."""
+"""Dual variables of labels by row of the data, for warm starts."""
 
 from __future__ import annotations
 

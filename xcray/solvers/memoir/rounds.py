@@ -75,7 +75,7 @@ class Rounds:
     def draw(self, number: int) -> tuple[Int64, np.ndarray]:
         """Return the samples of round `number` (batch,) and a random uint64 for each."""
         rng = np.random.default_rng([self.solver.seed, number])
-        if self.solver.draws == "classes":
+        if self.solver.draws == "labels":
             drawn = self._seen[rng.integers(len(self._seen), size=self.batch)]
             samples = self._begin[drawn] + rng.integers(self._counts[drawn])
         else:

@@ -165,14 +165,14 @@ class MemoirSolver(Parameters, ReplicatedSolver):
     )
     group: int = parameter(
         1,
-        "draws whose classes are searched before W changes; above 1, threads or workers share them",
+        "draws whose labels are searched before W changes; above 1, threads or workers share them",
         low=1,
         high=1000,
     )
     draws: str = parameter(
         "rows",
-        "draw samples uniformly, or classes uniformly and then a sample of the class",
-        choices=("rows", "classes"),
+        "draw samples uniformly, or labels uniformly and then a sample of the label",
+        choices=("rows", "labels"),
     )
     labels: str = parameter(
         "all",

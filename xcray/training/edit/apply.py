@@ -28,12 +28,12 @@ from xcray.training.block_store import BlockStore
 from xcray.training.capacity.preflight import merge_budget, worker_count
 from xcray.training.edit.compose import (
     compose_bias,
-    compose_classes,
+    compose_label_table,
     compose_weights,
-    count_missing_classes,
-    summarize_classes,
+    count_missing_labels,
+    summarize_label_table,
 )
-from xcray.training.report.summary import class_table, measures_by_frequency, summarize_block
+from xcray.training.report.summary import label_table, measures_by_frequency, summarize_block
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run import TrainResult
 from xcray.training.solve_labels import (
@@ -266,14 +266,14 @@ class _EditRun:
         """Write everything except the arrays, and publish by rename."""
         old, change = self.old, self.change
         new_block = None if trained is None else select_labels(trained, self.labels_to_train)
-        table = None if new_block is None else class_table(new_block, self.solver, self.timeline)
+        table = None if new_block is None else label_table(new_block, self.solver, self.timeline)
         places = np.where(
             change.train_labels >= 0,
             -1 - np.searchsorted(self.labels_to_train, change.train_labels),
             change.rows,
         )
-        classes = compose_classes(old.classes, table, places)
-        report = {**self._make_report(new_block), **summarize_classes(classes)}
+        new_table = compose_label_table(old.label_table, table, places)
+        report = {**self._make_report(new_block), **summarize_label_table(new_table)}
         settings = {
             name: old.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")
         }
@@ -293,10 +293,10 @@ class _EditRun:
             **settings,
             measures=measures,
             report=report,
-            classes=classes,
+            label_table=new_table,
             timeline=None if self.timeline is None else normalize_timeline(self.timeline),
             provenance=[*old.provenance, self._provenance_step()],
-            missing=count_missing_classes(classes),
+            missing=count_missing_labels(new_table),
         )
         model = write_model(staging.target, content, record, staged=staging)
         return TrainResult(model.path, model.sha256, measures, report)

@@ -61,8 +61,8 @@ def calibrate(
         LabelChange("calibrate", opened.label_names.to_pylist(), NO_LABELS, NO_LABELS, {}), data
     )
     # The training rows of the model itself have precedence over those of the data set.
-    if opened.classes is not None and "positives" in opened.classes.column_names:
-        counts = opened.classes.column("positives").fill_null(0).to_numpy().astype(np.int64)
+    if opened.label_table is not None and "positives" in opened.label_table.column_names:
+        counts = opened.label_table.column("positives").fill_null(0).to_numpy().astype(np.int64)
     truth = renumber_labels(
         split.Y, place, max(len(counts), int(place.max(initial=-1)) + 1, opened.n_labels)
     )

@@ -68,7 +68,7 @@ def compose_bias(parent: Float32, trained: Any, rows: Int64) -> Float32:
     return frozen(out, np.float32)
 
 
-def compose_classes(
+def compose_label_table(
     parent: pa.Table | None, trained: pa.Table | None, rows: Int64
 ) -> pa.Table | None:
     """Return the report rows of `rows` (K',) int64, renumbered from 0.
@@ -88,23 +88,23 @@ def compose_classes(
     )
 
 
-def count_missing_classes(classes: pa.Table | None) -> int:
+def count_missing_labels(label_table: pa.Table | None) -> int:
     """Return the number of labels of a report that were never trained because of a time limit."""
-    if classes is None or "rounds" not in classes.column_names:
+    if label_table is None or "rounds" not in label_table.column_names:
         return 0
-    return int((classes.column("rounds").fill_null(0).to_numpy() == -1).sum())
+    return int((label_table.column("rounds").fill_null(0).to_numpy() == -1).sum())
 
 
-def summarize_classes(classes: pa.Table | None) -> dict[str, Any]:
-    """Return "classes", "classes_certified" and "largest_gap" of a report, as far as available."""
-    if classes is None:
+def summarize_label_table(label_table: pa.Table | None) -> dict[str, Any]:
+    """Return "labels", "labels_certified" and "largest_gap" of a report, as far as available."""
+    if label_table is None:
         return {}
-    out: dict[str, Any] = {"classes": classes.num_rows}
-    if "certified" in classes.column_names:
-        out["classes_certified"] = int(
-            classes.column("certified").fill_null(False).to_numpy().sum()
+    out: dict[str, Any] = {"labels": label_table.num_rows}
+    if "certified" in label_table.column_names:
+        out["labels_certified"] = int(
+            label_table.column("certified").fill_null(False).to_numpy().sum()
         )
-    if {"gap", "null"} <= set(classes.column_names):
-        gap, null = (classes.column(name).fill_null(0.0).to_numpy() for name in ("gap", "null"))
+    if {"gap", "null"} <= set(label_table.column_names):
+        gap, null = (label_table.column(name).fill_null(0.0).to_numpy() for name in ("gap", "null"))
         out["largest_gap"] = float(relative_gaps(gap, null).max(initial=0.0))
     return out

@@ -40,7 +40,7 @@ def report_figures(model: Model) -> dict[str, Any]:
 
 def _gap_histogram(model: Model) -> dict[str, Any] | None:
     """Return the histogram of relative gaps; None if the solver records no gaps by label."""
-    table, solver = model.classes, SOLVERS.get(str(model.manifest["solver"]))
+    table, solver = model.label_table, SOLVERS.get(str(model.manifest["solver"]))
     is_joint = solver is not None and solver.family == "joint"
     if table is None or is_joint or not {"gap", "null"} <= set(table.column_names):
         return None

@@ -53,13 +53,13 @@ def model_title(model: Model) -> str:
     return str(model.manifest["report"].get("data", {}).get("name") or model.path.name)
 
 
-def class_columns(model: Model) -> dict[str, Any]:
-    """Return the class table as arrays, without unsolved classes, plus derived columns."""
-    if model.classes is None:
+def label_columns(model: Model) -> dict[str, Any]:
+    """Return the label table as arrays, without unsolved labels, plus derived columns."""
+    if model.label_table is None:
         return {}
     out = {
-        name: model.classes.column(name).to_numpy()
-        for name in model.classes.column_names
+        name: model.label_table.column(name).to_numpy()
+        for name in model.label_table.column_names
         if name != "worker"
     }
     if "rounds" in out:
@@ -88,19 +88,19 @@ def _by_frequency(model: Model, name: str) -> Drawing | str:
 
 
 def _costs(model: Model, name: str) -> Drawing | str:
-    """Draw the cost of classes by frequency."""
-    columns = class_columns(model)
+    """Draw the cost of labels by frequency."""
+    columns = label_columns(model)
     if "positives" not in columns or not np.isfinite(columns.get("seconds", np.empty(0))).any():
         return (
-            "the seconds per class are unknown "
+            "the seconds per label are unknown "
             "(the run kept no timeline, or an earlier xcray trained it)"
         )
     seconds = columns["seconds"]
     total, middle = np.nansum(seconds), 1e3 * np.nanmedian(seconds)
     rare = np.nansum(seconds[columns["positives"] <= 5]) / max(total, 1e-300)
     note = (
-        f"{len(seconds):,} classes in {total:,.1f} core seconds; median {middle:.2f} ms; "
-        f"{100 * rare:.0f} % of the time in classes of at most 5 positives"
+        f"{len(seconds):,} labels in {total:,.1f} core seconds; median {middle:.2f} ms; "
+        f"{100 * rare:.0f} % of the time in labels of at most 5 positives"
     )
     return partial(plots.cost_picture, columns["positives"], seconds, name, note)
 
@@ -118,21 +118,21 @@ def _timeline(model: Model, name: str) -> Drawing | str:
 
 
 def _certificates(model: Model, name: str) -> Drawing | str:
-    """Draw the final gaps and rounds of classes."""
-    columns, solver = class_columns(model), model.manifest["solver"]
+    """Draw the final gaps and rounds of labels."""
+    columns, solver = label_columns(model), model.manifest["solver"]
     if "relative_gap" not in columns or "rounds" not in columns:
-        return f"solver {solver} records no gaps by class"
+        return f"solver {solver} records no gaps by label"
     if solver in SOLVERS and SOLVERS[solver].family == "joint":
-        return f"solver {solver} certifies all classes as one problem"
+        return f"solver {solver} certifies all labels as one problem"
     rounds, gaps = columns["rounds"], columns["relative_gap"]
     shown = columns.get("positives", np.ones(len(rounds))) > 0
     if not shown.any():
-        return "no class was solved"
+        return "no label was solved"
     training = model.manifest["report"]
-    note = f"{rounds[shown].mean():.1f} rounds per class, at most {rounds[shown].max()}"
-    if "classes_certified" in training:
-        certified, classes = training["classes_certified"], training["classes"]
-        note = f"{certified:,} of {classes:,} classes certified; {note}"
+    note = f"{rounds[shown].mean():.1f} rounds per label, at most {rounds[shown].max()}"
+    if "labels_certified" in training:
+        certified, labels = training["labels_certified"], training["labels"]
+        note = f"{certified:,} of {labels:,} labels certified; {note}"
     if not shown.all():
         note += f"; {(~shown).sum():,} without positives not shown"
     eps = model.manifest["params"].get("eps")

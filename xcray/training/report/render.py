@@ -13,10 +13,10 @@ from xcray.model.model import Model
 from xcray.plots.picture import Picture
 from xcray.plots.trainings import scaling_picture
 from xcray.storage.atomic import write_bytes, write_json
-from xcray.training.report.pictures import class_columns, model_pictures, model_title
+from xcray.training.report.pictures import label_columns, model_pictures, model_title
 from xcray.training.report.timeline import timeline_document
 
-MAX_CLASSES = 10  # classes listed in the report
+MAX_LABELS = 10  # labels listed in the report
 QUANTILES: Final = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 PAGE: Final = """\
 # {name}
@@ -65,15 +65,15 @@ def draw_report(model_path: Path, out: Path, others: Sequence[Path] = ()) -> dic
 
 
 def summarize_model(model: Model) -> dict[str, Any]:
-    """Return the training figures in a model's files: settings, measures, classes, timeline; JSON.
+    """Return the training figures in a model's files: settings, measures, labels, timeline; JSON.
 
-    "classes": counts, and quantiles of positives, rounds, weights and seconds over the classes.
-    "dearest": the classes that took longest. "loosest": the classes with the largest gap relative
+    "labels": counts, and quantiles of positives, rounds, weights and seconds over the labels.
+    "dearest": the labels that took longest. "loosest": the labels with the largest gap relative
     to their null objective. Seconds are null if the model has none.
     """
-    manifest, table = model.manifest, model.classes
+    manifest, table = model.manifest, model.label_table
     training = manifest["report"]
-    columns = class_columns(model)
+    columns = label_columns(model)
     out: dict[str, Any] = {
         "name": model_title(model),
         **{
@@ -90,7 +90,7 @@ def summarize_model(model: Model) -> dict[str, Any]:
             )
         },
         "training": training,
-        "classes": {},
+        "labels": {},
         "dearest": [],
         "loosest": [],
         "timeline": None,
@@ -102,9 +102,9 @@ def summarize_model(model: Model) -> dict[str, Any]:
             for name in ("positives", "rounds", "active", "support", "nnz", "seconds")
             if name in columns
         ]
-        out["classes"] = {name: _quantiles(columns[name]) for name in column_names}
-        out["dearest"] = _largest_classes(model, columns, columns.get("seconds"))
-        out["loosest"] = _largest_classes(model, columns, columns.get("relative_gap"))
+        out["labels"] = {name: _quantiles(columns[name]) for name in column_names}
+        out["dearest"] = _largest_labels(model, columns, columns.get("seconds"))
+        out["loosest"] = _largest_labels(model, columns, columns.get("relative_gap"))
     timeline = model.timeline
     if timeline is not None:
         out["timeline"] = {
@@ -137,17 +137,17 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     """Return the report as one page of Markdown that links to the pictures' files."""
     training, (n_labels, n_features) = report["training"], report["shape"]
     lines = [
-        f"{n_labels:,} classes over {n_features:,} features, "
+        f"{n_labels:,} labels over {n_features:,} features, "
         f"solved by {report['solver']}; {report['nnz']:,} weights."
     ]
-    if "classes_certified" in training:
+    if "labels_certified" in training:
         gap = (
             f"; the largest gap is {training['largest_gap']:.2g} of the null objective"
             if "largest_gap" in training
             else ""
         )
         lines.append(
-            f"{training['classes_certified']:,} of {training['classes']:,} classes certified{gap}."
+            f"{training['labels_certified']:,} of {training['labels']:,} labels certified{gap}."
         )
     if "objective" in training:
         epochs = training["epochs"]
@@ -160,7 +160,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         f"Warning {each['code']}: {each['message']}." for each in training.get("warnings", ())
     ]
     if training.get("core_seconds"):
-        ms = f"{1e3 * training['core_seconds'] / max(n_labels, 1):.2f} ms per class"
+        ms = f"{1e3 * training['core_seconds'] / max(n_labels, 1):.2f} ms per label"
         took = f"in {training['makespan']:,.1f} s by {training['workers']} workers"
         lines.append(f"{training['core_seconds']:,.1f} core seconds ({ms}) {took}.")
     warnings = training.get("data", {}).get("warnings", ())
@@ -199,11 +199,11 @@ def _quantiles(values: Any) -> dict[str, float | None]:
     }
 
 
-def _largest_classes(model: Model, columns: Mapping[str, Any], by: Any) -> list[dict[str, Any]]:
-    """Return the classes with the largest values, with their names."""
+def _largest_labels(model: Model, columns: Mapping[str, Any], by: Any) -> list[dict[str, Any]]:
+    """Return the labels with the largest values, with their names."""
     if by is None or not np.isfinite(by).any():
         return []
-    order = np.argsort(-np.nan_to_num(by, nan=-1.0), kind="stable")[:MAX_CLASSES]
+    order = np.argsort(-np.nan_to_num(by, nan=-1.0), kind="stable")[:MAX_LABELS]
     shown_columns = [
         name
         for name in ("positives", "rounds", "active", "nnz", "relative_gap", "seconds")

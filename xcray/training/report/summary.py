@@ -1,4 +1,4 @@
-"""Training summaries: figures for users, and the per-class table."""
+"""Training summaries: figures for users, and the per-label table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from xcray import metrics
 from xcray.arrays import Pattern, TopK
 from xcray.solvers.contract import Solver
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.training.report.timeline import class_costs
+from xcray.training.report.timeline import label_costs
 
 
 def summarize_block(block: SolvedLabels, solver: Solver) -> dict[str, Any]:
     """Return the number of labels and weights, and the solver's summary of the records; JSON."""
     return {
-        "classes": len(block.labels),
+        "labels": len(block.labels),
         "weights": block.W.nnz,
         **solver.summarize(block.records),
     }
@@ -34,8 +34,8 @@ def convergence_warnings(solver: Solver, outcome: Mapping[str, Any]) -> list[dic
     return [{"code": "NOT_CONVERGED", "message": solver.stopping.warning(outcome["stopped"])}]
 
 
-def class_table(block: SolvedLabels, solver: Solver, timeline: pa.Table | None = None) -> pa.Table:
-    """Return the per-class report: one row per label in the block's order.
+def label_table(block: SolvedLabels, solver: Solver, timeline: pa.Table | None = None) -> pa.Table:
+    """Return the per-label report: one row per label in the block's order.
 
     Columns: label; those of the solver's record schema; certified, if the solver has certificates;
     seconds float64 and worker: the time of the label's batch, distributed by recorded work, and its
@@ -48,7 +48,7 @@ def class_table(block: SolvedLabels, solver: Solver, timeline: pa.Table | None =
     if certified is not None:
         columns["certified"] = certified
     work = columns.get("work", np.ones(len(block.labels)))
-    seconds, worker = class_costs(timeline, block.labels, work)
+    seconds, worker = label_costs(timeline, block.labels, work)
     return pa.table(
         {
             **columns,

@@ -1,6 +1,6 @@
 """Timeline of a training: one row per batch with its worker, time and outcome.
 
-attempt_of_run int32   start of the run, from 1        classes int32    number of classes
+attempt_of_run int32   start of the run, from 1       n_labels int32    number of labels
 worker         string  worker of the batch             cost    float64  expected seconds
 task           int64   batch, within the attempt       started float64  seconds since the start
 attempt        int32   try of the batch, from 1        seconds float64  duration
@@ -8,8 +8,8 @@ cpu_seconds    float64 processor time of its worker meanwhile; 0 if the batch di
 outcome        string  done; duplicate (another was faster), lost (with its worker), stopped
 node           string  address and identity of the worker's node; empty in one process
 
-A run stores it as streams with one more column, `labels`, the classes of a batch (see
-`xcray.workers.timeline`). The class table of the model is computed from it.
+A run stores it as streams with one more column, `labels`, the labels of a batch (see
+`xcray.workers.timeline`). The label table of the model is computed from it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from xcray.workers.timeline import DONE, read_streams
 __all__ = [
     "COLUMNS",
     "TIMELINE",
-    "class_costs",
     "describe_timeline",
+    "label_costs",
     "normalize_timeline",
     "read_timeline",
     "timeline_document",
@@ -44,7 +44,7 @@ COLUMNS: Final = {
     "worker": pa.string(),
     "task": pa.int64(),
     "attempt": pa.int32(),
-    "classes": pa.int32(),
+    "n_labels": pa.int32(),
     "cost": pa.float64(),
     "started": pa.float64(),
     "seconds": pa.float64(),
@@ -94,7 +94,7 @@ def timeline_document(table: pa.Table, limit: int = 5000) -> dict[str, Any]:
 
     "attempts": attempts of the run, each with "begins" (its position on a common axis) and "span",
     in seconds. "workers": per worker "busy" seconds, "share" of the spans of its attempts,
-    "batches", "classes", and the numbers of "lost", "duplicate" and "stopped" batches. "batches":
+    "batches", "n_labels", and the numbers of "lost", "duplicate" and "stopped" batches. "batches":
     at most `limit` entries. If there are more batches (thinned is true), neighbours with the same
     worker and outcome are merged into one entry: "batches" of them, from "started" to "ended",
     working "seconds" in all. Sums stay exact. "core_seconds" is the processor
@@ -116,7 +116,7 @@ def timeline_document(table: pa.Table, limit: int = 5000) -> dict[str, Any]:
         "workers_total": len(workers),
         "batches": entries,
         "batches_total": table.num_rows,
-        "classes": int(columns["classes"][done].sum()),
+        "n_labels": int(columns["n_labels"][done].sum()),
         "thinned": len(entries) < table.num_rows,
         "makespan": sum(each["span"] for each in attempts),
         "core_seconds": float(columns["cpu_seconds"][done].sum()),
@@ -133,24 +133,22 @@ def describe_timeline(timeline: Mapping[str, Any]) -> str:
         for name in ("lost", "duplicate", "stopped")
     )
     wasted_note = f", {wasted:,} unused" if wasted else ""
-    # Block passes of a rotation do not finish classes.
-    classes = f", {timeline['classes']:,} classes" if timeline["classes"] else ""
+    # Block passes of a rotation do not finish labels.
+    labels = f", {timeline['n_labels']:,} labels" if timeline["n_labels"] else ""
     return (
-        f"{timeline['batches_total']:,} batches{wasted_note}{classes}{attempts}; "
+        f"{timeline['batches_total']:,} batches{wasted_note}{labels}{attempts}; "
         f"{timeline['workers_total']:,} workers, "
         f"{timeline['makespan']:,.1f} s, busy {100 * timeline['busy_share']:.1f} %"
     )
 
 
-def class_costs(
-    table: pa.Table | None, classes: Any, work: Any
-) -> tuple[Float64, list[str | None]]:
-    """Return seconds (n,) float64 and worker per class of `classes` (n,); NaN and None if unknown.
+def label_costs(table: pa.Table | None, labels: Any, work: Any) -> tuple[Float64, list[str | None]]:
+    """Return seconds (n,) float64 and worker of each of `labels` (n,); NaN and None if unknown.
 
-    table: a run's timeline, with `labels`; a class that was done twice has the later values. A
-    batch's seconds are distributed over its classes by their `work` (n,), equally if that is 0.
+    table: a run's timeline, with `labels`; a label that was done twice has the later values. A
+    batch's seconds are distributed over its labels by their `work` (n,), equally if that is 0.
     """
-    n, work = len(classes), np.asarray(work, np.float64)
+    n, work = len(labels), np.asarray(work, np.float64)
     seconds, owner = np.full(n, np.nan), np.full(n, -1)
     if table is None or "labels" not in table.column_names:
         return seconds, [None] * n
@@ -158,7 +156,7 @@ def class_costs(
     lists = done.column("labels").combine_chunks()
     batch, position = (
         np.repeat(np.arange(done.num_rows), pc.list_value_length(lists).to_numpy()),
-        _class_positions(classes, lists.flatten()),
+        _label_positions(labels, lists.flatten()),
     )
     batch, position = batch[position >= 0], position[position >= 0]
     sums, sizes = (
@@ -172,13 +170,13 @@ def class_costs(
     return seconds, [names[each] if each >= 0 else None for each in owner]
 
 
-def _class_positions(classes: Any, labels: pa.Array) -> Any:
-    """Return the position of each label in `classes`; -1 for missing labels."""
-    numbers = labels.to_numpy(zero_copy_only=False).astype(np.int64)
+def _label_positions(labels: Any, solved: pa.Array) -> Any:
+    """Return the position in `labels` of each of `solved`; -1 for missing ones."""
+    numbers = solved.to_numpy(zero_copy_only=False).astype(np.int64)
     position = np.full(
-        1 + max(int(np.max(classes, initial=-1)), int(np.max(numbers, initial=-1))), -1
+        1 + max(int(np.max(labels, initial=-1)), int(np.max(numbers, initial=-1))), -1
     )
-    position[np.asarray(classes)] = np.arange(len(classes))
+    position[np.asarray(labels)] = np.arange(len(labels))
     return position[numbers]
 
 
@@ -212,8 +210,8 @@ def _summarize_workers(columns: dict[str, Any], spans: dict[int, float]) -> list
         outcome: np.bincount(lane[columns["outcome"] == outcome], minlength=len(names))
         for outcome in _unused_outcomes(columns)
     }
-    classes = np.bincount(
-        lane, np.where(columns["outcome"] == DONE, columns["classes"], 0), len(names)
+    n_labels = np.bincount(
+        lane, np.where(columns["outcome"] == DONE, columns["n_labels"], 0), len(names)
     )
     nodes = dict(zip(columns["worker"].tolist(), columns["node"].tolist(), strict=True))
     available = np.zeros(len(names))
@@ -224,7 +222,7 @@ def _summarize_workers(columns: dict[str, Any], spans: dict[int, float]) -> list
             "worker": str(names[i]),
             "node": nodes[str(names[i])],
             "batches": int(batches[i]),
-            "classes": int(classes[i]),
+            "n_labels": int(n_labels[i]),
             "busy": float(busy[i]),
             "share": float(busy[i] / available[i]) if available[i] else 0.0,
             **{outcome: int(count[i]) for outcome, count in counts.items()},
@@ -238,7 +236,7 @@ def _merge_batches(columns: dict[str, Any], limit: int) -> list[dict[str, Any]]:
     rows, starts = _entry_starts(columns, limit)
     if not len(starts):
         return []
-    sums = {name: np.add.reduceat(rows[name], starts) for name in ("classes", "cost", "seconds")}
+    sums = {name: np.add.reduceat(rows[name], starts) for name in ("n_labels", "cost", "seconds")}
     ended = np.maximum.reduceat(rows["started"] + rows["seconds"], starts)
     attempt, batches = (
         np.maximum.reduceat(rows["attempt"], starts),
@@ -254,7 +252,7 @@ def _merge_batches(columns: dict[str, Any], limit: int) -> list[dict[str, Any]]:
             "task": int(rows["task"][starts[i]]),
             "attempt": int(attempt[i]),
             "batches": int(batches[i]),
-            "classes": int(sums["classes"][i]),
+            "n_labels": int(sums["n_labels"][i]),
             "cost": float(sums["cost"][i]),
             "started": float(rows["started"][starts[i]]),
             "ended": float(ended[i]),

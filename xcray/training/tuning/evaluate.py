@@ -183,7 +183,7 @@ class PointEvaluator:
         return make_local_pool(spec.pool, solver, self.state, self.workers, runner=warm)
 
     def _measure(self, folder: Path, parts: BlockStore, solver: TaskSolver) -> dict[str, Any]:
-        """Return the measures on the held-out rows and the summary of the classes."""
+        """Return the measures on the held-out rows and the summary of the labels."""
         held_out, ks = self.data["test"], self.spec.ks
         budget = merge_budget(self.spec, int(parts.lengths.sum()))
         with Staging(folder / "model", budget) as staging:
@@ -204,8 +204,8 @@ class PointEvaluator:
             "nnz": summary["weights"],
             "seconds": balance_figures["makespan"],
             "core_seconds": balance_figures["core_seconds"],
-            "classes": summary["classes"],
-            "certified": summary.get("classes_certified"),
+            "labels": summary["labels"],
+            "certified": summary.get("labels_certified"),
             "largest_gap": summary.get("largest_gap"),
         }
 

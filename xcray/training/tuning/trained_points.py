@@ -64,7 +64,7 @@ class TrainedPointEvaluator:
             "nnz": result.report["weights"],
             "seconds": time.monotonic() - began,
             "core_seconds": result.report["core_seconds"],
-            "classes": self._n_labels,
+            "labels": self._n_labels,
             "certified": None,
             "largest_gap": None,
             "start": None,

@@ -97,8 +97,8 @@ const Measures = ({ of }) => {
 };
 
 function Gaps({ id }) {
-  const [page, error] = useLoaded(() => get(`/v1/jobs/${segment(id)}/classes?limit=100`), [id]);
-  const gaps = (page?.classes || []).filter((each) => typeof each.gap === "number");
+  const [page, error] = useLoaded(() => get(`/v1/jobs/${segment(id)}/labels?limit=100`), [id]);
+  const gaps = (page?.labels || []).filter((each) => typeof each.gap === "number");
   if (!gaps.length) return error && error.status !== 404 && html`<${Trouble} error=${error} />`;
   return html`<h2>Duality gaps</h2><p>The first ${gaps.length} labels: how far each is from the optimum, as a share of its null objective.</p>
     <details><summary>Labels and gaps</summary><${Table} caption="Duality gaps" columns=${["label", "positives#", "gap#", "seconds#"]} rows=${gaps.map((each) => [each.label, count(each.positives), each.gap.toExponential(2), (each.seconds || 0).toFixed(3)])} /></details>`;

@@ -11,7 +11,7 @@ export function Timeline({ id, running }) {
   return html`<h2>Workers</h2>${of.attempts.length > 1 && html`<p>${of.attempts.length} attempts, divided by lines.</p>`}
     <${Picture} path=${`/v1/jobs/${segment(id)}/pictures/timeline`} turn=${of.batches_total} />
     <details><summary>Workers and batches</summary><${Table} caption="Workers" columns=${["worker", "node", "busy#", "batches#", "labels#", "duplicate#", "lost#", "stopped#"]} rows=${of.workers.slice(0, 500).map((each) => [
-      each.worker, each.node, `${(100 * each.share).toFixed(0)} %`, ...["batches", "classes", "duplicate", "lost", "stopped"].map((name) => count(each[name]))])} /></details>`;
+      each.worker, each.node, `${(100 * each.share).toFixed(0)} %`, ...["batches", "n_labels", "duplicate", "lost", "stopped"].map((name) => count(each[name]))])} /></details>`;
 }
 
 // events: [[kind, data]] in order; the page shows the newest.

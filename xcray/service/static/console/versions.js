@@ -67,7 +67,7 @@ function Figures({ path }) {
   if (!of) return html`<${Trouble} error=${error} />`;
   const { training } = of;
   return html`<h2>Training</h2><${Facts} of=${[["Time", training.makespan !== undefined ? duration(training.makespan) : ""], ["Core time", training.core_seconds !== undefined ? duration(training.core_seconds) : ""], ["Workers", training.workers],
-      ["Labels with a certificate", training.classes_certified !== undefined ? `${count(training.classes_certified)} of ${count(training.classes)}` : ""], ["Epochs", count(training.epochs)], ["Why it ended", training.stopped]]} />
+      ["Labels with a certificate", training.labels_certified !== undefined ? `${count(training.labels_certified)} of ${count(training.labels)}` : ""], ["Epochs", count(training.epochs)], ["Why it ended", training.stopped]]} />
     <details><summary>Parameters</summary><${Table} caption="Parameters" columns=${["parameter", "value"]} rows=${Object.entries(of.params).map(([name, each]) => [name, String(each)])} /></details>
     ${of.pictures.map((name) => html`<h2>${PICTURES[name]?.[0] ?? name}</h2>${PICTURES[name]?.[1] && html`<p>${PICTURES[name][1]}</p>`}<${Picture} key=${name} path=${`${path}/pictures/${name}`} />`)}`;
 }
