@@ -171,7 +171,7 @@ def test_the_report_says_what_an_approximate_search_missed(tiny: Dataset, tmp_pa
     ("name", "expected"),
     [
         ("memoir-paper", {"lam": 1.0, "step": "sample", "early_stopping_rounds": 5}),
-        ("memoir-scripts", {"lam": 1.0, "step": "batch", "draws": "classes", "margin": 1e30}),
+        ("memoir-scripts", {"lam": 1.0, "step": "batch", "draws": "labels", "margin": 1e30}),
     ],
 )
 def test_the_settings_of_the_paper_and_its_scripts(name: str, expected: dict[str, Any]) -> None:

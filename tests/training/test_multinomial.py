@@ -160,7 +160,7 @@ def test_the_whole_of_a_long_history_is_next_to_the_model(tmp_path: Path) -> Non
     short: dict[str, Any] = {"history": entries[:500]}
     shorten_history(short, tmp_path / "nowhere")
     assert short == {"history": entries[:500]}
-    shorten_history({"classes": 3}, tmp_path / "nowhere")
+    shorten_history({"labels": 3}, tmp_path / "nowhere")
 
 
 def test_long_histories_are_thinned() -> None:
@@ -214,7 +214,7 @@ def test_when_time_is_up_the_model_is_whole(
     assert "time" in result.report["stopped"]
     assert 2 <= result.report["epochs"] < 1000
     assert "partial" not in result.report
-    assert Model.open(tmp_path / "model").classes.num_rows == tiny.n_labels
+    assert Model.open(tmp_path / "model").label_table.num_rows == tiny.n_labels
     assert result.measures["P@1"] > 0.3
     ahead[0] = 1e6
     with pytest.raises(Refused, match="no epoch was done"):

@@ -42,7 +42,7 @@ def references(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Refer
 
 
 @each_solver
-def test_report_model_card_and_class_table(
+def test_report_model_card_and_label_table(
     tiny: Dataset, references: References, solver: str
 ) -> None:
     result = references[solver]
@@ -50,19 +50,19 @@ def test_report_model_card_and_class_table(
     json.dumps(report, allow_nan=False)
     assert (model.sha256, model.measures) == (result.sha256, result.measures)
     assert result.measures["P@1"] > 0.2
-    assert report["classes"] == tiny.n_labels
+    assert report["labels"] == tiny.n_labels
     assert solver in (result.model_path / "card.md").read_text()
-    assert model.classes is not None
-    columns = set(model.classes.column_names)
+    assert model.label_table is not None
+    columns = set(model.label_table.column_names)
     assert "positives" not in columns or (
-        model.classes["positives"].to_pylist() == tiny.label_counts.tolist()
+        model.label_table["positives"].to_pylist() == tiny.label_counts.tolist()
     )
     if model.linear is not None:
         assert report["weights"] == model.nnz
     if not report.get("stages"):
         assert set(make_solver(solver, PARAMS[solver]).records.columns) <= columns
     if "gap" in columns and FAMILIES[solver] != "synchronous":
-        assert report["classes_certified"] == tiny.n_labels
+        assert report["labels_certified"] == tiny.n_labels
         assert 0.0 < report["largest_gap"] <= 0.01
     if history := report.get("history"):
         epochs = [each["epoch"] for each in history]
