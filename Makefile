@@ -35,8 +35,8 @@ test: $(STAMP)  ## check, then the tests in parallel, without the drills (up to 
 	@$(MAKE) --no-print-directory -j2 check kernels
 	@$(BIN)/python -m pytest -m "not drill" --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
-drills: $(STAMP)  ## the long tests: faults, upgrades, several Ray nodes, pods, notebooks (up to 40 minutes)
-	@$(BIN)/python -m pytest -m drill $(ARGS)
+drills: $(STAMP)  ## the long tests: faults, upgrades, several Ray nodes, pods, notebooks (up to 20 minutes)
+	@$(BIN)/python -m pytest -m drill --numprocesses auto --maxprocesses 3 --dist loadfile $(ARGS)
 
 kernels: $(STAMP)  ## compile all kernels now, not each one when it is first used
 	@$(BIN)/xcray compile-kernels > /dev/null
@@ -59,6 +59,7 @@ clean:  ## remove .venv, build and caches
 	@find xcray tests benchmarks studies docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The service alone needs a quarter of the packages' installation time; `make install` adds the rest.
+# Bytecode is written when a module is first imported: compiling all of it would double the time.
 $(STAMP): EXTRA := dev
 $(SERVE_STAMP): EXTRA := serve
 $(STAMP) $(SERVE_STAMP): pyproject.toml
@@ -69,7 +70,7 @@ $(STAMP) $(SERVE_STAMP): pyproject.toml
 	  echo "making $(VENV) with $$($(PYTHON) --version 2>&1)"; \
 	  $(PYTHON) -m venv --clear $(VENV) && touch $(MADE); }
 	@echo "installing xcray and what it needs into $(VENV): up to three minutes, once (log: $(LOG))"
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off --editable '.[$(EXTRA)]' > $(LOG) 2>&1 || { \
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off --no-compile --editable '.[$(EXTRA)]' > $(LOG) 2>&1 || { \
 	  tail -n 30 $(LOG) >&2; echo "the installation failed; the whole log is $(LOG)" >&2; exit 1; }
 	@echo "installed; $(BIN)/xcray --help shows what it can do"
 	@touch $@

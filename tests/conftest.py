@@ -88,6 +88,17 @@ LONG_FILES = (
     "tests/service/test_estimates.py",
 )
 
+# The same for drills.
+LONG_DRILLS = (
+    "tests/architecture/test_notebook.py",
+    "tests/workers/ray/test_nodes.py",
+    "tests/workers/ray/test_rotation_faults.py",
+    "tests/robustness/test_faults.py",
+    "tests/training/test_staged.py",
+    "tests/training/test_edge_cases.py",
+    "tests/deployment/test_chart_pods.py",
+)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
@@ -132,11 +143,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start long files first in parallel runs, so that no process is left with one at the end."""
     if hasattr(config, "workerinput"):
-        missing = [name for name in LONG_FILES if not (config.rootpath / name).exists()]
+        names = (*LONG_DRILLS, *LONG_FILES) if config.option.markexpr == "drill" else LONG_FILES
+        missing = [name for name in names if not (config.rootpath / name).exists()]
         assert not missing, f"LONG_FILES names files that do not exist: {missing}"
-        ranks = {config.rootpath / name: rank for rank, name in enumerate(LONG_FILES)}
+        ranks = {config.rootpath / name: rank for rank, name in enumerate(dict.fromkeys(names))}
         n_tests = Counter(item.path for item in items)
         items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), -n_tests[item.path]))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the missing tools of a test process to the process that reports them."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["missing tools"] = without.said
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Receive the missing tools of a test process; a crashed one has sent nothing."""
+    for what, instead in getattr(node, "workeroutput", {}).get("missing tools", {}).items():
+        without.say(what, instead)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,14 +7,14 @@ from a complete run.
 
 from __future__ import annotations
 
-_said: dict[str, str] = {}
+said: dict[str, str] = {}
 
 
 def say(what: str, instead: str) -> None:
     """Record that `what` is missing and that `instead` was done; the first record is kept."""
-    _said.setdefault(what, instead)
+    said.setdefault(what, instead)
 
 
 def lines() -> list[str]:
     """Return one line per missing tool, sorted."""
-    return [f"without {what}: {instead}" for what, instead in sorted(_said.items())]
+    return [f"without {what}: {instead}" for what, instead in sorted(said.items())]
