@@ -56,7 +56,7 @@ docs: $(STAMP)  ## the documentation site with search, in build/docs; fails on a
 clean:  ## remove .venv, build and caches
 	@if [ -e $(MADE) ]; then rm -rf $(VENV); else rm -f $(STAMP) $(SERVE_STAMP) $(LOG); fi
 	@rm -rf build xcray.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find xcray tests benchmarks studies docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find xcray tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The service alone needs a quarter of the packages' installation time; `make install` adds the rest.
 # Bytecode is written when a module is first imported: compiling all of it would double the time.

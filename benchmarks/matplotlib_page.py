@@ -1,4 +1,4 @@
-"""A matplotlib page for the pictures of benchmarks and studies: title, note, style.
+"""A matplotlib page for the pictures of benchmarks: title, note, style.
 
 The pictures of xcray itself are drawn by `xcray.plots`.
 """

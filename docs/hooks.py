@@ -27,7 +27,6 @@ OUTSIDE = {
     "deploy/README.md": "compose.md",
     "helm/xcray/README.md": "reference/chart.md",
     "benchmarks/README.md": "benchmarks.md",
-    "studies/README.md": "studies.md",
     **{
         f"notebooks/{path.name}": f"tutorials/{path.stem}.md"
         for path in ROOT.glob("notebooks/*.ipynb")

@@ -10,19 +10,18 @@ been without workers for `idle` seconds. A node costs from the moment it is requ
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.cluster.simulation import TICK, Outcome, Simulation, heavy_tailed
-from benchmarks.common import arguments
+from benchmarks.harness import run_benchmark, table
 from xcray.schedule.autoscaling import (
     ScalingPolicy,
     WorkerCounts,
@@ -217,10 +216,25 @@ def row(
     }
 
 
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Simulate every job with both policies."""
+    cluster = Cluster(options.nodes, options.cpus, options.start, options.idle)
+    rows = [
+        row(hours, cluster, policy, guess, options.longest)
+        for hours in options.hours
+        for guess in options.guess
+        for policy in Policy
+    ]
+    print(table(rows, list(rows[0])))
+    return {"benchmark": "growth", "cluster": cluster.__dict__, "rows": rows}
+
+
 def main() -> None:
-    """Print one row per job and policy, and the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    """Simulate and print the JSON."""
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"hours": [0.1], "guess": [1.0]},
         hours={"nargs": "+", "type": float, "default": [0.1, 1.0, 10.0]},
         guess={"nargs": "+", "type": float, "default": [1.0, 5.0]},
         longest={"type": float, "default": 0.0},
@@ -228,25 +242,6 @@ def main() -> None:
         cpus={"type": int, "default": 8},
         start={"type": float, "default": 60.0},
         idle={"type": float, "default": 60.0},
-    )
-    cluster, rows, began = (
-        Cluster(chosen.nodes, chosen.cpus, chosen.start, chosen.idle),
-        [],
-        time.monotonic(),
-    )
-    for hours in chosen.hours:
-        for guess in chosen.guess:
-            for policy in Policy:
-                rows.append(row(hours, cluster, policy, guess, chosen.longest))
-                print(rows[-1], flush=True)
-    print(
-        json.dumps(
-            {
-                "cluster": cluster.__dict__,
-                "rows": rows,
-                "seconds": round(time.monotonic() - began, 1),
-            }
-        )
     )
 
 

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.cluster.nodes [--data DIR --set bibtex] [--parts same kill add cut mlr round
 drain] [--counts 1 2 4] [--eps 1e-3] [--epochs 8] [--repeats 1] [--slow-health] [--small] [--plain]
-[--json FILE] [--picture FILE]` needs Linux, and takes about ten minutes for pydocs on two free
+[--json FILE]` needs Linux, and takes about ten minutes for pydocs on two free
 cores.
 
 Nodes are separate raylets, each in its own namespaces (see `tests.support.ray_nodes`), with its own
@@ -44,8 +44,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
-from benchmarks.cluster.nodes_picture import picture
-from benchmarks.common import dataset, machine
+from benchmarks.harness import dataset, machine
 from tests.robustness.faults.stage import Stage, enter, namespaces, stage, until
 from tests.support.ray_nodes import Node, Nodes, nodes
 from xcray.data.build import BuildOptions, build
@@ -535,9 +534,6 @@ def chosen_of(values: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--json", type=lambda text: Path(text).absolute(), help="also write the result to this file"
     )
-    parser.add_argument(
-        "--picture", type=lambda text: Path(text).absolute(), help="also draw a PNG"
-    )
     return parser.parse_args(values)
 
 
@@ -569,8 +565,6 @@ def main(values: list[str]) -> int:
     output = verdict(rows)
     kind = os.environ.get("FAULTS_INSIDE", "")
     result = {"benchmark": "nodes", "machine": before, "nodes": kind, "holds": output, "rows": rows}
-    if chosen.picture is not None:
-        picture(rows, chosen.picture)
     text = json.dumps(result, sort_keys=True)
     if chosen.json is not None:
         chosen.json.write_text(text + "\n")

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.cluster.simulation import FLOOR, Simulation, heavy_tailed
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark
+from benchmarks.matplotlib_page import figure_page
 from xcray.data.dataset import Dataset
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers import make_solver
@@ -222,70 +223,58 @@ def scaling(data: Dataset, folder: Path, repeats: int) -> list[dict[str, Any]]:
     return out
 
 
-def picture(rows: dict[str, list[dict[str, Any]]], path: Path) -> None:
+def picture(result: dict[str, Any], path: Path) -> None:
     """Draw makespan over ideal, and seconds with their lower bound, against workers."""
-    import matplotlib
+    note = "dashed: max(total / workers, dearest class)"
+    with figure_page(path, 11, 4.8, "The schedule and its lower bound", note) as figure:
+        left, right = figure.subplots(1, 2)
+        for name, points in result["scaling"].items():
+            workers = [row["workers"] for row in points]
+            over = [row["over_ideal"] for row in points]
+            left.plot(workers, over, "o-", label=name, markersize=4)
+            makespan = [row["makespan"] for row in points]
+            (line,) = right.plot(workers, makespan, "o-", label=name, markersize=4)
+            ideal = [row["ideal"] for row in points]
+            right.plot(workers, ideal, "--", color=line.get_color(), linewidth=1)
+        left.axhline(1.05, color="grey", linewidth=0.8, linestyle=":")
+        left.set(xscale="log", xlabel="workers", ylabel="makespan / ideal", ylim=(0.99, None))
+        right.set(xscale="log", yscale="log", xlabel="workers", ylabel="seconds")
+        left.legend()
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for name, points in rows.items():
-        workers = [row["workers"] for row in points]
-        left.plot(workers, [row["over_ideal"] for row in points], "o-", label=name, markersize=4)
-        (line,) = right.plot(
-            workers, [row["makespan"] for row in points], "o-", label=name, markersize=4
-        )
-        right.plot(
-            workers, [row["ideal"] for row in points], "--", color=line.get_color(), linewidth=1
-        )
-    left.axhline(1.05, color="grey", linewidth=0.8, linestyle=":")
-    left.set(xscale="log", xlabel="workers", ylabel="makespan / ideal", ylim=(0.99, None))
-    right.set(
-        xscale="log",
-        yscale="log",
-        xlabel="workers",
-        ylabel="seconds; dashed: max(total / workers, dearest class)",
-    )
-    left.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Simulate every set and the large job, and run the requested measurements."""
+    works = [measured(dataset(name, options.data, folder)) for name in options.sets] or [
+        generated(37_000)
+    ]
+    seconds = (OWN_MILLISECONDS * 1e-3 * options.largest, PAPER_SECONDS)
+    large = [generated(options.largest, each) for each in seconds]
+    return {
+        "benchmark": "schedule",
+        "scenarios": {work.name: scenarios(work) for work in works},
+        "scaling": {
+            work.name: [simulated(work, n) for n in sizes(work)] for work in (*works, *large)
+        },
+        "measured": [
+            row
+            for name in options.measure
+            for row in scaling(dataset(name, options.data, folder), folder, options.repeats)
+        ],
+    }
 
 
 def main() -> None:
-    """Simulate every set and the large job, run the requested measurements, and print the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    """Simulate and measure, and print the JSON."""
+    run_benchmark(
+        measure,
+        __doc__,
+        draw=picture,
+        quick={"largest": 5_000},
         sets={"nargs": "*", "default": []},
         measure={"nargs": "*", "default": []},
         repeats={"type": int, "default": 3},
         largest={"type": int, "default": 670_000},
     )
-
-    def run(folder: Path) -> dict[str, Any]:
-        works = [measured(dataset(name, chosen.data, folder)) for name in chosen.sets] or [
-            generated(37_000)
-        ]
-        out: dict[str, Any] = {
-            "benchmark": "schedule",
-            "scenarios": {work.name: scenarios(work) for work in works},
-            "scaling": {},
-        }
-        large = [
-            generated(chosen.largest, seconds)
-            for seconds in (OWN_MILLISECONDS * 1e-3 * chosen.largest, PAPER_SECONDS)
-        ]
-        for work in (*works, *large):
-            out["scaling"][work.name] = [simulated(work, n) for n in sizes(work)]
-        if chosen.picture:
-            picture(out["scaling"], chosen.picture)
-        out["measured"] = [
-            row
-            for name in chosen.measure
-            for row in scaling(dataset(name, chosen.data, folder), folder, chosen.repeats)
-        ]
-        return out
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

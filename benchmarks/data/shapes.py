@@ -1,7 +1,7 @@
 """Corpora with the shapes of LSHTC1, Amazon-670K and WikiLSHTC-325K, and models trained on them.
 
-`python -m benchmarks.data.shapes lshtc1 amazon wiki --models DIR [--scale 0.05] [--threads 2]
-[--json FILE]`
+`python -m benchmarks.data.shapes --sets lshtc1 amazon wiki --models DIR [--scale 0.05] [--threads
+2] [--json FILE]`
 
 For each set it writes DIR/NAME/dataset, whose held-out part contains the queries, and
 DIR/NAME/model. When both are complete, it writes DIR/NAME/READY, one line of JSON with sizes,
@@ -18,7 +18,6 @@ grows with all rows, while a search only depends on the weights.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -26,8 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import in_folder
 from benchmarks.data.corpus import Shape, generate
+from benchmarks.harness import run_benchmark
 from xcray.data.dataset import Dataset
 from xcray.model.model import Model
 from xcray.storage.atomic import write_bytes
@@ -157,39 +156,31 @@ def prepare(name: str, folder: Path, *, scale: float = 1.0, threads: int = 2) ->
     return row
 
 
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Prepare the sets one after the other."""
+    scale = options.scale or (SMALL if options.models is None else 1.0)
+    rows = []
+    for name in options.sets:
+        place = (options.models or folder) / name
+        rows.append(prepare(name, place, scale=scale, threads=options.threads))
+        print({key: value for key, value in rows[-1].items() if key != "measures"}, flush=True)
+    return {"benchmark": "shapes", "sets": rows}
+
+
 def main() -> None:
-    """Prepare the sets one after the other, and print all rows as the last line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    """Prepare the sets and print the JSON."""
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"sets": ["lshtc1"], "scale": 0.02},
+        sets={"nargs": "+", "choices": list(TASKS), "default": list(TASKS)},
+        models={"type": Path, "help": "directory of the sets, one folder each; default: temporary"},
+        scale={
+            "type": float,
+            "help": f"share of rows and labels; 1 by default, {SMALL} without --models",
+        },
+        threads={"type": int, "default": 2, "help": "workers of the trainings"},
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"sets: {', '.join(TASKS)}; all by default"
-    )
-    parser.add_argument(
-        "--models", type=Path, help="directory of the sets, one folder each; default: temporary"
-    )
-    parser.add_argument(
-        "--scale",
-        type=float,
-        help=f"share of rows and labels; 1 by default, {SMALL} without --models",
-    )
-    parser.add_argument("--threads", type=int, default=2, help="workers of the trainings")
-    parser.add_argument("--json", type=Path, help="also write the result to this file")
-    chosen = parser.parse_args()
-    if unknown := set(chosen.names) - set(TASKS):
-        parser.error(f"there is no set {min(unknown)}; there are: {', '.join(TASKS)}")
-    scale = chosen.scale or (SMALL if chosen.models is None else 1.0)
-
-    def run(folder: Path) -> dict[str, Any]:
-        rows = []
-        for name in chosen.names or TASKS:
-            rows.append(
-                prepare(name, (chosen.models or folder) / name, scale=scale, threads=chosen.threads)
-            )
-            print({key: value for key, value in rows[-1].items() if key != "measures"}, flush=True)
-        return {"benchmark": "shapes", "sets": rows}
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

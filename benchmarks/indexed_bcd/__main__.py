@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark
 from benchmarks.indexed_bcd import covtype_like
 from xcray.arrays import CSR, Float64, Pattern, csr, frozen
 from xcray.kernels.sparse import take_rows
@@ -269,25 +269,13 @@ def measure_methods(task: Task, seeds: int) -> dict[str, Any]:
     }
 
 
-def measure_sets(
-    description: str,
-    measure: Callable[[Task, int], dict[str, Any]],
-    sets: str = ",".join(LABELS),
-    rows: int = covtype_like.ROWS,
-) -> None:
-    """Parse the arguments and measure all sets; print a line per result, and one JSON object.
+def measure_sets(description: str | None, measure: Callable[[Task, int], dict[str, Any]]) -> None:
+    """Run a benchmark of all sets; print a line per result, and one JSON object.
 
-    measure: called with a task and the number of seeds; returns figures by name. sets, rows:
-    defaults of the options, see `load`.
+    measure: called with a task and the number of seeds; returns figures by name.
     """
-    options = arguments(
-        description,
-        sets={"default": sets},
-        seeds={"type": int, "default": 3},
-        rows={"type": int, "default": rows},
-    )
 
-    def run(folder: Path) -> dict[str, Any]:
+    def measure_each(options: Any, folder: Path) -> dict[str, Any]:
         sets: dict[str, Any] = {}
         for name in options.sets.split(","):
             task = load(name, options.data, folder, options.rows)
@@ -296,8 +284,20 @@ def measure_sets(
                 print(name, line, figures, flush=True)
         return {"sets": sets}
 
-    in_folder(run, options.json)
+    run_benchmark(
+        measure_each,
+        description,
+        quick={"sets": covtype_like.NAME, "seeds": 1, "rows": 4_000},
+        sets={"default": ",".join(LABELS)},
+        seeds={"type": int, "default": 3},
+        rows={"type": int, "default": covtype_like.ROWS},
+    )
+
+
+def main() -> None:
+    """Compare all methods and print the JSON."""
+    measure_sets(__doc__, measure_methods)
 
 
 if __name__ == "__main__":
-    measure_sets(__doc__ or "", measure_methods)
+    main()

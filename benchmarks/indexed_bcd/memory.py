@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark
 from benchmarks.indexed_bcd import covtype_like
 from benchmarks.indexed_bcd.__main__ import (
     COSTS,
@@ -280,24 +280,26 @@ def measure(path: Path, name: str, repeats: int, is_limited: bool) -> dict[str, 
     return out
 
 
+def measure_sets(options: Any, folder: Path) -> dict[str, Any]:
+    """Measure all sets; print a line per run."""
+    sets: dict[str, Any] = {}
+    for name in options.sets.split(","):
+        write(name, options.data, folder, options.copies)
+        sets[name] = measure(folder / name, name, options.repeats, options.cgroup)
+    return {"sets": sets}
+
+
 def main() -> None:
-    """Measure all sets; print a line per run, and one JSON object at the end."""
-    options = arguments(
-        __doc__ or "",
+    """Measure all sets and print the JSON."""
+    run_benchmark(
+        measure_sets,
+        __doc__,
+        quick={"sets": covtype_like.NAME, "repeats": 1},
         sets={"default": ",".join(LABELS)},
         copies={"type": int, "default": 8},
         repeats={"type": int, "default": 3},
         cgroup={"action": "store_true", "help": "limit the page cache, too (Linux, root)"},
     )
-
-    def run(folder: Path) -> dict[str, Any]:
-        sets: dict[str, Any] = {}
-        for name in options.sets.split(","):
-            write(name, options.data, folder, options.copies)
-            sets[name] = measure(folder / name, name, options.repeats, options.cgroup)
-        return {"sets": sets}
-
-    in_folder(run, options.json)
 
 
 if __name__ == "__main__":

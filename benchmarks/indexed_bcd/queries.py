@@ -171,5 +171,10 @@ def measure(task: Task, seeds: int) -> dict[str, Any]:
     return out | {f"same weights, {name}": shares for name, shares in orders.items()}
 
 
+def main() -> None:
+    """Compare all strategies and print the JSON."""
+    measure_sets(__doc__, measure)
+
+
 if __name__ == "__main__":
-    measure_sets(__doc__ or "", measure)
+    main()

@@ -3,12 +3,13 @@
 python -m benchmarks.least_squares --data DIR [--features 512,4000] [--stages 8] [--seeds 3]
 python -m benchmarks.least_squares --data DIR --features "" --held-out --settings 0.7:0.2:4,1:0.5:8
 
-DIR holds `mnist.npz`. Prints JSON lines with the error on the 10,000 test rows in percent, and
-processor seconds of one core. The seconds of a training contain the creation of the features, but
-not the projection on 50 components before it. Lines of "stagewise" are a curve: one for each block,
-with the seconds so far. LIBLINEAR (scikit-learn) gets the features for free, in double precision.
-A line per number of features has the rate of the second moments, and the peak rate of syrk measured
-in the same run. It counts n d^2 operations for n rows of d features.
+DIR holds `mnist.npz`; without it, the small digits of scikit-learn are used. Prints JSON lines with
+the error on the 10,000 test rows in percent, and processor seconds of one core. The seconds of a
+training contain the creation of the features, but not the projection on 50 components before it.
+Lines of "stagewise" are a curve: one for each block, with the seconds so far. LIBLINEAR
+(scikit-learn) gets the features for free, in double precision. A line per number of features has
+the rate of the second moments, and the peak rate of syrk measured in the same run. It counts n d^2
+operations for n rows of d features.
 
 `--held-out` replaces the test rows by the last 10,000 training rows, to choose settings of stages:
 bandwidth as a share of the median distance, ridge times the root of the number of rows, and inner
@@ -17,7 +18,6 @@ steps.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -27,10 +27,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from threadpoolctl import threadpool_limits
 
+from benchmarks.harness import run_benchmark
 from xcray.arrays import Float32, csr, frozen
 from xcray.features.fourier import RandomFourier, median_distance, random_fourier
 from xcray.features.pca import fit_pca
@@ -47,6 +49,7 @@ SHARDS = 8
 COMPONENTS = 50  # of the uncentred PCA before the random features, as in the paper
 BLOCK = 2000  # features of a stage
 PEAK_SIZE = 2000
+Add = Callable[..., None]  # adds a line of figures
 RIDGE = 0.05  # divided by the root of the number of rows
 
 
@@ -206,12 +209,7 @@ def cpu_seconds(run: Callable[[], Any]) -> float:
     return time.process_time() - begin
 
 
-def write(**line: Any) -> None:
-    """Print one JSON line."""
-    print(json.dumps(line), flush=True)
-
-
-def measure_stages(train: Rows, test: Rows, settings: StageSettings, count: int) -> None:
+def measure_stages(train: Rows, test: Rows, settings: StageSettings, count: int, add: Add) -> None:
     """Print the curve of stagewise logistic regression."""
     bandwidth = median_distance(train.X, seed=0) * settings.bandwidth
     blocks = [
@@ -223,15 +221,15 @@ def measure_stages(train: Rows, test: Rows, settings: StageSettings, count: int)
     name = {"method": "stagewise logistic", "settings": list(settings)}
     for number, (error, seconds) in enumerate(curve(method, blocks, train, test)):
         at = BLOCK * (number + 1)
-        write(features=at, **name, error=round(error, 2), seconds=round(seconds, 2))
+        add(features=at, **name, error=round(error, 2), seconds=round(seconds, 2))
 
 
-def measure_features(train: Rows, test: Rows, n_features: int, seed: int) -> None:
+def measure_features(train: Rows, test: Rows, n_features: int, seed: int, add: Add) -> None:
     """Print the lines of one number of random Fourier features."""
     features = fourier(train, n_features, seed)
     for line in measure_block(features, train, test, FOURIER):
-        write(features=n_features, seed=seed, **line)
-    write(features=n_features, **gram_rate(features, train))
+        add(features=n_features, seed=seed, **line)
+    add(features=n_features, **gram_rate(features, train))
 
 
 def fourier(train: Rows, n_features: int, seed: int) -> RandomFourier:
@@ -240,34 +238,55 @@ def fourier(train: Rows, n_features: int, seed: int) -> RandomFourier:
     return random_fourier(COMPONENTS, n_features, bandwidth, seed=seed)
 
 
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Run all trainings with one thread of BLAS; print a line for each."""
+    raw = digits() if options.data is None else load(options.data / "mnist.npz", options.held_out)
+    lines: list[dict[str, Any]] = []
+
+    def add(**line: Any) -> None:
+        lines.append(line)
+        print(json.dumps(line), flush=True)
+
+    with threadpool_limits(limits=1, user_api="blas"):
+        for line in measure_block(None, *(append_one(each) for each in raw), RAW):
+            add(features="raw", **line)
+        pca = fit_pca(raw[0].X, COMPONENTS, centred=False)
+        train, test = (Rows(pca.transform(each.X), each.y) for each in raw)
+        for seed in range(options.seeds):
+            for n_features in map(int, filter(None, options.features.split(","))):
+                measure_features(train, test, n_features, seed, add)
+        for each in options.settings.split(","):
+            bandwidth, ridge, steps = each.split(":")
+            settings = StageSettings(float(bandwidth), float(ridge), int(steps))
+            measure_stages(train, test, settings, options.stages, add)
+        if options.liblinear:
+            features = fourier(train, options.liblinear, 0)
+            figures = measure_liblinear(features, train, test)
+            add(features=options.liblinear, seed=0, **figures)
+    return {"benchmark": "least_squares", "lines": lines}
+
+
+def digits() -> tuple[Rows, Rows]:
+    """Return the small digits of scikit-learn, a sixth of them as test rows."""
+    X, y = load_digits(return_X_y=True)
+    rows = Rows((X / 16).astype(np.float32), y.astype(np.int64))
+    return Rows(rows.X[:1500], rows.y[:1500]), Rows(rows.X[1500:], rows.y[1500:])
+
+
 def main() -> None:
-    """Run all trainings."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--features", default="512,4000")
-    parser.add_argument("--stages", type=int, default=8, help=f"blocks of {BLOCK} features")
-    parser.add_argument("--settings", default="0.7:0.2:4", help="bandwidth:ridge:steps of stages")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--liblinear", type=int, default=0, help="features of LIBLINEAR; 0: none")
-    parser.add_argument("--held-out", action="store_true", help="test on training rows left out")
-    options = parser.parse_args()
-    raw = load(options.data / "mnist.npz", options.held_out)
-    for line in measure_block(None, *(append_one(each) for each in raw), RAW):
-        write(features="raw", **line)
-    pca = fit_pca(raw[0].X, COMPONENTS, centred=False)
-    train, test = (Rows(pca.transform(each.X), each.y) for each in raw)
-    for seed in range(options.seeds):
-        for n_features in map(int, filter(None, options.features.split(","))):
-            measure_features(train, test, n_features, seed)
-    for each in options.settings.split(","):
-        bandwidth, ridge, steps = each.split(":")
-        settings = StageSettings(float(bandwidth), float(ridge), int(steps))
-        measure_stages(train, test, settings, options.stages)
-    if options.liblinear:
-        features = fourier(train, options.liblinear, 0)
-        write(features=options.liblinear, seed=0, **measure_liblinear(features, train, test))
+    """Run all trainings and print the JSON."""
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"features": "64", "stages": 1},
+        features={"default": "512,4000"},
+        stages={"type": int, "default": 8, "help": f"blocks of {BLOCK} features"},
+        settings={"default": "0.7:0.2:4", "help": "bandwidth:ridge:steps of stages"},
+        seeds={"type": int, "default": 1},
+        liblinear={"type": int, "default": 0, "help": "features of LIBLINEAR; 0: none"},
+        held_out={"action": "store_true", "help": "test on training rows left out"},
+    )
 
 
 if __name__ == "__main__":
-    with threadpool_limits(limits=1, user_api="blas"):
-        main()
+    main()

@@ -14,10 +14,10 @@ training rows.
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,9 @@ from sklearn.datasets import load_svmlight_file
 from sklearn.svm import LinearSVC
 from threadpoolctl import threadpool_limits
 
+from benchmarks.harness import run_benchmark
 from xcray.arrays import csr, frozen
+from xcray.data.synthetic import SyntheticParams, generate
 from xcray.features.columns import column_blocks
 from xcray.solvers.least_squares.stage_worker import StageWorker
 from xcray.solvers.least_squares.stages import FittedStage
@@ -96,7 +98,7 @@ def split(rows: Documents, seed: int, held_out: bool) -> tuple[Documents, Docume
     return Documents(X[train], rows.y[train]), Documents(X[test], rows.y[test])
 
 
-def fit(train: Documents, options: argparse.Namespace, seed: int) -> Any:
+def fit(train: Documents, options: Any, seed: int) -> Any:
     """Return the weights (D, K): those of all stages added."""
     n_columns = train.X.shape[1]
     method = StageFitter("linear", options.ridge / len(train.y), options.shards)
@@ -121,45 +123,63 @@ def weights_of(stages: tuple[FittedStage, ...], n_columns: int) -> Any:
     return W
 
 
-def measure(train: Documents, test: Documents, options: argparse.Namespace, seed: int) -> None:
-    """Print the lines of one split."""
+def measure_split(
+    train: Documents, test: Documents, options: Any, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of one split."""
     shared = {"seed": seed, "columns": train.X.shape[1]}
     begin = time.process_time()
     W = fit(train, options, seed)
     seconds = time.process_time() - begin
-    write(f"stagewise {options.order}", (test.X @ W).argmax(axis=1) != test.y, seconds, shared)
+    yield line(f"stagewise {options.order}", (test.X @ W).argmax(axis=1) != test.y, seconds, shared)
     for C in options.liblinear:
         model = LinearSVC(C=C, dual=True)
         begin = time.process_time()
         model.fit(train.X, train.y)
         seconds = time.process_time() - begin
-        write(f"liblinear l2-svm C={C:g}", model.predict(test.X) != test.y, seconds, shared)
+        yield line(f"liblinear l2-svm C={C:g}", model.predict(test.X) != test.y, seconds, shared)
 
 
-def write(method: str, wrong: Any, seconds: float, shared: dict[str, int]) -> None:
-    """Print one JSON line."""
-    line = {"error": round(100.0 * float(wrong.mean()), 2), "seconds": round(seconds, 2)}
-    print(json.dumps({"method": method} | line | shared), flush=True)
+def line(method: str, wrong: Any, seconds: float, shared: dict[str, int]) -> dict[str, Any]:
+    """Return the figures of a method."""
+    error = round(100.0 * float(wrong.mean()), 2)
+    return {"method": method, "error": error, "seconds": round(seconds, 2), **shared}
+
+
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Run all trainings with one thread of BLAS; print a line for each."""
+    lines = []
+    with threadpool_limits(limits=1, user_api="blas"):
+        rows = generated() if options.data is None else load(options.data / "news20_bydate")
+        for seed in range(options.seeds):
+            for each in measure_split(*split(rows, seed, options.held_out), options, seed):
+                lines.append(each)
+                print(json.dumps(each), flush=True)
+    return {"benchmark": "least_squares_text", "lines": lines}
+
+
+def generated() -> Documents:
+    """Return random rows of the size of 20 newsgroups, without --data."""
+    X, Y = generate(SyntheticParams(rows=18_774, features=2_000, labels=N_LABELS, nnz_per_row=30))
+    return Documents(X.to_scipy(), Y.indices[Y.indptr[:-1]].astype(np.int64))
 
 
 def main() -> None:
-    """Run all trainings."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--order", choices=("gradient", "random"), default="random")
-    parser.add_argument("--block", type=int, default=500)
-    parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument("--ridge", type=float, default=60.0)
-    parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--liblinear", type=float, nargs="*", default=[], help="values of C")
-    parser.add_argument("--held-out", action="store_true", help="test on training rows left out")
-    options = parser.parse_args()
-    rows = load(options.data / "news20_bydate")
-    for seed in range(options.seeds):
-        measure(*split(rows, seed, options.held_out), options, seed)
+    """Run all trainings and print the JSON."""
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"passes": 1},
+        seeds={"type": int, "default": 1},
+        order={"choices": ("gradient", "random"), "default": "random"},
+        block={"type": int, "default": 500},
+        passes={"type": int, "default": 2},
+        ridge={"type": float, "default": 60.0},
+        shards={"type": int, "default": 2},
+        liblinear={"type": float, "nargs": "*", "default": [], "help": "values of C"},
+        held_out={"action": "store_true", "help": "test on training rows left out"},
+    )
 
 
 if __name__ == "__main__":
-    with threadpool_limits(limits=1, user_api="blas"):
-        main()
+    main()

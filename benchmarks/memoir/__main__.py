@@ -14,7 +14,6 @@ Prints a line per result, and one JSON line.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -27,7 +26,7 @@ from sklearn.metrics import f1_score
 from sklearn.svm import LinearSVC
 from threadpoolctl import threadpool_limits
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark
 from benchmarks.memoir.picture import draw
 from xcray.arrays import CSR, Pattern, csr, frozen, pattern
 from xcray.kernels.sparse import transpose_pattern
@@ -43,6 +42,7 @@ EFFORT: Final[Mapping[str, tuple[int, int]]] = {
     "news20_bydate": (60, 1000),
     "cooking": (24, 2500),
     "clef_imclef07a": (90, 1000),
+    "synthetic": (4, 500),
 }
 CHOICES: Final[Mapping[str, tuple[float, ...]]] = {
     "eta0": (0.1, 0.3, 1.0),
@@ -230,28 +230,32 @@ def show(name: str, method: str, accuracy: float, f1: float, seconds: float) -> 
     print(f"{name}: {method}: {accuracy:.1f} / {f1:.1f} % in {seconds:.2f} s", flush=True)
 
 
-def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Measure all sets."""
-    out: dict[str, Any] = {}
-    for name in options.sets.split(","):
-        data, out[name] = load(name, options.data, folder), []
-        for result in measure_set(name, data, options.seeds):
-            show(name, result["method"], *(result[k] for k in ("accuracy", "macro_f1", "seconds")))
-            out[name].append(result)
-    if options.picture:
-        draw(options.picture, out)
-    return out
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Measure all sets, with one thread of BLAS."""
+    sets: dict[str, Any] = {}
+    with threadpool_limits(limits=1, user_api="blas"):
+        for name in options.sets.split(","):
+            data, sets[name] = load(name, options.data, folder), []
+            for result in measure_set(name, data, options.seeds):
+                figures = (result[key] for key in ("accuracy", "macro_f1", "seconds"))
+                show(name, result["method"], *figures)
+                sets[name].append(result)
+    return {"benchmark": "memoir", "sets": sets}
 
 
 def main() -> None:
     """Run the benchmark."""
-    options = arguments(
-        __doc__ or "",
-        sets={"default": ",".join((*EFFORT, LARGE)), "help": "names of data sets"},
+    run_benchmark(
+        measure,
+        __doc__,
+        draw=lambda result, path: draw(path, result["sets"]),
+        quick={"sets": "synthetic", "seeds": 1},
+        sets={
+            "default": "news20_bydate,cooking,clef_imclef07a,gnd_tibkat",
+            "help": "names of data sets",
+        },
         seeds={"type": int, "default": 3, "help": "trainings of MEMOIR per setting"},
     )
-    with threadpool_limits(limits=1, user_api="blas"):
-        in_folder(lambda folder: run(options, folder), options.json)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ SW-graph needs nmslib; its wheel is built without AVX. Prints a line per index, 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.common import arguments, in_folder
+from benchmarks.harness import run_benchmark
 from benchmarks.memoir.__main__ import LARGE, load, train_solver
 from xcray.arrays import CSR, csr
 from xcray.index.approximate import build_index
@@ -45,7 +44,7 @@ def trained(folder: Path, data: Path) -> tuple[CSR, CSR]:
     return to_csr(model["W"]), to_csr(sets.test.X[:QUERIES])
 
 
-def synthetic() -> tuple[CSR, CSR]:
+def synthetic(n_classes: int) -> tuple[CSR, CSR]:
     """Return random weights and queries with positive values, of length 1."""
     random = np.random.default_rng(0)
     share = 1.0 / np.arange(1, FEATURES + 1)
@@ -60,7 +59,7 @@ def synthetic() -> tuple[CSR, CSR]:
         values = random.uniform(smallest, 1.0, starts[-1]) / np.sqrt(width)
         return csr(starts, np.concatenate(chosen), values, FEATURES)
 
-    return rows(CLASSES, 100, -0.5), rows(QUERIES, 60, 0.1)
+    return rows(n_classes, 100, -0.5), rows(QUERIES, 60, 0.1)
 
 
 def to_csr(matrix: Any) -> CSR:
@@ -88,31 +87,36 @@ def measure(W: CSR, X: CSR, name: str, settings: dict[str, Any], best: Any) -> d
     }
 
 
-def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Measure all indexes on all sets."""
+def measure_sets(options: Any, folder: Path) -> dict[str, Any]:
+    """Measure all indexes on all sets, with one thread of BLAS."""
     sources: dict[str, Callable[[], tuple[CSR, CSR]]] = {
         LARGE: lambda: trained(folder, options.data),
-        "synthetic": synthetic,
+        "synthetic": lambda: synthetic(options.classes),
     }
     out: dict[str, Any] = {}
-    for source in options.sets.split(","):
-        W, X = sources[source]()
-        out[source] = {"labels": W.n_rows, "weights": W.nnz}
-        build_index("exact", W).query(X, 1)  # compile
-        best = build_index("exact", W).query(X, 1).scores[:, 0]
-        for label, (name, settings) in INDEXES.items():
-            out[source][label] = figures = measure(W, X, name, settings, best)
-            print(source, label, figures, flush=True)
-    return out
+    with threadpool_limits(limits=1, user_api="blas"):
+        for source in options.sets.split(","):
+            W, X = sources[source]()
+            out[source] = {"labels": W.n_rows, "weights": W.nnz}
+            build_index("exact", W).query(X, 1)  # compile
+            best = build_index("exact", W).query(X, 1).scores[:, 0]
+            for label in options.indexes:
+                name, settings = INDEXES[label]
+                out[source][label] = figures = measure(W, X, name, settings, best)
+                print(source, label, figures, flush=True)
+    return {"benchmark": "oracles", "sets": out}
 
 
 def main() -> None:
     """Run the benchmark."""
-    options = arguments(
-        __doc__ or "", sets={"default": f"{LARGE},synthetic", "help": "names of sets"}
+    run_benchmark(
+        measure_sets,
+        __doc__,
+        quick={"sets": "synthetic", "classes": 2_000, "indexes": ["exact", "LSH, 64 bits"]},
+        sets={"default": f"{LARGE},synthetic", "help": "names of sets"},
+        classes={"type": int, "default": CLASSES, "help": "of the set synthetic"},
+        indexes={"nargs": "+", "default": list(INDEXES), "choices": list(INDEXES)},
     )
-    with threadpool_limits(limits=1, user_api="blas"):
-        in_folder(lambda folder: run(options, folder), options.json)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from typing import Any, Final
 import httpx
 import psutil
 
-from benchmarks.common import arguments, in_folder
+from benchmarks.harness import run_benchmark, service
 from benchmarks.monitoring.prometheus import SCRAPE, Prometheus, prometheus
-from benchmarks.soak.__main__ import service
+from benchmarks.soak.__main__ import SETTINGS
 from benchmarks.soak.traffic import Models, Record, Traffic
 from xcray.client import Client
 from xcray.errors import XcrayError
@@ -256,9 +256,9 @@ def object_store(result: Prometheus, begin: float, end: float) -> dict[str, floa
     return out
 
 
-def measure(folder: Path, chosen: Any) -> dict[str, Any]:
+def measure(options: Any, folder: Path) -> dict[str, Any]:
     """Run the whole check."""
-    minutes = chosen.minutes
+    minutes = options.minutes
     home, ending, record = folder / "home", threading.Event(), Record()
     home.mkdir()
     for name in ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT"):
@@ -269,7 +269,7 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
     models.prepare()
     try:
         with (
-            service(home, 1) as (url, _),
+            service(home, 1, SETTINGS) as (url, _),
             prometheus(folder / "prometheus", ("xcray", "ray")) as result,
         ):
             result.scrape("xcray", [url.removeprefix("http://")])
@@ -307,13 +307,32 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
             }
     finally:
         ManagedLocalRay(home / "ray").stop()
-    return {
+    output = {
         "minutes": minutes,
         "jobs": dict(work.ends),
         "workers_killed": work.killed,
         "errors": record.errors(),
         **fields,
     }
+    print_summary(output)
+    wrong = [f"no data: {name}" for name in output["wrongly_empty"]] + output["rules_that_fail"]
+    return {**output, "wrong": wrong}
+
+
+def print_summary(output: Mapping[str, Any]) -> None:
+    """Print the panels, rules and jobs of the run."""
+    print(
+        f"{output['panels_with_data']} of {output['panels']} panels have data in all their {output['queries']} queries"
+    )
+    for name, why in output["rightly_empty"].items():
+        print(f"  empty, as expected: {name} ({why})")
+    print(
+        f"{output['rules_evaluated']} rules evaluated; alerts: {output['alerts']}, not silent: {output['alerts_not_silent']}"
+    )
+    print(
+        f"jobs: {output['jobs']}; workers killed: {output['workers_killed']}; errors: {output['errors']}"
+    )
+    print(f"object store, most bytes: {output['object_store_most']}")
 
 
 def run_scenario(story: Callable[..., None], args: tuple[Any, ...], record: Record) -> None:
@@ -327,35 +346,7 @@ def run_scenario(story: Callable[..., None], args: tuple[Any, ...], record: Reco
 
 def main() -> None:
     """Run the check, print the result, and exit with its status."""
-    chosen = arguments(
-        str(__doc__).split("\n")[0],
-        minutes={"type": float, "default": 6.0},
-    )
-    wrong: list[str] = []
-
-    def run(folder: Path) -> dict[str, Any]:
-        output = measure(folder, chosen)
-        print(
-            f"{output['panels_with_data']} of {output['panels']} panels have data in all their {output['queries']} queries"
-        )
-        for name, why in output["rightly_empty"].items():
-            print(f"  empty, as expected: {name} ({why})")
-        print(
-            f"{output['rules_evaluated']} rules evaluated; alerts: {output['alerts']}, not silent: {output['alerts_not_silent']}"
-        )
-        print(
-            f"jobs: {output['jobs']}; workers killed: {output['workers_killed']}; errors: {output['errors']}"
-        )
-        print(f"object store, most bytes: {output['object_store_most']}")
-        wrong.extend(
-            [f"no data: {name}" for name in output["wrongly_empty"]] + output["rules_that_fail"]
-        )
-        for line in wrong:
-            print(f"WRONG: {line}")
-        return {**output, "wrong": list(wrong)}
-
-    in_folder(run, chosen.json)
-    raise SystemExit(1 if wrong else 0)
+    run_benchmark(measure, __doc__, quick={"minutes": 2.0}, minutes={"type": float, "default": 6.0})
 
 
 if __name__ == "__main__":

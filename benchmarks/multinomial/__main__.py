@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import matplotlib_page
-from benchmarks.common import arguments, in_folder
+from benchmarks.harness import run_benchmark
 from benchmarks.multinomial.data import GENERATED, PROBLEMS, Problem, problem
 from benchmarks.multinomial.run import ASYNC, SOLVERS, Point, run
 
@@ -221,10 +221,29 @@ def lambdas(name: str, chosen: Any, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Compare the methods on every set, or report the optimum for each lam."""
+    options.budget = options.budget or (10.0 if options.data else 3.0)
+    place = options.cache or folder
+    names = options.sets or (PROBLEMS if options.data else GENERATED)
+    if options.lambdas:
+        rows = [row for name in names for row in lambdas(name, options, place)]
+        return {"benchmark": "mlr", "lambdas": rows}
+    entries = ("budget", "reference", "enough", "repeats", "cores")
+    return {
+        "benchmark": "mlr",
+        **{name: getattr(options, name) for name in entries},
+        "sets": [compare(problem(name, options.data, place), options) for name in names],
+    }
+
+
 def main() -> None:
     """Run every set and print the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    run_benchmark(
+        measure,
+        __doc__,
+        draw=lambda result, path: picture(result["sets"], path),
+        quick={"sets": list(GENERATED)[:1], "reference": 3.0, "budget": 1.0, "cores": [2]},
         sets={"nargs": "+", "choices": [*PROBLEMS, *GENERATED]},
         methods={"nargs": "+", "choices": list(SOLVERS)},
         cores={"type": int, "nargs": "+", "default": [1, 2]},
@@ -249,26 +268,6 @@ def main() -> None:
             "help": "directory of the built data sets; default: a temporary one",
         },
     )
-    chosen.budget = chosen.budget or (10.0 if chosen.data else 3.0)
-
-    def execute(folder: Path) -> dict[str, Any]:
-        place = chosen.cache or folder
-        names = chosen.sets or (PROBLEMS if chosen.data else GENERATED)
-        if chosen.lambdas:
-            return {
-                "benchmark": "mlr",
-                "lambdas": [row for name in names for row in lambdas(name, chosen, place)],
-            }
-        sets = [compare(problem(name, chosen.data, place), chosen) for name in names]
-        if chosen.picture:
-            picture(sets, chosen.picture)
-        entries = {
-            name: getattr(chosen, name)
-            for name in ("budget", "reference", "enough", "repeats", "cores")
-        }
-        return {"benchmark": "mlr", **entries, "sets": sets}
-
-    in_folder(execute, chosen.json)
 
 
 if __name__ == "__main__":

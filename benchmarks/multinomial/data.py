@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import dataset
+from benchmarks.harness import dataset
 from xcray.arrays import CSR, Pattern, csr, frozen, pattern
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
 
@@ -63,7 +63,7 @@ class Problem(NamedTuple):
 
 
 def problem(name: str, data: Path | None, folder: Path, lam: float | None = None) -> Problem:
-    """Return the problem `name`; see `benchmarks.common.dataset` for `data` and `folder`."""
+    """Return the problem `name`; see `benchmarks.harness.dataset` for `data` and `folder`."""
     if name in GENERATED:
         return generated(name, lam or GENERATED[name])
     result = PROBLEMS[name]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark
 from benchmarks.peers.data import measures_all, measures_sample, sample, write_folder
 from benchmarks.peers.environment import environment, versions
 from benchmarks.peers.report import draw, table
@@ -260,10 +260,43 @@ def bars(
     return out
 
 
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Compare on every set."""
+    place = (options.cache or folder).resolve()
+    python, absent = environment(
+        (options.env or place / "env").resolve(),
+        {PEERS_BY_NAME[peer].package for peer in options.peers},
+    )
+    if options.dismecpp:
+        absent.pop("dismecpp", None)
+        options.dismecpp = options.dismecpp.resolve()
+    rows, verdicts = [], []
+    for name in options.sets or (SETS if options.data else ["synthetic"]):
+        those = prepare(name, options, place)
+        usable = [peer for peer in options.peers if PEERS_BY_NAME[peer].package not in absent]
+        if not those.sampled:
+            usable = [peer for peer in usable if not peer.startswith("xcray_sample")]
+        runs = runs_of(those, usable, options, python, place)
+        mine = [row_of(peer, runs[peer], those) for peer in usable]
+        rows += mine
+        verdicts.append(bars(mine, runs, those))
+    print(table(rows, verdicts))
+    return {
+        "benchmark": "peers",
+        "rows": rows,
+        "bars": verdicts,
+        "absent": absent,
+        "versions": versions(python),
+    }
+
+
 def main() -> None:
     """Compare on every set and print the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    run_benchmark(
+        measure,
+        __doc__,
+        draw=lambda result, path: draw(result["rows"], path),
+        quick={"sets": ["synthetic"], "peers": ["xcray"], "repeats": 1},
         sets={"nargs": "+"},
         peers={"nargs": "+", "default": list(PEERS_BY_NAME), "choices": list(PEERS_BY_NAME)},
         samples={
@@ -297,35 +330,6 @@ def main() -> None:
         },
         limit={"type": float, "default": 1800.0, "help": "time limit of a run in seconds"},
     )
-
-    def run(folder: Path) -> dict[str, Any]:
-        place = (chosen.cache or folder).resolve()
-        python, absent = environment((chosen.env or place / "env").resolve())
-        if chosen.dismecpp:
-            absent.pop("dismecpp", None)
-            chosen.dismecpp = chosen.dismecpp.resolve()
-        rows, verdicts = [], []
-        for name in chosen.sets or (SETS if chosen.data else ["synthetic"]):
-            those = prepare(name, chosen, place)
-            usable = [peer for peer in chosen.peers if PEERS_BY_NAME[peer].package not in absent]
-            if not those.sampled:
-                usable = [peer for peer in usable if not peer.startswith("xcray_sample")]
-            runs = runs_of(those, usable, chosen, python, place)
-            mine = [row_of(peer, runs[peer], those) for peer in usable]
-            rows += mine
-            verdicts.append(bars(mine, runs, those))
-        print(table(rows, verdicts))
-        if chosen.picture:
-            draw(rows, chosen.picture)
-        return {
-            "benchmark": "peers",
-            "rows": rows,
-            "bars": verdicts,
-            "absent": absent,
-            "versions": versions(python),
-        }
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark
 from benchmarks.peers.__main__ import PEERS_BY_NAME, PRUNE
 from benchmarks.peers.data import write_folder, write_task
 from benchmarks.peers.environment import environment, versions
@@ -140,10 +140,43 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Compare on every set."""
+    place = (options.cache or folder).resolve()
+    python, absent = environment(
+        (options.env or place / "env").resolve(),
+        {PEERS_BY_NAME[peer].package for peer in options.peers},
+    )
+    program = options.dismecpp.resolve() if options.dismecpp else None
+    if program:
+        absent.pop("dismecpp", None)
+    rows = []
+    for name in options.sets:
+        data = dataset(name, options.data, place / "sets")
+        those = prepare(data, place / "tasks" / name, program)
+
+        def train(task: dict[str, Any], run: str, name: str = name) -> dict[str, Any]:
+            file = place / "runs" / name / f"{run}.json"
+            again = options.again and task["package"] == "xcray"
+            return cached(task, python, options.limit, file, again)
+
+        mine = [xcray_row(those, auto, train) for auto in (False, True)]
+        for peer in options.peers:
+            if PEERS_BY_NAME[peer].package not in absent:
+                both = peer in READ_AS_GIVEN and not has_equal_lengths(data.train.X)
+                for unit in (False, True) if both else (False,):
+                    mine += peer_rows(those, peer, unit, train)
+        rows += [{"set": name, **row} for row in mine]
+        print(table(rows), flush=True)
+    return {"benchmark": "accuracy", "rows": rows, "versions": versions(python)}
+
+
 def main() -> None:
     """Compare on every set and print the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"sets": ["synthetic"], "peers": []},
         sets={"nargs": "+", "default": list(SETS)},
         peers={"nargs": "*", "default": list(PEERS), "choices": list(PEERS_BY_NAME)},
         env={"type": Path, "help": "the peers' environment; default: in the cache"},
@@ -152,34 +185,6 @@ def main() -> None:
         dismecpp={"type": Path, "help": "the program `train` of DiSMEC++"},
         limit={"type": float, "default": 1800.0, "help": "time limit of a run in seconds"},
     )
-
-    def run(folder: Path) -> dict[str, Any]:
-        place = (chosen.cache or folder).resolve()
-        python, absent = environment((chosen.env or place / "env").resolve())
-        program = chosen.dismecpp.resolve() if chosen.dismecpp else None
-        if program:
-            absent.pop("dismecpp", None)
-        rows = []
-        for name in chosen.sets:
-            data = dataset(name, chosen.data, place / "sets")
-            those = prepare(data, place / "tasks" / name, program)
-
-            def train(task: dict[str, Any], run: str, name: str = name) -> dict[str, Any]:
-                file = place / "runs" / name / f"{run}.json"
-                again = chosen.again and task["package"] == "xcray"
-                return cached(task, python, chosen.limit, file, again)
-
-            mine = [xcray_row(those, auto, train) for auto in (False, True)]
-            for peer in chosen.peers:
-                if PEERS_BY_NAME[peer].package not in absent:
-                    both = peer in READ_AS_GIVEN and not has_equal_lengths(data.train.X)
-                    for unit in (False, True) if both else (False,):
-                        mine += peer_rows(those, peer, unit, train)
-            rows += [{"set": name, **row} for row in mine]
-            print(table(rows), flush=True)
-        return {"benchmark": "accuracy", "rows": rows, "versions": versions(python)}
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

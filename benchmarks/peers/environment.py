@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Collection
 from pathlib import Path
 
 # PECOS needs numpy < 2 and these versions; other dependencies are not installed (PECOS requires
@@ -25,33 +26,23 @@ PACKAGES = {
     "pecos": ("libpecos==1.2.8",),
     "omikuji": ("omikuji==0.5.2", "cffi==1.17.1", "pycparser==2.22"),
 }
-# peers of the search; nmslib's last release does not compile on Python 3.11, this build of its
-# source does
-SEARCHERS = {
-    "sparse_dot_topn": ("sparse_dot_topn==1.1.5", "psutil==6.1.0"),
-    "pecos": PACKAGES["pecos"],
-    "napkinxc": PACKAGES["napkinxc"],
-    "nmslib": ("nmslib-metabrainz==2.1.3", "pybind11==2.13.6"),
-}
 MODULES = {
     "napkinxc": "napkinxc.models",
     "pecos": "pecos.xmc.xlinear.model",
     "omikuji": "omikuji",
-    "sparse_dot_topn": "sparse_dot_topn",
-    "nmslib": "nmslib",
 }
 ABSENT = {"dismecpp": "not a Python package: give its program by --dismecpp"}
 RESULT_FILE = "peers.json"
-LISTED = ("napkinxc", "libpecos", "omikuji", "sparse_dot_topn", "nmslib-metabrainz", "numpy")
+LISTED = ("napkinxc", "libpecos", "omikuji", "numpy")
 
 
-def environment(
-    folder: Path, packages: dict[str, tuple[str, ...]] = PACKAGES
-) -> tuple[Path, dict[str, str]]:
+def environment(folder: Path, packages: Collection[str]) -> tuple[Path, dict[str, str]]:
     """Return the environment's Python, and for each unusable package the reason.
 
-    The environment is created if missing.
+    The environment is created if missing, unless none of `packages` needs one.
     """
+    if not PACKAGES.keys() & packages:
+        return Path(sys.executable), dict(ABSENT)
     python = folder / "bin" / "python"
     if (folder / RESULT_FILE).exists():
         return python, json.loads((folder / RESULT_FILE).read_text())
@@ -59,7 +50,7 @@ def environment(
     venv.create(folder, with_pip=True, clear=True)
     reasons = {
         name: install(python, COMMON + pins) or imported(python, MODULES[name])
-        for name, pins in packages.items()
+        for name, pins in PACKAGES.items()
     }
     result = {name: reason for name, reason in reasons.items() if reason} | ABSENT
     (folder / RESULT_FILE).write_text(json.dumps(result))

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 from sklearn.svm import LinearSVC
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark
 from benchmarks.peers.data import sample
 from benchmarks.peers.worker import cpu_seconds
-from benchmarks.training.objective import signs
 from xcray.arrays import frozen
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import Dataset, Split
 from xcray.solvers import make_solver
 
 C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere
@@ -60,29 +59,35 @@ def turns(name: str, data: Dataset, size: int, turn: int) -> dict[str, Any]:
     return row
 
 
+def signs(split: Split, label: int) -> Any:
+    """Return (N,) +1 for the rows of a label, -1 for the others."""
+    y = np.full(split.n_rows, -1, np.int64)
+    y[split.YT.row(label)] = 1
+    return y
+
+
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Compare on every set."""
+    rows = []
+    for entry in options.sets or (
+        ["gutenberg_lcsh:300", "gnd_tibkat:60"] if options.data else ["synthetic:100"]
+    ):
+        name, _, size = entry.partition(":")
+        data = dataset(name, options.data, (options.cache or folder) / "sets")
+        rows.append(turns(name, data, int(size or 100), options.turn))
+    return {"benchmark": "peers_paired", "sets": rows}
+
+
 def main() -> None:
     """Compare on every set and print the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"sets": ["synthetic:20"]},
         sets={"nargs": "+"},
         turn={"type": int, "default": 10, "help": "labels per turn"},
-        cache={
-            "type": Path,
-            "help": "directory of the data sets; default: a temporary one",
-        },
+        cache={"type": Path, "help": "directory of the data sets; default: a temporary one"},
     )
-
-    def run(folder: Path) -> dict[str, Any]:
-        rows = []
-        for entry in chosen.sets or (
-            ["gutenberg_lcsh:300", "gnd_tibkat:60"] if chosen.data else ["synthetic:100"]
-        ):
-            name, _, size = entry.partition(":")
-            data = dataset(name, chosen.data, (chosen.cache or folder) / "sets")
-            rows.append(turns(name, data, int(size or 100), chosen.turn))
-        return {"benchmark": "peers_paired", "sets": rows}
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

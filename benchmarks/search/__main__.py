@@ -1,13 +1,12 @@
-"""Exact search: milliseconds per query, compared with the plain scan, scipy and peers.
+"""Exact search: milliseconds per query, compared with the plain scan and scipy.
 
 It also measures batches, bytes and index sizes, and can compare answers with brute force.
 
-`python -m benchmarks.search [--models DIR] [--only NAME ...] [--pydocs] [--peers] [--picture FILE]
+`python -m benchmarks.search [--models DIR] [--only NAME ...] [--pydocs] [--quick] [--picture FILE]
 [--json FILE]`
 
 `python -m benchmarks.search --equality 100000` compares queries with brute force instead, and
-reports the mismatches. `python -m benchmarks.search.profile FILE.svg` draws a time profile, `python
--m benchmarks.search.instructions` counts processor instructions.
+reports the mismatches.
 
 DIR contains NAME/model and one of NAME/dataset (queries from its test part), NAME/queries and
 NAME/queries.npz. Without DIR a small model is trained. Engines alternate on blocks of queries; see
@@ -23,12 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import arguments, in_folder
-from benchmarks.peers.environment import SEARCHERS, environment, versions
+from benchmarks.harness import run_benchmark
 from benchmarks.search.equality import many, same, searcher
 from benchmarks.search.models import Subject, csr_bytes, index_bytes, repeated, subjects
-from benchmarks.search.peers import PEERS, groups, part_of, running
-from benchmarks.search.report import draw, table
+from benchmarks.search.report import as_text, draw
 from benchmarks.search.timing import (
     KS,
     Engine,
@@ -137,11 +134,9 @@ def sizes(subject: Subject, predictor: Predictor) -> dict[str, Any]:
 def cells(
     subject: Subject, engines: list[Engine], times: dict[tuple[str, int], Times], ks: list[int]
 ) -> list[dict[str, Any]]:
-    """Return a table row per engine and k. Recall is relative to the labels of the engine."""
-    out = []
+    """Return a table row per engine and k. Recall is relative to brute force."""
+    out, exact = [], InvertedIndex.build(subject.model.W, subject.model.b)
     for engine in engines:
-        W, b, _ = part_of(subject, None if engine.labels is None else len(engine.labels))
-        exact = InvertedIndex.build(W, b)
         for k in ks:
             own = times[engine.name, k]
             cell = {
@@ -151,12 +146,12 @@ def cells(
                 "times_the_search": ratio(own, times["search", k]),
             }
             cell["recall"] = recall(own, subject, exact.query(subject.X, k).scores[:, -1])
-            out.append({**cell, "labels": W.n_rows})
+            out.append(cell)
     return out
 
 
 def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) -> dict[str, Any]:
-    """Return all figures of one model, except those of peers."""
+    """Return all figures of one model."""
     others, load = Others(), os.getloadavg()[0]
     scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
     engines = [*own_engines(subject, predictor, scan), scipy_engine(subject)]
@@ -181,35 +176,6 @@ def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) 
     }
 
 
-def compare_with_peers(
-    subject: Subject, predictor: Predictor, chosen: Any, python: Path, folder: Path
-) -> dict[str, Any]:
-    """Measure peers and the search alternately.
-
-    Returned are rows of the table, the build costs of the peers, and why some are missing.
-    """
-    out: dict[str, Any] = {"latency": [], "batches": {}, "absent": {}, "built": {}}
-    scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
-    for names in groups(subject, chosen.peer_names):
-        with running(subject, names, chosen.absent, python, folder, chosen.limit) as (
-            peers,
-            why,
-            built,
-        ):
-            engines = [own_engines(subject, predictor, scan)[0], *peers]
-            times = interleaved(
-                engines, subject.X.n_rows, tuple(chosen.ks), chosen.repeats, chosen.budget
-            )
-            out["latency"] += cells(subject, engines, times, chosen.ks)[len(chosen.ks) :]
-            for peer in peers:
-                out["batches"][peer.name] = batches(
-                    peer, batch_rows(peer, subject.X.n_rows), 5, chosen.repeats
-                )
-            out["absent"] |= why
-            out["built"] |= built
-    return out
-
-
 def batch_rows(engine: Engine, most: int | None) -> int:
     """Return the number of rows that one thread answers in about a second, at most `most`."""
     assert engine.batch is not None
@@ -220,10 +186,24 @@ def batch_rows(engine: Engine, most: int | None) -> int:
     return int(np.clip(few * BATCH_SECONDS / took, 2, most or 1 << 17))
 
 
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Measure every model, or compare with brute force."""
+    if options.equality:
+        return {"benchmark": "search-equality", **many(options.equality, options.seed)}
+    speed, rows = bandwidth(), []
+    for subject in subjects(options.models, options.pydocs, options.only, options.queries, folder):
+        rows.append(measured(subject, Predictor(subject.model), options, speed))
+        print(as_text(rows[-1:]), flush=True)
+    return {"benchmark": "search", "bandwidth": speed, "models": rows}
+
+
 def main() -> None:
     """Measure, or compare with brute force, and print the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    run_benchmark(
+        measure,
+        __doc__,
+        draw=lambda result, path: draw(result["models"], path),
+        quick={"queries": 200, "repeats": 2, "budget": 1.0, "ks": [1, 5]},
         models={"type": Path, "help": "directory of NAME/model and NAME/dataset"},
         only={"nargs": "+", "help": "names of models in --models"},
         pydocs={
@@ -234,50 +214,12 @@ def main() -> None:
         queries={"type": int, "default": 1000, "help": "number of held-out rows per model"},
         repeats={"type": int, "default": 5},
         budget={"type": float, "default": BUDGET, "help": "time limit of an engine for one k"},
-        peers={"action": "store_true", "help": "also measure peers, in a separate environment"},
-        peer_names={"nargs": "+", "default": list(PEERS), "choices": list(PEERS)},
-        env={
-            "type": Path,
-            "help": "the peers' environment, created if missing; default: temporary",
-        },
-        limit={
-            "type": float,
-            "default": 900.0,
-            "help": "time limit of a peer to build, and to answer",
-        },
         equality={
             "type": int,
             "help": "only compare this many queries with brute force",
         },
         seed={"type": int, "default": 0, "help": "of --equality"},
     )
-
-    def run(folder: Path) -> dict[str, Any]:
-        if chosen.equality:
-            return {"benchmark": "search-equality", **many(chosen.equality, chosen.seed)}
-        python, fields = Path(), {}
-        if chosen.peers:
-            python, chosen.absent = environment((chosen.env or folder / "env").resolve(), SEARCHERS)
-            fields = {"versions": versions(python)}
-        speed, rows = bandwidth(), []
-        for subject in subjects(chosen.models, chosen.pydocs, chosen.only, chosen.queries, folder):
-            predictor = Predictor(subject.model)
-            entry = measured(subject, predictor, chosen, speed)
-            if chosen.peers:
-                result = compare_with_peers(subject, predictor, chosen, python, folder / "tasks")
-                entry = {
-                    **entry,
-                    **result,
-                    "latency": entry["latency"] + result["latency"],
-                    "batches": entry["batches"] | result["batches"],
-                }
-            rows.append(entry)
-            print(table(rows[-1:]), flush=True)
-        if chosen.picture:
-            draw(rows, chosen.picture)
-        return {"benchmark": "search", "bandwidth": speed, "models": rows, **fields}
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import dataset
+from benchmarks.harness import dataset
 from xcray.arrays import CSR, csr, csr_from
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset

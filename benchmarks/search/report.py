@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def as_text(rows: list[dict[str, Any]]) -> str:
     """Return all figures of every model as text."""
     lines = []
     for entry in rows:
@@ -30,11 +30,6 @@ def table(rows: list[dict[str, Any]]) -> str:
                 f"batches of {batch['rows']}, {name}: {both} ({batch['speedup']:.2f}x); {best} ({batch['best_speedup']:.2f}x)"
             )
         lines.append(f"index: {entry['index']}")
-        lines += [
-            f"{name}: built in {report['ready']:.1f} s, {report['labels']:,} labels"
-            for name, report in entry.get("built", {}).items()
-        ]
-        lines += [f"{name}: not measured: {why}" for name, why in entry.get("absent", {}).items()]
     return "\n".join(lines)
 
 

@@ -29,14 +29,12 @@ class Engine(NamedTuple):
     """An engine under test.
 
     ask(first row, last + 1, k): returns nanoseconds and labels of each row. batch(rows, k,
-    threads): returns seconds for the first rows in one call; None if not available. labels: the
-    numbers of its labels; None: all.
+    threads): returns seconds for the first rows in one call; None if not available.
     """
 
     name: str
     ask: Ask
     batch: Callable[[int, int, int], float] | None = None
-    labels: Any = None
 
 
 class Times(NamedTuple):

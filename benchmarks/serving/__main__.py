@@ -25,14 +25,13 @@ service runs on its own core.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -41,7 +40,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, in_turns, medians, run_benchmark, service
+from benchmarks.matplotlib_page import BLUE, ORANGE, RED, figure_page
 from xcray.client import Client
 from xcray.data.dataset import Dataset
 from xcray.data.demo import PydocsParams, default_roots, documents
@@ -66,7 +66,6 @@ PACKAGES = (
     "unittest",
 )
 BAR = 1100  # required requests per second at 300 clients
-SERVE = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
 VARIANTS = {
     "all in threads": {"XCRAY_PREDICT_BATCH_MS": "0"},
     "no log of requests": {"XCRAY_LOG_LEVEL": "warning"},
@@ -77,43 +76,6 @@ def cores() -> tuple[set[int], set[int]]:
     """Return the cores of the service and that of the client; the same if there is only one."""
     all_of_them = sorted(os.sched_getaffinity(0))
     return set(all_of_them[:-1] or all_of_them), {all_of_them[-1]}
-
-
-@contextlib.contextmanager
-def service(
-    home: Path, workers: int, environment: dict[str, str]
-) -> Iterator[tuple[str, psutil.Process]]:
-    """Start a service on its cores; yield its URL and process."""
-    (home / "serve.json").unlink(missing_ok=True)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
-    with open(home / "serve.log", "ab") as log:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                SERVE,
-                "serve",
-                "--home",
-                str(home),
-                "--port",
-                "0",
-                "--workers",
-                str(workers),
-            ],
-            env={**clean, **environment},
-            stdout=log,
-            stderr=log,
-        )
-        os.sched_setaffinity(process.pid, cores()[0])
-        try:
-            while not (home / "serve.json").is_file():
-                if process.poll() is not None:
-                    raise SystemExit((home / "serve.log").read_text()[-2000:])
-                time.sleep(0.05)
-            yield json.loads((home / "serve.json").read_text())["url"], psutil.Process(process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
 
 
 def load(url: str, case: Case, seconds: float, **how: Any) -> dict[str, Any]:
@@ -227,23 +189,6 @@ def measured(
     return out
 
 
-def middle(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median of each entry over the rounds; statuses are summed."""
-    out: dict[str, Any] = {}
-    for name, value in turns[0].items():
-        values = [turn[name] for turn in turns if name in turn]
-        if name == "statuses":
-            out[name] = {
-                status: sum(each.get(status, 0) for each in values)
-                for status in sorted({s for v in values for s in v})
-            }
-        else:
-            out[name] = (
-                middle(values) if isinstance(value, dict) else round(float(median(values)), 3)
-            )
-    return out
-
-
 def print_line(name: str, record: dict[str, Any]) -> None:
     """Print one line."""
     opened, crowd = record["open"], record.get("crowd", {})
@@ -278,16 +223,18 @@ def while_training(
     return out
 
 
-def prepared(folder: Path, chosen: Any) -> tuple[Path, Predictor, list[Case], Dataset]:
+def prepared(options: Any, folder: Path) -> tuple[Path, Predictor, list[Case], Dataset]:
     """Return a home with the published model, and its cases."""
+    if (options.model is None) != (options.rows is None):
+        raise SystemExit("give both --model and --rows, or none")
     home = folder / "home"
     home.mkdir()
-    if chosen.model is None:
+    if options.model is None:
         data = dataset(
             "pydocs",
             None,
-            chosen.data
-            if chosen.data is not None and (chosen.data / "pydocs").is_dir()
+            options.data
+            if options.data is not None and (options.data / "pydocs").is_dir()
             else folder,
         )
         result = documents(default_roots()[:1], PydocsParams(packages=PACKAGES))
@@ -296,12 +243,12 @@ def prepared(folder: Path, chosen: Any) -> tuple[Path, Predictor, list[Case], Da
             TrainSpec(str(data.path), pool="threads"), run_dir=folder / "run", out=folder / "model"
         )
     else:
-        data, texts = Dataset.open(chosen.rows), None
+        data, texts = Dataset.open(options.rows), None
         (folder / "model").mkdir()
         for path in (
-            p for p in sorted(chosen.model.rglob("*")) if p.is_file()
+            p for p in sorted(options.model.rglob("*")) if p.is_file()
         ):  # publishing moves the files, so copy them
-            target = folder / "model" / path.relative_to(chosen.model)
+            target = folder / "model" / path.relative_to(options.model)
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(path.read_bytes())
     registry = Registry(home / "models")
@@ -315,47 +262,46 @@ def prepared(folder: Path, chosen: Any) -> tuple[Path, Predictor, list[Case], Da
     )
 
 
-def measure(folder: Path, chosen: Any) -> dict[str, Any]:
+def measure(options: Any, folder: Path) -> dict[str, Any]:
     """Measure all cases, the variants, and a training."""
-    home, predictor, cases, data = prepared(folder, chosen)
+    home, predictor, cases, data = prepared(options, folder)
     model = predictor.model
     out: dict[str, Any] = {
         "labels": model.n_labels,
         "features": model.n_features,
         "weights": model.nnz,
-        "workers": chosen.workers,
+        "workers": options.workers,
     }
     roots = {"XCRAY_DATASET_ROOTS": json.dumps([str(data.path.resolve().parent)])}
-    with service(home, chosen.workers, roots) as (url, process):
+    with service(home, options.workers, roots, cores()[0]) as (url, process):
         for case in cases:
             load(url, case, 0.5, connections=1)
-        turns = [
+        out["cases"] = in_turns(
             {
-                case["name"]: measured(url, process, predictor, case, chosen.seconds)
+                case["name"]: partial(measured, url, process, predictor, case, options.seconds)
                 for case in cases
-            }
-            for _ in range(chosen.repeats)
-        ]
-        out["cases"] = middle(turns)
+            },
+            options.repeats,
+        )
         for name, result in out["cases"].items():
             result["overhead_us"] = round(result["cpu_us"] - 1e3 * result["bare_ms"], 1)
             print_line(name, result)
         first = cases[0]
         rate = 0.5 * out["cases"][first["name"]]["capacity"]["requests_a_second"]
-        if chosen.model is None:
-            out["training"] = while_training(url, first, data, rate, chosen.seconds)
+        if options.model is None:
+            out["training"] = while_training(url, first, data, rate, options.seconds)
             print(
                 {when: out["training"][when]["p99"] for when in ("before", "while")},
                 "ms p99 before and while a job trains",
             )
     out["variants"] = {}
     for name, environment in VARIANTS.items():
-        with service(home, chosen.workers, environment) as (url, process):
+        with service(home, options.workers, environment, cores()[0]) as (url, process):
             load(url, first, 0.5, connections=1)
-            out["variants"][name] = middle(
+            out["variants"][name] = medians(
                 [
-                    measured(url, process, predictor, first, chosen.seconds)
-                    for _ in range(chosen.repeats)
+                    measured(url, process, predictor, first, options.seconds)
+                    for _ in range(options.repeats)
                 ]
             )
             print_line(name[:12], out["variants"][name])
@@ -369,46 +315,29 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
 
 def picture(result: dict[str, Any], path: Path) -> None:
     """Draw requests per second, and latencies at 80 % of them."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    names = list(result["cases"])
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    left.barh(
-        names,
-        [result["cases"][name]["capacity"]["requests_a_second"] for name in names],
-        color="#4477aa",
-    )
-    left.axvline(BAR, color="black", linewidth=1, linestyle=":")
-    left.set(
-        xlabel="requests per second at capacity (dotted: required at 300 clients)", xscale="log"
-    )
-    for place, (key, colour) in enumerate(
-        (("p50", "#4477aa"), ("p99", "#ee6677"), ("p999", "#aa3377"))
-    ):
-        values = [result["cases"][name]["open"][key] for name in names]
-        right.barh(
-            np.arange(len(names)) + 0.27 * (place - 1), values, 0.25, label=key, color=colour
-        )
-    right.set(
-        yticks=range(len(names)),
-        yticklabels=names,
-        xlabel="ms at 80 % of capacity, open loop",
-        xscale="log",
-    )
-    right.legend()
-    for axis in (left, right):
-        axis.invert_yaxis()
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    names, cases = list(result["cases"]), result["cases"].values()
+    note = "left: 32 clients; right: 80 % of that, at random times"
+    with figure_page(path, 11, 4.6, "Predictions over HTTP", note) as figure:
+        left, right = figure.subplots(1, 2)
+        left.barh(names, [each["capacity"]["requests_a_second"] for each in cases], color=BLUE)
+        left.axvline(BAR, color="black", linewidth=1, linestyle=":")
+        left.set(xlabel="requests per second (dotted: required at 300 clients)", xscale="log")
+        for place, (key, colour) in enumerate((("p50", BLUE), ("p99", ORANGE), ("p999", RED))):
+            at = np.arange(len(names)) + 0.27 * (place - 1)
+            right.barh(at, [each["open"][key] for each in cases], 0.25, label=key, color=colour)
+        right.set(yticks=range(len(names)), yticklabels=names, xlabel="ms", xscale="log")
+        right.legend()
+        for axis in (left, right):
+            axis.invert_yaxis()
 
 
 def main() -> None:
     """Run all measurements and print the JSON."""
-    chosen = arguments(
-        str(__doc__).split("\n")[0],
+    run_benchmark(
+        measure,
+        __doc__,
+        draw=picture,
+        quick={"seconds": 0.3, "repeats": 1},
         model={"type": Path, "help": "a model directory, instead of training on pydocs"},
         rows={
             "type": Path,
@@ -418,16 +347,6 @@ def main() -> None:
         seconds={"type": float, "default": 5.0, "help": "duration of each measurement"},
         repeats={"type": int, "default": 3},
     )
-    if (chosen.model is None) != (chosen.rows is None):
-        raise SystemExit("give both --model and --rows, or none")
-
-    def run(folder: Path) -> dict[str, Any]:
-        result = measure(folder, chosen)
-        if chosen.picture is not None:
-            picture(result, chosen.picture)
-        return result
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

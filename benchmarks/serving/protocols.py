@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.common import arguments, in_folder
+from benchmarks.harness import in_turns, run_benchmark, service, table
 from benchmarks.serving.__main__ import (
     CLIENTS,
     N_REQUESTS,
@@ -37,7 +37,6 @@ from benchmarks.serving.__main__ import (
     load,
     prepared,
     processor_seconds,
-    service,
     sparse,
 )
 from xcray.predict import Predictor
@@ -150,13 +149,13 @@ def cpu_us(
     return 1e6 * (processor_seconds(process) - before) / report["answered"]
 
 
-def rows_of(chosen: Any, cases: list[Any]) -> dict[str, list[Any]]:
+def rows_of(options: Any, cases: list[Any]) -> dict[str, list[Any]]:
     """Return the texts and the sparse rows to send."""
     out: dict[str, list[Any]] = {}
-    if chosen.texts is not None:
-        with open(chosen.texts) as lines:
+    if options.texts is not None:
+        with open(options.texts) as lines:
             words = [json.loads(line)["text"].split() for line in lines]
-        longest = [" ".join(each[: chosen.words]) for each in words if len(each) >= chosen.words]
+        longest = [" ".join(each[: options.words]) for each in words if len(each) >= options.words]
         out["text"] = list(islice(cycle(longest), N_REQUESTS))
     for case in cases:
         name, _, count = case["name"].partition(" x ")
@@ -171,48 +170,47 @@ def rows_of(chosen: Any, cases: list[Any]) -> dict[str, list[Any]]:
     return out
 
 
-def measure(folder: Path, chosen: Any) -> dict[str, Any]:
+def measure(options: Any, folder: Path) -> dict[str, Any]:
     """Measure all cases in turn."""
-    home, predictor, cases, _ = prepared(folder, chosen)
-    rows = rows_of(chosen, cases)
-    runs: dict[str, list[float]] = {}
+    home, predictor, cases, _ = prepared(options, folder)
+    rows = rows_of(options, cases)
     with (
-        service(home, 1, {}) as own,
+        service(home, 1, {}, cores()[0]) as own,
         baseline("bare", folder) as bare,
         baseline("fastapi", folder) as fastapi,
     ):
-        plan = [
-            (f"{kind}, {protocol}", own, path, requests)
+        plan: dict[str, tuple[Any, str, list[Any]]] = {
+            f"{kind}, {protocol}": (own, path, requests)
             for kind, each in rows.items()
             for protocol, (path, requests) in requests_of(each).items()
-        ]
-        first = plan[0][3]
-        plan += [("bare", bare, V1, first), ("fastapi", fastapi, V1, first)]
-        for turn in range(chosen.repeats + 1):  # the first one warms up
-            seconds = chosen.seconds if turn else max(chosen.seconds, WARM_SECONDS)
-            for name, server, path, requests in plan if turn % 2 else plan[::-1]:
-                us = cpu_us(server, path, requests, seconds)
-                if turn:
-                    runs.setdefault(name, []).append(us)
-    out = {name: round(median(values), 1) for name, values in runs.items()}
+        }
+        first = next(iter(plan.values()))[2]
+        plan |= {"bare": (bare, V1, first), "fastapi": (fastapi, V1, first)}
+        for each in plan.values():
+            cpu_us(*each, max(options.seconds, WARM_SECONDS))
+        methods = {
+            name: lambda each=each: {"us": cpu_us(*each, options.seconds)}
+            for name, each in plan.items()
+        }
+        out = {name: each["us"] for name, each in in_turns(methods, options.repeats).items()}
+    print(
+        table(
+            [{"": k, "us": us, "of fastapi": us / out["fastapi"]} for k, us in out.items()],
+            ("", "us", "of fastapi"),
+        )
+    )
     alone = {kind: round(search_us(predictor, each), 1) for kind, each in rows.items()}
-    for name, us in out.items():
-        print(f"{name:20s} {us:7.1f} us, {us / out['fastapi']:5.2f} of fastapi", flush=True)
     print("the predictor alone:", alone, flush=True)
     model = predictor.model
-    return {
-        "labels": model.n_labels,
-        "weights": model.nnz,
-        "cpu_us": out,
-        "lowest_us": {name: round(min(values), 1) for name, values in runs.items()},
-        "search_us": alone,
-    }
+    return {"labels": model.n_labels, "weights": model.nnz, "cpu_us": out, "search_us": alone}
 
 
 def main() -> None:
     """Run all measurements and print the JSON."""
-    chosen = arguments(
-        str(__doc__).split("\n")[0],
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"seconds": 0.3, "repeats": 1},
         model={"type": Path, "help": "a model directory, instead of training on pydocs"},
         rows={"type": Path, "help": "a data set directory whose test rows are sent"},
         texts={"type": Path, "help": "JSON lines with texts to send"},
@@ -220,9 +218,6 @@ def main() -> None:
         seconds={"type": float, "default": 2.0, "help": "duration of each measurement"},
         repeats={"type": int, "default": 5},
     )
-    if (chosen.model is None) != (chosen.rows is None):
-        raise SystemExit("give both --model and --rows, or none")
-    in_folder(lambda folder: measure(folder, chosen), chosen.json)
 
 
 if __name__ == "__main__":

@@ -18,25 +18,20 @@ memory excludes file-backed pages, such as models. Figures are of this machine, 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import psutil
 
-from benchmarks.common import arguments, in_folder
+from benchmarks.harness import run_benchmark, service
+from benchmarks.matplotlib_page import figure_page
 from benchmarks.soak.traffic import Models, Record, clients
 from xcray.client import Client
 
-SERVE: Final = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
 EVERY: Final = 3.0  # seconds between samples
 WARM_SHARE, WARM_MOST = (
     0.25,
@@ -55,39 +50,6 @@ SETTINGS: Final = {
     "XCRAY_DISK_RESERVE_BYTES": "0",
     "XCRAY_LOG_LEVEL": "warning",
 }
-
-
-@contextlib.contextmanager
-def service(home: Path, workers: int) -> Iterator[tuple[str, psutil.Process]]:
-    """Start a service; yield its URL and first process."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
-    command = [
-        sys.executable,
-        "-c",
-        SERVE,
-        "serve",
-        "--home",
-        str(home),
-        "--port",
-        "0",
-        "--workers",
-        str(workers),
-    ]
-    with open(home / "serve.log", "ab") as log:
-        process = subprocess.Popen(command, env={**clean, **SETTINGS}, stdout=log, stderr=log)
-        try:
-            while not (home / "serve.json").is_file():
-                if process.poll() is not None:
-                    raise SystemExit((home / "serve.log").read_text()[-2000:])
-                time.sleep(0.05)
-            yield json.loads((home / "serve.json").read_text())["url"], psutil.Process(process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def answering(first: psutil.Process) -> list[psutil.Process]:
@@ -161,20 +123,20 @@ def observe(
     return samples
 
 
-def measure(folder: Path, chosen: Any) -> dict[str, Any]:
+def measure(options: Any, folder: Path) -> dict[str, Any]:
     """Run the whole benchmark."""
     home = folder / "home"
     home.mkdir()
-    seconds = 60.0 * chosen.minutes
+    seconds = 60.0 * options.minutes
     models, record, ending = Models(home, folder), Record(), threading.Event()
     models.prepare()
-    with service(home, chosen.workers) as (url, first):
+    with service(home, options.workers, SETTINGS) as (url, first):
         with Client(url) as client:
             client.predict("docs", ["warm up"])
             begun = time.monotonic()
             before = look(first, home, begun)
             threads = clients(
-                url, folder, models, record, ending, seconds=seconds, switches=chosen.switches
+                url, folder, models, record, ending, seconds=seconds, switches=options.switches
             )
             for thread in threads:
                 thread.start()
@@ -188,11 +150,13 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
             time.sleep(REST)
             after = look(first, home, begun)
             ready = client._connection.request("GET", "/readyz")
-    return {
+    result = {
         **report(before, after, samples, record, models, seconds),
         "hung": alive,
         "degraded": ready["degraded"],
     }
+    print_figures(result)
+    return {**result, "wrong": leaks(result)}
 
 
 def report(
@@ -281,37 +245,32 @@ def print_figures(record: dict[str, Any]) -> None:
 
 def picture(record: dict[str, Any], path: Path) -> None:
     """Draw memory, descriptors and disk over time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     minutes = [sample["at"] / 60 for sample in record["samples"]]
-    figure, axes = plt.subplots(3, 1, figsize=(9, 8), sharex=True, layout="constrained")
-    lines = (
-        (axes[0], "MB", 2**20, ("all_rss", "service_rss", "service_private")),
-        (axes[1], "number", 1, ("service_fds", "service_threads", "all_processes")),
-        (axes[2], "MB", 2**20, ("home_bytes", "store_bytes")),
-    )
-    for axis, unit, scale, names in lines:
-        for name in names:
-            axis.plot(
-                minutes,
-                [sample[name] / scale for sample in record["samples"]],
-                label=name.replace("_", " "),
-            )
-        axis.axvline(record["warm_up"] / 60, color="black", linewidth=1, linestyle=":")
-        axis.set(ylabel=unit, ylim=(0, None))
-        axis.legend(loc="center right")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[2].set(xlabel="minutes (dotted: end of the warm-up)")
-    figure.savefig(path, dpi=130)
+    note = "dotted: end of the warm-up"
+    with figure_page(path, 9, 8.6, "A service under mixed load", note) as figure:
+        axes = figure.subplots(3, 1, sharex=True)
+        lines = (
+            (axes[0], "MB", 2**20, ("all_rss", "service_rss", "service_private")),
+            (axes[1], "number", 1, ("service_fds", "service_threads", "all_processes")),
+            (axes[2], "MB", 2**20, ("home_bytes", "store_bytes")),
+        )
+        for axis, unit, scale, names in lines:
+            for name in names:
+                values = [sample[name] / scale for sample in record["samples"]]
+                axis.plot(minutes, values, label=name.replace("_", " "))
+            axis.axvline(record["warm_up"] / 60, color="black", linewidth=1, linestyle=":")
+            axis.set(ylabel=unit, ylim=(0, None))
+            axis.legend(loc="center right")
+        axes[2].set(xlabel="minutes")
 
 
 def main() -> None:
     """Run the benchmark and exit with its status."""
-    chosen = arguments(
-        str(__doc__).split("\n")[0],
+    run_benchmark(
+        measure,
+        __doc__,
+        draw=picture,
+        quick={"minutes": 0.5, "switches": 3},
         minutes={"type": float, "default": 30.0},
         switches={
             "type": int,
@@ -320,20 +279,6 @@ def main() -> None:
         },
         workers={"type": int, "default": 1, "help": "serving processes"},
     )
-    wrong: list[str] = []
-
-    def run(folder: Path) -> dict[str, Any]:
-        result = measure(folder, chosen)
-        print_figures(result)
-        wrong.extend(leaks(result))
-        for line in wrong:
-            print(f"WRONG: {line}")
-        if chosen.picture is not None:
-            picture(result, chosen.picture)
-        return {**result, "wrong": list(wrong)}
-
-    in_folder(run, chosen.json)
-    raise SystemExit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.common import arguments, in_folder
+from benchmarks.harness import run_benchmark
 from xcray.arrays import csr_from
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound
@@ -146,7 +146,7 @@ def detects_damage(model: Path) -> bool:
     return False
 
 
-def run(folder: Path, count: int, seed: int) -> dict[str, Any]:
+def damage(folder: Path, count: int, seed: int) -> dict[str, Any]:
     """Apply all damages, one after the other; count them by kind, also those not detected."""
     rng = np.random.default_rng(seed)
     whole, model, other = (
@@ -181,22 +181,24 @@ def run(folder: Path, count: int, seed: int) -> dict[str, Any]:
     }
 
 
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Damage the model in every way."""
+    begun = time.perf_counter()
+    result = damage(folder, options.flips, options.seed)
+    for kind, number in result["damages"].items():
+        print(f"{kind:16s} {number:7,d} damages, {result['unseen'].get(kind, 0)} not detected")
+    return {**result, "seconds": round(time.perf_counter() - begun, 1)}
+
+
 def main() -> None:
     """Run all damages and print the result."""
-    chosen = arguments(
-        str(__doc__).split("\n")[0],
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"flips": 20},
         flips={"type": int, "default": 10_000, "help": "single bits to flip"},
         seed={"type": int, "default": 0},
     )
-
-    def measured(folder: Path) -> dict[str, Any]:
-        begun = time.perf_counter()
-        result = run(folder, chosen.flips, chosen.seed)
-        for kind, number in result["damages"].items():
-            print(f"{kind:16s} {number:7,d} damages, {result['unseen'].get(kind, 0)} not detected")
-        return {**result, "seconds": round(time.perf_counter() - begun, 1)}
-
-    in_folder(measured, chosen.json)
 
 
 if __name__ == "__main__":

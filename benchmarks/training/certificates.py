@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark, table
 from benchmarks.peers.__main__ import SETS
 from benchmarks.peers.data import sample
 from benchmarks.training.reference import LabelProblem, solve
@@ -121,27 +121,30 @@ def check(
     return out
 
 
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Check every set."""
+    params = dict(each.split("=", 1) for each in options.params)
+    place, rows = options.cache or folder / "sets", []
+    for name in options.sets or (SETS if options.data else ["synthetic"]):
+        data = dataset(name, options.data, place)
+        labels = sample(data.label_counts, options.labels)
+        rows.append(check(name, data.train, labels, params, options.precision))
+        print(table(rows[-1:], list(rows[-1])), flush=True)
+    return {"benchmark": "certificates", "params": params, "sets": rows, "rounding": ROUNDING}
+
+
 def main() -> None:
     """Check every set and print the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"sets": ["synthetic"], "labels": 5},
         sets={"nargs": "+"},
         labels={"type": int, "default": 20, "help": "labels of each set"},
         params={"nargs": "+", "default": [], "help": "parameters of the solver, NAME=VALUE"},
         precision={"type": float, "default": 1e-8, "help": "reference_gap to reach"},
         cache={"type": Path, "help": "directory of the data sets; default: a temporary one"},
     )
-    params = dict(each.split("=", 1) for each in chosen.params)
-
-    def run(folder: Path) -> dict[str, Any]:
-        place, rows = chosen.cache or folder / "sets", []
-        for name in chosen.sets or (SETS if chosen.data else ["synthetic"]):
-            data = dataset(name, chosen.data, place)
-            labels = sample(data.label_counts, chosen.labels)
-            rows.append(check(name, data.train, labels, params, chosen.precision))
-        return {"benchmark": "certificates", "params": params, "sets": rows, "rounding": ROUNDING}
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import matplotlib_page
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark, table
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.index.inverted import InvertedIndex
@@ -133,39 +133,32 @@ def whole_models(data: Dataset) -> list[dict[str, Any]]:
             top = InvertedIndex.build(block.W, block.bias.astype(np.float32)).query(data.test.X, 5)
             row |= {f"P@{k}": precision_at_k(top, data.test.Y, k) for k in (1, 3, 5)}
         rows.append(row)
-        figures = {name: value for name, value in row.items() if not isinstance(value, str)}
-        print({name: round(value, 4) for name, value in figures.items()}, flush=True)
     return rows
+
+
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Run every set."""
+    sets = []
+    for name in options.sets:
+        data = dataset(name, options.data, folder)
+        single = single_classes(data, sampled(data, options.classes), options.repeats)
+        sizes = {"set": name, "labels": data.n_labels, "rows": data.train.n_rows}
+        sets.append({**sizes, **single, "models": whole_models(data)})
+        print(table(sets[-1]["models"], list(sets[-1]["models"][-1])), flush=True)
+    return {"benchmark": "convergence", "sets": sets}
 
 
 def main() -> None:
     """Run every set and print the JSON. The picture shows the last set."""
-    chosen = arguments(
-        __doc__ or "",
+    run_benchmark(
+        measure,
+        __doc__,
+        draw=lambda result, path: picture(result["sets"][-1], path),
+        quick={"classes": 10, "repeats": 1},
         sets={"nargs": "+", "default": ["synthetic"]},
         classes={"type": int, "default": 60},
         repeats={"type": int, "default": 3},
     )
-
-    def run(folder: Path) -> dict[str, Any]:
-        sets = []
-        for name in chosen.sets:
-            data = dataset(name, chosen.data, folder)
-            single = single_classes(data, sampled(data, chosen.classes), chosen.repeats)
-            sets.append(
-                {
-                    "set": name,
-                    "labels": data.n_labels,
-                    "rows": data.train.n_rows,
-                    **single,
-                    "models": whole_models(data),
-                }
-            )
-            if chosen.picture:
-                picture(sets[-1], chosen.picture)
-        return {"benchmark": "convergence", "sets": sets}
-
-    in_folder(run, chosen.json)
 
 
 def picture(record: dict[str, Any], path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark, table
 from benchmarks.peers.data import sample
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
@@ -33,7 +33,7 @@ SETS = {
 MEANS = ("rounds", "sweeps", "support", "work", "nnz")
 
 
-def measure(name: str, data: Dataset, runs: int) -> dict[str, Any]:
+def solve(name: str, data: Dataset, runs: int) -> dict[str, Any]:
     """Solve the sample `runs` times; CPU times are of this thread."""
     solver = make_solver("ppdsparse", {"C": 1.0})
     local = solver.load_dataset(data)
@@ -46,7 +46,7 @@ def measure(name: str, data: Dataset, runs: int) -> dict[str, Any]:
         seconds.append(time.thread_time() - began)
     records = block.records
     floor = int(np.diff(data.train.XT.indptr)[block.W.indices].sum())
-    row = {
+    return {
         "set": name,
         "labels": len(labels),
         "ms_per_label": 1e3 * median(seconds) / len(labels),
@@ -54,26 +54,27 @@ def measure(name: str, data: Dataset, runs: int) -> dict[str, Any]:
         "largest_gap": solver.largest_gap(records),
         **{field: float(records[field].mean()) for field in MEANS},
     }
-    print(row, flush=True)
-    return row
+
+
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Measure every set."""
+    place, rows = options.cache or folder / "sets", []
+    for name in options.sets or (list(SETS) if options.data else ["synthetic"]):
+        rows.append(solve(name, dataset(name, options.data, place), options.runs))
+        print(table(rows[-1:], list(rows[-1])), flush=True)
+    return {"benchmark": "labels", "sets": rows}
 
 
 def main() -> None:
     """Measure every set and print the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"sets": ["synthetic"], "runs": 1},
         sets={"nargs": "+"},
         runs={"type": int, "default": 3},
         cache={"type": Path, "help": "directory of the data sets; default: a temporary one"},
     )
-
-    def run(folder: Path) -> dict[str, Any]:
-        place = chosen.cache or folder / "sets"
-        names = chosen.sets or (list(SETS) if chosen.data else ["synthetic"])
-        rows = [measure(name, dataset(name, chosen.data, place), chosen.runs) for name in names]
-        return {"benchmark": "labels", "sets": rows}
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, run_benchmark
 from benchmarks.peers.data import sample
 from benchmarks.training.labels import SETS
 from xcray.arrays import frozen
@@ -76,7 +76,7 @@ def output_of(command: list[str], environment: dict[str, str] | None = None) -> 
 def profile(name: str, place: Path, folder: Path) -> dict[str, Any]:
     """Return the shares of the kernel's functions on one set, and print them."""
     child = [sys.executable, "-m", "benchmarks.training.profile", "--child", str(place)]
-    child += ["--labels", str(SETS.get(name, 100))]
+    child += [str(SETS.get(name, 100))]
     record = ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(SAMPLES_PER_SECOND)]
     data = str(folder / "perf.data")
     # kernels that are loaded from a cache have no symbols
@@ -99,26 +99,26 @@ def profile(name: str, place: Path, folder: Path) -> dict[str, Any]:
     return {"set": name, "shares": row}
 
 
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Profile every set."""
+    place = options.cache or folder / "sets"
+    names = options.sets or (list(SETS) if options.data else ["synthetic"])
+    rows = [profile(name, dataset(name, options.data, place).path, folder) for name in names]
+    return {"benchmark": "profile", "sets": rows}
+
+
 def main() -> None:
-    """Profile every set and print the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    """Profile every set and print the JSON; or solve labels, as the profiled process."""
+    if sys.argv[1:2] == ["--child"]:
+        solve(sys.argv[2], int(sys.argv[3]))
+        return
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"sets": ["synthetic"]},
         sets={"nargs": "+"},
         cache={"type": Path, "help": "directory of the data sets; default: a temporary one"},
-        child={"help": "the data set that the profiled process solves"},
-        labels={"type": int, "default": 100, "help": "labels that it solves"},
     )
-    if chosen.child:
-        solve(chosen.child, chosen.labels)
-        return
-
-    def run(folder: Path) -> dict[str, Any]:
-        place = chosen.cache or folder / "sets"
-        names = chosen.sets or (list(SETS) if chosen.data else ["synthetic"])
-        rows = [profile(name, dataset(name, chosen.data, place).path, folder) for name in names]
-        return {"benchmark": "profile", "sets": rows}
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import shutil
 import time
 import warnings
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import LinearSVC
 
-from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.harness import dataset, in_turns, run_benchmark, table
+from benchmarks.matplotlib_page import figure_page
 from xcray.arrays import TopK, frozen
 from xcray.data.dataset import Dataset
 from xcray.metrics import evaluate
@@ -29,6 +29,8 @@ from xcray.model.model import Model
 from xcray.training import TrainSpec, train
 
 SETS = ["bibtex:0.01", "cooking", "news20_bydate", "clef_imclef07a"]
+WHO = ("xcray", "xcray_lam0", "sklearn")
+COLUMNS = ("program", "ms_a_class", "P@1", "P@3", "P@5", "megabytes")
 SAMPLE = 200  # classes of a large set on which the peer is timed
 
 
@@ -94,78 +96,65 @@ def compare(
         if whole
         else np.sort(np.random.default_rng(0).permutation(data.n_labels)[:SAMPLE])
     )
-    ours, plain, peers = [], [], []
-    for _ in range(repeats):
-        ours.append(xcray_run(data, C, folder, {}))
-        if whole:
-            plain.append(xcray_run(data, C, folder, {"lam": 0.0}))
-        peers.append(peer_run(data, C, labels))
+    methods: dict[str, Any] = {
+        "xcray": lambda: xcray_run(data, C, folder, {}),
+        "sklearn": lambda: peer_run(data, C, labels),
+    }
+    if whole:
+        methods["xcray_lam0"] = lambda: xcray_run(data, C, folder, {"lam": 0.0})
     row: dict[str, Any] = {
         "set": name,
         "C": C,
         "labels": data.n_labels,
         "peer_on_all_labels": whole,
+        **in_turns(methods, repeats),
     }
-    for who, runs in (("xcray", ours), ("xcray_lam0", plain), ("sklearn", peers)):
-        if runs:
-            row[who] = {
-                **runs[-1],
-                "seconds": median(r["seconds"] for r in runs),
-                "ms_a_class": median(r["ms_a_class"] for r in runs),
-            }
-    row["times_faster"] = row["sklearn"]["ms_a_class"] / row["xcray"]["ms_a_class"]
-    print(
-        {
-            k: ({n: round(v, 4) for n, v in x.items()} if isinstance(x, dict) else x)
-            for k, x in row.items()
-        },
-        flush=True,
-    )
-    return row
+    return row | {"times_faster": row["sklearn"]["ms_a_class"] / row["xcray"]["ms_a_class"]}
 
 
-def picture(rows: list[dict[str, Any]], path: Path) -> None:
+def picture(result: dict[str, Any], path: Path) -> None:
     """Draw milliseconds per class and P@1, side by side."""
-    import matplotlib
+    rows = result["sets"]
+    note = "one core; same split, C and loss"
+    with figure_page(path, 10, 4.2, "xcray and scikit-learn's LinearSVC", note) as figure:
+        left, right = figure.subplots(1, 2)
+        place, names = np.arange(len(rows)), [row["set"] for row in rows]
+        for shift, who in ((-0.2, "xcray"), (0.2, "sklearn")):
+            left.bar(place + shift, [row[who]["ms_a_class"] for row in rows], 0.4, label=who)
+            shares = [100 * row[who].get("P@1", 0.0) for row in rows]
+            right.bar(place + shift, shares, 0.4, label=who)
+        left.set(yscale="log", ylabel="ms per class", xticks=place)
+        right.set(ylabel="P@1 (%)", xticks=place)
+        for axis in (left, right):
+            axis.set_xticklabels(names, rotation=20)
+            axis.legend()
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
-    place, names = np.arange(len(rows)), [row["set"] for row in rows]
-    for shift, who in ((-0.2, "xcray"), (0.2, "sklearn")):
-        left.bar(place + shift, [row[who]["ms_a_class"] for row in rows], 0.4, label=who)
-        right.bar(place + shift, [100 * row[who].get("P@1", 0.0) for row in rows], 0.4, label=who)
-    left.set(yscale="log", ylabel="ms per class (one core)", xticks=place)
-    right.set(ylabel="P@1 (%)", xticks=place)
-    for axis in (left, right):
-        axis.set_xticklabels(names, rotation=20)
-        axis.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Compare on every set."""
+    rows = []
+    for entry in options.sets:
+        name, _, C = entry.partition(":")
+        data = dataset(name, options.data, folder)
+        rows.append(
+            compare(name, float(C or 1.0), data, folder, options.repeats, options.peer_labels)
+        )
+        flat = [{"program": who, **rows[-1][who]} for who in WHO if who in rows[-1]]
+        print(f"{name}, C = {C or 1}", table(flat, COLUMNS), sep="\n", flush=True)
+    return {"benchmark": "quality", "sets": rows}
 
 
 def main() -> None:
     """Compare every set and print the JSON."""
-    chosen = arguments(
-        __doc__ or "",
+    run_benchmark(
+        measure,
+        __doc__,
+        draw=picture,
+        quick={"sets": ["synthetic"], "repeats": 1},
         sets={"nargs": "+", "default": SETS},
         repeats={"type": int, "default": 3},
         peer_labels={"type": int, "default": 2000},
     )
-
-    def run(folder: Path) -> dict[str, Any]:
-        rows = []
-        for entry in chosen.sets:
-            name, _, C = entry.partition(":")
-            data = dataset(name, chosen.data, folder)
-            rows.append(
-                compare(name, float(C or 1.0), data, folder, chosen.repeats, chosen.peer_labels)
-            )
-        if chosen.picture:
-            picture(rows, chosen.picture)
-        return {"benchmark": "quality", "sets": rows}
-
-    in_folder(run, chosen.json)
 
 
 if __name__ == "__main__":

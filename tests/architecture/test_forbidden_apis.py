@@ -55,7 +55,6 @@ TEXTS = sorted(
         ("tests", ("**/*.py",)),
         ("docs", ("**/*.md", "**/*.py")),
         ("benchmarks", ("**/*.py", "**/*.md")),
-        ("studies", ("**/*.py", "**/*.md")),
         ("examples", ("*.py",)),
         ("notebooks", ("**/*.ipynb",)),
         ("deploy", ("**/*",)),

@@ -139,7 +139,7 @@ def test_every_module_run_by_a_page_exists_with_its_options() -> None:
     def broken() -> Iterator[str]:
         for name, text in PROSE.items():
             for module, rest in re.findall(
-                r"python -m ((?:benchmarks|deploy|studies|tests)[\w.]*)([^`\n]*)",
+                r"python -m ((?:benchmarks|deploy|tests)[\w.]*)([^`\n]*)",
                 text.replace("\\\n", " "),
             ):
                 path = ROOT / module.replace(".", "/")
@@ -149,7 +149,9 @@ def test_every_module_run_by_a_page_exists_with_its_options() -> None:
                     else sorted(path.glob("*.py"))
                 )
                 source = "".join(each.read_text() for each in files)
-                if not source:
+                if module.startswith("benchmarks"):
+                    source += (ROOT / "benchmarks" / "harness.py").read_text()
+                if not files:
                     yield f"{name}: there is no {module}"
                 for option in re.findall(r"(?<=\s)--([a-z-]+)", re.split(r"\s#|\s{3,}", rest)[0]):
                     if f"--{option}" not in source and not re.search(
@@ -190,7 +192,7 @@ def variables() -> set[str]:
 
 def test_every_named_variable_is_read() -> None:
     known = variables() | {"XCRAY_NAME"}  # docs/security.md uses XCRAY_NAME as a placeholder
-    places = {**pages(), **sources("xcray", "benchmarks", "studies")}
+    places = {**pages(), **sources("xcray", "benchmarks")}
     named = {
         (name, each)
         for name, text in places.items()
@@ -375,7 +377,7 @@ def test_every_object_in_a_kubectl_command_of_notes_is_rendered() -> None:
 
 def test_every_named_path_exists() -> None:
     folders = ("", "xcray", "deploy", "helm/xcray", "tests")
-    ours = r"xcray|tests|docs|deploy|helm|benchmarks|studies|notebooks|schedule|training|workers|batch|solvers|kernels|service|jobs|ci|docker|ray|templates"
+    ours = r"xcray|tests|docs|deploy|helm|benchmarks|notebooks|schedule|training|workers|batch|solvers|kernels|service|jobs|ci|docker|ray|templates"
 
     def broken() -> Iterator[str]:
         for name, text in PROSE.items():
@@ -384,7 +386,7 @@ def test_every_named_path_exists() -> None:
                 *re.findall(r"(?:-f|--values) ([\w./-]+/[\w.-]+)", text),
             ]
             named += re.findall(
-                r"(?<![\w/])((?:tests|deploy|helm|docs|notebooks|benchmarks|studies)/[\w/-]+\.[a-z]+)\b",
+                r"(?<![\w/])((?:tests|deploy|helm|docs|notebooks|benchmarks)/[\w/-]+\.[a-z]+)\b",
                 text,
             )
             for each in named:

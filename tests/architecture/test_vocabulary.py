@@ -46,7 +46,6 @@ TEXTS = sorted(
         (".ci", ("*",)),
         ("tests", ("**/*.py",)),
         ("benchmarks", ("**/*.py",)),
-        ("studies", ("**/*.py", "**/*.md")),
     )
     for pattern in patterns
     for path in (ROOT / folder).glob(pattern)

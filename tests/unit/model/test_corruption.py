@@ -11,7 +11,7 @@ from benchmarks.soak import corruption
 
 
 def test_no_damage_is_undetected(tmp_path: Path) -> None:
-    result = corruption.run(tmp_path, 300, seed=1)
+    result = corruption.damage(tmp_path, 300, seed=1)
     assert result["unseen"] == {}
     kinds = {
         "truncated",

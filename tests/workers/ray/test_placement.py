@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import ray
 
-from benchmarks.cluster.autoscaling import LABEL, Sleeping
-from benchmarks.cluster.ray_store import several_nodes
 from tests.support.observers import run_schedule
+from tests.support.ray_clusters import several_nodes
 from tests.support.rotation_toy import Toy, ToyWork
 from tests.support.rotation_toy import trained as rotated
+from tests.support.sleeping_task import LABEL, Sleeping
 from xcray.schedule.autoscaling import ScalingPolicy
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver

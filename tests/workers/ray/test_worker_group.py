@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import ray
 
-from benchmarks.cluster.ray_store import several_nodes, store_use
 from tests.support import shared_ray
+from tests.support.ray_clusters import several_nodes, store_use
 from tests.support.rotation_toy import GRID, ToyWork
 from tests.support.worker_group_toy import LARGE, Work, ask, replies, to
 from xcray.errors import ParameterError, Unavailable

@@ -2,8 +2,8 @@
 
 Predictions must continue. Jobs must wait, and continue when the head is back.
 
-`python -m studies.head_loss [--how kill|freeze|cut] [--redis] [--away 30] [--parts head auto]
-[--json FILE]` needs Linux and namespaces, and takes three minutes on two free cores.
+`python -m benchmarks.cluster.head_loss [--how kill|freeze|cut] [--redis] [--away 30] [--parts head
+auto] [--json FILE]` needs Linux and namespaces, and takes three minutes on two free cores.
 
 All parts run on one machine, each with its own network (see `tests.support.ray_nodes`): a head with
 a dashboard and no CPU, two nodes of one CPU, an API process (`xcray serve --no-runner`) and a
@@ -31,8 +31,8 @@ from typing import Any, Final
 
 import httpx
 
-from benchmarks.common import machine
-from studies.isolated_run import parse_isolated, print_result
+from benchmarks.cluster.isolated_run import parse_isolated, print_result
+from benchmarks.harness import machine
 from tests.robustness.faults.service import Service, runner_process, store_of
 from tests.robustness.faults.stage import Stage, stage, until
 from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
@@ -299,7 +299,9 @@ class HeadFailureRun:
 
 def main(values: list[str]) -> int:
     """Run the scenario and return the exit status, 0 if all expectations hold."""
-    parser = argparse.ArgumentParser(prog="python -m studies.head_loss", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cluster.head_loss", description=__doc__
+    )
     parser.add_argument(
         "--how", choices=("kill", "freeze", "cut"), default="kill", help="what happens to the head"
     )

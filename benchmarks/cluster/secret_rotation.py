@@ -2,11 +2,11 @@
 
 Predictions must continue, jobs must keep their place in the queue, and models must be unchanged.
 
-`python -m studies.secret_rotation --secret redis|token [--json FILE]` needs Linux and
+`python -m benchmarks.cluster.secret_rotation --secret redis|token [--json FILE]` needs Linux and
 namespaces, and Redis' programs for `--secret redis`. It takes three minutes on two free cores. The
-set-up is that of `studies.head_loss`: a head, two nodes, an API process and a runner, which
-join by address, dashboard and token. Several jobs are queued. During the first one the secret is
-changed as docs/operations.md describes:
+set-up is that of `benchmarks.cluster.head_loss`: a head, two nodes, an API process and a runner,
+which join by address, dashboard and token. Several jobs are queued. During the first one the secret
+is changed as docs/operations.md describes:
 
 - redis: the password with which the head connects to Redis. The existing Redis user gets a second
   password. The head is ended and started with it, as KubeRay does after a head pod is deleted. Then
@@ -32,9 +32,9 @@ from typing import Any, Final
 
 import httpx
 
-from benchmarks.common import machine
-from studies.head_loss import HeadFailureRun
-from studies.isolated_run import parse_isolated, print_result
+from benchmarks.cluster.head_loss import HeadFailureRun
+from benchmarks.cluster.isolated_run import parse_isolated, print_result
+from benchmarks.harness import machine
 from tests.robustness.faults.stage import Stage, stage, until
 from tests.robustness.faults.work import MIDDLE, ok
 from tests.support.ray_nodes import nodes
@@ -172,7 +172,9 @@ def played(set: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
 
 def main(values: list[str]) -> int:
     """Run the rotation and return the exit status, 0 if all expectations hold."""
-    parser = argparse.ArgumentParser(prog="python -m studies.secret_rotation", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cluster.secret_rotation", description=__doc__
+    )
     parser.add_argument(
         "--secret", choices=("redis", "token"), required=True, help="the secret to change"
     )

@@ -1,4 +1,4 @@
-"""Arguments, network namespaces and results of studies that need a network for each part."""
+"""Arguments, network namespaces and results of benchmarks that need a network for each part."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Studies: measurements that answered one question once, see README.md."""
