@@ -35,7 +35,8 @@ FIRST_QUERIES: Final = 8  # without truncation, because the first outliers are t
 READS_PER_ROW: Final = 20  # a query reads at most this number of rows for each row that it adds
 MIN_PRECISION: Final = 0.01  # of the last query: violating rows per row that was read
 # of the share of support vectors among random rows: precision of the last of the first queries, and
-# that of the first query for which an order of pages is kept; see benchmarks.indexed_bcd.settings
+# that of the first query for which an order of pages is kept; see
+# docs/decisions/19-indexed-bcd-choices.md
 FIRST_PRECISION: Final = 0.5
 MIN_LIFT: Final = 1.5
 MAX_VIOLATING: Final = 1 << 16  # rows that one call of the query kernel returns
