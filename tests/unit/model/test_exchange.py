@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from numpy.lib import format as npy_format
 from onnx.reference import ReferenceEvaluator
 from scipy.sparse import load_npz, random
 from sklearn.datasets import load_iris
@@ -232,6 +236,161 @@ BROKEN = [
 def test_broken_files_are_refused(tmp_path: Path, read: Any, content: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         read(text(tmp_path / "file", content))
+
+
+def write_archive(path: Path, **changes: Any) -> Path:
+    """Write an archive of two labels over three features with changed arrays; None: left out."""
+    arrays: dict[str, Any] = {
+        "data": np.array([1, 2], np.float32),
+        "indices": np.array([0, 2], np.int32),
+        "indptr": np.array([0, 1, 2]),
+        "shape": np.array([2, 3]),
+        **changes,
+    }
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    return path
+
+
+def npy_of(shape: tuple[int, ...], data: bytes) -> bytes:
+    """Return an array file whose header states this shape of float32."""
+    out = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    npy_format.write_array_header_1_0(out, header)
+    return out.getvalue() + data
+
+
+ARCHIVES = [
+    ({"indices": np.array([0, 2**40])}, "column index"),
+    ({"indices": np.array([0, -1])}, "column index"),
+    ({"indices": np.array([0, 1.5])}, "whole numbers"),
+    ({"indptr": np.array([0, 2, 1])}, "row offsets"),
+    ({"indptr": np.array([0, 1, 9])}, "9 entries"),
+    ({"indptr": np.array([0, 2])}, "for 2 rows"),
+    ({"data": np.array([1, np.nan])}, "label 1: a value is not finite"),
+    ({"data": np.array([1, 1e300])}, "label 1: a value is not finite"),
+    ({"data": np.array([1, 2j])}, "complex128"),
+    ({"data": np.array([b"1", b"2"])}, "numbers were expected"),
+    ({"shape": np.array([2, 2**62])}, "4,611,686,018,427,387,904 features"),
+    ({"shape": np.array([2, -3])}, "-3 features"),
+    ({"shape": np.array([0, 3]), "indptr": np.array([0])}, "0 labels"),
+    ({"shape": np.array([2, 3, 4])}, "shape"),
+    ({"shape": np.array([2.5, 3])}, "whole numbers"),
+    ({"bias": np.array([0, np.inf])}, "bias of label 1"),
+    ({"bias": np.array(["a", "b"])}, "numbers were expected"),
+    ({"bias": np.array([1.0])}, "biases for 2 labels"),
+    ({"labels": np.array([0.5, np.nan])}, "float64"),
+    ({"labels": np.array(["a"])}, "1 names for 2 labels"),
+    ({"row_norm": np.array("l7")}, "row_norm"),
+    ({"row_norm": np.array(3)}, "row_norm"),
+    ({"indptr": None}, "indptr"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), ARCHIVES)
+def test_invalid_archives_are_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    path = write_archive(tmp_path / "w.npz", **changes)
+    with pytest.raises(InputError, match=reason):
+        import_model("npz", path, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("labels", [np.array([7, 8]), np.array([b"7", b"8"]), np.array(["7", "8"])])
+def test_names_of_an_archive_are_texts_bytes_or_numbers(tmp_path: Path, labels: Any) -> None:
+    path = write_archive(tmp_path / "w.npz", labels=labels)
+    assert import_model("npz", path, tmp_path / "m").labels == ["7", "8"]
+
+
+def test_rows_of_an_archive_in_any_order_are_sorted(tmp_path: Path) -> None:
+    changes = {"indices": np.array([2, 0]), "indptr": np.array([0, 2, 2])}
+    model = import_model("npz", write_archive(tmp_path / "w.npz", **changes), tmp_path / "m")
+    assert model.W.to_scipy().toarray().tolist() == [[2, 0, 1], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ["data.npy", "indptr.npy"])
+def test_an_archive_that_states_more_than_it_has_is_refused(tmp_path: Path, name: str) -> None:
+    path = write_archive(tmp_path / "w.npz", **{name.removesuffix(".npy"): None})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, npy_of((2**40,), b"12345678"))
+    with pytest.raises(InputError, match=r"not have the size|whole numbers"):
+        import_model("npz", path, tmp_path / "m")
+
+
+def test_an_archive_that_grows_too_much_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("data.npy", "w", force_zip64=True) as member:
+            for _ in range(300):
+                member.write(bytes(1 << 20))
+    with pytest.raises(InputError, match="grow to more than"):
+        import_model("npz", path, tmp_path / "m")
+
+
+ONE = '"num-labels": 1, "files": [{"first": 0, "count": 1, "file": %s, "weight-format": "%s"}]}'
+MODELS = [
+    ('{"num-features": 1e18, ' + ONE % ('"w"', "SparseTXT"), "number of features is 1e"),
+    ('{"num-features": 1000000000000000000, ' + ONE % ('"w"', "SparseTXT"), "features, but"),
+    ('{"num-features": -3, ' + ONE % ('"w"', "SparseTXT"), "-3 features"),
+    ('{"num-features": "3", ' + ONE % ('"w"', "SparseTXT"), "'3'"),
+    ('{"num-features": 3, ' + ONE % ('"/dev/zero"', "DenseTXT"), "not in its folder"),
+    ('{"num-features": 3, ' + ONE % ('"../w"', "DenseTXT"), "not in its folder"),
+    ('{"num-features": 3, ' + ONE % ('"pipe"', "SparseTXT"), "not a regular file"),
+    ('{"num-features": 3, ' + ONE % ("7", "SparseTXT"), "not a regular file"),
+    ('{"num-features": 3, ' + ONE % ('"large.npy"', "DenseNPY"), "not a complete model"),
+    ('{"num-features": 3, ' + ONE % ('"complex.npy"', "DenseNPY"), "complex128"),
+    ('{"num-features": 3, ' + ONE % ('"text.npy"', "DenseNPY"), "numbers were expected"),
+    ('{"num-features": 3, ' + ONE % ('"w"', "SparseTXT"), "label 0: column indices"),
+    ('{"num-features": 3, "num-labels": 0, "files": []}', "0 labels"),
+    ("[" * 100_000, "can't be read as JSON"),
+]
+
+
+@pytest.mark.parametrize(("content", "reason"), MODELS)
+def test_invalid_models_of_dismec_are_refused(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "w").write_text("1:2 1:3\n")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large.npy").write_bytes(npy_of((1 << 40, 3), b"1234"))
+    np.save(tmp_path / "complex.npy", np.array([[1, 2j, 3]]))
+    np.save(tmp_path / "text.npy", np.array([["1", "2", "3"]]))
+    with pytest.raises(InputError, match=reason):
+        import_model("dismec", text(tmp_path / "model", content), tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", ["liblinear", "dismec", "npz"])
+def test_a_device_and_a_pipe_are_not_read(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for source in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match="not a regular file"):
+            import_model(name, source, tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("nr_feature 2", "nr_feature 99999999999", "features, but"),
+        ("nr_feature 2", "nr_feature -1", "-1 features"),
+        ("nr_feature 2", "nr_feature two", "header"),
+        ("label 1 2 3", "label", "0 labels"),
+        ("bias -1", "bias x", "header"),
+        ("1 2 3\n4", "1 nan 3\n4", "not finite"),
+        ("1 2 3\n4", "1 1e300 3\n4", "not finite"),
+    ],
+)
+def test_invalid_files_of_liblinear_are_refused(
+    tmp_path: Path, old: str, new: str, reason: str
+) -> None:
+    content = (HEAD + "1 2 3\n4 5 6\n").replace(old, new)
+    with pytest.raises(InputError, match=reason):
+        import_model("liblinear", text(tmp_path / "file", content), tmp_path / "m")
+
+
+def test_a_large_feature_number_of_napkinxc_needs_a_large_file(tmp_path: Path) -> None:
+    folder = write_napkinxc(tmp_path / "source")
+    content = (folder / "weights.bin").read_bytes()
+    changed = content.replace(struct.pack("<if", 3, 5), struct.pack("<if", 2**31 - 1, 5))
+    assert changed != content
+    (folder / "weights.bin").write_bytes(changed)
+    with pytest.raises(InputError, match="features, but"):
+        import_model("napkinxc", folder, tmp_path / "m")
 
 
 def test_names_must_fit(model: Model, tmp_path: Path) -> None:

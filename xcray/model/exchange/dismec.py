@@ -14,6 +14,12 @@ import numpy as np
 
 from xcray.arrays import CSR
 from xcray.errors import InputError
+from xcray.model.exchange.checks import (
+    checked_numbers,
+    checked_size,
+    file_within,
+    source_bytes,
+)
 from xcray.model.exchange.weights import (
     ForeignWeights,
     from_entries,
@@ -36,8 +42,11 @@ def read(path: Path) -> ForeignWeights:
     try:
         D, K, files = facts["num-features"], facts["num-labels"], facts["files"]
         files = sorted(files, key=lambda entry: int(entry["first"]))
-        blocks = [_read_range(path.parent, entry, D) for entry in files]
-    except (KeyError, TypeError, OSError, ValueError) as error:
+        paths = [file_within(path.parent, entry["file"]) for entry in files]
+        n_bytes = sum(map(source_bytes, paths))
+        D, K = checked_size(D, "features", n_bytes), checked_size(K, "labels", n_bytes)
+        blocks = [_read_range(*each, D) for each in zip(paths, files, strict=True)]
+    except (KeyError, TypeError, OSError, OverflowError, ValueError) as error:
         raise InputError(f"{path.name} is not a complete model of DiSMEC++: {error!r}") from None
     ends = np.cumsum([0, *(block.n_rows for block in blocks)])
     if not files or ends[-1] != K or [int(entry["first"]) for entry in files] != ends[:-1].tolist():
@@ -60,11 +69,12 @@ def write(weights: ForeignWeights, path: Path) -> None:
     path.write_text(json.dumps(facts, indent=4) + "\n")
 
 
-def _read_range(folder: Path, entry: dict[str, Any], n_features: int) -> CSR:
-    """Return the weights of a range of labels. Raises ValueError, KeyError, OSError."""
-    source, kind, count = folder / entry["file"], entry["weight-format"], int(entry["count"])
+def _read_range(source: Path, entry: dict[str, Any], n_features: int) -> CSR:
+    """Return the weights of a range of labels. Raises ValueError, KeyError, OSError, InputError."""
+    kind, count = entry["weight-format"], int(entry["count"])
     if kind == DENSE_NPY:
-        block = _to_sparse(np.load(source, allow_pickle=False))
+        # mapped: a header that states more than the file has is refused without memory for it
+        block = _to_sparse(np.load(source, mmap_mode="r", allow_pickle=False))
     elif kind == DENSE_TEXT:
         block = _to_sparse(np.loadtxt(source, np.float32, ndmin=2))
     elif kind == SPARSE_TEXT:
@@ -77,7 +87,8 @@ def _read_range(folder: Path, entry: dict[str, Any], n_features: int) -> CSR:
 
 
 def _to_sparse(dense: np.ndarray) -> CSR:
-    """Return a dense matrix as a sparse one."""
+    """Return a dense matrix as a sparse one. Raises InputError, ValueError for another array."""
+    checked_numbers(dense, "an array of weights")
     rows, columns = np.nonzero(dense)
     return from_entries(rows, columns, dense[rows, columns], dense.shape)
 

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from xcray.errors import Conflict, NotFound, ParameterError, suggestion
 from xcray.model.exchange import dismec, liblinear, napkinxc, npz, onnx
+from xcray.model.exchange.checks import check_weights, source_bytes
 from xcray.model.exchange.weights import ForeignWeights, save_weights, split_bias, weights_of
 from xcray.model.model import Model
 
@@ -50,7 +51,9 @@ def import_model(
         raise ParameterError(f"models cannot be imported from {name}, only exported")
     if not path.exists():
         raise NotFound(f"there is no {file_format.source} at {path}")
+    n_bytes = source_bytes(path)
     weights = file_format.read(path)
+    check_weights(weights, n_bytes)
     if bias:
         weights = split_bias(weights)
     origin = {"format": name}

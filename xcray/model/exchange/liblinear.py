@@ -16,6 +16,7 @@ import numpy as np
 from xcray.arrays import frozen
 from xcray.errors import InputError
 from xcray.kernels.sparse import take_rows, transpose
+from xcray.model.exchange.checks import checked_size
 from xcray.model.exchange.weights import (
     ForeignWeights,
     from_entries,
@@ -58,8 +59,13 @@ def _read_file(path: Path) -> ForeignWeights:
     """Return the weights in a model file. Raises InputError."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         header = _read_header(lines, path.name)
-        labels, bias = header["label"].split(), float(header["bias"])
-        n_features = int(header["nr_feature"])
+        labels = header["label"].split()
+        try:
+            bias, n_features = float(header["bias"]), int(header["nr_feature"])
+        except ValueError as error:
+            raise InputError(f"the header of {path.name} is damaged: {error}") from None
+        checked_size(n_features, "features", path.stat().st_size)
+        checked_size(len(labels), "labels", path.stat().st_size)
         is_pair = len(labels) == 2 and header["solver_type"] != MULTI_CLASS
         n_vectors = 1 if is_pair else len(labels)
         n_rows = n_features + (bias >= 0)

@@ -14,6 +14,7 @@ import numpy as np
 
 from xcray.arrays import frozen
 from xcray.errors import InputError
+from xcray.model.exchange.checks import checked_size, source_bytes
 from xcray.model.exchange.weights import ForeignWeights, from_entries, number_names
 
 KINDS: Final = ("br", "ovr")
@@ -64,6 +65,7 @@ def read(path: Path) -> ForeignWeights:
     Raises InputError for trees, hashed features, ensembles, and files that are not complete.
     """
     try:
+        source_bytes(path)
         settings = _read_settings(_Reader(path / "args.bin"))
         vectors = _read_vectors(_Reader(path / "weights.bin"))
     except (OSError, ValueError, struct.error) as error:
@@ -74,7 +76,9 @@ def read(path: Path) -> ForeignWeights:
     is_bias, is_weight = indices == BIAS, (indices >= FIRST_FEATURE) & (values != 0)
     b[labels[is_bias]] += settings.bias * values[is_bias]
     columns = indices[is_weight] - FIRST_FEATURE
-    shape = (len(vectors), int(columns.max(initial=-1)) + 1)
+    n_features = max(int(columns.max(initial=-1)) + 1, 1)
+    n_bytes = (path / "weights.bin").stat().st_size
+    shape = (len(vectors), checked_size(n_features, "features", n_bytes))
     W = from_entries(labels[is_weight], columns, values[is_weight], shape)
     return ForeignWeights(W, frozen(b, np.float32), number_names(len(b)), settings.row_norm)
 

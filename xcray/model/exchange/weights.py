@@ -47,7 +47,13 @@ def from_entries(rows: Any, columns: Any, values: Any, shape: tuple[int, int]) -
             raise ShapeMismatch(f"a weight is in {kind} {numbers.max()}, of {size}")
     order = np.lexsort((columns, rows))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
-    return csr(indptr, columns[order], np.asarray(values)[order], shape[1])
+    return csr(indptr, columns[order], to_float32(np.asarray(values)[order]), shape[1])
+
+
+def to_float32(values: Any) -> Float32:
+    """Return numbers in float32; those beyond its range become infinite, without a warning."""
+    with np.errstate(over="ignore"):
+        return frozen(values, np.float32)
 
 
 def stack_rows(blocks: Sequence[CSR]) -> CSR:
