@@ -1,37 +1,37 @@
-"""The rendered pods as processes: their settings are valid, and a rotation fails no request.
+"""The rendered pods: their settings are valid, and as processes they run and can be replaced.
 
 Environment, commands and probes are those of the manifests; only the drain seconds are shorter.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from contextlib import ExitStack
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.deployment.chart.environment import IP, environment, pods
 from tests.deployment.chart.helm import (
     NAMESPACE,
+    ROOT,
     Objects,
     helms,
     rendering,
     template_values,
     values_files,
 )
-from tests.deployment.chart.process import IP, Namespace, Pod, environment, pods
-from tests.support.live_service import plain_model
+from tests.robustness.faults.stage import free_port, until
 from tests.support.missing_tools import say
 from tests.support.postgres import PASSWORD
 from xcray.jobs.store.tokens import create_token
-from xcray.model.registry import Registry
 from xcray.service.settings import Settings, check_address
 
 OTHERS = {"XCRAY_KEY_FILE"}  # variables of xcray that are not settings of the service
-ASK = {"instances": [{"indices": [1, 3], "values": [1.0, 0.5]}], "top_k": 1}
 CLUSTER: dict[str, Any] = {
     "mode": "cluster",
     "auth": {"existingSecret": "admin"},
@@ -107,109 +107,117 @@ def test_pods_count_the_requested_cores(resources: dict[str, Any], cores: str) -
     assert environment(pod["containers"][0], {})["PYTHON_CPU_COUNT"] == cores
 
 
-class Clients(threading.Thread):
-    """A client that sends predictions and requests for the job list, and counts the responses.
+class Release:
+    """The containers of mode cluster as processes, with folders of this machine for volumes."""
 
-    Requests go to `pod`, like those through a Service with one ready pod.
-    """
+    def __init__(self, folder: Path, secrets: dict[str, dict[str, str]]) -> None:
+        self.folder = folder
+        self.secrets = secrets
+        self.pods = pods(template_values(CLUSTER))
 
-    def __init__(self, pod: Pod, key: str) -> None:
-        super().__init__(daemon=True)
-        self.pod = pod
-        self.headers = {"Authorization": f"Bearer {key}"}
-        self.over = threading.Event()
-        self.counts = Counter[str]()
+    def started(self, container: dict[str, Any], **more: str) -> subprocess.Popen[str]:
+        """Start a container."""
+        key = self.folder / "key"
+        key.write_text(self.secrets["admin"]["key"])
+        program, *words = [*container["command"], *container.get("args", [])]
+        own = {"xcray": [sys.executable, "-m", "xcray"], "python": [sys.executable]}[program]
+        variables = {
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(self.folder),
+            **environment(container, self.secrets, "127.0.0.1"),
+            "XCRAY_HOME": str(self.folder / "home"),
+            **more,
+        }
 
-    def run(self) -> None:
-        """Run the thread."""
-        while not self.over.wait(0.02):
-            self.count("POST", "/v1/models/plain:predict", json=ASK)
-            self.count("GET", "/v1/jobs")
+        def local(text: str) -> str:
+            return text.replace("/run/secrets/xcray-admin/key", str(key))
 
-    def count(self, method: str, path: str, **what: Any) -> None:
-        """Send a request and count its status, or the error."""
-        url = self.pod.url + path
-        try:
-            answer = httpx.request(method, url, headers=self.headers, timeout=120, **what)
-            self.counts[f"{answer.status_code}"] += 1
-        except httpx.HTTPError as error:
-            self.counts[type(error).__name__] += 1
+        return subprocess.Popen(
+            [*own, *map(local, words)],
+            env={name: local(value) for name, value in variables.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, container: dict[str, Any], **more: str) -> None:
+        """Run a container that ends."""
+        with self.started(container, **more) as process:
+            output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+
+    @contextmanager
+    def api(self) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+        """Run an API pod until it is ready, and during the block; yield its URL and process."""
+        spec = self.pods["Deployment/xcray-api"]
+        for each in spec["initContainers"]:
+            self.run(each)
+        address = {"XCRAY_HOST": "127.0.0.1", "XCRAY_PORT": str(free_port())}
+        with self.started(spec["containers"][0], XCRAY_DRAIN_SECONDS="1", **address) as process:
+            url = f"http://127.0.0.1:{address['XCRAY_PORT']}"
+            try:
+                until(lambda: status(url, "/readyz") == 200, "the pod is ready", 300)
+                yield url, process
+            finally:
+                process.kill()
+
+
+def status(url: str, path: str, key: str = "", **headers: str) -> int:
+    """Return the status of a request; 0 without a response."""
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        return httpx.get(url + path, headers=headers, timeout=60).status_code
+    except httpx.TransportError:
+        return 0
 
 
 @pytest.mark.drill
-def test_a_new_database_role_and_a_new_first_key_interrupt_no_request(
+def test_rendered_pods_run_and_a_new_role_and_key_interrupt_no_request(
     tmp_path: Path, postgres: Any
 ) -> None:
     """The steps are those of docs/operations.md."""
     if not helms():
-        say("helm, for values of one's own", "no secret was rotated under rendered pods")
+        say("helm, for values of one's own", "no rendered pod was run")
         return
+    # Roles belong to the server, so each run needs its own names.
     database = postgres.database().rpartition("/")[2]
-
-    def sql(*statements: str) -> None:
-        for statement in statements:
-            postgres.run(statement, database)
-
-    def url(role: str) -> str:
-        # Roles belong to the server, so each run needs its own names.
-        at = f"127.0.0.1:{postgres.port}/{database}"
-        return f"postgresql://{database}_{role}:{PASSWORD.replace(' ', '%20')}@{at}"
-
-    login = f"LOGIN PASSWORD '{PASSWORD}'"
     first, second = f"{database}_a", f"{database}_b"
-    sql(f"CREATE ROLE {first} {login}", f"ALTER DATABASE {database} OWNER TO {first}")
-    plain_model(tmp_path / "staged")
-    Registry(tmp_path / "home" / "models").publish("plain", tmp_path / "staged")
-    key = create_token().token
-    specs = pods(template_values(CLUSTER))
-    api, runner = specs["Deployment/xcray-api"], specs["Deployment/xcray-runner"]
-    (migrate,) = specs["Job/xcray-migrate"]["containers"]
-    namespace = Namespace(tmp_path, {"admin": {"key": key}, "store": {"url": url("a")}})
-    with ExitStack() as stack:
+    postgres.run(f"CREATE ROLE {first} LOGIN PASSWORD '{PASSWORD}'", database)
+    postgres.run(f"ALTER DATABASE {database} OWNER TO {first}", database)
 
-        def start(spec: dict[str, Any]) -> Pod:
-            pod = Pod(namespace, spec)
-            stack.callback(pod.kill)
-            return pod
+    def secrets(role: str) -> dict[str, dict[str, str]]:
+        at = f"{PASSWORD.replace(' ', '%20')}@127.0.0.1:{postgres.port}/{database}"
+        url = f"postgresql://{role}:{at}"
+        return {"admin": {"key": create_token().token}, "store": {"url": url}}
 
-        namespace.run(migrate)
-        pod, job_pod = start(api), start(runner)
-        check_requests(pod, key)
-        (test,) = specs["Pod/xcray-test"]["containers"]
-        namespace.run(test, URL=pod.url)
-        clients = Clients(pod, key)
-        clients.start()
+    release = Release(tmp_path, secrets(first))
+    key = release.secrets["admin"]["key"]
+    (migrate,) = release.pods["Job/xcray-migrate"]["containers"]
+    (test,) = release.pods["Pod/xcray-test"]["containers"]
+    release.run(migrate)
+    with release.api() as (url, process):
+        release.run(test, URL=url)
+        assert status(url, "/healthz", Host=f"xcray.{NAMESPACE}.svc.cluster.local:80") == 200
+        assert status(url, "/healthz", Host="elsewhere.example") == 400
+        for path in ("/v1/jobs", "/metrics"):
+            assert (status(url, path), status(url, path, key)) == (401, 200)
         # The second role acts as the first, also as owner of objects.
-        sql(
-            f"CREATE ROLE {second} {login} IN ROLE {first}",
-            f"ALTER ROLE {second} SET role = {first}",
-        )
-        namespace.secrets = {"admin": {"key": create_token().token}, "store": {"url": url("b")}}
-        namespace.run(migrate)
-        assert job_pod.end()[0] == 0
-        start(runner)
-        clients.pod = start(api)
-        status, seen = pod.end()
-        assert (status, seen - {(0, 0)}) == (0, {(503, 200)})
-        sql(f"ALTER ROLE {first} NOLOGIN")
-        sessions = f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{first}'"
-        assert postgres.run(sessions, database)[0][0] == 0
-        before = clients.counts["200"]
-        while clients.counts["200"] < before + 20 and set(clients.counts) == {"200"}:
-            clients.over.wait(0.1)
-        clients.over.set()
-        clients.join(120)
-        assert set(clients.counts) == {"200"}
-        # The first key ends a day later.
-        created = [row[0] for row in postgres.run("SELECT expires FROM keys", database)]
-        assert len([each for each in created if each is not None]) == 1
-
-
-def check_requests(pod: Pod, key: str) -> None:
-    """Check a key that is registered once, known and unknown hosts, and requests without a key."""
-    opens = {"Authorization": f"Bearer {key}"}
-    host = f"xcray.{NAMESPACE}.svc.cluster.local:80"
-    assert pod.status("/healthz", Host=host) == 200
-    assert pod.status("/healthz", Host="elsewhere.example") == 400
-    assert [pod.status(path) for path in ("/v1/models", "/metrics")] == [401, 401]
-    assert [pod.status(path, **opens) for path in ("/v1/models", "/metrics")] == [200, 200]
+        postgres.run(f"CREATE ROLE {second} LOGIN PASSWORD '{PASSWORD}' IN ROLE {first}", database)
+        postgres.run(f"ALTER ROLE {second} SET role = {first}", database)
+        release.secrets = secrets(second)
+        release.run(migrate)
+        with release.api() as (new, _):
+            assert [status(each, "/v1/jobs", key) for each in (url, new)] == [200, 200]
+            process.terminate()
+            seen = set()
+            while process.poll() is None and (0, 0) not in seen:
+                seen.add((status(url, "/readyz"), status(url, "/healthz")))
+            assert seen - {(0, 0)} == {(503, 200)}
+            assert process.wait(60) == 0
+            postgres.run(f"ALTER ROLE {first} NOLOGIN", database)
+            for each in (key, release.secrets["admin"]["key"]):
+                assert status(new, "/v1/jobs", each) == 200
+    # Only the first key ends, a day later.
+    expiries = postgres.run("SELECT expires FROM keys ORDER BY created", database)
+    assert [each is None for (each,) in expiries] == [False, True]

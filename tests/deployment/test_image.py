@@ -213,13 +213,6 @@ def test_pinned_versions_meet_the_requirements() -> None:
     assert set(EXTRAS) <= set(re.findall(r"--extra ([a-z-]+)", text))
 
 
-def test_ray_in_the_image_has_the_version_of_the_chart() -> None:
-    values = yaml.safe_load((ROOT / "helm/xcray/values.yaml").read_text())
-    assert (
-        str(pins(DOCKER / "requirements.txt")["ray"].specifier) == f"=={values['ray']['version']}"
-    )
-
-
 # Compose and Ray's launcher
 
 
