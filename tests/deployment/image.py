@@ -5,23 +5,16 @@
 --base NAME|TAR   base image: a name that exists or can be pulled, or a root file system with
                   Python 3.11 and its venv module [default: python:3.11-slim-bookworm by docker;
                   without docker mmdebstrap builds a substitute from Debian bookworm]
---skip STEP,...   steps to leave out: facts, doctor, first, processor, signals, train, cluster,
-                  demo, make
+--skip STEP,...   steps to leave out: facts, doctor, first, signals, train, cluster, demo
 --folder DIR      folder of images and containers [a temporary folder, removed at the end]
 --keep            keep the temporary folder
 --image NAME      test this existing image instead of building one
 --cpu NAME        XCRAY_CPU, the processor for which kernels are compiled
---tests FILES     the tests of `make test`, after the checks [four files, two minutes]; '' for all
 
 It uses docker if its engine answers, otherwise buildah and podman as root, without a daemon
 (Debian: buildah podman runc netavark aardvark-dns catatonit mmdebstrap). Containers run as in
 production: read-only root file system, no capabilities, no new privileges, no network, a volume
 and a /tmp.
-
-`make` runs the two commands of the README in the base image plus make, because the image has none.
-The machine has only what CONTRIBUTING requires: a plain user who cannot write to HOME, umask 077,
-blanks and an umlaut in the path, no git, no PostgreSQL and no ip. Pip has a network; the demo and
-the tests have none.
 """
 
 from __future__ import annotations
@@ -61,14 +54,6 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "runc"
 """
-# Part of the suite for `make test`.
-PART: Final = "tests/deployment/test_image.py tests/unit/predict/test_predict.py tests/unit/solvers/test_ppdsparse.py tests/cli/test_cli.py"
-UNPRIVILEGED: Final = """ARG PYTHON_IMAGE
-FROM ${PYTHON_IMAGE}
-RUN apt-get update && apt-get install --yes --no-install-recommends make
-"""
-STRANGE: Final = "12345:12345"  # a user without a name
-HOME: Final = "/home/Jörg Müller/x cray"
 
 
 def say(text: str) -> None:
@@ -150,13 +135,7 @@ class Engine:
             f"{ROOT / 'tests/deployment/image_inside.py'}:/inside.py:ro",
         ]
 
-    def build(
-        self,
-        context: Path,
-        image: str,
-        arguments: dict[str, str],
-        file: str = "deploy/docker/Dockerfile",
-    ) -> None:
+    def build(self, context: Path, image: str, arguments: dict[str, str]) -> None:
         """Build an image."""
         reports = [
             word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")
@@ -170,7 +149,7 @@ class Engine:
             command += ["--isolation", "chroot", "--network", "host", "--pull-never", *mounts()]
         with open(self.folder / "build.log", "a") as log:
             process = subprocess.run(
-                [*command, *reports, "-t", image, "-f", file, "."],
+                [*command, *reports, "-t", image, "-f", "deploy/docker/Dockerfile", "."],
                 env=self.environment,
                 cwd=context,
                 stdout=log,
@@ -289,11 +268,6 @@ def first(engine: Engine, image: str) -> dict[str, Any]:
     return document
 
 
-def processor(engine: Engine, image: str) -> dict[str, Any]:
-    """Measure the cost of kernels that are compiled for one level of processors."""
-    return dict(json.loads(engine.inside(image, "python", "/inside.py", "processor", seconds=1800)))
-
-
 def service(
     engine: Engine, image: str, work: Callable[[str], dict[str, Any]], without: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -394,55 +368,8 @@ def demo(engine: Engine, image: str) -> dict[str, Any]:
     return {"demo": {"seconds": round(time.monotonic() - started), "P@1": measures.get("P@1")}}
 
 
-def make(engine: Engine, image: str, tests: str = PART) -> dict[str, Any]:
-    """Run `make demo` and `make test` on a minimal machine with a new checkout.
-
-    See the module docstring.
-    """
-    del image
-    with tempfile.TemporaryDirectory(dir=engine.folder) as folder:
-        clone, machine = checkout(Path(folder) / "clone"), "xcray-stranger:test"
-        (Path(folder) / "Dockerfile").write_text(UNPRIVILEGED)
-        engine.build(Path(folder), machine, {"PYTHON_IMAGE": PYTHON}, "Dockerfile")
-        here = ["-v", f"{clone}:{HOME}", "-w", HOME, "--shm-size", "1g", "--init"]
-        engine("run", "--rm", *here, machine, "chown", "-R", STRANGE, ".")
-        poor = ["--user", STRANGE, "--env", "HOME=/root", *here]
-        out: dict[str, Any] = {}
-        for name, network, words in (
-            ("make install", ["--network", "host", *mounts()], "make install"),
-            ("make demo", ["--network", "none"], "make demo"),
-            ("make test", ["--network", "none"], f"make test ARGS='-q {tests}'"),
-        ):
-            started = time.monotonic()
-            say(f"{words} in {PYTHON}")
-            process = engine(
-                "run",
-                "--rm",
-                *network,
-                *poor,
-                machine,
-                "sh",
-                "-c",
-                f"umask 077; {words}",
-                seconds=9000,
-                check=False,
-            )
-            expect(
-                process.returncode == 0,
-                f"{words} ended with {process.returncode}:\n{process.stdout[-9000:]}{process.stderr[-2000:]}",
-            )
-            out[name] = {
-                "seconds": round(time.monotonic() - started),
-                "last": process.stdout.strip().splitlines()[-1][:200],
-            }
-        # So that it can be removed.
-        engine("run", "--rm", *here, machine, "chown", "-R", f"{os.getuid()}:{os.getgid()}", ".")
-    return {**out, "of the suite": tests or "all"}
-
-
 STEPS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
-    each.__name__: each
-    for each in (facts, doctor, first, processor, signals, train, cluster, demo, make)
+    each.__name__: each for each in (facts, doctor, first, signals, train, cluster, demo)
 }
 
 
@@ -457,7 +384,6 @@ def main() -> None:
     parser.add_argument("--image")
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--cpu", default="x86-64-v3")
-    parser.add_argument("--tests", default=PART)
     chosen = parser.parse_args()
     folder = (chosen.folder or Path(tempfile.mkdtemp(prefix="xcray-image-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -477,7 +403,7 @@ def main() -> None:
         for name, step in STEPS.items():
             if name not in chosen.skip.split(","):
                 say(f"{name}: {(step.__doc__ or '').splitlines()[0]}")
-                result = make(engine, image, chosen.tests) if step is make else step(engine, image)
+                result = step(engine, image)
                 say(json.dumps(result))
                 fields |= result
     finally:

@@ -41,16 +41,6 @@ with urlopen("http://127.0.0.1:8000/healthz", timeout=30) as answer:
 print(round(time.perf_counter() - started, 1))
 serve.shutdown()
 """
-TRAIN = """
-import sys, time
-from pathlib import Path
-from xcray.training import TrainSpec, train
-for turn in ("first", "again"):
-    started = time.perf_counter()
-    place = Path(sys.argv[2]) / turn
-    result = train(TrainSpec(sys.argv[1], workers=1), run_dir=place / "run", out=place / "out")
-    print(time.perf_counter() - started, result.sha256)
-"""
 
 
 def facts() -> dict[str, Any]:
@@ -118,38 +108,11 @@ def first() -> dict[str, Any]:
     return {"seconds_to_first_answer": out, "compiled_here": missed()}
 
 
-def processor() -> dict[str, Any]:
-    """Return the seconds of a training with the image's kernels, and with native kernels."""
-    from xcray.data.build import BuildOptions, build
-
-    build(
-        "synthetic",
-        {},
-        Path("/tmp/rows"),
-        BuildOptions.from_dict({"synthetic": {"rows": 20_000, "features": 5000, "labels": 500}}),
-    )
-    native = {"XCRAY_KERNELS": "", "NUMBA_CACHE_DIR": "/tmp/native"}
-    out = {}
-    for name, environment, gone in (
-        ("image", {}, ()),
-        ("native", native, ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")),
-    ):
-        lines = answered(
-            [sys.executable, "-c", TRAIN, "/tmp/rows", f"/tmp/trained-{name}"], environment, gone
-        )
-        out[name] = [round(float(line.split()[0]), 2) for line in lines]
-        out[f"{name}_model"] = lines[-1].split()[1][:12]
-    return {"seconds_of_training": out}
-
-
-def answered(
-    command: list[str], environment: dict[str, str], gone: tuple[str, ...] = ()
-) -> list[str]:
+def answered(command: list[str], environment: dict[str, str]) -> list[str]:
     """Run a command that must succeed and return its lines."""
-    around = {name: value for name, value in os.environ.items() if name not in gone}
     process = subprocess.run(
         command,
-        env={**around, **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=900,
@@ -195,8 +158,8 @@ def cluster() -> dict[str, Any]:
     nodes = json.loads(fetch_page("http://127.0.0.1:8265/api/v0/nodes", token))["data"]["result"][
         "result"
     ]
-    report = answered([sys.executable, "-c", SERVE], {"RAY_ADDRESS": "127.0.0.1:6379"}, ())[-2:]
-    result = answered(["bash", "--login", "-c", "command -v xcray ray python"], {}, ())
+    report = answered([sys.executable, "-c", SERVE], {"RAY_ADDRESS": "127.0.0.1:6379"})[-2:]
+    result = answered(["bash", "--login", "-c", "command -v xcray ray python"], {})
     return {
         "dashboard": sizes,
         "nodes": [each["state"] for each in nodes],
@@ -273,7 +236,7 @@ def trained() -> dict[str, Any]:
 if __name__ == "__main__":
     print(
         json.dumps(
-            {each.__name__: each for each in (facts, first, processor, zombies, trained, cluster)}[
+            {each.__name__: each for each in (facts, first, zombies, trained, cluster)}[
                 sys.argv[1]
             ]()
         )
