@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         PPDSparse,
         StagewiseRegression,
     )
-    from xcray.metrics import evaluate
+    from xcray.measures import evaluate
     from xcray.model.model import Model
     from xcray.predict import Predictor
     from xcray.training import TrainSpec, train
@@ -84,7 +84,7 @@ _EXPORTS = {
     "Unavailable": "xcray.errors",
     "XcrayError": "xcray.errors",
     "calibrate": "xcray.training.edit.calibrate",
-    "evaluate": "xcray.metrics",
+    "evaluate": "xcray.measures",
     "predict_batch": "xcray.batch",
     "train": "xcray.training",
 }

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.multinomial.data import Problem
 from xcray.arrays import Float64, TopK, frozen
 from xcray.errors import Stopped
-from xcray.metrics import f1, predicted_sets
+from xcray.measures import f1, predicted_sets
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.lbfgs import LBFGSSolver
 from xcray.solvers.lc import LCSolver

@@ -27,7 +27,7 @@ from xcray.arrays import Pattern, TopK, frozen, pattern_from
 from xcray.data.dataset import Dataset
 from xcray.data.splits import HashSplit
 from xcray.kernels.row_norm import has_equal_lengths
-from xcray.metrics import evaluate
+from xcray.measures import evaluate
 from xcray.training.selection.sample import HOLDOUT
 
 PEERS = ("sklearn", "pecos_tree", "omikuji_tree", "napkinxc_plt", "dismecpp")

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from xcray.arrays import Int32, Pattern, TopK, frozen, pattern_from
 from xcray.data.dataset import Dataset
-from xcray.metrics import evaluate
+from xcray.measures import evaluate
 
 KS = (1, 3, 5)
 

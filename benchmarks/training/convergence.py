@@ -26,7 +26,7 @@ from benchmarks.harness import dataset, run_benchmark, table
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.index.inverted import InvertedIndex
-from xcray.metrics import frequency_groups, precision_at_k
+from xcray.measures import frequency_groups, precision_at_k
 from xcray.solvers import make_solver
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training.report.summary import summarize_block

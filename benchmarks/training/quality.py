@@ -24,7 +24,7 @@ from benchmarks.harness import dataset, in_turns, run_benchmark, table
 from benchmarks.matplotlib_page import figure_page
 from xcray.arrays import TopK, frozen
 from xcray.data.dataset import Dataset
-from xcray.metrics import evaluate
+from xcray.measures import evaluate
 from xcray.model.model import Model
 from xcray.training import TrainSpec, train
 

@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("index",),
     ("features",),
     ("data",),
-    ("certificate", "kernels", "metrics", "plots", "schedule"),
+    ("certificate", "kernels", "measures", "plots", "schedule"),
     ("storage",),
     ("system", "telemetry"),
     ("arrays",),
@@ -210,7 +210,7 @@ def test_every_public_name_can_be_loaded() -> None:
         ("data", "from xcray.model.model import Model", "not below"),
         ("solvers", "import xcray.predict", "not below"),
         ("kernels", "from xcray.data.text import X", "not below"),
-        ("storage", "from xcray import metrics", "not below"),
+        ("storage", "from xcray import measures", "not below"),
         ("training", "from xcray import Dataset", "not below"),
         (
             "model",

@@ -15,7 +15,7 @@ from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import NotFound, ParameterError, ShapeMismatch
-from xcray.metrics import f1, predicted_sets
+from xcray.measures import f1, predicted_sets
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.training import TrainSpec, train

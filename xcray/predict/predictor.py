@@ -15,7 +15,7 @@ from xcray.index.filters import LabelFilter
 from xcray.index.log_partition import LogPartition, softmax
 from xcray.index.search_result import NOT_COMPUTED, SearchResult
 from xcray.index.staged import StagedScorer
-from xcray.metrics import evaluate
+from xcray.measures import evaluate
 from xcray.model.model import Model
 from xcray.predict.arrow import to_arrow
 from xcray.predict.explain import Explanation, list_contributions
@@ -262,7 +262,7 @@ class Predictor:
     ) -> dict[str, float]:
         """Return evaluation measures at each k as fractions by name, for example {"P@1": 0.63}.
 
-        See `xcray.metrics.evaluate`. rows: n rows as for `predict`. Y: (n, K), their labels.
+        See `xcray.measures.evaluate`. rows: n rows as for `predict`. Y: (n, K), their labels.
         label_counts: (K,) and n_train: number of training rows per label and in total, needed for
         the propensity-scored measures. Raises ShapeMismatch if rows and Y differ in shape.
         """

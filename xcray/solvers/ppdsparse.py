@@ -26,7 +26,7 @@ from xcray.kernels.training.ppdsparse.state import (
     PPDSparseScratch,
     PPDSparseSettings,
 )
-from xcray.metrics import inverse_propensities
+from xcray.measures import inverse_propensities
 from xcray.solvers import newton
 from xcray.solvers.contract import WarmStartSolver, summarize_records
 from xcray.solvers.declarations import (

@@ -17,7 +17,7 @@ from xcray.arrays import Float64, Int64, Pattern, TopK, frozen
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import InputError, NotFound, ParameterError
-from xcray.metrics import (
+from xcray.measures import (
     by_frequency,
     discounts,
     ideal_dcg,
@@ -43,8 +43,8 @@ class EvaluationOptions(NamedTuple):
     """Options of an evaluation.
 
     part: "test" or "train"; None for test rows, or training rows if there are no others. ks: as in
-    `xcray.metrics.evaluate`. n_samples: bootstrap samples (0 for none), drawn with `seed`. threads:
-    of the search.
+    `xcray.measures.evaluate`. n_samples: bootstrap samples (0 for none), drawn with `seed`.
+    threads: of the search.
     """
 
     part: str | None = None

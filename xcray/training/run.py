@@ -13,7 +13,7 @@ from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import open_verified
 from xcray.errors import Conflict, InputError, Stopped
 from xcray.index.staged import link_of
-from xcray.metrics import evaluate
+from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.model import ModelContent, TrainingRecord, write_model

@@ -13,7 +13,7 @@ from xcray.arrays import CSR, Int32, TopK, csr, frozen
 from xcray.errors import Unavailable, XcrayError
 from xcray.index.staged import Stage
 from xcray.kernels.sparse import pattern_range, row_range
-from xcray.metrics import precision_at_k
+from xcray.measures import precision_at_k
 from xcray.model.stages import n_weights, read_stages, write_stages
 from xcray.solvers.least_squares.staged_solvers import StagesSolver
 from xcray.solvers.least_squares.stages import FittedStage, calibrate, feature_chunks

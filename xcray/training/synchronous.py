@@ -14,7 +14,7 @@ from xcray.arrays import Int32, Pattern, TopK, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, Unavailable, XcrayError
 from xcray.kernels.sparse import take_pattern_rows
-from xcray.metrics import f1, precision_at_k, predicted_sets
+from xcray.measures import f1, precision_at_k, predicted_sets
 from xcray.solvers.least_squares.staged_solvers import StagesSolver
 from xcray.solvers.replica import ReplicatedSolver
 from xcray.solvers.solved_labels import SolvedLabels

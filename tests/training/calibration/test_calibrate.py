@@ -21,7 +21,7 @@ from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, Corrupt, InputError, NotCalibrated, ParameterError, ShapeMismatch
 from xcray.kernels.sparse import take_pattern_rows, take_rows
-from xcray.metrics import matches
+from xcray.measures import matches
 from xcray.model.calibration import CALIBRATION
 from xcray.model.directory import read_manifest
 from xcray.model.model import Model

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.naive import calibration as naive
-from xcray import metrics
+from xcray import measures
 from xcray.errors import Corrupt, InputError, ParameterError, ShapeMismatch
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.storage.arrow import write_table
@@ -74,29 +74,29 @@ def calibration(**changes: Any) -> Calibration:
 @settings(max_examples=150, deadline=None)
 def test_ece_is_the_naive_one_in_any_order(pairs: list[tuple[float, bool]], n_bins: int) -> None:
     predicted, right = sigmoid([score for score, _ in pairs]), np.array([r for _, r in pairs])
-    result = metrics.ece(predicted, right, n_bins)
+    result = measures.ece(predicted, right, n_bins)
     assert result == pytest.approx(naive.ece(predicted.tolist(), right.tolist(), n_bins), abs=1e-12)
     order = np.random.default_rng(len(pairs)).permutation(len(predicted))
-    assert metrics.ece(predicted[order], right[order], n_bins) == pytest.approx(result, abs=1e-12)
-    groups = metrics.reliability(predicted, right, n_bins)
+    assert measures.ece(predicted[order], right[order], n_bins) == pytest.approx(result, abs=1e-12)
+    groups = measures.reliability(predicted, right, n_bins)
     assert groups.counts.sum() == len(predicted)
     assert (np.diff(groups.predicted) > 0).all()
 
 
 def test_ece_by_hand() -> None:
     predicted, right = [[0.1, 0.1], [0.7, 0.9]], [[False, True], [True, True]]
-    assert metrics.ece(predicted, right, 2) == pytest.approx((abs(0.2 - 1) + abs(1.6 - 2)) / 4)
-    assert metrics.ece(predicted, right, 1) == pytest.approx(abs(1.8 - 3) / 4)
-    assert metrics.brier(predicted, right) == pytest.approx((0.01 + 0.81 + 0.09 + 0.01) / 4)
-    assert metrics.ece([], [], 15) == metrics.brier([], []) == metrics.ece_floor([]) == 0
+    assert measures.ece(predicted, right, 2) == pytest.approx((abs(0.2 - 1) + abs(1.6 - 2)) / 4)
+    assert measures.ece(predicted, right, 1) == pytest.approx(abs(1.8 - 3) / 4)
+    assert measures.brier(predicted, right) == pytest.approx((0.01 + 0.81 + 0.09 + 0.01) / 4)
+    assert measures.ece([], [], 15) == measures.brier([], []) == measures.ece_floor([]) == 0
 
 
 def test_the_floor_is_the_ece_of_a_perfect_forecast(rng: np.random.Generator) -> None:
     predicted = rng.beta(0.5, 2, size=(2000, 3))
     shown = np.mean(
-        [metrics.ece(predicted, rng.random(predicted.shape) < predicted) for _ in range(60)]
+        [measures.ece(predicted, rng.random(predicted.shape) < predicted) for _ in range(60)]
     )
-    assert metrics.ece_floor(predicted) == pytest.approx(shown, rel=0.06)
+    assert measures.ece_floor(predicted) == pytest.approx(shown, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_the_floor_is_the_ece_of_a_perfect_forecast(rng: np.random.Generator) ->
 )
 def test_invalid_probabilities_are_refused(wrong: tuple[Any, Any]) -> None:
     with pytest.raises(ParameterError, match="0 to 1"):
-        metrics.ece(*wrong)
+        measures.ece(*wrong)
     with pytest.raises(ParameterError, match="at least 1"):
-        metrics.reliability([0.5], [True], 0)
-    for measure in (metrics.ece, metrics.brier):
+        measures.reliability([0.5], [True], 0)
+    for measure in (measures.ece, measures.brier):
         with pytest.raises(ShapeMismatch, match="answers"):
             measure([0.5, 0.5], [True])
 
@@ -182,13 +182,13 @@ def test_frequency_and_place_are_found(rng: np.random.Generator) -> None:
     fresh, _, true = simulated(rng, 4000, by_bin=1.5, by_place=-1.5)
     predicted = result.estimate(fresh.labels, fresh.scores)
     assert np.abs(predicted - true).mean() < 0.03
-    assert metrics.ece(predicted[:, :1], fresh.correct[:, :1]) < 2.5 * metrics.ece_floor(
+    assert measures.ece(predicted[:, :1], fresh.correct[:, :1]) < 2.5 * measures.ece_floor(
         predicted[:, :1]
     )
     plain = fit_curves_of(answers, np.zeros_like(result.bins), ())
     assert (
-        metrics.brier(predicted, fresh.correct)
-        < metrics.brier(plain.estimate(fresh.labels, fresh.scores), fresh.correct) - 0.005
+        measures.brier(predicted, fresh.correct)
+        < measures.brier(plain.estimate(fresh.labels, fresh.scores), fresh.correct) - 0.005
     )
     assert np.abs(truth - result.estimate(answers.labels, answers.scores)).mean() < 0.03
 

@@ -19,7 +19,7 @@ from xcray.client import Client
 from xcray.data.dataset import Dataset
 from xcray.errors import InputError, NotFound, Stopped
 from xcray.jobs.states import SUCCEEDED
-from xcray.metrics import precision_at_k
+from xcray.measures import precision_at_k
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.schedule.events import Task

@@ -10,7 +10,7 @@ import pytest
 from tests.support.rotation_toy import COMMON, GRID, LAM, Model, trained_dsmlr
 from xcray.arrays import CSR, Pattern, TopK, csr_from, frozen
 from xcray.errors import Stopped
-from xcray.metrics import precision_at_k
+from xcray.measures import precision_at_k
 from xcray.solvers.dsmlr import MAX_CHECKPOINTS, DSMLRSolver
 from xcray.storage.arrow import read_table
 from xcray.training.capacity.epoch_resources import problem_shape

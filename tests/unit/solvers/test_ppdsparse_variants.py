@@ -10,7 +10,7 @@ from tests.support.ppdsparse_problems import local_of, problem, signs, solved
 from xcray.arrays import CSR, Pattern
 from xcray.errors import ParameterError
 from xcray.kernels.sparse import transpose, transpose_pattern
-from xcray.metrics import inverse_propensities
+from xcray.measures import inverse_propensities
 from xcray.solvers import make_solver
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import SolvedLabels

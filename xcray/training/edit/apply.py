@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from xcray import metrics
 from xcray.arrays import CSR, Float32, Int32, Int64, Pattern, distinct, frozen, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ShapeMismatch, Stopped
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_rows
+from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
@@ -333,7 +333,7 @@ class _EditRun:
         self.report_extras["by_frequency"] = measures_by_frequency(
             top, truth, counts, self.options.ks
         )
-        measures: dict[str, float] = metrics.evaluate(
+        measures: dict[str, float] = evaluate(
             top, truth, ks=self.options.ks, label_counts=counts, n_train=self.data.train.n_rows
         )
         return measures

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from xcray import metrics
+from xcray import measures
 from xcray.arrays import Pattern, TopK
 from xcray.solvers.contract import Solver
 from xcray.solvers.solved_labels import SolvedLabels
@@ -64,12 +64,12 @@ def measures_by_frequency(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return measures by tenths of the labels' training frequency.
 
-    See `xcray.metrics.by_frequency`.
+    See `xcray.measures.by_frequency`.
 
     "labels": tenths of equally many labels. "positives": tenths of about equally many training
     positives.
     """
     return {
-        equal: metrics.by_frequency(top, truth, counts, ks=ks, equal=equal)
+        equal: measures.by_frequency(top, truth, counts, ks=ks, equal=equal)
         for equal in ("labels", "positives")
     }

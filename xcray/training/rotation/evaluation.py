@@ -10,7 +10,7 @@ import numpy as np
 
 from xcray.arrays import Pattern, TopK, frozen
 from xcray.kernels.sparse import take_pattern_rows
-from xcray.metrics import f1, precision_at_k, predicted_sets
+from xcray.measures import f1, precision_at_k, predicted_sets
 from xcray.solvers.rotation_contract import SweepMetrics, SyncState
 
 
@@ -35,7 +35,7 @@ def held_out_metrics(metrics: Sequence[SweepMetrics], truth: Pattern) -> dict[st
 
     "held_out" is their loss. "P@1", "P@3" and "P@k" are for the k labels returned per row,
     "micro-F1" and "macro-F1" for the first label. Rows without labels are not evaluated. In P@k
-    they count as misses, with their share of the part, as in `xcray.metrics`. So the values are
+    they count as misses, with their share of the part, as in `xcray.measures`. So the values are
     those that the published model will have, if all rows are evaluated.
     """
     labels, scores, rows = (

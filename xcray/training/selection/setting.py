@@ -10,7 +10,7 @@ import numpy as np
 from xcray.arrays import CSR, Int64, TopK, frozen
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_pattern_rows
-from xcray.metrics import evaluate
+from xcray.measures import evaluate
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.contract import SolverState
 from xcray.solvers.parameters import make_parameters

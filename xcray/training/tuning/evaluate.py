@@ -15,7 +15,7 @@ from xcray.data.matrices import split_rows
 from xcray.data.splits import HashSplit
 from xcray.data.writer import DatasetWriter
 from xcray.errors import Conflict, ParameterError
-from xcray.metrics import evaluate
+from xcray.measures import evaluate
 from xcray.model.directory import Staging
 from xcray.solvers import make_solver
 from xcray.solvers.contract import SolverState, TaskSolver, WarmStartSolver

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from tests.naive import metrics as naive
-from xcray import metrics
+from xcray import measures
 from xcray.arrays import Pattern, TopK, pattern, pattern_from
 from xcray.errors import ParameterError, ShapeMismatch
 
@@ -43,27 +43,27 @@ def cases(draw):
 
 def test_by_hand():
     Y, top = truth([{0, 2}, {1}, set()], 4), ranking([[2, 1, 0], [0, 3, 1], [0, 1, 2]])
-    assert metrics.precision_at_k(top, Y, 1) == pytest.approx(1 / 3)
-    assert metrics.precision_at_k(top, Y, 3) == pytest.approx((2 / 3 + 1 / 3 + 0) / 3)
-    assert metrics.recall_at_k(top, Y, 2) == pytest.approx((1 / 2 + 0 + 0) / 3)
-    assert metrics.ndcg_at_k(top, Y, 3) == pytest.approx(
+    assert measures.precision_at_k(top, Y, 1) == pytest.approx(1 / 3)
+    assert measures.precision_at_k(top, Y, 3) == pytest.approx((2 / 3 + 1 / 3 + 0) / 3)
+    assert measures.recall_at_k(top, Y, 2) == pytest.approx((1 / 2 + 0 + 0) / 3)
+    assert measures.ndcg_at_k(top, Y, 3) == pytest.approx(
         ((1 + 1 / 2) / (1 + 1 / math.log2(3)) + 1 / 2) / 3
     )
-    assert metrics.label_coverage(top, Y, 1) == pytest.approx(1 / 3)
-    assert metrics.accuracy(top, Y) == pytest.approx(1 / 3)
+    assert measures.label_coverage(top, Y, 1) == pytest.approx(1 / 3)
+    assert measures.accuracy(top, Y) == pytest.approx(1 / 3)
 
 
 def test_propensity_by_hand():
-    weights = metrics.inverse_propensities([1, 10], 100)
+    weights = measures.inverse_propensities([1, 10], 100)
     expected = [1 + (math.log(100) - 1) * 2.5**0.55 * (n + 1.5) ** -0.55 for n in (1, 10)]
     np.testing.assert_allclose(weights, expected, rtol=1e-14)
     Y, top = truth([{0, 1}, {1}], 2), ranking([[1], [1]])
-    assert metrics.psp_at_k(top, Y, 1, [3.0, 2.0]) == pytest.approx((2 + 2) / (3 + 2))
-    assert metrics.psp_at_k(ranking([[0], [1]]), Y, 1, [3.0, 2.0]) == 1.0
+    assert measures.psp_at_k(top, Y, 1, [3.0, 2.0]) == pytest.approx((2 + 2) / (3 + 2))
+    assert measures.psp_at_k(ranking([[0], [1]]), Y, 1, [3.0, 2.0]) == 1.0
     second = ranking([[1, 0], [0, 1]])
     ideal, log3 = 1 + 1 / math.log2(3), math.log2(3)
     actual, best = (2 + 3 / log3) / ideal + 2 / log3, (3 + 2 / log3) / ideal + 2
-    assert metrics.psndcg_at_k(second, Y, 2, [3.0, 2.0]) == pytest.approx(actual / best)
+    assert measures.psndcg_at_k(second, Y, 2, [3.0, 2.0]) == pytest.approx(actual / best)
 
 
 @settings(max_examples=150, deadline=None)
@@ -71,17 +71,17 @@ def test_propensity_by_hand():
 def test_equals_the_naive_twin(case, k, counts):
     ranked, true, K = case
     top, Y = ranking(ranked), truth(true, K)
-    weights = metrics.inverse_propensities(counts[:K], 60)
+    weights = measures.inverse_propensities(counts[:K], 60)
     np.testing.assert_allclose(
         weights, [naive.inverse_propensity(n, 60) for n in counts[:K]], rtol=1e-12
     )
     pairs = [
-        (metrics.precision_at_k(top, Y, k), naive.precision(ranked, true, k)),
-        (metrics.recall_at_k(top, Y, k), naive.recall(ranked, true, k)),
-        (metrics.ndcg_at_k(top, Y, k), naive.ndcg(ranked, true, k)),
-        (metrics.psp_at_k(top, Y, k, weights), naive.psp(ranked, true, k, weights)),
-        (metrics.psndcg_at_k(top, Y, k, weights), naive.psndcg(ranked, true, k, weights)),
-        (metrics.label_coverage(top, Y, k), naive.coverage(ranked, true, k)),
+        (measures.precision_at_k(top, Y, k), naive.precision(ranked, true, k)),
+        (measures.recall_at_k(top, Y, k), naive.recall(ranked, true, k)),
+        (measures.ndcg_at_k(top, Y, k), naive.ndcg(ranked, true, k)),
+        (measures.psp_at_k(top, Y, k, weights), naive.psp(ranked, true, k, weights)),
+        (measures.psndcg_at_k(top, Y, k, weights), naive.psndcg(ranked, true, k, weights)),
+        (measures.label_coverage(top, Y, k), naive.coverage(ranked, true, k)),
     ]
     for actual, expected in pairs:
         assert actual == pytest.approx(expected, abs=1e-12)
@@ -97,34 +97,36 @@ def test_equals_scikit_learn(seed, K, k):
     )
     Y, order = pattern_from(dense), np.argsort(-scores, axis=1)
     top = TopK(order.astype(np.int32), np.take_along_axis(scores, order, axis=1))
-    assert metrics.ndcg_at_k(top, Y, k) == pytest.approx(sk.ndcg_score(dense, scores, k=k))
+    assert measures.ndcg_at_k(top, Y, k) == pytest.approx(sk.ndcg_score(dense, scores, k=k))
     guess = rng.random((9, K)) < 0.4
-    actual = metrics.f1(pattern_from(guess), Y)
+    actual = measures.f1(pattern_from(guess), Y)
     assert actual["micro-F1"] == pytest.approx(
         sk.f1_score(dense, guess, average="micro", zero_division=0)
     )
     assert actual["macro-F1"] == pytest.approx(
         sk.f1_score(dense, guess, average="macro", zero_division=0)
     )
-    assert metrics.subset_accuracy(pattern_from(guess), Y) == pytest.approx(
+    assert measures.subset_accuracy(pattern_from(guess), Y) == pytest.approx(
         sk.accuracy_score(dense, guess)
     )
     single = rng.integers(0, K, 9)
-    assert metrics.accuracy(top, truth([{label} for label in single], K)) == pytest.approx(
+    assert measures.accuracy(top, truth([{label} for label in single], K)) == pytest.approx(
         sk.accuracy_score(single, order[:, 0])
     )
 
 
 def test_evaluate_names_what_it_can_measure():
     Y, top = truth([{0}, {1}], 3), ranking([[0, 1, 2], [0, 1, 2]])
-    plain = metrics.evaluate(top, Y, ks=(1, 3, 5))
+    plain = measures.evaluate(top, Y, ks=(1, 3, 5))
     assert set(plain) == {
         f"{m}@{k}" for m in ("P", "nDCG", "recall", "coverage") for k in (1, 3)
     } | {"accuracy", "macro-F1@1"}
     assert (plain["P@1"], plain["recall@3"], plain["accuracy"]) == (0.5, 1.0, 0.5)
     assert plain["macro-F1@1"] == pytest.approx(2 / 9)  # label 0: one hit, one miss
-    full = metrics.evaluate(top, Y, ks=(1,), label_counts=[5, 1, 1], n_train=7)
-    assert full["PSP@1"] == metrics.psp_at_k(top, Y, 1, metrics.inverse_propensities([5, 1, 1], 7))
+    full = measures.evaluate(top, Y, ks=(1,), label_counts=[5, 1, 1], n_train=7)
+    assert full["PSP@1"] == measures.psp_at_k(
+        top, Y, 1, measures.inverse_propensities([5, 1, 1], 7)
+    )
     assert "PSnDCG@1" in full
 
 
@@ -139,9 +141,9 @@ def test_evaluate_names_what_it_can_measure():
 def test_frequency_groups_equal_the_naive_twin(case, k, counts, n, equal):
     ranked, true, K = case
     top, Y, counts = ranking(ranked), truth(true, K), counts[:K]
-    groups = metrics.frequency_groups(counts, n, equal)
+    groups = measures.frequency_groups(counts, n, equal)
     assert groups.tolist() == naive.groups(counts, n, equal)
-    rows = metrics.by_frequency(top, Y, counts, ks=(k,), n_groups=n, equal=equal)
+    rows = measures.by_frequency(top, Y, counts, ks=(k,), n_groups=n, equal=equal)
     assert len(rows) == n
     for group, row in enumerate(rows):
         own = [count for count, of in zip(counts, groups, strict=True) if of == group]
@@ -157,22 +159,22 @@ def test_frequency_groups_equal_the_naive_twin(case, k, counts, n, equal):
         )
     if all(counts) and k <= K:
         assert sum(row[f"P@{k}"] for row in rows) == pytest.approx(
-            metrics.precision_at_k(top, Y, k)
+            measures.precision_at_k(top, Y, k)
         )
 
 
 def test_frequency_groups_by_hand():
-    assert metrics.frequency_groups([5, 0, 1, 1, 2], 2, "labels").tolist() == [1, -1, 0, 0, 1]
-    assert metrics.frequency_groups([7, 1, 1, 1], 2, "positives").tolist() == [1, 0, 0, 0]
+    assert measures.frequency_groups([5, 0, 1, 1, 2], 2, "labels").tolist() == [1, -1, 0, 0, 1]
+    assert measures.frequency_groups([7, 1, 1, 1], 2, "positives").tolist() == [1, 0, 0, 0]
     # Groups 2 to 5 and 7 to 9 are empty.
-    assert metrics.frequency_groups([8, 1, 1, 0], 10, "positives").tolist() == [
+    assert measures.frequency_groups([8, 1, 1, 0], 10, "positives").tolist() == [
         6,
         0,
         1,
         -1,
     ]
     Y, top = truth([{0, 2}, {1}], 3), ranking([[2, 1], [1, 0]])
-    rare, common = metrics.by_frequency(top, Y, [9, 5, 1], ks=(2,), n_groups=2)
+    rare, common = measures.by_frequency(top, Y, [9, 5, 1], ks=(2,), n_groups=2)
     assert rare == {
         "labels": 2,
         "least": 1,
@@ -195,25 +197,25 @@ def test_frequency_groups_by_hand():
 
 def test_sets_from_rankings_and_views():
     top = TopK(np.array([[2, 0], [1, -1]], np.int32), np.array([[0.5, -0.1], [0.2, 0.1]]))
-    assert metrics.predicted_sets(top, 3).row(0).tolist() == [0, 2]
-    assert metrics.predicted_sets(top, 3).row(1).tolist() == [1]  # -1 is padding
-    assert metrics.predicted_sets(top, 3, threshold=0.0).row(0).tolist() == [2]
-    assert metrics.predicted_sets(top, 3, k=1).indices.tolist() == [2, 1]
+    assert measures.predicted_sets(top, 3).row(0).tolist() == [0, 2]
+    assert measures.predicted_sets(top, 3).row(1).tolist() == [1]  # -1 is padding
+    assert measures.predicted_sets(top, 3, threshold=0.0).row(0).tolist() == [2]
+    assert measures.predicted_sets(top, 3, k=1).indices.tolist() == [2, 1]
     whole = truth([{0}, {0, 2}, {1}], 3)
     view = Pattern(whole.indptr[1:], whole.indices, 3)  # rows 1 and 2, as in a split
-    assert metrics.precision_at_k(top, view, 1) == 1.0
-    assert metrics.f1(metrics.predicted_sets(top, 3), view) == {"micro-F1": 1.0, "macro-F1": 1.0}
-    assert metrics.psp_at_k(top, view, 2, np.ones(3)) == 1.0
+    assert measures.precision_at_k(top, view, 1) == 1.0
+    assert measures.f1(measures.predicted_sets(top, 3), view) == {"micro-F1": 1.0, "macro-F1": 1.0}
+    assert measures.psp_at_k(top, view, 2, np.ones(3)) == 1.0
 
 
 def test_padding_never_hits_and_nothing_is_zero():
     assert (
-        metrics.precision_at_k(
+        measures.precision_at_k(
             TopK(np.array([[0], [-1]], np.int32), np.zeros((2, 1))), truth([{2}, {0}], 3), 1
         )
         == 0.0
     )
-    empty = metrics.evaluate(
+    empty = measures.evaluate(
         ranking([[0, 1]]), truth([set()], 2), ks=(1,), label_counts=[1, 1], n_train=2
     )
     assert set(empty.values()) == {0.0}
@@ -222,18 +224,18 @@ def test_padding_never_hits_and_nothing_is_zero():
 def test_clear_errors():
     Y = truth([{0}], 2)
     with pytest.raises(ShapeMismatch, match="2 rows and true labels for 1"):
-        metrics.precision_at_k(ranking([[0], [1]]), Y, 1)
+        measures.precision_at_k(ranking([[0], [1]]), Y, 1)
     with pytest.raises(ShapeMismatch, match="label 5"):
-        metrics.precision_at_k(ranking([[5]]), Y, 1)
+        measures.precision_at_k(ranking([[5]]), Y, 1)
     with pytest.raises(ShapeMismatch, match="weights for 3"):
-        metrics.psp_at_k(ranking([[0]]), Y, 1, np.ones(3))
+        measures.psp_at_k(ranking([[0]]), Y, 1, np.ones(3))
     with pytest.raises(ShapeMismatch, match="1 x 3"):
-        metrics.f1(truth([{0}], 3), Y)
+        measures.f1(truth([{0}], 3), Y)
     with pytest.raises(ParameterError, match="at least 1"):
-        metrics.evaluate(ranking([[0]]), Y, ks=(0,))
+        measures.evaluate(ranking([[0]]), Y, ks=(0,))
     with pytest.raises(ShapeMismatch, match="counts for 3"):
-        metrics.by_frequency(ranking([[0]]), Y, [1, 1, 1])
+        measures.by_frequency(ranking([[0]]), Y, [1, 1, 1])
     with pytest.raises(ParameterError, match="labels or positives"):
-        metrics.frequency_groups([1], 10, "size")
+        measures.frequency_groups([1], 10, "size")
     with pytest.raises(ParameterError, match="n_train is 0"):
-        metrics.inverse_propensities([0], 0)
+        measures.inverse_propensities([0], 0)
