@@ -1,37 +1,19 @@
-"""DSMLR: scikit-learn's checks, probabilities, labels, and agreement with the solver."""
+"""DSMLR: probabilities, labels, and agreement with scikit-learn."""
 
 from __future__ import annotations
-
-import dataclasses
-import inspect
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from scipy.special import softmax as scipy_softmax
-from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from tests.support.ppdsparse_problems import problem
 from xcray.errors import ParameterError
 from xcray.estimators import DSMLR
-from xcray.solvers.dsmlr import DSMLRSolver
-
-EXACT = "requires equality within 1e-7, more than `tolerance` guarantees (see the test of sample weights)"
-EXPECTED = {
-    f"check_sample_weight_equivalence_on_{kind}_data": EXACT for kind in ("dense", "sparse")
-}
-
-
-@parametrize_with_checks(
-    [DSMLR()], expected_failed_checks=lambda estimator: EXPECTED, xfail_strict=False
-)
-def test_scikit_learns_contract(estimator, check):
-    check(estimator)
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +29,6 @@ def classes():
     rng = np.random.default_rng(3)
     X = rng.normal(size=(300, 12)).astype(np.float32)
     return X, (X @ rng.normal(size=(12, 4)) + 0.5 * rng.normal(size=(300, 4))).argmax(axis=1)
-
-
-def test_its_parameters_are_those_of_the_solver():
-    solver = {field.name: field.default for field in dataclasses.fields(DSMLRSolver)}
-    own = {
-        name: each.default
-        for name, each in inspect.signature(DSMLR.__init__).parameters.items()
-        if name != "self"
-    }
-    assert own == {**solver, "n_jobs": None}
-    assert clone(DSMLR(lam=0.3)).get_params()["lam"] == 0.3
 
 
 def test_one_model_for_any_number_of_threads_and_any_form_of_input(many):
@@ -112,19 +83,6 @@ def test_it_agrees_with_logistic_regression_of_scikit_learn(classes):
     ).fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X), other.predict_proba(X), atol=0.03)
     assert model.score(X, y) == pytest.approx(other.score(X, y), abs=0.01)
-
-
-def test_sample_weights_count_rows(classes):
-    """Weight 2 equals a repeated row and weight 0 a removed row, within `tolerance`."""
-    X, y = classes
-    weights, rows = (
-        np.r_[np.zeros(40), np.full(60, 2.0), np.ones(200)],
-        np.r_[np.arange(40, 100), np.arange(40, 300)],
-    )
-    how = {"lam": 1e-3, "tolerance": 1e-6, "epochs": 300}
-    weighted, repeated = DSMLR(**how).fit(X, y, weights), DSMLR(**how).fit(X[rows], y[rows])
-    assert weighted.objective_ == pytest.approx(repeated.objective_, rel=1e-2)
-    np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), atol=0.03)
 
 
 def test_searches_and_pipelines(classes):

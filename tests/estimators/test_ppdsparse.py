@@ -1,35 +1,20 @@
-"""PPDSparse: scikit-learn's checks, sparse input, pipelines, searches, the solver's results."""
+"""PPDSparse: the bits of the solver, forms of input, pipelines and searches."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from sklearn.base import clone
 from sklearn.datasets import make_multilabel_classification
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from tests.support.ppdsparse_problems import problem
-from xcray.errors import ParameterError
 from xcray.estimators import PPDSparse
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers.ppdsparse import PPDSparseSolver
-
-EXACT = "requires equality within 1e-7, more than a certified gap of 1e-4 guarantees (see the test of sample weights)"
-EXPECTED = {
-    f"check_sample_weight_equivalence_on_{kind}_data": EXACT for kind in ("dense", "sparse")
-}
-
-
-@parametrize_with_checks(
-    [PPDSparse(eps=1e-4)], expected_failed_checks=lambda estimator: EXPECTED, xfail_strict=False
-)
-def test_scikit_learns_contract(estimator, check):
-    check(estimator)
 
 
 @pytest.fixture(scope="module")
@@ -112,28 +97,3 @@ def test_two_classes_follow_the_sign_of_the_decision():
     decision = model.decision_function(X / 20)
     assert decision.shape == (200,)
     assert ((decision > 0).astype(int) == model.predict(X / 20)).all()
-
-
-def test_bad_input_names_the_fix(sparse_problem):
-    X, Y = sparse_problem
-    with pytest.raises(ParameterError, match="C must be greater than"):
-        PPDSparse(C=-1).fit(X, Y)
-    with pytest.raises(ValueError, match="X has 240 rows, Y has 100"):
-        PPDSparse().fit(X, Y[:100])
-    with pytest.raises(ValueError, match="60 features"):
-        PPDSparse().fit(X, Y).predict(sp.csr_matrix(np.ones((2, 7))))
-
-
-def test_sample_weights_count_rows(sparse_problem):
-    """Weight 2 equals a repeated row and weight 0 a removed row, within the certificates."""
-    X, Y = sparse_problem
-    weights = np.r_[np.zeros(40), np.full(60, 2.0), np.ones(140)]
-    rows = np.r_[np.arange(40, 100), np.arange(40, 240)]
-    weighted, repeated = (
-        PPDSparse(eps=1e-7).fit(X, Y, weights),
-        PPDSparse(eps=1e-7).fit(X[rows], Y[rows]),
-    )
-    assert np.allclose(weighted.coef_.toarray(), repeated.coef_.toarray(), atol=5e-3)
-    assert np.allclose(weighted.records_["primal"], repeated.records_["primal"], rtol=1e-5)
-    with pytest.raises(ValueError, match="at least one non-zero"):
-        PPDSparse().fit(X, Y, np.zeros(240))

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from benchmarks.search.cases import (
     FAMILIES,
-    LARGE,
-    NARROW,
     TINY,
     Case,
     biases,
@@ -91,7 +89,7 @@ def problems(draw: st.DrawFn) -> tuple[Case, SearchArguments]:
     return Case(matrix(n_labels), b, matrix(n)), request
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=250, deadline=None, derandomize=True)
 @given(problems())
 def test_small_searches_are_brute_force_to_the_bit(problem: tuple[Case, SearchArguments]) -> None:
     case, request = problem
@@ -101,7 +99,7 @@ def test_small_searches_are_brute_force_to_the_bit(problem: tuple[Case, SearchAr
 
 
 @pytest.mark.parametrize("kernels", [False, None], ids=["few rows", "many rows"])
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(problems())
 def test_numpy_without_kernels_gives_brute_force_to_the_bit(
     kernels: bool | None, problem: tuple[Case, SearchArguments]
@@ -165,7 +163,7 @@ def test_rows_with_arrays_of_other_types_have_the_same_bits() -> None:
         assert first.scores.tobytes() == other.scores.tobytes()
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(problems(), st.integers(0, 2**32 - 1))
 def test_small_searches_among_many_labels_are_brute_force_to_the_bit(
     problem: tuple[Case, SearchArguments], seed: int
@@ -179,17 +177,20 @@ def test_small_searches_among_many_labels_are_brute_force_to_the_bit(
     assert judge(answer, naive.all_scores(case.X, case.W, case.b), request) == []
 
 
-ONCE = {"trained", "alike", *LARGE, *(FAMILIES.keys() - NARROW.keys())}
+# `python -m benchmarks.search --equality` runs all families on tens of thousands of labels; these
+# are searches that end in different ways.
+SPREAD = {
+    f"{name}_spread_out" for name in ("cancelling", "nearly_tied", "denormal", "dense", "hot")
+}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [name for name in FAMILIES if "spread" not in name or name in SPREAD]
+)
 def test_each_family_of_hard_cases_is_searched_exactly(name: str) -> None:
-    for seed in range(1 if name in ONCE else 2):
-        compared, wrong = check(
-            FAMILIES[name](np.random.default_rng(seed)), np.random.default_rng(seed)
-        )
-        assert compared >= 40
-        assert wrong == []
+    compared, wrong = check(FAMILIES[name](np.random.default_rng(0)), np.random.default_rng(0))
+    assert compared >= 40
+    assert wrong == []
 
 
 def test_many_counts_what_it_compared() -> None:
@@ -211,7 +212,7 @@ def scores(model: Case) -> Any:
     return naive.all_scores(model.X, model.W, model.b)
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 10, 33, 64, 99, 100, 101])
+@pytest.mark.parametrize("k", [1, 5, 33, 64, 100, 101])
 def test_every_k_gives_the_head_of_the_whole_ranking(model: Case, scores: Any, k: int) -> None:
     assert (
         differences(searcher(model.W, model.b).query(model.X, k), scores, SearchArguments(k)) == []
@@ -233,12 +234,12 @@ def test_lists_of_narrow_models_with_short_rows_are_cut(k: int) -> None:
     assert differences(answer, naive.all_scores(X, W, index.b), SearchArguments(k)) == []
 
 
-@pytest.mark.parametrize("k", [1, 5, 100])
+@pytest.mark.parametrize("k", [1, 100])
 def test_batches_threads_and_single_rows_agree(model: Case, k: int) -> None:
     index = searcher(model.W, model.b)
     rows = [csr_from(model.X.to_scipy()[i]) for i in range(model.X.n_rows)]
     alone = [index.query(row, k) for row in rows]
-    for threads in (1, 2, 3):
+    for threads in (1, 3):
         whole = index.query(model.X, k, threads=threads)
         for i, one in enumerate(alone):
             assert same(one.top, TopK(whole.labels[i : i + 1], whole.scores[i : i + 1]))
@@ -302,8 +303,8 @@ def test_rows_after_hard_rows_are_searched_as_if_alone() -> None:
         assert differences(index.query(X, k), scores, SearchArguments(k)) == []
 
 
-@pytest.mark.parametrize("deadline_ms", [0.0, 0.001, 0.02, 0.2, 5.0, 1e6])
-@pytest.mark.parametrize("k", [1, 5, 100])
+@pytest.mark.parametrize("deadline_ms", [0.0, 0.02, 0.2, 1e6])
+@pytest.mark.parametrize("k", [1, 100])
 def test_a_deadline_leaves_scores_exact_and_the_gap_valid(
     model: Case, scores: Any, k: int, deadline_ms: float
 ) -> None:
@@ -326,7 +327,7 @@ def test_a_deadline_keeps_to_the_filter(model: Case, scores: Any) -> None:
         )
 
 
-@pytest.mark.parametrize("share", [0.0005, 0.01, 0.3, 0.999])
+@pytest.mark.parametrize("share", [0.0005, 0.3, 0.999])
 def test_filters_of_any_size_leave_the_order_of_the_rest(
     model: Case, scores: Any, share: float
 ) -> None:
