@@ -79,7 +79,7 @@ LONG_FILES = (
     "tests/robustness/test_bad_input.py",
     "tests/jobs/supervision/test_supervisor.py",
     "tests/training/test_selection.py",
-    "tests/training/tuning/test_search.py",
+    "tests/training/test_tune.py",
     "tests/training/test_staged.py",
     "tests/training/test_solvers_contract.py",
     "tests/unit/solvers/indexed_bcd/test_paged_rows.py",

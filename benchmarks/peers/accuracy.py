@@ -28,7 +28,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.splits import HashSplit
 from xcray.kernels.row_norm import has_equal_lengths
 from xcray.measures import evaluate
-from xcray.training.selection.sample import HOLDOUT
+from xcray.training.selection.held_out import HOLDOUT
 
 PEERS = ("sklearn", "pecos_tree", "omikuji_tree", "napkinxc_plt", "dismecpp")
 SETS = ("bibtex", "cooking", "news20_bydate", "clef_imclef07a")

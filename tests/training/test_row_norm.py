@@ -33,7 +33,7 @@ from xcray.training.edit.calibrate import calibrate
 from xcray.training.edit.labels import rename_labels, retrain_labels
 from xcray.training.evaluation import evaluate_models
 from xcray.training.strategies import estimate_training
-from xcray.training.tuning.search import TuneSpec, tune
+from xcray.training.tune import TuneSpec, tune
 
 L2 = {"row_norm": "l2"}
 
@@ -138,7 +138,7 @@ def test_evaluation_calibration_and_tuning_normalise(twins: Twins, tmp_path: Pat
         )
         for data, params in ((twins.raw, L2), (twins.hand, {}))
     ]
-    measured = [[point["measures"] for point in result.points] for result in results]
+    measured = [[point["measures"] for point in result.settings] for result in results]
     assert measured[0] == measured[1]
 
 

@@ -21,10 +21,10 @@ from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import Progress, TrainSpec, train
 from xcray.training.finished import find_finished
 from xcray.training.run import TrainResult
-from xcray.training.selection.choose import LADDERS, Selector, is_better, neighbour
+from xcray.training.selection.coordinate_search import LADDERS, Selector, is_better, neighbour
+from xcray.training.selection.evaluate import Meter
+from xcray.training.selection.held_out import selection_bytes, selection_data
 from xcray.training.selection.measure import parse_measure
-from xcray.training.selection.sample import selection_bytes, selection_data
-from xcray.training.selection.setting import Meter
 from xcray.workers.pool import StopFlag
 
 

@@ -12,9 +12,9 @@ from xcray.estimators.linear import LinearEstimator, drop_unweighted
 from xcray.solvers.contract import summarize_records
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.training.selection.choose import Selector
+from xcray.training.selection.coordinate_search import Selector
+from xcray.training.selection.held_out import selection_data
 from xcray.training.selection.measure import DEFAULT, parse_measure
-from xcray.training.selection.sample import selection_data
 
 
 class PPDSparse(LinearEstimator):

@@ -25,8 +25,9 @@ from xcray.training.capacity.preflight import (
     memory_limits,
     worker_count,
 )
-from xcray.training.selection.choose import Selector
-from xcray.training.selection.sample import selection_bytes, selection_data
+from xcray.training.selection.coordinate_search import Selector
+from xcray.training.selection.evaluate import STOPPED
+from xcray.training.selection.held_out import selection_bytes, selection_data
 from xcray.training.spec import TrainSpec
 from xcray.workers.pool import StopFlag
 
@@ -101,7 +102,7 @@ def _select(
 
     def tick(number: int, setting: str) -> None:
         if stop.is_set():
-            raise Stopped("stopped on request; measured settings are kept")
+            raise Stopped(STOPPED)
         progress(Progress("SELECTING", number, 0, time.monotonic() - began, 0.0, None, setting))
 
     def is_late() -> bool:

@@ -12,7 +12,7 @@ from xcray.errors import Conflict, Corrupt, InputError, ParameterError, ShapeMis
 from xcray.model.model import Model
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import TrainSpec, train
-from xcray.training.tuning.evaluate import hold_out
+from xcray.training.selection.held_out import hold_out
 
 
 @pytest.fixture(scope="module")

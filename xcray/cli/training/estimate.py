@@ -32,7 +32,7 @@ def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
     """
     from xcray.system.units import format_bytes
     from xcray.training.capacity.preflight import check_fits, memory_limits
-    from xcray.training.selection.choose import MAX_TRAININGS
+    from xcray.training.selection.coordinate_search import MAX_TRAININGS
     from xcray.training.strategies import estimate_training
 
     estimate, limits = estimate_training(spec), memory_limits(spec)

@@ -16,7 +16,7 @@ from xcray.cli.training.train import ParameterOption, SolverOption, format_perce
 from xcray.errors import Conflict, InputError
 
 if TYPE_CHECKING:
-    from xcray.training.tuning.search import TuneResult
+    from xcray.training.tune import TuneResult
 
 
 def tune(
@@ -39,11 +39,13 @@ def tune(
         ),
     ] = None,
     select: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="P@1", help="Measure to maximise: P, recall, nDCG, PSP or PSnDCG, @k."
+            metavar="MEASURE",
+            help="Measure to maximise: P, recall, nDCG, PSP or PSnDCG, @k, or a sum. "
+            "[default: P@1+nDCG@5]",
         ),
-    ] = "P@1",
+    ] = None,
     holdout: Annotated[
         float, typer.Option(help="Share of the training rows to evaluate on, chosen by hash.")
     ] = 0.2,
@@ -76,7 +78,8 @@ def tune(
     if out.exists():
         raise Conflict(f"{out} exists already; choose another --out or remove it first")
     from xcray.training import TrainSpec
-    from xcray.training.tuning.search import TuneSpec
+    from xcray.training.selection.measure import DEFAULT
+    from xcray.training.tune import TuneSpec
 
     values = {
         "dataset": str(dataset),
@@ -85,14 +88,15 @@ def tune(
         "pool": pool,
         "workers": workers,
     }
+    measure = select or DEFAULT
     spec = TuneSpec(
-        TrainSpec.from_dict(values), parse_grid(grid), select, holdout, seed, warm=not cold
+        TrainSpec.from_dict(values), parse_grid(grid), measure, holdout, seed, warm=not cold
     )
     working_directory = run_directory(run_dir, out)
     result = run_search(spec, out, working_directory, json)
     if run_dir is None:
         shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists
-    print_result(result, select, json)
+    print_result(result, measure, json)
 
 
 def parse_grid(pairs: list[str] | None) -> dict[str, tuple[float, ...]]:
@@ -118,7 +122,7 @@ def _number(name: str, word: str) -> float:
 
 def run_search(spec: Any, out: Path, folder_kept: Path, quiet: bool) -> TuneResult:
     """Run the search with progress and Ctrl-C handling. Raises Stopped with a hint to resume."""
-    from xcray.training.tuning.search import tune
+    from xcray.training.tune import tune
 
     with resumable_run(lambda: f"finished points are folder_kept in {folder_kept}", quiet) as (
         show,
@@ -130,7 +134,7 @@ def run_search(spec: Any, out: Path, folder_kept: Path, quiet: bool) -> TuneResu
 def print_result(result: TuneResult, select: str, as_json: bool) -> None:
     """Print one row per point with the chosen one marked, and its measures on the test part."""
     if as_json:
-        fields = {"path": str(result.path), "chosen": result.chosen, "points": result.points}
+        fields = {"path": str(result.path), "chosen": result.chosen, "settings": result.settings}
         output.print_json(
             {
                 **fields,
@@ -144,13 +148,13 @@ def print_result(result: TuneResult, select: str, as_json: bool) -> None:
     rows = [
         [
             *(point["params"][name] for name in names),
-            format_percent(point["measures"][select]),
-            point["nnz"],
+            format_percent(point["value"]),
+            point["weights"],
             "" if point["certified"] is None else f"{point['certified']:,} of {point['labels']:,}",
             format_duration(point["seconds"]),
             "chosen" if point["chosen"] else "",
         ]
-        for point in result.points
+        for point in result.settings
     ]
     output.print_table([*names, f"{select} held out", "weights", "certified", "took", ""], rows)
     print_measures(result.model.measures)

@@ -1,1 +1,1 @@
-"""Selection of solver parameters on held-out training rows."""
+"""Selection of parameters on held-out training rows: one evaluator, two strategies."""

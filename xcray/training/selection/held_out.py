@@ -1,20 +1,26 @@
-"""Rows and labels that settings are compared on: a part of the training rows and labels."""
+"""Rows that are held out of a training, to compare settings on: on disk, or in memory."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Int64, Pattern, frozen
+from xcray.data.dataset import Dataset
+from xcray.data.matrices import split_rows
 from xcray.data.splits import HashSplit
-from xcray.errors import InputError
+from xcray.data.writer import DatasetWriter
+from xcray.errors import Conflict, InputError, ParameterError
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
+from xcray.storage.atomic import sha256_arrays
 
 HOLDOUT = 0.2  # share of the training rows that are measured
 # Every n-th label is used, in the order of their training rows, so that frequent and rare ones are
 # in proportion; below MIN_LABELS all of them.
 LABEL_STEP, MIN_LABELS = 2, 17
+CHUNK_ROWS = 1 << 16  # rows split per step
 
 
 class SelectionData(NamedTuple):
@@ -33,6 +39,21 @@ class SelectionData(NamedTuple):
     held_Y: Pattern
     counts: Int64
     share: float
+
+    @property
+    def sha256(self) -> str:
+        """Return a hash of all rows. It reads them."""
+        weights = "equal" if self.weights is None else self.weights
+        return sha256_arrays(
+            {
+                "X": self.X.data,
+                "columns": self.X.indices,
+                "Y": self.YT.indices,
+                "weights": weights,
+                "held_X": self.held_X.data,
+                "held_Y": self.held_Y.indices,
+            }
+        )
 
 
 def selection_data(X: CSR, Y: Pattern, weights: Float32 | None, seed: int = 0) -> SelectionData:
@@ -75,3 +96,48 @@ def selection_bytes(entries: int, weights: int) -> int:
     rows = 8 * entries * (2 * (1 - HOLDOUT) + HOLDOUT)
     rows += 8 * entries * (1 - HOLDOUT)  # normalised values, by row and by column
     return int(rows + 3 * 24 * weights / 2)
+
+
+def hold_out(data: Dataset, share: float, seed: int, path: Path) -> Dataset:
+    """Split the training rows of a data set into a new data set with a held-out part.
+
+    share: of the rows to hold out, selected by a hash of their numbers. path: where it is stored.
+    Raises ParameterError if one side would be empty, Conflict if `path` holds another split.
+    """
+    source = {"of": data.content_hash, "holdout": share, "seed": seed}
+    if path.exists():
+        existing = Dataset.open(path)
+        if existing.manifest["source"] != source:
+            raise Conflict(
+                "the run directory holds another search (other data, holdout or seed); "
+                "choose a new one"
+            )
+        return existing
+    split = HashSplit(share, seed)
+    with DatasetWriter(
+        path, name="held", n_features=data.n_features, n_labels=data.n_labels
+    ) as writer:
+        for start in range(0, data.train.n_rows, CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, data.train.n_rows)
+            for part, X, Y in split_rows(*data.train.take(start, stop), split.mask(start, stop)):
+                writer.add(part, X, Y)
+        if not (writer.n_rows("train") and writer.n_rows("test")):
+            rows = (
+                f"{writer.n_rows('train')} rows to learn from "
+                f"and {writer.n_rows('test')} to measure on"
+            )
+            raise ParameterError(f"holdout={share:g} leaves {rows}; choose another share")
+        weights = data.train.weights
+        kept_weights = (
+            None
+            if weights is None
+            else frozen(weights[~split.mask(0, data.train.n_rows)], np.float32)
+        )
+        return writer.finish(source=source, label_names=data.label_names, weights=kept_weights)
+
+
+def held_out_rows(data: Dataset) -> SelectionData:
+    """Return all rows and labels of a data set with a held-out part, see `hold_out`; mapped."""
+    train, held = data.train, data["test"]
+    rows = (train.X, train.XT, train.YT, train.weights, held.X, held.Y)
+    return SelectionData(*rows, data.label_counts, 1.0)

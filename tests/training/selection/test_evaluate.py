@@ -1,4 +1,4 @@
-"""Points of a search have the result of a training with their parameters."""
+"""Settings of a search have the result of a training with their parameters."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from xcray.data.dataset import Dataset
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 from xcray.training import TrainSpec, train
-from xcray.training.tuning.evaluate import PointEvaluator, hold_out
-from xcray.training.tuning.grid import plan_points
-from xcray.workers.pool import StopFlag
+from xcray.training.selection.evaluate import Evaluator
+from xcray.training.selection.grid import plan_points
+from xcray.training.selection.held_out import held_out_rows, hold_out
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,6 @@ from xcray.workers.pool import StopFlag
         ("ppdsparse", {}, {"positive_weight": (1.0, 4.0)}),
         ("indexed-bcd", {"selection": "pages"}, {"C": (0.1, 10.0), "s": (0.5, 2.0)}),
         ("indexed-bcd", {"selection": "forest"}, {"C": (0.1, 1.0), "leaf_rows": (32, 64)}),
-        ("block-minimisation", {"max_epochs": 3}, {"C": (0.1, 1.0)}),
     ],
 )
 @pytest.mark.parametrize("pool", [pytest.param("serial", marks=pytest.mark.drill), "threads"])
@@ -35,16 +34,16 @@ def test_cold_points_are_those_of_a_training(
     pool: str,
 ) -> None:
     holdout = hold_out(tiny, 0.2, 0, tmp_path / "held")
-    spec = TrainSpec(str(tiny.path), solver=solver, params=params, pool=pool, workers=2)
-    evaluator = PointEvaluator(spec, holdout, tmp_path / "points", StopFlag())
+    rows = held_out_rows(holdout)
+    evaluator = Evaluator(solver, params, rows, "P@1", ks=(1, 3, 5), pool=pool, workers=2)
     for point in plan_points(grid):
         alone = train(
             TrainSpec(str(holdout.path), solver, params={**params, **point.params}, pool="serial"),
             run_dir=tmp_path / point.key / "run",
             out=tmp_path / point.key / "model",
         )
-        result = evaluator.evaluate(point, None)
-        assert (result["measures"], result["nnz"], result["largest_gap"]) == (
+        result = evaluator.evaluate(point.params)
+        assert (result["measures"], result["weights"], result["largest_gap"]) == (
             alone.measures,
             alone.report["weights"],
             alone.report["largest_gap"],
@@ -76,15 +75,12 @@ def test_a_truncated_loss_is_solved_from_large_s_on() -> None:
 
 
 def test_a_warm_point_is_nearly_the_cold_one(tiny: Dataset, tmp_path: Path) -> None:
-    holdout = hold_out(tiny, 0.2, 0, tmp_path / "held")
-    spec = TrainSpec(str(tiny.path), solver="indexed-bcd", pool="serial")
+    rows = held_out_rows(hold_out(tiny, 0.2, 0, tmp_path / "held"))
     points = plan_points({"C": (0.1, 1.0), "s": (1e30, 1.0)})
-    cold, warm = (
-        PointEvaluator(spec, holdout, tmp_path / name, StopFlag()) for name in ("cold", "warm")
-    )
+    cold, warm = (Evaluator("indexed-bcd", {}, rows, "P@1", pool="serial") for _ in range(2))
     for point in points:
-        start = None if point.start is None else points[point.start]
-        result, other = warm.evaluate(point, start), cold.evaluate(point, None)
-        assert result["start"] == (None if start is None else start.params)
+        start = None if point.start is None else points[point.start].params
+        result, other = warm.evaluate(point.params, start), cold.evaluate(point.params)
+        assert result["start"] == start
         assert result["certified"] == result["labels"] == tiny.n_labels
         assert result["measures"]["P@1"] == pytest.approx(other["measures"]["P@1"], abs=0.03)

@@ -20,9 +20,8 @@ import numpy as np
 from xcray.kernels.row_norm import ROW_NORMS, has_equal_lengths
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.storage.atomic import read_json, sha256_arrays, write_json
-from xcray.training.selection.sample import SelectionData
-from xcray.training.selection.setting import EPS, Meter, OutOfBudget, SettingSolver, Solved
+from xcray.training.selection.evaluate import Evaluator, Meter, OutOfBudget
+from xcray.training.selection.held_out import SelectionData
 from xcray.workers.pool import StopFlag
 
 # Values of each parameter. From its default, a parameter first moves to the right.
@@ -33,6 +32,9 @@ LADDERS: Mapping[str, tuple[Any, ...]] = {
     "lam": (0.001, 0.01, 0.1, 0.3, 1.0),
     "positive_weight": (1.0, 2.0, 4.0, 8.0),
 }
+EPS = 0.05  # tolerance of the certificates while settings are compared
+# depend on the machine and the number of workers, or are too long
+NOT_REPORTED = ("folds", "seconds", "core_seconds")
 # Solver work of a selection, in trainings with the starting parameters. Copies of rows, threads and
 # measuring take additional time; together they cost at most two trainings, three on tiny sets.
 BUDGET = 1.6
@@ -69,13 +71,20 @@ class Selector:
         is_late: Callable[[], bool] = lambda: False,
     ) -> None:
         self.data, self.params, self.select = data, dict(params), select
-        self.budget, self.folder, self.tick = budget, folder, tick
-        self.solver = SettingSolver(data, self.params, workers, stop or StopFlag())
+        self.budget, self.tick = budget, tick
+        self.evaluator = Evaluator(
+            "ppdsparse",
+            {**self.params, "eps": EPS},
+            data,
+            select,
+            workers=workers,
+            folder=folder,
+            with_groups=True,
+            stop=stop,
+        )
         self.meter = Meter(is_late)
         self.best: dict[str, Any] = {}  # result of the best setting
         self.results: dict[str, dict[str, Any]] = {}  # by the repr of the setting
-        self._starts: dict[str, dict[str, Any] | None] = {}  # setting that each one started from
-        self._solved: dict[str, Solved] = {}  # of the best setting and the last two
 
     def run(self) -> Selection:
         """Return the best setting, and what was tried."""
@@ -93,7 +102,7 @@ class Selector:
         except OutOfBudget:
             reason = "the time is up" if self.meter.is_late() else "the budget is spent"
         settings = [
-            {name: value for name, value in row.items() if name != "folds"}
+            {name: value for name, value in row.items() if name not in NOT_REPORTED}
             | {"chosen": row is self.best}
             for row in self.results.values()
         ]
@@ -154,53 +163,10 @@ class Selector:
         """Solve and measure a setting, or read its stored result. Raises OutOfBudget."""
         text = " ".join(f"{name}={value}" for name, value in setting.items())
         self.tick(len(self.results), text)
-        self._starts[repr(setting)] = start
-        path = self._stored(setting, start)
-        if path is not None and path.exists():
-            result: dict[str, Any] = {**read_json(path), "params": setting}
-            self.meter.spent += result["work"]
-        else:
-            solved = self.solver.solve(setting, self._solved_start(start), self.meter)
-            self._keep(start, solved)
-            measures = self.solver.measure(solved, self.select)
-            result = {"params": setting, **measures, "work": solved.work}
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(path, result)
+        result = self.evaluator.evaluate(setting, start, self.meter)
+        self.evaluator.keep_duals((start, setting, self.best.get("params")))
         self.results[repr(setting)] = result
         return result
-
-    def _stored(self, setting: dict[str, Any], start: dict[str, Any] | None) -> Path | None:
-        """Return the file of a setting's result, named by everything that the result depends on."""
-        if self.folder is None:
-            return None
-        given = sorted(self.params.items())
-        key = sha256_arrays(
-            {
-                "setting": repr((setting, start, given, self.select, EPS)),
-                "revision": str(PPDSparseSolver.revision),
-                "X": self.data.X.data,
-                "columns": self.data.X.indices,
-                "Y": self.data.YT.indices,
-                "weights": "equal" if self.data.weights is None else self.data.weights,
-            }
-        )
-        return self.folder / f"{key[:16]}.json"
-
-    def _solved_start(self, start: dict[str, Any] | None) -> Solved | None:
-        """Return a start with its duals; solve it again if an earlier run measured it."""
-        if start is None:
-            return None
-        if repr(start) not in self._solved:
-            origin = self._solved_start(self._starts[repr(start)])
-            self._keep(None, self.solver.solve(start, origin, Meter()))
-        return self._solved[repr(start)]
-
-    def _keep(self, start: dict[str, Any] | None, solved: Solved) -> None:
-        """Keep the duals of a setting, its start and the best setting, and drop all others."""
-        names = {repr(start), repr(self.best.get("params"))}
-        self._solved = {name: duals for name, duals in self._solved.items() if name in names}
-        self._solved[repr(solved.setting)] = solved
 
 
 def is_better(result: Mapping[str, Any], best: Mapping[str, Any]) -> bool:

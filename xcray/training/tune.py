@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from xcray.data.dataset import Dataset, open_verified
+from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, ParameterError, Stopped, XcrayError
-from xcray.solvers import make_solver
+from xcray.solvers import SOLVERS, make_solver
 from xcray.storage.arrow import write_table
 from xcray.storage.atomic import (
     create_staging_directory,
@@ -29,15 +29,14 @@ from xcray.storage.atomic import (
 )
 from xcray.storage.run_directory import remove_unused
 from xcray.telemetry.progress import Progress
+from xcray.training.capacity.preflight import worker_count
 from xcray.training.run import TrainResult, train
+from xcray.training.selection.evaluate import STOPPED, Evaluator
+from xcray.training.selection.grid import Point, params_key, plan_points, validate_grid
+from xcray.training.selection.held_out import held_out_rows, hold_out
+from xcray.training.selection.measure import DEFAULT, measure_value, parse_measure
 from xcray.training.spec import TrainSpec
-from xcray.training.tuning.evaluate import PointEvaluator, hold_out
-from xcray.training.tuning.grid import Point, params_key, plan_points, validate_grid
-from xcray.training.tuning.trained_points import TrainedPointEvaluator
 from xcray.workers.pool import StopFlag
-
-# Measures to choose by, each @k.
-MEASURE_FAMILIES = ("P", "recall", "nDCG", "PSP", "PSnDCG")
 
 
 @dataclass(frozen=True)
@@ -46,15 +45,15 @@ class TuneSpec:
 
     train: the final training; its params are shared by all points. grid: values of lam, tau, C and
     other numeric parameters of the solver.
-    select: the measure to choose by, on held-out rows: P, recall, nDCG, PSP or PSnDCG, @k; ties
-    select the sparser model. holdout: share of the training rows to measure on, chosen by a hash of
+    select: the measure to choose by, on held-out rows, see `parse_measure`; ties select the sparser
+    model. holdout: share of the training rows to measure on, chosen by a hash of
     their number. seed: of this choice. warm: start each point from the nearest solved one; if
     False, no point depends on another.
     """
 
     train: TrainSpec
     grid: Mapping[str, tuple[float, ...]]
-    select: str = "P@1"
+    select: str = DEFAULT
     holdout: float = 0.2
     seed: int = 0
     warm: bool = True
@@ -68,14 +67,7 @@ class TuneSpec:
             )
         for point in plan_points(self.grid):
             make_solver(self.train.solver, {**self.train.params, **point.params})
-        family, _, k = self.select.partition("@")
-        if family not in MEASURE_FAMILIES or not (
-            k.isascii() and k.isdecimal() and 1 <= int(k) <= 100
-        ):
-            raise ParameterError(
-                f"select is {self.select[:80]!r}; "
-                f"it must be one of {', '.join(MEASURE_FAMILIES)} with @k, for example P@1"
-            )
+        terms = parse_measure(self.select)
         if (
             isinstance(self.holdout, bool)
             or not isinstance(self.holdout, int | float)
@@ -86,19 +78,21 @@ class TuneSpec:
                 "it must be a share of the rows between 0 and 1, for example 0.2"
             )
         object.__setattr__(
-            self, "train", dataclasses.replace(self.train, ks=(*self.train.ks, int(k)))
+            self,
+            "train",
+            dataclasses.replace(self.train, ks=(*self.train.ks, *(k for _, k in terms))),
         )
 
 
 class TuneResult(NamedTuple):
     """Result of a search.
 
-    path: the directory. points: in the order of solving, each as in path.json. chosen: parameters
-    of the best point. model: result of the final training.
+    path: the directory. settings: in the order of solving, each as in path.json. chosen: parameters
+    of the best one. model: result of the final training.
     """
 
     path: Path
-    points: list[dict[str, Any]]
+    settings: list[dict[str, Any]]
     chosen: dict[str, float]
     model: TrainResult
 
@@ -115,7 +109,7 @@ def tune(
     """Solve all points, choose the best, train the final model, and publish the directory `out`.
 
     out: receives model/ (the model directory), path.json and path.arrow (all points). run_dir:
-    stores finished points and batches. Call again with the same directory, also with another grid,
+    stores finished points. Call again with the same directory, also with another grid,
     to resume.
     progress, stop, job: as in `xcray.training.train`. Raises the errors of `train`, and
     ParameterError if one side of the split has no rows.
@@ -145,48 +139,80 @@ class _TuneRun:
     start_time: float = field(default_factory=time.monotonic)
 
     def run(self, out: Path) -> TuneResult:
-        """Evaluate the points, choose one, and train the final model."""
+        """Evaluate the settings, choose one, and train the final model."""
         points = plan_points(self.spec.grid)
-        data = open_verified(self.spec.train.dataset)
-        self._check_measure(data)
+        data = Dataset.open(self.spec.train.dataset)
         self._report_progress(points, 0, 0, 0)
-        held_data = hold_out(
-            data,
-            self.spec.holdout,
-            self.spec.seed,
-            self.run_dir / "held",
-        )
-        family = make_solver(self.spec.train.solver, self.spec.train.params).family
-        by_label = family in ("independent", "joint")
-        evaluator_class = PointEvaluator if by_label else TrainedPointEvaluator
-        evaluator = evaluator_class(
-            self.spec.train,
-            held_data,
-            self.run_dir / ("points" if self.spec.warm else "cold"),
-            self.stop,
-            self.job,
-        )
+        held = hold_out(data, self.spec.holdout, self.spec.seed, self.run_dir / "held")
+        evaluator = self._make_evaluator(held)
         results = []
         for point in points:
-            start = points[point.start] if self.spec.warm and point.start is not None else None
-            tick = functools.partial(
-                self._report_progress, points, point.number, held_data.n_labels
+            start = points[point.start].params if point.start is not None else None
+            tick = functools.partial(self._report_progress, points, point.number, held.n_labels)
+            results.append(
+                evaluator.evaluate(point.params, start if self.spec.warm else None, tick=tick)
             )
-            results.append(evaluator.evaluate(point, start, tick))
-            evaluator.remove_duals(points, point.number)
+            later = {each.start for each in points[point.number + 1 :]} if self.spec.warm else ()
+            evaluator.keep_duals(points[number].params for number in later if number is not None)
         return self._finish(out, results)
 
-    def _check_measure(self, data: Dataset) -> None:
-        """Raise ParameterError if the measure to choose by needs more labels than there are."""
-        if int(self.spec.select.partition("@")[2]) > data.n_labels:
-            raise ParameterError(
-                f"select is {self.spec.select!r}, and data set {data.name} has "
-                f"{data.n_labels} labels: choose a smaller k"
-            )
+    def _make_evaluator(self, held: Dataset) -> Evaluator:
+        """Return the evaluator. Solvers without warm starts, and Ray, train each setting."""
+        spec = self.spec.train
+        is_warm = spec.pool != "ray" and getattr(SOLVERS[spec.solver], "warm_starts", False)
+        return Evaluator(
+            spec.solver,
+            spec.params,
+            held_out_rows(held),
+            self.spec.select,
+            ks=spec.ks,
+            pool=spec.pool,
+            workers=worker_count(spec),
+            folder=self.run_dir / "settings",
+            stop=self.stop,
+            trainer=None if is_warm else functools.partial(self._train, held),
+        )
+
+    def _train(
+        self, held: Dataset, params: Mapping[str, Any], folder: Path, tick: Callable[[int], None]
+    ) -> dict[str, Any]:
+        """Train and measure a setting on the held-out data set; its model is not kept.
+
+        An interrupted training is continued from its run directory.
+        """
+        began = time.monotonic()
+
+        def report(step: Progress) -> None:
+            tick(round(held.n_labels * min(1.0, step.done / max(step.total, 1))))
+
+        discard_directory(folder / "model")
+        spec = self.spec.train
+        ks = tuple({min(k, held.n_labels) for k in spec.ks})
+        spec = dataclasses.replace(spec, dataset=str(held.path), params=params, ks=ks)
+        result = train(
+            dataclasses.replace(spec, calibrate=False),
+            run_dir=folder / "run",
+            out=folder / "model",
+            progress=report,
+            stop=self.stop,
+            job=self.job,
+        )
+        discard_directory(folder)
+        return {
+            "value": measure_value(result.measures, self.spec.select, held.n_labels),
+            "measures": result.measures,
+            "weights": result.report["weights"],
+            "work": 0,
+            "seconds": time.monotonic() - began,
+            "core_seconds": result.report["core_seconds"],
+            "labels": held.n_labels,
+            "certified": result.report.get("labels_certified"),
+            "largest_gap": result.report.get("largest_gap"),
+        }
 
     def _finish(self, out: Path, results: list[dict[str, Any]]) -> TuneResult:
         """Train the final model on all training rows, with every point in its report."""
-        best = choose_point(results, self.spec.select)
+        best = choose_setting(results)
         for number, result in enumerate(results):
             result["chosen"] = number == best
         chosen = results[best]["params"]
@@ -197,7 +223,7 @@ class _TuneRun:
             **settings,
             "grid": {name: list(values) for name, values in self.spec.grid.items()},
             "chosen": chosen,
-            "points": results,
+            "settings": results,
         }
         out.parent.mkdir(parents=True, exist_ok=True)
         staged = create_staging_directory(out)
@@ -215,7 +241,7 @@ class _TuneRun:
             write_json(
                 staged / "path.json", {**report, "model": model.sha256, "test": model.measures}
             )
-            write_table(staged / "path.arrow", points_table(results))
+            write_table(staged / "path.arrow", settings_table(results))
             publish_directory(staged, out)
         finally:
             discard_directory(staged)
@@ -224,10 +250,7 @@ class _TuneRun:
     def _report_progress(self, points: list[Point], number: int, n_labels: int, done: int) -> None:
         """Report progress over all points. Raises Stopped if a stop was requested."""
         if self.stop.is_set():
-            raise Stopped(
-                "stopped on request; "
-                "finished points and batches are kept, the next run does the rest"
-            )
+            raise Stopped(STOPPED)
         note = f"point {number + 1} of {len(points)}: {points[number].text}"
         seconds, done_labels, total = (
             time.monotonic() - self.start_time,
@@ -247,15 +270,13 @@ class _TuneRun:
         )
 
 
-def choose_point(results: list[dict[str, Any]], select: str) -> int:
-    """Return the number of the best point by a measure; ties: the sparser, then the earlier."""
-    return min(
-        range(len(results)), key=lambda i: (-results[i]["measures"][select], results[i]["nnz"], i)
-    )
+def choose_setting(results: list[dict[str, Any]]) -> int:
+    """Return the number of the setting with the best value; ties: the sparser, then the earlier."""
+    return min(range(len(results)), key=lambda i: (-results[i]["value"], results[i]["weights"], i))
 
 
-def points_table(results: list[dict[str, Any]]) -> pa.Table:
-    """Return the points as a table: one column per parameter, measure and figure."""
+def settings_table(results: list[dict[str, Any]]) -> pa.Table:
+    """Return the settings as a table: one column per parameter, measure and figure."""
     rows = []
     for result in results:
         figures = {

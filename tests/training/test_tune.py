@@ -18,13 +18,14 @@ from xcray.errors import Conflict, ParameterError, Stopped
 from xcray.kernels.sparse import take_rows
 from xcray.model.model import Model
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.storage.arrow import read_table
+from xcray.storage.arrow import read_csr, read_table
 from xcray.storage.atomic import read_json
 from xcray.training import Progress, TrainSpec, train
-from xcray.training.tuning import evaluate
-from xcray.training.tuning.grid import params_key, plan_points
-from xcray.training.tuning.search import TuneResult, TuneSpec, choose_point, tune
-from xcray.training.warm_start import dual_scale
+from xcray.training.selection.evaluate import Evaluator
+from xcray.training.selection.grid import params_key, plan_points
+from xcray.training.selection.held_out import held_out_rows, hold_out
+from xcray.training.selection.warm_start import dual_scale
+from xcray.training.tune import TuneResult, TuneSpec, choose_setting, tune
 from xcray.workers.pool import StopFlag
 
 GRID = {"lam": (0.1, 0.01), "C": (1.0,)}
@@ -91,14 +92,14 @@ def test_repeated_values_are_one_point_and_keys_are_of_values() -> None:
 def test_points_are_solved_on_one_part_and_measured_on_the_other(
     tiny: Dataset, tuning_result: TuneResult, tmp_path: Path
 ) -> None:
-    holdout = evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held")
+    holdout = hold_out(tiny, 0.2, 0, tmp_path / "held")
     mask = HashSplit(0.2, 0).mask(0, tiny.train.n_rows)
     assert holdout.test is not None
     for split, chosen in ((holdout.train, ~mask), (holdout.test, mask)):
         rows = take_rows(tiny.train.X, np.flatnonzero(chosen))
         assert all(a.tobytes() == b.tobytes() for a, b in zip(split.X[:3], rows[:3], strict=True))
     assert 0.1 < mask.mean() < 0.3
-    for point in tuning_result.points:
+    for point in tuning_result.settings:
         params = point["params"]
         spec = TrainSpec(str(holdout.path), pool="serial", params=params)
         alone = train(
@@ -108,7 +109,10 @@ def test_points_are_solved_on_one_part_and_measured_on_the_other(
         )
         # A cold start gives the same bits, a warm start nearly the same optimum.
         if point["start"] is None:
-            assert (point["measures"], point["nnz"]) == (alone.measures, alone.report["weights"])
+            assert (point["measures"], point["weights"]) == (
+                alone.measures,
+                alone.report["weights"],
+            )
         assert point["measures"]["P@1"] == pytest.approx(alone.measures["P@1"], abs=0.03)
         assert point["certified"] == point["labels"] == tiny.n_labels
 
@@ -116,9 +120,9 @@ def test_points_are_solved_on_one_part_and_measured_on_the_other(
 def test_the_best_point_makes_the_final_model(
     tiny: Dataset, tuning_result: TuneResult, tmp_path: Path
 ) -> None:
-    best = max(point["measures"]["P@1"] for point in tuning_result.points)
-    (chosen,) = [point for point in tuning_result.points if point["chosen"]]
-    assert chosen["measures"]["P@1"] == best
+    best = max(point["value"] for point in tuning_result.settings)
+    (chosen,) = [point for point in tuning_result.settings if point["chosen"]]
+    assert chosen["value"] == best
     assert chosen["params"] == tuning_result.chosen
     alone = train(
         TrainSpec(str(tiny.path), pool="serial", params=tuning_result.chosen),
@@ -129,16 +133,16 @@ def test_the_best_point_makes_the_final_model(
     assert model.path == tuning_result.path / "model"
     assert model.sha256 == tuning_result.model.sha256 == alone.sha256
     assert model.measures == alone.measures
-    assert [point["params"] for point in model.manifest["report"]["path"]["points"]] == [
-        point["params"] for point in tuning_result.points
+    assert [point["params"] for point in model.manifest["report"]["path"]["settings"]] == [
+        point["params"] for point in tuning_result.settings
     ]
 
 
 def test_all_points_are_reported(tuning_result: TuneResult) -> None:
     report = read_json(tuning_result.path / "path.json")
-    assert report["points"] == tuning_result.points
+    assert report["settings"] == tuning_result.settings
     assert [report[name] for name in ("select", "holdout", "seed", "warm", "chosen")] == [
-        "P@1",
+        "P@1+nDCG@5",
         0.2,
         0,
         True,
@@ -149,11 +153,19 @@ def test_all_points_are_reported(tuning_result: TuneResult) -> None:
         {"lam": [0.1, 0.01], "C": [1.0]},
     )
     table = read_table(tuning_result.path / "path.arrow")
-    assert table.num_rows == len(tuning_result.points) == 2
+    assert table.num_rows == len(tuning_result.settings) == 2
     assert table.column("chosen").to_pylist().count(True) == 1
-    assert {"lam", "C", "P@1", "P@5", "nnz", "seconds", "core_seconds", "certified", "warm"} <= set(
-        table.column_names
-    )
+    assert {
+        "lam",
+        "C",
+        "P@1",
+        "P@5",
+        "weights",
+        "seconds",
+        "core_seconds",
+        "certified",
+        "warm",
+    } <= set(table.column_names)
     assert sorted(path.name for path in tuning_result.path.iterdir()) == [
         "model",
         "path.arrow",
@@ -161,12 +173,12 @@ def test_all_points_are_reported(tuning_result: TuneResult) -> None:
     ]
 
 
-def test_equal_measures_take_the_sparser() -> None:
+def test_equal_values_take_the_sparser() -> None:
     results: list[dict[str, Any]] = [
-        {"measures": {"P@1": value}, "nnz": nnz}
-        for value, nnz in ((0.5, 9), (0.6, 8), (0.6, 7), (0.6, 7), (0.4, 1))
+        {"value": value, "weights": n}
+        for value, n in ((0.5, 9), (0.6, 8), (0.6, 7), (0.6, 7), (0.4, 1))
     ]
-    assert choose_point(results, "P@1") == 2
+    assert choose_setting(results) == 2
 
 
 def test_a_stopped_search_keeps_its_points_and_is_resumed(
@@ -178,13 +190,13 @@ def test_a_stopped_search_keeps_its_points_and_is_resumed(
         if step.note.startswith("point 2") and step.done > tiny.n_labels + 5:
             stop.set()
 
-    with pytest.raises(Stopped, match="finished batches are kept"):
+    with pytest.raises(Stopped, match="finished settings are kept"):
         tune(
             spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=look, stop=stop
         )
     entries = {
-        path.parent.name: path.stat().st_mtime_ns
-        for path in (tmp_path / "run" / "points").glob("*/result.json")
+        path.name: path.stat().st_mtime_ns
+        for path in (tmp_path / "run" / "settings").glob("*.json")
     }
     assert len(entries) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
@@ -193,14 +205,14 @@ def test_a_stopped_search_keeps_its_points_and_is_resumed(
         spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=steps_seen.append
     )
     for name, when in entries.items():
-        assert (tmp_path / "run" / "points" / name / "result.json").stat().st_mtime_ns == when
+        assert (tmp_path / "run" / "settings" / name).stat().st_mtime_ns == when
     timeless = [
         {name: value for name, value in point.items() if "seconds" not in name}
-        for point in result.points
+        for point in result.settings
     ]
     assert timeless == [
         {name: value for name, value in point.items() if "seconds" not in name}
-        for point in tuning_result.points
+        for point in tuning_result.settings
     ]
     assert result.model.sha256 == tuning_result.model.sha256
     steps = [step for step in steps_seen if step.phase == "POINTS"]
@@ -210,15 +222,15 @@ def test_a_stopped_search_keeps_its_points_and_is_resumed(
 
 def test_a_wider_grid_solves_only_the_new_points(tiny: Dataset, tmp_path: Path) -> None:
     first = tune(spec_of(tiny, {"C": [1]}), run_dir=tmp_path / "run", out=tmp_path / "first")
-    results = list((tmp_path / "run" / "points").glob("*/result.json"))
+    results = list((tmp_path / "run" / "settings").glob("*.json"))
     before = results[0].stat().st_mtime_ns
     second = tune(
         spec_of(tiny, {"C": [1, 3], "lam": [0.01]}),
         run_dir=tmp_path / "run",
         out=tmp_path / "second",
     )
-    assert len(first.points) == 1
-    assert len(second.points) == 2
+    assert len(first.settings) == 1
+    assert len(second.settings) == 2
     assert results[0].stat().st_mtime_ns == before
     with pytest.raises(Conflict, match="another search"):
         tune(spec_of(tiny, {"C": [1]}, seed=1), run_dir=tmp_path / "run", out=tmp_path / "third")
@@ -229,8 +241,8 @@ def test_threads_give_the_same_points(
 ) -> None:
     spec = TuneSpec(TrainSpec(str(tiny.path), pool="threads", workers=3), GRID)
     result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
-    assert [point["measures"] for point in result.points] == [
-        point["measures"] for point in tuning_result.points
+    assert [point["measures"] for point in result.settings] == [
+        point["measures"] for point in tuning_result.settings
     ]
     assert result.model.sha256 == tuning_result.model.sha256
 
@@ -254,28 +266,27 @@ def test_each_point_starts_from_the_duals_of_its_neighbour(
 
     monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda *_: None)
     monkeypatch.setattr(PPDSparseSolver, "solve", recording_solve)
-    bench = evaluate.PointEvaluator(
-        spec_of(tiny).train,
-        evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held"),
-        tmp_path / "points",
-        StopFlag(),
-    )
-    first, second = plan_points(GRID)
-    assert bench.evaluate(first, None)["start"] is None
-    duals = evaluate.read_duals(tmp_path / "points" / first.key / "duals")
-    assert duals is not None
-    assert duals.shape == (tiny.n_labels, bench.data.train.n_rows)
-    assert bench.evaluate(second, first)["start"] == first.params
-    cold, warm = [
-        [one for one in values if one[0] == point.params["lam"]] for point in (first, second)
-    ]
+    data = held_out_rows(hold_out(tiny, 0.2, 0, tmp_path / "held"))
+    evaluator = Evaluator("ppdsparse", {}, data, "P@1", pool="serial", folder=tmp_path / "settings")
+    first, second = (point.params for point in plan_points(GRID))
+    assert evaluator.evaluate(first)["start"] is None
+    (path,) = (tmp_path / "settings").glob("*.arrow")
+    duals = read_csr(path)
+    assert duals.shape == (tiny.n_labels, data.X.n_rows)
+    assert evaluator.evaluate(second, first)["start"] == first
+    cold, warm = [[one for one in values if one[0] == params["lam"]] for params in (first, second)]
     assert all(start is None and keep for _, _, start, keep in cold)
     assert sum(len(labels) for _, labels, _, _ in warm) == tiny.n_labels
     for _, labels, start, keep in warm:
         assert keep
         assert all(np.array_equal(start.row(i)[1], duals.row(k)[1]) for i, k in enumerate(labels))
-    bench.remove_duals([first, second], 1)
-    assert evaluate.read_duals(tmp_path / "points" / first.key / "duals") is None
+    evaluator.keep_duals([second])
+    assert not path.exists()
+    again = Evaluator("ppdsparse", {}, data, "P@1", pool="serial", folder=tmp_path / "settings")
+    before, third = len(values), {"lam": 0.001, "C": 1.0}
+    again.evaluate(first)
+    assert len(values) == before  # it is stored, and its duals are made again where they are needed
+    assert again.evaluate(third, first) == evaluator.evaluate(third, first)
 
 
 @pytest.mark.drill
@@ -285,24 +296,24 @@ def test_on_ray_points_are_cold(tiny: Dataset, tmp_path: Path) -> None:
     spec = TuneSpec(TrainSpec(str(tiny.path), pool="ray", workers=2), GRID)
     result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     cold = tune(spec_of(tiny, warm=False), run_dir=tmp_path / "cold", out=tmp_path / "serial")
-    assert [point["start"] for point in result.points] == [None, None]
-    assert [point["measures"] for point in result.points] == [
-        point["measures"] for point in cold.points
+    assert [point["start"] for point in result.settings] == [None, None]
+    assert [point["measures"] for point in result.settings] == [
+        point["measures"] for point in cold.settings
     ]
     assert result.model.sha256 == cold.model.sha256
 
 
 def test_cold_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
     cold = tune(spec_of(tiny, warm=False), run_dir=tmp_path / "run", out=tmp_path / "out")
-    holdout = evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held")
-    for point in cold.points:
+    holdout = hold_out(tiny, 0.2, 0, tmp_path / "held")
+    for point in cold.settings:
         folder = tmp_path / params_key(point["params"])
         alone = train(
             TrainSpec(str(holdout.path), pool="serial", params=point["params"]),
             run_dir=folder / "run",
             out=folder / "model",
         )
-        assert (point["start"], point["measures"], point["nnz"]) == (
+        assert (point["start"], point["measures"], point["weights"]) == (
             None,
             alone.measures,
             alone.report["weights"],
@@ -312,7 +323,7 @@ def test_cold_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
 def test_the_selected_measure_can_need_another_k(tiny: Dataset, tmp_path: Path) -> None:
     spec = spec_of(tiny, {"C": [1]}, select="nDCG@7")
     result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
-    assert "nDCG@7" in result.points[0]["measures"]
+    assert "nDCG@7" in result.settings[0]["measures"]
     assert "nDCG@7" in result.model.measures
 
 
@@ -399,23 +410,22 @@ def test_solvers_without_tasks_train_each_point_on_the_other_rows(
     train_spec = TrainSpec(str(tiny.path), "stagewise", LEAST_SQUARES, pool="serial")
     spec = TuneSpec(train_spec, {"stages": (1, 3), "lam": (1e-3, 1.0)})
     result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
-    assert [point["params"] for point in result.points] == [
+    assert [point["params"] for point in result.settings] == [
         {"lam": 1.0, "stages": 1},
         {"lam": 1.0, "stages": 3},
         {"lam": 1e-3, "stages": 1},
         {"lam": 1e-3, "stages": 3},
     ]
-    held = evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held")
-    for number, point in enumerate(result.points):
+    held = hold_out(tiny, 0.2, 0, tmp_path / "held")
+    for number, point in enumerate(result.settings):
         alone = TrainSpec(
             str(held.path), "stagewise", {**LEAST_SQUARES, **point["params"]}, pool="serial"
         )
         folder = tmp_path / str(number)
         model = train(alone, run_dir=folder.with_suffix(".run"), out=folder)
-        assert (point["measures"], point["nnz"]) == (model.measures, model.report["weights"])
-    best = max(point["measures"]["P@1"] for point in result.points)
-    assert [p["chosen"] for p in result.points].count(True) == 1
-    assert next(p for p in result.points if p["chosen"])["measures"]["P@1"] == best
+        assert (point["measures"], point["weights"]) == (model.measures, model.report["weights"])
+    best = max(point["value"] for point in result.settings)
+    assert [p["value"] for p in result.settings if p["chosen"]] == [best]
     whole = replace(train_spec, params={**LEAST_SQUARES, **result.chosen})
     final = train(whole, run_dir=tmp_path / "final.run", out=tmp_path / "final")
     assert final.sha256 == result.model.sha256

@@ -1,1 +1,0 @@
-"""Hyper-parameter search over a grid with warm starts."""
