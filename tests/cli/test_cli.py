@@ -51,7 +51,7 @@ def test_format_progress() -> None:
     assert format_progress(step(done=3, total=50, rate=0.25)) == "TRAINING 3 of 50 (6 %), 0.25/s"
     epochs = step(done=3, total=50, rate=2.0, note="objective 1.5")
     assert speed_of(epochs) == "2/s"
-    assert speed_of(epochs._replace(figures={"objective": 1.5})) == "2/s, objective 1.5"
+    assert speed_of(epochs._replace(newest={"objective": 1.5})) == "2/s, objective 1.5"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_last_line_of_a_phase_is_written_once() -> None:
 def test_progress_from_json_needs_no_field() -> None:
     assert progress_from_json({}, "QUEUED") == Progress("QUEUED", 0, 0, 0.0, 0.0, None, "")
     assert progress_from_json({"phase": "TRAINING", "done": 3, "eta": 1.5}).eta == 1.5
-    assert progress_from_json({"figures": {"epoch": 3}}).figures == {"epoch": 3}
+    assert progress_from_json({"newest": {"epoch": 3}}).newest == {"epoch": 3}
 
 
 def test_bars_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,8 @@ def test_data_sets_and_jobs(server: ServerSetup, tmp_path: Path) -> None:
     result = client.datasets.wait(dataset["id"], seconds=120)
     assert (result["status"], result["stats"]["splits"]["test"]["n_rows"]) == ("READY", 20)
     assert next(one["id"] for one in client.datasets.list()) == result["id"]
-    figures = client.datasets.figures(result["id"], examples=2)
-    assert figures["parts"]["train"]["examples"][0]["labels"]
+    found = client.datasets.histograms(result["id"], examples=2)
+    assert found["parts"]["train"]["examples"][0]["labels"]
     assert client.datasets.picture(result["id"], width=400).startswith("<svg ")
     request: dict[str, Any] = {
         "dataset": result["id"],
@@ -172,7 +172,7 @@ def test_a_version_is_downloaded_and_compared(server: ServerSetup, tmp_path: Pat
     with pytest.raises(Conflict, match="exists already"):
         models.download("text", 1, target)
     assert models.diff("text", 1, 1)["same_content"] is True
-    assert models.figures("text", 1)["gaps"] is None  # not trained, so no gaps
+    assert models.report("text", 1)["gaps"] is None  # not trained, so no gaps
     with pytest.raises(NotFound, match="no timeline"):
         models.picture("text", 1, "timeline")
 

@@ -68,7 +68,7 @@ def prepare(http: httpx.Client, home: Path) -> tuple[str, dict[str, tuple[str, s
         "job": (f"jobs/{job}", "Job pydocs"),
         "models": ("models", "Models"),
         "model": ("models/pydocs", "Model pydocs"),
-        "model-figures": ("models/pydocs", "Certificates"),
+        "model-report": ("models/pydocs", "Certificates"),
         "ask": (f"ask?{question}", "Ask"),
         "admin": ("admin", "Admin"),
     }

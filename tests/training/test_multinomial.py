@@ -130,7 +130,7 @@ def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
 
     def progress(step: Any) -> None:
         notes.extend([step.note] if "lost" in step.note else [])
-        if step.figures.get("epoch") == 4 and not lost:
+        if step.newest.get("epoch") == 4 and not lost:
             lost.append(4)
             instance[-1].simulate_loss("worker-1", with_objects=True)
 
@@ -207,7 +207,7 @@ def test_when_time_is_up_the_model_is_whole(
     monkeypatch.setattr(interval, "time", clock)
 
     def progress(step: Any) -> None:
-        ahead[0] = 1e6 if step.figures.get("epoch", 0) >= 2 else 0.0
+        ahead[0] = 1e6 if step.newest.get("epoch", 0) >= 2 else 0.0
 
     spec = spec_of(tiny, "dsmlr", params={"epochs": 1000, "tolerance": 0.0}, max_seconds=3600.0)
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress)

@@ -246,7 +246,7 @@ def test_pictures_and_page(references: References, tmp_path: Path, solver: str) 
     page = (tmp_path / "report" / "report.md").read_text()
     assert f"solved by {solver}" in page
     if solver in ("dsmlr", "lbfgs"):
-        assert "descent" in report["pictures"]
+        assert "objective" in report["pictures"]
         assert f"after {report['training']['epochs']} epochs" in page
 
 

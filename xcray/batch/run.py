@@ -170,7 +170,7 @@ class _BatchRun:
             raise Stopped("stopped on request; finished parts are kept, the next run does the rest")
         n_kept = getattr(self, "kept_rows", 0)
         note = self.metrics.progress_note(f"{n_kept} kept" if n_kept else "")
-        vitals = self.metrics.snapshot() if phase == "PREDICTING" else EMPTY
+        metrics = self.metrics.snapshot() if phase == "PREDICTING" else EMPTY
         self.progress(
             Progress(
                 phase,
@@ -180,7 +180,7 @@ class _BatchRun:
                 rate,
                 eta,
                 note,
-                vitals=vitals,
+                metrics=metrics,
             )
         )
 

@@ -45,12 +45,12 @@ class Models(Resource):
         """Return the model card, in Markdown."""
         return str(self._connection.request("GET", f"{self._path(name, version)}/card"))
 
-    def figures(self, name: str, version: int) -> dict[str, Any]:
-        """Return the training of a version in figures: by label frequency, calibration, gaps."""
-        return dict(self._connection.request("GET", f"{self._path(name, version)}/figures"))
+    def report(self, name: str, version: int) -> dict[str, Any]:
+        """Return the training of a version as a report: by label frequency, calibration, gaps."""
+        return dict(self._connection.request("GET", f"{self._path(name, version)}/report"))
 
     def picture(self, name: str, version: int, picture: str, width: int = 960) -> str:
-        """Return a picture of a version's training as SVG; `figures` lists their names.
+        """Return a picture of a version's training as SVG; `report` lists their names.
 
         width: in pixels.
         """

@@ -135,9 +135,9 @@ class Datasets(Resource):
             time.sleep(pause)
             pause = min(1.0, pause * 1.5)
 
-    def figures(self, dataset_id: str, examples: int = 5) -> dict[str, Any]:
+    def histograms(self, dataset_id: str, examples: int = 5) -> dict[str, Any]:
         """Return histograms of a READY data set, and at most 100 example rows per part."""
-        place = f"/v1/datasets/{quote_part(dataset_id)}/figures"
+        place = f"/v1/datasets/{quote_part(dataset_id)}/histograms"
         return dict(self._connection.request("GET", place, query={"examples": examples}))
 
     def picture(self, dataset_id: str, width: int = 960) -> str:
@@ -341,7 +341,7 @@ class Jobs(Resource):
         )
 
     def picture(self, job_id: str, picture: str, width: int = 960) -> str:
-        """Return the "timeline" or the "descent" of a training so far as SVG. width: in pixels."""
+        """Return the "timeline" or "objective" of a training so far as SVG. width: in pixels."""
         place = f"{self._path(job_id)}/pictures/{quote_part(picture)}"
         return str(self._connection.request("GET", place, query={"width": width}))
 

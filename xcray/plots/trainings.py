@@ -142,7 +142,7 @@ def certificate_picture(gaps: Any, eps: float | None, rounds: Any, name: str, no
     return Picture(f"How the labels converged · {name}", note, panels)
 
 
-def descent_picture(history: Sequence[Mapping[str, Any]], name: str, note: str) -> Picture:
+def objective_picture(history: Sequence[Mapping[str, Any]], name: str, note: str) -> Picture:
     """Draw the objective and held-out measures against epochs, and time if it is known.
 
     history: one entry per point, with "epoch", "objective", and in reports "seconds" since the

@@ -93,7 +93,7 @@ EXTRA_STATUSES: Final[dict[str, tuple[int, ...]]] = {
     "batch_submit": (404, 409, 507),
     "datasets_create": (404, 409, 507),
     "datasets_delete": (409, 412),
-    "datasets_figures": (409,),
+    "datasets_histograms": (409,),
     "pictures_dataset": (409,),
     "datasets_upload": (409, 507),
     "jobs_delete": (409, 412),
@@ -245,7 +245,7 @@ LINKS: Final = (
         for target in (
             "models_show_version",
             "models_card",
-            "versions_figures",
+            "versions_report",
             "versions_archive",
             "inference_version_infer",
         )

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-# names of the counters in `Progress.vitals`
+# names of the counters in `Progress.metrics`
 LABELS_SOLVED: Final = "labels_solved"
 WORKER_SECONDS: Final = "worker_seconds"  # seconds of workers for work that counted
 EPOCHS: Final = "epochs"
@@ -27,9 +27,9 @@ class Progress(NamedTuple):
     in labels (or in epochs, during TRAINING of solvers with epochs). Before them SELECTING, if
     parameters are chosen, with done in settings and total 0. LOADING, PREDICTING or
     PUBLISHING for a batch prediction, with done and total in rows. seconds: since the start. rate:
-    per second. eta: seconds, or None if unknown. note: a line for people. figures: for machines;
-    the newest "epoch", "objective" and "held_out" loss of trainings with epochs. vitals: run
-    metrics, see `xcray.workers.run_metrics`.
+    per second. eta: seconds, or None if unknown. note: a line for people. newest: the last
+    "epoch", "objective" and "held_out" loss of trainings with epochs. metrics: see
+    `xcray.workers.run_metrics`.
     """
 
     phase: str
@@ -39,5 +39,5 @@ class Progress(NamedTuple):
     rate: float
     eta: float | None
     note: str
-    figures: Mapping[str, Any] = EMPTY
-    vitals: Mapping[str, Any] = EMPTY
+    newest: Mapping[str, Any] = EMPTY
+    metrics: Mapping[str, Any] = EMPTY

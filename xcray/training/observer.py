@@ -32,7 +32,7 @@ class ProgressFn(Protocol):
         rate: float = 0.0,
         eta: float | None = None,
         note: str = "",
-        figures: Mapping[str, Any] = EMPTY,
+        newest: Mapping[str, Any] = EMPTY,
     ) -> None:
         """Report progress."""
 

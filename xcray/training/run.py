@@ -261,7 +261,7 @@ class _TrainingRun:
         rate: float = 0.0,
         eta: float | None = None,
         note: str = "",
-        figures: Mapping[str, Any] = EMPTY,
+        newest: Mapping[str, Any] = EMPTY,
     ) -> None:
         """Report progress. Raises Stopped if a stop was requested.
 
@@ -271,7 +271,7 @@ class _TrainingRun:
             raise Stopped(
                 "stopped on request; finished batches are kept, the next run does the rest"
             )
-        vitals = self.metrics.snapshot() if phase == "TRAINING" else EMPTY
+        metrics = self.metrics.snapshot() if phase == "TRAINING" else EMPTY
         self.progress(
             Progress(
                 phase,
@@ -281,8 +281,8 @@ class _TrainingRun:
                 rate,
                 eta,
                 note,
-                figures,
-                vitals,
+                newest,
+                metrics,
             )
         )
 

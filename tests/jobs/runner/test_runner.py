@@ -237,8 +237,8 @@ def test_every_epoch_is_recorded_once(store, home, job):
     def training(spec, *, progress, **more):
         for epoch in range(1, 41):
             for _ in range(3):  # each epoch is reported three times, recorded once
-                figures = {"epoch": epoch, "objective": 1.0 / epoch, "held_out": float("nan")}
-                progress(Progress("TRAINING", epoch, 40, 0.1, 1.0, 1.0, "falling", figures))
+                newest = {"epoch": epoch, "objective": 1.0 / epoch, "held_out": float("nan")}
+                progress(Progress("TRAINING", epoch, 40, 0.1, 1.0, 1.0, "falling", newest))
         return good(spec, progress=progress, **more)
 
     run_reporting_often(store, home, job, training)
@@ -246,7 +246,7 @@ def test_every_epoch_is_recorded_once(store, home, job):
     assert reports == [
         {"epoch": epoch, "objective": 1.0 / epoch, "held_out": None} for epoch in range(1, 41)
     ]
-    assert "figures" not in store.jobs.get(job.id).progress  # the last phase has no figures
+    assert "newest" not in store.jobs.get(job.id).progress  # the last phase has no epochs
 
 
 # --- other outcomes

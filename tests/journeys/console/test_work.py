@@ -195,7 +195,7 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
     )
     for name in ("How the classes converged", "Which labels are found", "Calibration"):
         page.get_by_role("img", name=name).wait_for()
-    rows = live.http.get("/v1/models/pair/versions/2/figures").json()["by_frequency"]["labels"]
+    rows = live.http.get("/v1/models/pair/versions/2/report").json()["by_frequency"]["labels"]
     bars = page.get_by_role("img", name="Which labels are found").locator("[data-series='P@1']")
     values = bars.first.locator("title").all_text_contents()
     assert [value.rpartition(": ")[2] for value in values] == [
@@ -286,7 +286,7 @@ def test_judged_answers_are_saved_as_training_rows(
 def test_a_data_set_is_drawn_with_example_rows(live: Live, pages: Browsing | None) -> None:
     sets = live.http.get("/v1/datasets").json()["datasets"]
     path = next(each["id"] for each in sets if each["name"] == "topics")
-    found = live.http.get(f"/v1/datasets/{path}/figures?examples=3").json()
+    found = live.http.get(f"/v1/datasets/{path}/histograms?examples=3").json()
     assert sum(found["rows_per_label"]["counts"]) == 3
     if pages is None:
         return

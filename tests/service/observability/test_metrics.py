@@ -197,10 +197,10 @@ def test_metrics_of_attempts_are_counted_once_and_shown_while_they_run(store: Jo
         "object_store_bytes": 7,
     }
     fields |= {"counted": {"labels_solved": 10.0}}
-    tally.update(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", vitals=fields))
+    tally.update(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", metrics=fields))
     # The reply was lost, so the increments stay pending.
     store.attempts.append_event(
-        job.id, 1, "progress", {"vitals": fields, "eta": 90.0}, increments=tally.pending()
+        job.id, 1, "progress", {"metrics": fields, "eta": 90.0}, increments=tally.pending()
     )
     news = tally.pending()
     tally.acknowledge(news)
@@ -215,7 +215,7 @@ def test_metrics_of_attempts_are_counted_once_and_shown_while_they_run(store: Jo
             1.0,
             None,
             "",
-            vitals={**fields, "counted": {"labels_solved": 12.0, "worker_seconds": 3.0}},
+            metrics={**fields, "counted": {"labels_solved": 12.0, "worker_seconds": 3.0}},
         )
     )
     assert store_metrics(store)["xcray_jobs_remaining_seconds", ()] == 90.0
@@ -226,7 +226,9 @@ def test_metrics_of_attempts_are_counted_once_and_shown_while_they_run(store: Jo
         "nodes_lost": 1,
         "batches_copied": 3.0,
     }
-    tally.update(Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**fields, "counted": lost}))
+    tally.update(
+        Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", metrics={**fields, "counted": lost})
+    )
     store.attempts.append_event(
         job.id, 1, "phase", {"phase": "MERGING"}, increments=tally.pending()
     )
@@ -275,9 +277,9 @@ def test_a_training_fills_the_metrics(tmp_path: Path, tiny: Any) -> None:
     )
     result = store_metrics(store)
     reports = [
-        event.data["vitals"]
+        event.data["metrics"]
         for event in store.jobs.list_events(job.id)
-        if event.kind == "progress" and "vitals" in event.data
+        if event.kind == "progress" and "metrics" in event.data
     ]
     store.close()
     assert result["xcray_labels_solved_total", ()] == tiny.n_labels
@@ -311,8 +313,8 @@ def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> Non
 
 
 def test_run_metrics_cover_the_last_half_minute() -> None:
-    vitals, task = RunMetrics(2, 10), Task(0, (), 0.0)
-    assert vitals.snapshot() == {
+    metrics, task = RunMetrics(2, 10), Task(0, (), 0.0)
+    assert metrics.snapshot() == {
         "workers": 2,
         "workers_wanted": 2,
         "busy_share": None,
@@ -324,11 +326,11 @@ def test_run_metrics_cover_the_last_half_minute() -> None:
             WorkerStatus(4, 3, lost=1, nodes_lost=1, stored_bytes=200),
         ]
     )
-    vitals.set_worker_source(lambda: next(musters))
+    metrics.set_worker_source(lambda: next(musters))
     for begin, seconds, outcome in ((0.0, 10.0, DONE), (0.0, 5.0, LOST), (90.0, 10.0, DONE)):
-        vitals.add_span(Span("w", task, begin, seconds, outcome))
-    vitals.add_span(Span("w", Task(1, (), 0.0, 2, copy=True), 95.0, 0.0, DUPLICATE))
-    report = vitals.snapshot()
+        metrics.add_span(Span("w", task, begin, seconds, outcome))
+    metrics.add_span(Span("w", Task(1, (), 0.0, 2, copy=True), 95.0, 0.0, DUPLICATE))
+    report = metrics.snapshot()
     # seconds 70 to 100, two workers
     assert report["busy_share"] == pytest.approx(10.0 / (2 * 30.0), abs=1e-4)
     assert report["counted"] == {  # lost work does not count as worker seconds
@@ -345,15 +347,15 @@ def test_run_metrics_cover_the_last_half_minute() -> None:
         4,
         100,
     )
-    report = vitals.snapshot()
+    report = metrics.snapshot()
     assert (report["workers"], report["object_store_bytes"]) == (3, 200)
     assert (report["counted"]["workers_lost"], report["counted"]["nodes_lost"]) == (1, 1)
-    vitals.set_worker_source(lambda: WorkerStatus(2, 2))
+    metrics.set_worker_source(lambda: WorkerStatus(2, 2))
     # an earlier attempt did 5 epochs; then back from 6 to 4, and forward again
     for epoch in (5, 6, 4, 7):
-        vitals.set_epochs(epoch)
-    assert vitals.snapshot()["counted"]["epochs"] == 2
-    assert vitals.snapshot()["counted"]["rows_trained"] == 20
+        metrics.set_epochs(epoch)
+    assert metrics.snapshot()["counted"]["epochs"] == 2
+    assert metrics.snapshot()["counted"]["rows_trained"] == 20
 
 
 def test_a_store_that_hangs_delays_no_scrape() -> None:

@@ -65,8 +65,8 @@ def pictures() -> dict[str, Picture]:
             rng.random(30) * 0.01, 0.01, rng.integers(1, 5, 30), "set", "note"
         ),
         "no gaps": trainings.certificate_picture([], None, [], "set", "note"),
-        "descent": trainings.descent_picture(timed, "set", "note"),
-        "live": trainings.descent_picture(epochs, "set", "note"),
+        "objective": trainings.objective_picture(timed, "set", "note"),
+        "live": trainings.objective_picture(epochs, "set", "note"),
         "scaling": trainings.scaling_picture([(1, 8.0), (2, 4.2)], "set", "note"),
         "one": trainings.scaling_picture([(1, 8.0)], "set", "note"),
         "stages": trainings.stages_picture([{"seconds": 1, "features": 9, "P@1": 0.5}], "s", "n"),

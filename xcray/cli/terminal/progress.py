@@ -22,7 +22,7 @@ def progress_from_json(values: Mapping[str, Any], phase: str = "") -> Progress:
         rate=float(values.get("rate") or 0.0),
         eta=values.get("eta"),
         note=str(values.get("note") or ""),
-        figures=values.get("figures") or {},
+        newest=values.get("newest") or {},
     )
 
 
@@ -154,7 +154,7 @@ class BarReporter(Reporter):
 def speed_of(step: Any) -> str:
     """Format rate and time left, and the note if there are epochs or nothing is counted yet."""
     left = f"{format_duration(step.eta)} left" if step.eta is not None else ""
-    note = printable(step.note) if step.figures or not step.total else ""
+    note = printable(step.note) if step.newest or not step.total else ""
     return ", ".join(
         part for part in (format_rate(step.rate) if step.rate else "", left, note) if part
     )

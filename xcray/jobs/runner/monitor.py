@@ -112,7 +112,7 @@ class AttemptMonitor:
         self._heartbeat_seconds = min(options.heartbeat_seconds, options.lease_seconds / 4)
         # events that must all be written
         self._pending_events: deque[tuple[str, dict[str, Any]]] = deque()
-        self._latest_figures: dict[str, Any] = {}
+        self._newest: dict[str, Any] = {}
         self._latest_progress: dict[str, Any] | None = None
         self._reported: dict[str, Any] = {}  # the progress that was written last
         self._activity = ""
@@ -166,9 +166,9 @@ class AttemptMonitor:
                 self._phase = progress.phase
                 self._pending_events.append(("phase", {"phase": progress.phase}))
                 LOG.info("phase %s", progress.phase)
-            if data.get("figures") not in (None, self._latest_figures):
-                self._latest_figures = data["figures"]
-                self._pending_events.append(("epoch", data["figures"]))
+            if data.get("newest") not in (None, self._newest):
+                self._newest = data["newest"]
+                self._pending_events.append(("epoch", data["newest"]))
             self._latest_progress = data
 
     def send_heartbeat(self) -> None:

@@ -137,9 +137,9 @@ class AttemptMetrics:
     def update(self, progress: Progress) -> None:
         """Take the latest values."""
         kind = KIND_BY_PHASE.get(progress.phase)
-        if kind is None or not progress.vitals:
+        if kind is None or not progress.metrics:
             return
-        for name, value in progress.vitals["counted"].items():
+        for name, value in progress.metrics["counted"].items():
             self._totals[_counter_of(name, kind)] = float(value)
 
     def pending(self) -> dict[Counter, float]:
@@ -173,9 +173,9 @@ def to_event_data(progress: Progress) -> dict[str, Any]:
     data = {
         name: _finite_or_none(value)
         for name, value in progress._asdict().items()
-        if name not in ("figures", "vitals")
+        if name not in ("newest", "metrics")
     }
-    for name, part in (("figures", progress.figures), ("vitals", progress.vitals)):
+    for name, part in (("newest", progress.newest), ("metrics", progress.metrics)):
         if part:
             data[name] = {key: _finite_or_none(value) for key, value in part.items()}
     return data

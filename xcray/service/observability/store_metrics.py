@@ -136,7 +136,7 @@ def families(statistics: StoreStatistics) -> Iterator[Metric]:
     yield _wait_histogram(statistics)
     for name, (description, labels) in COUNTERS.items():
         yield _counter(name, description, labels, statistics)
-    yield from _running_job_metrics([each.get("vitals", {}) for each in statistics.running])
+    yield from _running_job_metrics([each.get("metrics", {}) for each in statistics.running])
     description = (
         "estimated seconds until the last running job finishes its main phase; "
         "0 without an estimate"
@@ -148,12 +148,12 @@ def families(statistics: StoreStatistics) -> Iterator[Metric]:
     )
 
 
-def _running_job_metrics(vitals: list[Mapping[str, Any]]) -> Iterator[Metric]:
+def _running_job_metrics(metrics: list[Mapping[str, Any]]) -> Iterator[Metric]:
     """Yield the totals of the running jobs."""
-    workers = sum(each.get("workers", 0) for each in vitals)
-    busy = sum(each.get("workers", 0) * (each.get("busy_share") or 0.0) for each in vitals)
+    workers = sum(each.get("workers", 0) for each in metrics)
+    busy = sum(each.get("workers", 0) * (each.get("busy_share") or 0.0) for each in metrics)
     yield _gauge("xcray_workers", "active workers of running jobs", workers)
-    desired = sum(each.get("workers_wanted", 0) for each in vitals)
+    desired = sum(each.get("workers_wanted", 0) for each in metrics)
     yield _gauge(
         "xcray_workers_desired",
         "workers that running jobs can use; more than xcray_workers: the cluster is full",
@@ -164,13 +164,13 @@ def _running_job_metrics(vitals: list[Mapping[str, Any]]) -> Iterator[Metric]:
         "recent share of time in which these workers were busy, 0 to 1",
         busy / max(1, workers),
     )
-    gaps = (each.get("largest_gap") or 0.0 for each in vitals)
+    gaps = (each.get("largest_gap") or 0.0 for each in metrics)
     description = (
         "largest duality gap of the labels solved by running jobs, relative to the null objective"
     )
     yield _gauge("xcray_max_relative_duality_gap", description, max(gaps, default=0.0))
     # Jobs on one cluster report the same object stores.
-    store_bytes = max((each.get("object_store_bytes") or 0 for each in vitals), default=0)
+    store_bytes = max((each.get("object_store_bytes") or 0 for each in metrics), default=0)
     yield _gauge(
         "xcray_object_store_bytes",
         "bytes of primary copies in the Ray object stores used by running jobs",

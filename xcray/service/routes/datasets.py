@@ -27,7 +27,7 @@ from xcray.jobs.store.jobs import JobFilter
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets import builds as building
 from xcray.service.datasets.fetching import fetch
-from xcray.service.datasets.figures import dataset_figures
+from xcray.service.datasets.histograms import dataset_histograms
 from xcray.service.datasets.statistics import statistics
 from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import check_media_type, json_body, openapi_body
@@ -42,7 +42,7 @@ from xcray.service.http.etags import (
 from xcray.service.http.idempotency import IdempotencyKey, creation_reply, replay_response
 from xcray.service.http.strict_json import loads
 from xcray.service.schemas import (
-    DatasetFiguresView,
+    DatasetHistogramsView,
     DatasetPage,
     DatasetRequest,
     DatasetView,
@@ -190,9 +190,11 @@ def show(
 
 
 @router.get(
-    "/v1/datasets/{dataset_id}/figures", response_model=DatasetFiguresView, responses=NOT_MODIFIED
+    "/v1/datasets/{dataset_id}/histograms",
+    response_model=DatasetHistogramsView,
+    responses=NOT_MODIFIED,
 )
-def figures(
+def histograms(
     request: Request,
     caller: Reader,
     dataset_id: str,
@@ -203,7 +205,7 @@ def figures(
     record = app_state_of(request).store.datasets.get(dataset_id, caller.tenant)
     require_ready(record, dataset_id)
     return reply(
-        request, DatasetFiguresView(**dataset_figures(Dataset.open(record.path), examples))
+        request, DatasetHistogramsView(**dataset_histograms(Dataset.open(record.path), examples))
     )
 
 

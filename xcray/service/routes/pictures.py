@@ -10,9 +10,9 @@ from xcray.data.dataset import Dataset
 from xcray.errors import NotFound
 from xcray.model.model import Model
 from xcray.plots.picture import FILE_WIDTH, Picture
-from xcray.plots.trainings import descent_picture, timeline_picture
+from xcray.plots.trainings import objective_picture, timeline_picture
 from xcray.service.app_state import AppState, app_state_of
-from xcray.service.datasets.figures import dataset_picture
+from xcray.service.datasets.histograms import dataset_picture
 from xcray.service.http.auth import ModelReader, Reader
 from xcray.service.http.etags import IfNoneMatch, reply
 from xcray.service.routes.datasets import require_ready
@@ -49,7 +49,7 @@ def model(
     width: Width = FILE_WIDTH,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """Draw a picture of a version's training. `/figures` lists the pictures that exist."""
+    """Draw a picture of a version's training. `/report` lists the pictures that exist."""
     path = app_state_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
     title = f"{name}, version {version}"
     drawn = model_picture(Model.open(path, verify=False), picture, title)
@@ -66,7 +66,7 @@ def job(
     request: Request,
     caller: Reader,
     job_id: str,
-    picture: Literal["timeline", "descent"],
+    picture: Literal["timeline", "objective"],
     width: Width = FILE_WIDTH,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
@@ -81,7 +81,7 @@ def job(
         if not history:
             raise NotFound(f"job {job_id} has no epochs: label-by-label solvers have none")
         note = f"objective {history[-1]['objective']:.6g} after {history[-1]['epoch']:,} epochs"
-        drawn = descent_picture(history, found.name, note)
+        drawn = objective_picture(history, found.name, note)
     return _picture_reply(request, drawn, width)
 
 

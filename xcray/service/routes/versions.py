@@ -1,4 +1,4 @@
-"""Versions of a model in detail: figures for plots, differences, and the files."""
+"""Versions of a model in detail: reports for plots, differences, and the files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from xcray.service.app_state import app_state_of
 from xcray.service.http.auth import ModelReader, Reader
 from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
 from xcray.service.routes.models import version_view
-from xcray.service.schemas import DiffView, FiguresView, FirstLabels
+from xcray.service.schemas import DiffView, FirstLabels, ReportView
 from xcray.service.schemas.base import MAX_VERSION
-from xcray.training.report.figures import report_figures
+from xcray.training.report.document import report_document
 
 router = APIRouter(prefix="/v1/models/{name:modelname}", tags=["models"])
 
@@ -28,17 +28,17 @@ _TAR: dict[int | str, dict[str, Any]] = {
 VersionQuery = Annotated[int | None, Query(ge=1, le=MAX_VERSION)]
 
 
-@router.get("/versions/{version:int}/figures", response_model=FiguresView, responses=NOT_MODIFIED)
-def figures(
+@router.get("/versions/{version:int}/report", response_model=ReportView, responses=NOT_MODIFIED)
+def report(
     request: Request,
     caller: ModelReader,
     name: str,
     version: int,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """Return the training of a version in figures: by label frequency, calibration, gaps."""
+    """Return the training of a version as a report: by label frequency, calibration, gaps."""
     path = app_state_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
-    return reply(request, FiguresView(**report_figures(Model.open(path, verify=False))))
+    return reply(request, ReportView(**report_document(Model.open(path, verify=False))))
 
 
 @router.get(":diff", response_model=DiffView, responses=NOT_MODIFIED)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from xcray.service.schemas.base import Problem, Strict, View
 from xcray.service.schemas.datasets import (
-    DatasetFiguresView,
+    DatasetHistogramsView,
     DatasetPage,
     DatasetRequest,
     DatasetView,
@@ -29,7 +29,6 @@ from xcray.service.schemas.jobs import (
 from xcray.service.schemas.models import (
     AliasRequest,
     DiffView,
-    FiguresView,
     FirstLabels,
     LabelPage,
     LabelSummaryView,
@@ -38,6 +37,7 @@ from xcray.service.schemas.models import (
     ModelPage,
     ModelView,
     PairView,
+    ReportView,
     RouteView,
     SetPage,
     SetRequest,
@@ -71,7 +71,7 @@ __all__ = [
     "BatchSpan",
     "CertificateView",
     "ContributionView",
-    "DatasetFiguresView",
+    "DatasetHistogramsView",
     "DatasetPage",
     "DatasetRequest",
     "DatasetView",
@@ -79,7 +79,6 @@ __all__ = [
     "EstimateView",
     "ExplainReply",
     "ExplainRequest",
-    "FiguresView",
     "FirstLabels",
     "Health",
     "Instance",
@@ -100,6 +99,7 @@ __all__ = [
     "PredictionView",
     "Problem",
     "Ready",
+    "ReportView",
     "RouteView",
     "SetPage",
     "SetRequest",

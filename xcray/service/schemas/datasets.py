@@ -107,7 +107,7 @@ class ExampleRow(View):
     features: list[ExampleFeature]
 
 
-class PartFigures(View):
+class PartHistograms(View):
     """The rows of a part. The histograms are those of `sampled_rows` rows, evenly spaced."""
 
     n_rows: int
@@ -117,8 +117,11 @@ class PartFigures(View):
     examples: list[ExampleRow]
 
 
-class DatasetFiguresView(View):
-    """A data set in figures. rows_per_label: training rows of each label; parts: train, test."""
+class DatasetHistogramsView(View):
+    """Histograms and example rows of a data set.
+
+    rows_per_label: training rows of each label. parts: train, test.
+    """
 
     rows_per_label: HistogramView
-    parts: dict[str, PartFigures]
+    parts: dict[str, PartHistograms]

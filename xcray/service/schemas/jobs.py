@@ -120,7 +120,7 @@ class JobView(View):
 
     `result` is set when the job SUCCEEDED; `reason` and `message` explain why it FAILED.
 
-    While a training that runs in epochs is running, `progress.figures` has its latest epoch,
+    While a training that runs in epochs is running, `progress.newest` has its latest epoch,
     objective and held_out loss.
 
     If the time limit max_seconds was reached, `result.partial` has the numbers of finished and

@@ -179,8 +179,8 @@ class GapsView(HistogramView):
     eps: float | None
 
 
-class FiguresView(View):
-    """The training of a version in figures; null where the version does not record them.
+class ReportView(View):
+    """The report of a version's training; null where the version does not record them.
 
     by_frequency: for ten groups of labels, rarest first, with equally many "labels" or "positives":
     their training rows (least, most), their part of P@k, recall@k and precision@k. calibration: by

@@ -1,1 +1,1 @@
-"""Reports of a finished training: figures, tables, pictures, timeline."""
+"""Reports of a finished training: documents, tables, pictures, timeline."""

@@ -158,7 +158,7 @@ def _objective(model: Model, name: str) -> Drawing | str:
         f"objective {training['objective']:.6g} after {training['epochs']:,} epochs; "
         f"{training['stopped']}"
     )
-    return partial(plots.descent_picture, training["history"], name, note)
+    return partial(plots.objective_picture, training["history"], name, note)
 
 
 def _stages(model: Model, name: str) -> Drawing | str:
@@ -182,7 +182,7 @@ def _pictures_of(model: Model) -> dict[str, PictureOf]:
     history = training.get("history")
     optional: dict[str, tuple[PictureOf, Any]] = {
         "stages": (_stages, history if model.linear is None else None),
-        "descent": (_objective, history if model.linear is not None else None),
+        "objective": (_objective, history if model.linear is not None else None),
         "oracle": (_oracle, training.get("oracle")),
         "calibration": (_calibration, model.calibration_facts),
     }

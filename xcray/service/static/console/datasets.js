@@ -2,7 +2,7 @@
 import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment, upload } from "/static/console/api.js";
 import { Picture } from "/static/console/pictures.js";
-import { Button, bytes, count, Facts, Field, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { Button, bytes, count, Details, Field, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 
 const FORMATS = ["jsonl", "csv", "tsv", "svmlight", "xc", "parquet", "npz"];
 
@@ -69,7 +69,7 @@ export function Dataset({ id }) {
     }
   };
   return html`<h1>Data set ${set.name}</h1><${Trouble} error=${error} /><p role="status">Status: <${Status} value=${set.status} /></p>
-    <${Facts} of=${[["Id", set.id], ["Created (UTC)", when(set.created)], ["Format", stats.format], ["Labels", count(stats.n_labels)], ["Features", count(stats.n_features)],
+    <${Details} of=${[["Id", set.id], ["Created (UTC)", when(set.created)], ["Format", stats.format], ["Labels", count(stats.n_labels)], ["Features", count(stats.n_features)],
       ["Size", stats.bytes && bytes(stats.bytes)], ["Skipped rows", count(stats.skipped)], ["Text", stats.text === undefined ? "" : stats.text ? "yes" : "no"]]} />
     ${stats.problem && html`<h2>Why it failed</h2><${Trouble} error=${stats.problem} />`}
     ${stats.errors && html`<h2>Invalid lines</h2><p>Correct these lines and upload the file again. At most 20 are listed.</p>
@@ -77,14 +77,14 @@ export function Dataset({ id }) {
     ${stats.warnings?.length > 0 && html`<h2>Warnings</h2><ul>${stats.warnings.map((warning) => html`<li>${warning.message}</li>`)}</ul>`}
     ${stats.splits && html`<h2>Statistics</h2><${Table} caption="Statistics" columns=${["part", "rows#", "features per row#", "labels per row#"]} rows=${Object.entries(stats.splits).map(([part, split]) => [
       part, count(split.n_rows), (split.x_nnz / Math.max(1, split.n_rows)).toFixed(1), (split.y_nnz / Math.max(1, split.n_rows)).toFixed(2)])} />
-      <p>Training rows per label: ${(stats.splits.train.y_nnz / Math.max(1, stats.n_labels)).toFixed(1)} on average.</p><${Figures} id=${id} />`}
+      <p>Training rows per label: ${(stats.splits.train.y_nnz / Math.max(1, stats.n_labels)).toFixed(1)} on average.</p><${Histograms} id=${id} />`}
     <p>${set.status === "READY" && html`<a href=${`#/train?dataset=${segment(set.id)}&model=${segment(set.name)}`}>Train on it</a> `}
       <${Button} scope="submit" onClick=${remove}>Delete<//></p><${Trouble} error=${failed} />`;
 }
 
 // Histograms and example rows.
-function Figures({ id }) {
-  const [of, error] = useLoaded(() => get(`/v1/datasets/${segment(id)}/figures`), [id]);
+function Histograms({ id }) {
+  const [of, error] = useLoaded(() => get(`/v1/datasets/${segment(id)}/histograms`), [id]);
   if (!of) return html`<${Trouble} error=${error} />`;
   return html`<${Picture} path=${`/v1/datasets/${segment(id)}/picture`} />
     ${Object.entries(of.parts).map(([part, { examples }]) => html`<h2>Example rows: ${part}</h2><${Table} caption=${`Example rows: ${part}`} columns=${["row#", "labels", "largest features"]} rows=${examples.map((row) => [count(row.row),

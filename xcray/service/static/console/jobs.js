@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, getText, readEvents, segment } from "/static/console/api.js";
 import { Picture } from "/static/console/pictures.js";
-import { Button, count, duration, Facts, Pager, phaseOf, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { Button, count, duration, Details, Pager, phaseOf, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 import { Events, Timeline } from "/static/console/timeline.js";
 
 const STATES = ["", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"];
@@ -70,12 +70,12 @@ export function Job({ id }) {
       ${isOver(job.status) && html`<${Button} scope="submit" onClick=${() => act("DELETE", "", "Delete this job, its log and its finished parts? A trained model stays.")}>Delete<//>`}
       ${job.kind === "train" && html`<a href=${`#/train?from=${segment(id)}`}>Train again with changes</a>`}</p>
     ${now.total > 0 ? html`<p><progress max=${now.total} value=${now.done} aria-label="progress"></progress> ${count(now.done)} of ${count(now.total)} ${now.note}</p>` : !isOver(job.status) && now.note && html`<p><progress aria-label="progress"></progress> ${now.note}</p>`}
-    <${Facts} of=${[["Phase", isOver(job.status) ? "" : phaseOf({ ...job, progress: now })], ["Attempt", job.attempt], ["Rate", !isOver(job.status) && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
+    <${Details} of=${[["Phase", isOver(job.status) ? "" : phaseOf({ ...job, progress: now })], ["Attempt", job.attempt], ["Rate", !isOver(job.status) && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
       ["Time left", job.status === "RUNNING" ? duration(now.eta) : ""], ["Created (UTC)", when(job.created)], ["Started (UTC)", when(job.started)], ["Finished (UTC)", when(job.finished)],
       ["Ray", job.ray_job && html`<a href=${job.ray_job} rel="noreferrer">job in Ray's dashboard</a>`],
       ["Data set", job.spec.dataset && html`<a href=${`#/datasets/${job.spec.dataset}`}>${job.spec.dataset}</a>`],
       ["Model", job.result?.model && html`<a href=${`#/models/${job.result.model}`}>${job.result.model}, version ${job.result.version}</a>`]]} />
-    ${epochs.length > 1 && html`<${Picture} path=${`/v1/jobs/${segment(id)}/pictures/descent`} turn=${isOver(job.status)} seconds=${isOver(job.status) ? 0 : 3} />`}
+    ${epochs.length > 1 && html`<${Picture} path=${`/v1/jobs/${segment(id)}/pictures/objective`} turn=${isOver(job.status)} seconds=${isOver(job.status) ? 0 : 3} />`}
     ${job.kind === "train" && job.started && html`<${Timeline} id=${id} running=${!isOver(job.status)} />`}
     ${job.status === "SUCCEEDED" && job.kind === "train" && html`<${Gaps} id=${id} /><${Measures} of=${job.result.measures} />`}
     <${Events} events=${events} /><${Log} id=${id} over=${isOver(job.status)} />

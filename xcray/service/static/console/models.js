@@ -1,7 +1,7 @@
 // Models: versions, card, measures, aliases, labels with search.
 import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, segment } from "/static/console/api.js";
-import { Button, count, Facts, Field, Pager, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
+import { Button, count, Details, Field, Pager, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
 import { Aliases } from "/static/console/aliases.js";
 import { Version, Versions } from "/static/console/versions.js";
 
@@ -59,7 +59,7 @@ function Labels({ reference }) {
 function Label({ reference, label }) {
   const [of, error] = useLoaded(() => get(`/v1/models/${segment(reference)}/labels/${segment(label)}`), [reference, label]);
   if (!of || of.label !== label) return html`<${Trouble} error=${error} />`;
-  return html`<h3>Label ${label}</h3><${Facts} of=${[["Training rows", count(of.positives)], ["Bias", of.bias.toFixed(4)], ["Weights", count(of.weights)]]} />
+  return html`<h3>Label ${label}</h3><${Details} of=${[["Training rows", count(of.positives)], ["Bias", of.bias.toFixed(4)], ["Weights", count(of.weights)]]} />
     <${Table} caption="Largest weights" columns=${["feature", "weight#"]} empty="It has no weights." rows=${of.features.map((each) => [each.feature, each.weight.toFixed(4)])} />
     ${of.similar.length > 0 && html`<h3>Similar labels</h3><${Table} caption="Similar labels" columns=${["label", "cosine#"]} rows=${of.similar.map((each) => [each.label, each.cosine.toFixed(3)])} />`}`;
 }

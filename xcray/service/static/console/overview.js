@@ -1,7 +1,7 @@
 // Readiness with reasons, queue, running jobs, models, requests per second and p99, disk.
 import { html, useRef } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { get, getText } from "/static/console/api.js";
-import { bytes, count, duration, Facts, phaseOf, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
+import { bytes, count, duration, Details, phaseOf, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
 
 const LATENCY = "xcray_predict_duration_seconds_bucket";
 
@@ -37,7 +37,7 @@ export function Overview() {
   const live = models?.loaded ?? [];
   return html`<h1>Overview</h1>
     ${[readyError, jobsError, modelsError].map((error) => html`<${Trouble} error=${error} />`)}
-    ${ready && html`<${Facts} of=${[
+    ${ready && html`<${Details} of=${[
       ["Service", ready.ready ? "ready" : `not ready: ${ready.reasons.join(", ") || "sign in for the reasons"}`],
       ["Degraded", ready.degraded.join(", ")],
       ["Waiting jobs", number(jobs?.waiting)], ["Running jobs", number(jobs?.running)],

@@ -36,7 +36,7 @@ export function useLoaded(load, keys, seconds = 0) {
 export const phaseOf = ({ status, phase, progress: { total, note } }) => (status === "RUNNING" && note && (!total || note.startsWith("compiling")) ? `${phase}: ${note}` : phase);
 export const Status = ({ value }) => html`<span class=${value}>${value}</span>`;
 export const Trouble = ({ error }) => error && html`<div class="problem" role="alert">${error.message}${error.hint && html`<br />${error.hint}`}</div>`;
-export const Facts = ({ of }) => html`<dl class="facts">${of.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+export const Details = ({ of }) => html`<dl class="details">${of.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 
 // columns: names, with a final "#" for numbers. rows: lists of cells.
 export const Table = ({ caption, columns, rows, empty }) => (rows.length === 0 ? html`<p>${empty || "none"}</p>` : html`

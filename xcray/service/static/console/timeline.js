@@ -18,7 +18,7 @@ export function Timeline({ id, running }) {
 export function Events({ events }) {
   const [all, setAll] = useState(false);
   const shown = [...events].reverse().slice(0, all ? undefined : 10);
-  const text = (kind, { time, ...facts }) => Object.entries(facts).filter(([, value]) => value !== null && value !== "").map(([name, value]) => `${name === kind ? "" : `${name}: `}${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  const text = (kind, { time, ...more }) => Object.entries(more).filter(([, value]) => value !== null && value !== "").map(([name, value]) => `${name === kind ? "" : `${name}: `}${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
   return html`<h2>Events</h2><${Table} caption="Events" columns=${["time (UTC)", "event", "details"]} empty="No event yet." rows=${shown.map(([kind, data]) => [when(data.time), kind, text(kind, data)])} />
     ${events.length > shown.length && html`<${Button} onClick=${() => setAll(true)}>All ${count(events.length)} events<//>`}`;
 }

@@ -1,7 +1,7 @@
 // The form of a training, made from the solvers' own parameter tables.
 import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment } from "/static/console/api.js";
-import { Button, Facts, Field, Trouble, bytes, count, duration, useLoaded } from "/static/console/parts.js";
+import { Button, Details, Field, Trouble, bytes, count, duration, useLoaded } from "/static/console/parts.js";
 
 const MIB = 2 ** 20;
 const LIMITS = [
@@ -41,7 +41,7 @@ function params(fields, solver) {
 
 function Estimate({ of }) {
   const available = Object.entries(of.available_bytes).map(([name, free]) => `${bytes(free)} (${name})`).join(", ");
-  return html`<section aria-live="polite"><h2>Estimate</h2><${Trouble} error=${!of.fits && { message: of.problem }} /><${Facts} of=${[
+  return html`<section aria-live="polite"><h2>Estimate</h2><${Trouble} error=${!of.fits && { message: of.problem }} /><${Details} of=${[
     ["time", duration(of.seconds)], ["core time", duration(of.core_seconds)], ["choice of parameters, at most", of.selection_core_seconds && duration(of.selection_core_seconds)],
     ["memory", bytes(of.memory_bytes)], ["available", available], ["mapped data", bytes(of.mapped_bytes)], ["disk", `${bytes(of.disk_bytes)} of ${bytes(of.disk_free_bytes)}`],
     ["workers", of.workers], ["weights", count(of.weights)], ["based on", of.probed_labels ? `${count(of.probed_labels)} labels solved` : "sizes alone"],

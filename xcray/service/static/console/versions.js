@@ -1,20 +1,20 @@
-// Versions of a model: measures side by side, differences, and the figures of one version.
+// Versions of a model: measures side by side, differences, and the report of one version.
 import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { download, get, getText, segment } from "/static/console/api.js";
 import { Picture } from "/static/console/pictures.js";
-import { Button, bytes, count, duration, Facts, Field, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { Button, bytes, count, duration, Details, Field, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 
 const MAX_COLUMNS = 6;
 // heading and text of each picture
 const PICTURES = { by_frequency: ["By label frequency", "Ten groups of labels, rarest first: equally many labels, or equally many training rows."],
   costs: ["Cost by label frequency"], certificates: ["Certificates", "Duality gaps of the labels: how far each can be from its optimum, as a share of its null objective."],
-  timeline: ["Workers"], stages: ["Stages"], descent: ["Objective"], oracle: ["Approximate search"], calibration: ["Calibration", "Points on the dashed line: of the answers with a probability of 0.7, seven of ten are right."] };
+  timeline: ["Workers"], stages: ["Stages"], objective: ["Objective"], oracle: ["Approximate search"], calibration: ["Calibration", "Points on the dashed line: of the answers with a probability of 0.7, seven of ten are right."] };
 const SIZES = { solver: (of) => of.solver, "created (UTC)": (of) => when(of.created), labels: (of) => count(of.n_labels), features: (of) => count(of.n_features),
   weights: (of) => count(of.nnz), size: (of) => bytes(of.n_bytes), probabilities: (of) => (of.calibrated ? "yes" : "no") };
 const value = (number) => (typeof number === "number" ? (Number.isInteger(number) ? count(number) : number.toFixed(4)) : number ?? "");
 const SideBySide = ({ caption, versions }) => {
   const measures = [...new Set(versions.flatMap((each) => Object.keys(each.measures)))].filter((name) => versions.some((each) => typeof each.measures[name] === "number"));
-  return html`<${Table} caption=${caption} columns=${["figure", ...versions.map((each) => `version ${each.version}#`)]} rows=${[
+  return html`<${Table} caption=${caption} columns=${["value", ...versions.map((each) => `version ${each.version}#`)]} rows=${[
     ...Object.entries(SIZES).map(([name, show]) => [name, ...versions.map(show)]), ...measures.map((name) => [name, ...versions.map((each) => value(each.measures[name]))])]} />`;
 };
 
@@ -57,16 +57,16 @@ export function Version({ name, version }) {
     await download(`${path}/archive`, `${name}-${version}.tar`).catch(setFailed);
     setSending(false);
   };
-  return html`<h2>Version ${version}</h2><${Facts} of=${[["SHA-256", `${found.of.sha256.slice(0, 16)}...`], ["Data set", `${found.of.dataset_hash.slice(0, 16)}...`], ["Aliases", found.of.aliases.join(", ")]]} />
+  return html`<h2>Version ${version}</h2><${Details} of=${[["SHA-256", `${found.of.sha256.slice(0, 16)}...`], ["Data set", `${found.of.dataset_hash.slice(0, 16)}...`], ["Aliases", found.of.aliases.join(", ")]]} />
     <p><a href=${`#/ask?model=${segment(`${name}:${version}`)}`}>Ask this version</a> <${Button} scope="read" disabled=${sending} onClick=${save}>Download (${bytes(found.of.n_bytes)})<//></p><${Trouble} error=${failed} />
-    <details><summary>Model card</summary><pre tabindex="0">${found.card}</pre></details><${Figures} path=${path} />`;
+    <details><summary>Model card</summary><pre tabindex="0">${found.card}</pre></details><${Report} path=${path} />`;
 }
 
-function Figures({ path }) {
-  const [of, error] = useLoaded(() => get(`${path}/figures`), [path]);
+function Report({ path }) {
+  const [of, error] = useLoaded(() => get(`${path}/report`), [path]);
   if (!of) return html`<${Trouble} error=${error} />`;
   const { training } = of;
-  return html`<h2>Training</h2><${Facts} of=${[["Time", training.makespan !== undefined ? duration(training.makespan) : ""], ["Core time", training.core_seconds !== undefined ? duration(training.core_seconds) : ""], ["Workers", training.workers],
+  return html`<h2>Training</h2><${Details} of=${[["Time", training.makespan !== undefined ? duration(training.makespan) : ""], ["Core time", training.core_seconds !== undefined ? duration(training.core_seconds) : ""], ["Workers", training.workers],
       ["Labels with a certificate", training.labels_certified !== undefined ? `${count(training.labels_certified)} of ${count(training.labels)}` : ""], ["Epochs", count(training.epochs)], ["Why it ended", training.stopped]]} />
     <details><summary>Parameters</summary><${Table} caption="Parameters" columns=${["parameter", "value"]} rows=${Object.entries(of.params).map(([name, each]) => [name, String(each)])} /></details>
     ${of.pictures.map((name) => html`<h2>${PICTURES[name]?.[0] ?? name}</h2>${PICTURES[name]?.[1] && html`<p>${PICTURES[name][1]}</p>`}<${Picture} key=${name} path=${`${path}/pictures/${name}`} />`)}`;

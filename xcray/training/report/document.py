@@ -1,4 +1,4 @@
-"""Figures of a model as JSON of bounded size."""
+"""Report of a model's training as JSON of bounded size."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from xcray.training.report.pictures import picture_names
 GAP_EDGES: Final = 10.0 ** np.arange(-8.0, 0.01, 0.5)  # relative gaps; the ends take the rest
 
 
-def report_figures(model: Model) -> dict[str, Any]:
+def report_document(model: Model) -> dict[str, Any]:
     """Return what a model directory knows about its training, JSON-ready.
 
-    "params": of the solver. "training": facts of the training that are one value. "by_frequency":
+    "params": of the solver. "training": entries of the report that are one value. "by_frequency":
     see `measures_by_frequency`, None if it was not measured. "calibration": per k the "ece" and the
     "groups" (rows, mean predicted probability, observed share) with and without ("_sigmoid")
     calibration, None for other models. "gaps": "edges" (n + 1) and "counts" (n) of the duality gaps

@@ -1,4 +1,4 @@
-"""Figures and picture of a data set, example rows; from mapped files and a bounded sample."""
+"""Histograms and picture of a data set, example rows; from mapped files and a bounded sample."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MAX_SAMPLED_ROWS: Final = 1_000_000  # rows whose lengths are read, evenly space
 MAX_NAMES: Final = 20  # labels and features shown of an example
 
 
-def dataset_figures(dataset: Dataset, n_examples: int) -> dict[str, Any]:
-    """Return the fields of `DatasetFiguresView`: histograms and `n_examples` rows per part."""
+def dataset_histograms(dataset: Dataset, n_examples: int) -> dict[str, Any]:
+    """Return the fields of `DatasetHistogramsView`: histograms and `n_examples` rows per part."""
     return {
         "rows_per_label": _histogram(dataset.label_counts),
         "parts": {
-            part: _part_figures(dataset, split, n_examples)
+            part: _part_histograms(dataset, split, n_examples)
             for part, split in dataset.splits.items()
         },
     }
@@ -29,7 +29,7 @@ def dataset_figures(dataset: Dataset, n_examples: int) -> dict[str, Any]:
 
 def dataset_picture(dataset: Dataset, name: str) -> Picture:
     """Draw the histograms of the training rows."""
-    train = _part_figures(dataset, dataset.train, 0)
+    train = _part_histograms(dataset, dataset.train, 0)
     sampled, rows = train["sampled_rows"], train["n_rows"]
     note = f"{rows:,} training rows, {dataset.n_labels:,} labels"
     if sampled < rows:
@@ -42,8 +42,8 @@ def dataset_picture(dataset: Dataset, name: str) -> Picture:
     return counts_picture(f"Rows, labels and features · {name}", note, histograms)
 
 
-def _part_figures(dataset: Dataset, split: Split, n_examples: int) -> dict[str, Any]:
-    """Return the figures of one part."""
+def _part_histograms(dataset: Dataset, split: Split, n_examples: int) -> dict[str, Any]:
+    """Return the histograms and example rows of one part."""
     sample = _evenly_spaced(split.n_rows, MAX_SAMPLED_ROWS)
     return {
         "n_rows": split.n_rows,

@@ -1,4 +1,4 @@
-"""Figures of data sets and versions, differences of versions, and the files of a version."""
+"""Histograms of data sets, reports of versions, their differences, and their files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.plots.picture import Picture
 from xcray.service.app import create_app
-from xcray.service.datasets import figures as dataset_figures
+from xcray.service.datasets import histograms
 from xcray.training.report.pictures import model_pictures
 from xcray.training.run import train
 from xcray.training.spec import TrainSpec
@@ -42,7 +42,7 @@ class Service(NamedTuple):
 
 @pytest.fixture(scope="module")
 def service(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("figures")
+    folder = tmp_path_factory.mktemp("reports")
     app = create_app(settings_for(folder / "home"))
     state = app.state.app_state
     shutil.copytree(tiny.path, folder / "data")
@@ -62,7 +62,7 @@ def service(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def test_histograms_and_examples_of_a_data_set(service: Service) -> None:
-    found = service.http.get(f"/v1/datasets/{service.dataset_id}/figures?examples=3").json()
+    found = service.http.get(f"/v1/datasets/{service.dataset_id}/histograms?examples=3").json()
     assert sum(found["rows_per_label"]["counts"]) == service.data.n_labels
     train_part, split = found["parts"]["train"], service.data.train
     lengths = np.diff(split.X.indptr)
@@ -82,21 +82,21 @@ def test_histograms_and_examples_of_a_data_set(service: Service) -> None:
 
 
 def test_the_rows_read_are_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_figures, "MAX_SAMPLED_ROWS", 10)
-    part = dataset_figures.dataset_figures(service.data, 0)["parts"]["train"]
+    monkeypatch.setattr(histograms, "MAX_SAMPLED_ROWS", 10)
+    part = histograms.dataset_histograms(service.data, 0)["parts"]["train"]
     assert (part["sampled_rows"], part["n_rows"]) == (10, service.data.train.n_rows)
     assert sum(part["labels_per_row"]["counts"]) == 10
     assert part["examples"] == []
 
 
 def test_a_data_set_that_is_not_ready_is_refused(service: Service) -> None:
-    answer = service.http.get(f"/v1/datasets/{service.building_id}/figures")
+    answer = service.http.get(f"/v1/datasets/{service.building_id}/histograms")
     assert (answer.status_code, answer.json()["code"]) == (409, "DATASET_NOT_READY")
-    assert service.http.get("/v1/datasets/ds_none/figures").status_code == 404
+    assert service.http.get("/v1/datasets/ds_none/histograms").status_code == 404
 
 
-def test_figures_of_a_version(service: Service) -> None:
-    found = service.http.get("/v1/models/topics/versions/2/figures").json()
+def test_the_report_of_a_version(service: Service) -> None:
+    found = service.http.get("/v1/models/topics/versions/2/report").json()
     assert found["params"]["lam"] == 0.1
     assert found["calibration"] is None
     assert found["training"]["labels"] == service.models[2].n_labels
@@ -110,7 +110,7 @@ def test_figures_of_a_version(service: Service) -> None:
 
 def test_pictures_are_those_of_the_report(service: Service) -> None:
     path = "/v1/models/topics/versions/2"
-    names = service.http.get(f"{path}/figures").json()["pictures"]
+    names = service.http.get(f"{path}/report").json()["pictures"]
     drawn = model_pictures(service.models[2], "topics, version 2")
     assert names == [name for name, each in drawn.items() if isinstance(each, Picture)]
     assert {"by_frequency", "certificates", "timeline"} <= set(names)
@@ -130,7 +130,7 @@ def test_pictures_are_those_of_the_report(service: Service) -> None:
 
 
 def test_the_picture_of_a_data_set_has_its_counts(service: Service) -> None:
-    found = service.http.get(f"/v1/datasets/{service.dataset_id}/figures").json()
+    found = service.http.get(f"/v1/datasets/{service.dataset_id}/histograms").json()
     svg = service.http.get(f"/v1/datasets/{service.dataset_id}/picture").text
     labels = [int(each.rpartition(": ")[2]) for each in series_of(svg)["labels"]]
     assert labels == found["rows_per_label"]["counts"]
@@ -138,17 +138,17 @@ def test_the_picture_of_a_data_set_has_its_counts(service: Service) -> None:
     assert (answer.status_code, answer.json()["code"]) == (409, "DATASET_NOT_READY")
 
 
-def test_the_descent_of_a_job_has_its_epochs(service: Service) -> None:
+def test_the_objective_of_a_job_has_its_epochs(service: Service) -> None:
     store = service.store
     store.jobs.submit(JobSubmission({"dataset": "/nowhere", "name": "m"}, name="m"))
     job = store.attempts.claim("test", lease_seconds=600)
     assert job is not None
     path = f"/v1/jobs/{job.id}/pictures"
-    assert service.http.get(f"{path}/descent").status_code == 404
+    assert service.http.get(f"{path}/objective").status_code == 404
     for epoch, objective in ((1, 9.0), (2, 8.0), (3, 7.0), (2, 6.5), (3, 6.0)):  # it went back
         data = {"epoch": epoch, "objective": objective}
         store.attempts.append_event(job.id, job.attempt, "epoch", data)
-    drawn = series_of(service.http.get(f"{path}/descent").text)
+    drawn = series_of(service.http.get(f"{path}/objective").text)
     assert drawn == {"training objective": ["1: 9", "2: 6.5", "3: 6"]}
     assert service.http.get(f"{path}/timeline").status_code == 404
 
