@@ -217,7 +217,7 @@ def test_train_and_test_files_and_bad_lines(tmp_path: Path) -> None:
         (
             "name=a&format=jsonl",
             b"x",
-            {**OCTETS, "Content-Encoding": "gzip"},
+            {**OCTETS, "Content-Encoding": "br"},
             415,
             "CONTENT_ENCODING",
         ),

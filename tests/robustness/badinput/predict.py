@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any, NamedTuple
 
@@ -150,13 +151,23 @@ CASES = [
         PREDICT,
         {"Content-Type": "application/json; charset=latin-1"},
     ),
-    Case(
-        "J22 gzip",
-        b"\x1f\x8b",
-        415,
-        "CONTENT_ENCODING",
-        PREDICT,
-        {"Content-Type": JSON, "Content-Encoding": "gzip"},
+    *(
+        Case(
+            f"J22 {name}",
+            content,
+            status,
+            code,
+            PREDICT,
+            {"Content-Type": JSON, "Content-Encoding": encoding},
+        )
+        for name, content, status, code, encoding in (
+            ("brotli", b"\x1f\x8b", 415, "CONTENT_ENCODING", "br"),
+            ("gzip cut", gzip.compress(b"{}")[:-1], 400, "CONTENT_DAMAGED", "gzip"),
+            ("gzip twice", 2 * gzip.compress(b"{}"), 400, "CONTENT_DAMAGED", "gzip"),
+            ("no gzip", b"{}", 400, "CONTENT_DAMAGED", "gzip"),
+            ("gzip bomb", gzip.compress(bytes(1 << 26)), 413, "BODY_TOO_LARGE", "gzip"),
+            ("gzip of bad JSON", gzip.compress(b"{"), 400, "JSON_INVALID", "gzip"),
+        )
     ),
     Case("J23 none", b'{"instances": []}', 422, "INSTANCES", PREDICT),
     Case(

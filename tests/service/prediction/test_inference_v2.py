@@ -8,6 +8,7 @@ required), and the extensions for binary tensors and model repositories as docum
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 from collections.abc import Iterator
@@ -483,6 +484,31 @@ def test_bodies_are_bounded(model_service: Service) -> None:
         ).status_code
         == 415
     )
+
+
+def test_a_body_without_a_type_or_compressed_is_read(model_service: Service) -> None:
+    body = {"inputs": [text(*TEXTS)], "parameters": {"top_k": 3}}
+    expected = model_service.http.post(INFER, json=body).json()
+    content = json.dumps(body).encode()
+    for headers, sent in (
+        ({}, content),
+        ({"Content-Type": "application/json; profile=x"}, content),
+        ({"Content-Encoding": "gzip"}, gzip.compress(content)),
+    ):
+        answer = model_service.http.post(INFER, content=sent, headers=headers)
+        assert (answer.status_code, answer.json()) == (200, expected), answer.text
+    refused = model_service.http.post(INFER, content=b"", headers={"Content-Encoding": "br"})
+    assert refused.headers["Accept-Encoding"] == "gzip, identity"
+
+
+def test_repository_calls_as_triton_sends_them(model_service: Service) -> None:
+    for verb, body in (("load", {}), ("unload", {"parameters": {"unload_dependents": False}})):
+        answer = model_service.http.post(
+            f"/v2/repository/models/docs/{verb}",
+            content=json.dumps(body).encode(),
+            headers={"Content-Type": "application/octet-stream"},
+        )
+        assert answer.status_code == 200, answer.text
 
 
 def test_the_model_repository(model_service: Service) -> None:

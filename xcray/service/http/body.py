@@ -7,8 +7,10 @@ any size.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from email.message import Message as Header
+from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request
@@ -26,6 +28,9 @@ from xcray.service.settings import Settings
 M = TypeVar("M", bound=BaseModel)
 EarlyCheck: TypeAlias = Callable[[Settings, dict[str, Any]], None]
 MAX_INLINE_BYTES = 32_768  # larger bodies are parsed in a thread, not on the event loop
+MAX_INLINE_GZIP_BYTES = 4_096  # gzip bodies grow up to 1,000 times
+MAX_TYPE_CHARS = 256
+CONTENT_ENCODINGS = ("identity", "gzip")
 BODY_MODELS: dict[str, type[BaseModel]] = {}  # body models of all routes, by name
 
 
@@ -81,28 +86,43 @@ def parse_body(
         raise validation_error(problems, model=model) from None
 
 
-def check_media_type(request: Request, allowed: tuple[str, ...]) -> str:
-    """Return the media type of a request if it is one of `allowed`.
+def check_media_type(request: Request, allowed: tuple[str, ...], default: str | None = None) -> str:
+    """Return the media type of a request if it is one of `allowed`; `default` if it has none.
 
-    Raises InputError with code CONTENT_TYPE or CONTENT_ENCODING.
+    Parameters of the type other than `charset` are ignored. Raises InputError with code
+    CONTENT_TYPE or CONTENT_ENCODING.
     """
-    encoding = (first_header(request, b"content-encoding") or "identity").strip().lower()
-    if encoding != "identity":
+    encoding = _content_encoding(request)
+    if encoding not in CONTENT_ENCODINGS:
         raise InputError(
-            f"Content-Encoding {excerpt(encoding)!r} is not accepted: send the body as it is",
+            f"Content-Encoding {excerpt(encoding)!r} is not accepted: send the body as it is, or "
+            "compressed by gzip",
             code="CONTENT_ENCODING",
         )
-    kind, _, parameters = (first_header(request, b"content-type") or "").partition(";")
-    kind = kind.strip().lower()
+    value = first_header(request, b"content-type") or default or ""
+    kind, charset = _split_media_type(value[:MAX_TYPE_CHARS])
     if kind not in allowed:
         problem = f"Content-Type is {excerpt(kind)!r}" if kind else "there is no Content-Type"
         raise InputError(f"{problem}: send {' or '.join(allowed)}", code="CONTENT_TYPE")
-    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
-    if kind == "application/json" and charset not in ("", "utf-8", "utf8"):
+    if kind == "application/json" and charset not in ("utf-8", "utf8"):
         raise InputError(
             f"charset {excerpt(charset)!r} is not accepted: send JSON as UTF-8", code="CONTENT_TYPE"
         )
     return kind
+
+
+@lru_cache(256)
+def _split_media_type(value: str) -> tuple[str, str]:
+    """Return a media type and its charset, in lower case."""
+    message = Header()
+    message["Content-Type"] = value
+    charset = message.get_content_charset("utf-8") if ";" in value else "utf-8"
+    return value.partition(";")[0].strip().lower(), charset
+
+
+def _content_encoding(request: Request) -> str:
+    """Return the encoding of the body in lower case."""
+    return (first_header(request, b"content-encoding") or "identity").strip().lower()
 
 
 def first_header(request: Request, name: bytes) -> str | None:
@@ -115,10 +135,11 @@ def first_header(request: Request, name: bytes) -> str | None:
 
 
 async def read_body(request: Request, limit: int, idle_timeout: float) -> bytes:
-    """Return the whole body when there is memory to decode it.
+    """Return the whole body, decompressed, when there is memory to decode it.
 
     Raises InputError BODY_TOO_LARGE above `limit` bytes and SLOW_BODY after `idle_timeout` seconds
-    without data; Unavailable BUSY while other requests hold too much memory.
+    without data; CONTENT_DAMAGED for other data than gzip where that is its encoding; Unavailable
+    BUSY while other requests hold too much memory.
     """
     if declared_length(request) > limit:
         await _discard_body(request, limit)
@@ -134,8 +155,27 @@ async def read_body(request: Request, limit: int, idle_timeout: float) -> bytes:
             parts.append(chunk)
     body = parts[0] if len(parts) == 1 else b"".join(parts)
     parts.clear()
+    if _content_encoding(request) == "gzip":
+        unpack = partial(_unpack_gzip, body, limit)
+        is_small = len(body) <= MAX_INLINE_GZIP_BYTES
+        body = unpack() if is_small else await run_in_heavy_thread(unpack)
+        hold_body_bytes(request.scope, len(body))
     await hold_decoded_bytes(request.scope, body)
     return body
+
+
+def _unpack_gzip(body: bytes, limit: int) -> bytes:
+    """Return the content of a gzip body. Raises InputError above `limit` bytes, or if damaged."""
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        content = unpacker.decompress(body, limit + 1)
+    except zlib.error:
+        raise InputError("the body is not gzip data", code="CONTENT_DAMAGED") from None
+    if len(content) > limit:
+        raise body_too_large(limit)
+    if not unpacker.eof or unpacker.unused_data:
+        raise InputError("the body is not one whole gzip stream", code="CONTENT_DAMAGED")
+    return content
 
 
 async def body_chunks(request: Request, idle_timeout: float) -> AsyncIterator[bytes]:

@@ -48,6 +48,7 @@ STATUS_OF_CODE = {
     "BODY_TOO_LARGE": 413,
     "BUSY": 503,
     "CONCURRENCY": 429,
+    "CONTENT_DAMAGED": 400,
     "CONTENT_ENCODING": 415,
     "CONTENT_TYPE": 415,
     "DISK_FULL": 507,
@@ -142,6 +143,8 @@ def problem_response(error: XcrayError) -> Response:
     )
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="xcray"'
+    if error.code == "CONTENT_ENCODING":
+        headers["Accept-Encoding"] = "gzip, identity"
     return problem_document(
         status,
         error.code,

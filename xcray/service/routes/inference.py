@@ -18,9 +18,9 @@ from xcray.service.http.auth import ModelReader, PredictCaller, Submitter
 from xcray.service.http.body import check_media_type, openapi_body, parse_body, read_body
 from xcray.service.inference_v2 import repository
 from xcray.service.inference_v2.encode import model_metadata
-from xcray.service.inference_v2.handler import handle_infer, to_reference
+from xcray.service.inference_v2.handler import BINARY_TYPE, handle_infer, to_reference
 from xcray.service.models.cache import ModelTarget
-from xcray.service.prediction.fast_path import FastRoute, Reply
+from xcray.service.prediction.fast_path import JSON_TYPE, FastRoute, Reply
 from xcray.service.routes.health import readyz
 from xcray.service.schemas.inference import (
     IndexEntry,
@@ -216,5 +216,6 @@ async def _optional_body(request: Request, model: type[M]) -> M:
     body = await read_body(request, settings.body_bytes, settings.body_idle_timeout_seconds)
     if not body:
         return model()
-    check_media_type(request, ("application/json",))
+    # Triton's clients send JSON to the repository without a type, or as binary data.
+    check_media_type(request, (JSON_TYPE, BINARY_TYPE), default=JSON_TYPE)
     return parse_body(model, body)

@@ -212,6 +212,9 @@ class RepositoryParameters(Strict):
         pattern=r"^[1-9][0-9]{0,8}$",
         description="The version. Default: the latest version to load, all versions to unload.",
     )
+    unload_dependents: bool = Field(
+        False, description="Accepted from Triton's clients; no model depends on another."
+    )
 
 
 class RepositoryRequest(Strict):
