@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from xcray.arrays import CSR, csr
+from xcray.arrays import CSR, csr, frozen
 from xcray.index.packed import build_lists
 from xcray.kernels.search.cuts import plan_cuts
 from xcray.kernels.search.lists import PackedLists, new_terms, read_terms
@@ -67,8 +67,8 @@ def _least_read(W: CSR, x: NDArray[np.float32], most: float) -> float:
 def test_cuts_keep_the_limit_and_read_little_more_than_the_optimum(most: float) -> None:
     """Compare postings above the cuts with the linear program over the hulls of all weights."""
     W = _weights()
-    x = np.linspace(0.1, 0.5, N_FEATURES).astype(np.float32)
-    cuts = _cuts(np.arange(N_FEATURES, dtype=np.int32), x, build_lists(W), most)
+    x = frozen(np.linspace(0.1, 0.5, N_FEATURES), np.float32)
+    cuts = _cuts(frozen(np.arange(N_FEATURES), np.int32), x, build_lists(W), most)
     assert (cuts >= 0).all()
     assert x.astype(np.float64) @ cuts <= most * (1 + 1e-6)
     read = sum(int(((W.indices == f) & (W.data > cuts[f])).sum()) for f in range(N_FEATURES))
@@ -77,6 +77,6 @@ def test_cuts_keep_the_limit_and_read_little_more_than_the_optimum(most: float) 
 
 def test_nothing_is_cut_without_a_remainder() -> None:
     """A remainder of zero leaves all positive weights to read."""
-    x = np.full(N_FEATURES, 0.3, np.float32)
-    cuts = _cuts(np.arange(N_FEATURES, dtype=np.int32), x, build_lists(_weights()), 0.0)
+    x = frozen(np.full(N_FEATURES, 0.3), np.float32)
+    cuts = _cuts(frozen(np.arange(N_FEATURES), np.int32), x, build_lists(_weights()), 0.0)
     np.testing.assert_array_equal(cuts, 0.0)

@@ -23,7 +23,7 @@ N, D = 60, 12
 def begin(problem, s, scratch, state):
     """Make all samples active."""
     at = state[0]
-    reset(problem, s, 0, scratch, at)
+    reset(problem, s, np.int32(0), scratch, at)  # a compiled signature
     for i in range(len(scratch.is_active)):
         if scratch.is_active[i] == 0:
             scratch.entering[at.n_entering] = i
@@ -35,7 +35,7 @@ def begin(problem, s, scratch, state):
 @numba.njit
 def one_sweep(s, scratch, state):
     """Run a sweep, without what follows it."""
-    sweep(s, scratch, state[0], 1 << 40)
+    sweep(s, scratch, state[0], np.int64(1 << 40))
 
 
 @numba.njit

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from xcray.arrays import csr_from
+from xcray.arrays import csr_from, frozen
 from xcray.kernels.training import hinge, newton
 from xcray.kernels.training.hinge import HINGE, SQUARED_HINGE, Objective
 from xcray.kernels.training.ppdsparse import violators
@@ -73,10 +73,8 @@ def test_the_bias_minimises_the_objective(loss, weighted):
     rng = np.random.default_rng(3)
     for spread in (1e-3, 0.3, 2.0):
         scores = spread * rng.normal(size=3000)
-        positives = np.arange(0, 3000, 700, dtype=np.int32)
-        weights = (
-            (rng.random(3000) + 0.5).astype(np.float32) if weighted else np.empty(0, np.float32)
-        )
+        positives = frozen(np.arange(0, 3000, 700), np.int32)
+        weights = frozen(rng.random(3000) + 0.5 if weighted else [], np.float32)
         c = weights.astype(float) if weighted else np.ones(3000)
         y = np.full(3000, -1.0)
         y[positives], c[positives] = 1.0, 2.0 * c[positives]
@@ -101,8 +99,8 @@ def test_the_bias_minimises_the_objective(loss, weighted):
 def test_a_loose_tolerance_bounds_the_distance_to_the_minimum():
     """Newton's decrement alone would end near -1, where thousands of samples begin to violate."""
     scores = np.concatenate([np.zeros(20000), [-0.5, -0.2], np.linspace(0.0, 0.2, 40)])
-    weights, o = np.empty(0, np.float32), Objective(SQUARED_HINGE, 0.01, 1.0, 1.0, 1.0)
-    positives = np.array([20000, 20001], np.int32)
+    weights, o = frozen([], np.float32), Objective(SQUARED_HINGE, 0.01, 1.0, 1.0, 1.0)
+    positives = frozen([20000, 20001], np.int32)
     exact = call_bias(o, scores, weights, positives, 1.0, -1.0, 0.0, 1e-12)[1]
     loose = call_bias(o, scores, weights, positives, 1.0, -0.9, 0.0, 0.1)[1]
     assert exact <= loose <= exact / 0.9

@@ -339,17 +339,19 @@ def test_growing_matrix_equals_a_dense_one():
     rng = np.random.default_rng(13)
     table, state = _empty_table(3), np.zeros((3, 200))
     for turn in range(300):
-        j, n = int(rng.integers(3)), int(rng.integers(1, 6))
+        j, n = np.int32(rng.integers(3)), int(rng.integers(1, 6))  # a compiled signature
         columns = rng.choice(200 if j else 6, n, replace=False).astype(np.int32)
         changes = rng.choice([0.0, 0.5, -0.5, 1.0], n)
-        assert growing.has_capacity(table, np.array([j], np.int32), n)
-        growing.add(table, j, columns, changes, 0.7, 0.6)
-        state[j, columns] += 0.7 * changes
+        assert growing.has_capacity(table, frozen([j], np.int32), n)
+        growing.add(table, j, columns, changes, np.float32(0.75), 0.6)
+        state[j, columns] += 0.75 * changes
         if turn % 100 == 99:
             check(table, state, 0.6)
     growing.clear(table)
     check(table, np.zeros((3, 200)), 0.6)
-    growing.add(table, 1, np.arange(50, dtype=np.int32), np.ones(50), 1.0, 0.6)
+    growing.add(
+        table, np.int32(1), np.arange(50, dtype=np.int32), np.ones(50), np.float32(1.0), 0.6
+    )
     check(table, np.stack([np.zeros(200), np.arange(200) < 50, np.zeros(200)]), 0.6)
 
 
@@ -365,13 +367,15 @@ def check(table: growing.DynamicRows, state: np.ndarray, edge: float) -> None:
         assert (np.abs(values[:strong]) > edge).all()
         assert (np.abs(values[strong:]) <= edge).all()
         out = np.zeros(state.shape[1])
-        growing.gather(table, j, np.arange(state.shape[1], dtype=np.int32), 2.0, edge, out)
+        growing.gather(
+            table, np.int32(j), np.arange(state.shape[1], dtype=np.int32), 2.0, edge, out
+        )
         np.testing.assert_allclose(out, 2.0 * naive.soft(state[j], edge), atol=1e-12)
 
 
 def test_full_pools_are_detected():
     table = _empty_table(1)
-    wide = np.zeros(1, np.int32)
+    wide = frozen([0], np.int32)
     assert growing.has_capacity(table, wide, 1000)
     assert not growing.has_capacity(table, wide, 1 << 17)
 

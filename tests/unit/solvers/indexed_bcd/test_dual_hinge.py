@@ -7,7 +7,7 @@ import pytest
 
 from tests.naive import indexed_bcd as naive
 from tests.support.svm_problems import SVMProblem, svm_problem
-from xcray.arrays import csr
+from xcray.arrays import csr, frozen
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.kernels.training.dual_hinge import INLIER, OUTLIER, UNKNOWN, DualState, HingeRows
 from xcray.solvers.indexed_bcd.row_store import RowsInMemory
@@ -41,7 +41,7 @@ def start(problem: SVMProblem, C: float = 0.3) -> tuple[HingeRows, DualState]:
 
 def one_page(n: int) -> kernel.Pages:
     """Return a page with all rows."""
-    return kernel.Pages(np.array([0, n]), np.arange(n, dtype=np.int32))
+    return kernel.Pages(frozen([0, n], np.int64), frozen(np.arange(n), np.int32))
 
 
 def test_sweeps_are_those_of_the_reference(small: SVMProblem) -> None:
