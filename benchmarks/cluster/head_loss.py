@@ -320,11 +320,11 @@ def main(values: list[str]) -> int:
         play.begin()
         for part in chosen.parts:
             {"head": play.head_goes, "auto": play.auto}[part]()
-        print_facts(play.facts, play.runner.tail(40))
+        print_details(play.facts, play.runner.tail(40))
     return print_result(play.facts, chosen.json, benchmark="head", machine=before)
 
 
-def print_facts(facts: Mapping[str, Any], log: str) -> None:
+def print_details(facts: Mapping[str, Any], log: str) -> None:
     """Print the facts, and the runner's log if an expectation is broken."""
     if facts.get("broken"):
         print(log)

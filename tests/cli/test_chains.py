@@ -105,7 +105,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("line", "expected"), READS)
-def test_commands_that_read_facts(
+def test_commands_that_read_reports(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -66,7 +66,7 @@ def test_a_reading(server: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_running_jobs_and_missing_rights_are_shown() -> None:
     job = {"id": "job_1", "name": "words", "text": "TRAINING 5 of 10 (50 %)"}
-    facts: dict[str, Any] = {
+    status: dict[str, Any] = {
         "ready": False,
         "reasons": ["DISK"],
         "running": [job],
@@ -75,7 +75,7 @@ def test_running_jobs_and_missing_rights_are_shown() -> None:
         "in_memory": {},
         "metrics_error": "the key has no scope metrics",
     }
-    lines = "\n".join(lines_of(facts))
+    lines = "\n".join(lines_of(status))
     assert "not ready: DISK" in lines
     assert "words  TRAINING 5 of 10" in lines
     assert "the key has no scope metrics" in lines

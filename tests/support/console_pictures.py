@@ -18,7 +18,7 @@ from typing import Any, Final
 import httpx
 
 from tests.support.browser import browsing, chromium
-from tests.support.service_processes import no_jobs_left, process, read_process_facts, until
+from tests.support.service_processes import no_jobs_left, process, read_process_file, until
 
 WIDTH, HEIGHT = 1200, 900
 COLOURS, MAX_BYTES = 256, 100_000
@@ -38,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="xcray-pictures-") as folder:
         home = Path(folder) / "home"
         with process(home, "serve") as child, no_jobs_left(home):
-            url = read_process_facts(home, child, "serve")["url"]
+            url = read_process_file(home, child, "serve")["url"]
             with httpx.Client(base_url=url, trust_env=False, timeout=600) as http:
                 key, places = prepare(http, home)
             draw(url, program, key, places, out)

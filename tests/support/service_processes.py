@@ -85,7 +85,7 @@ def until(wish: Callable[[], Any], home: Path) -> Any:
     return value
 
 
-def read_process_facts(home: Path, child: subprocess.Popen[bytes], role: str) -> dict[str, Any]:
+def read_process_file(home: Path, child: subprocess.Popen[bytes], role: str) -> dict[str, Any]:
     """Return the facts that a process writes about itself."""
 
     def look() -> Any:

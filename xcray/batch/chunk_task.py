@@ -35,7 +35,7 @@ from xcray.predict.input_warnings import InputCounts, count_inputs
 from xcray.workers.pool import StopFlag
 
 ROWS_PER_STEP: Final = 256  # rows between two checks of the stop flag
-FACTS_KEY: Final = b"xcray.part"  # key of a part's facts in its schema's metadata
+PART_KEY: Final = b"xcray.part"  # key of a part's summary in its schema's metadata
 MAX_REASONS: Final = 20  # invalid rows whose reasons are stored
 PHASES: Final = ("reading", "features", "search", "writing")
 
@@ -161,12 +161,12 @@ class ChunkTask:
                 ids.append(step.ids)
         with timer("writing"):
             reasons = [error.as_dict() for error in tally.errors[:MAX_REASONS]]
-            facts: dict[str, Any] = {
+            summary: dict[str, Any] = {
                 "chunk": chunk.number,
                 "first_row": chunk.first_row,
                 "rows_read": chunk.n_rows,
             }
-            facts |= {
+            summary |= {
                 "rows": sum(map(len, ids)),
                 "skipped": tally.n_bad,
                 "skipped_reasons": reasons,
@@ -177,13 +177,13 @@ class ChunkTask:
             )
             content = encode_parquet(
                 table.replace_schema_metadata(
-                    {FACTS_KEY: json.dumps(facts, sort_keys=True).encode()}
+                    {PART_KEY: json.dumps(summary, sort_keys=True).encode()}
                 )
             )
         return AnswerPart(
             chunk.number,
             content,
-            facts["rows"],
+            summary["rows"],
             tally.n_bad,
             tuple(timer.seconds[name] for name in PHASES),
         )

@@ -5,7 +5,7 @@ run directory  run.json   part-00007-SHA256.parquet   timeline-0001.arrows
 output         part-00000.parquet, part-00001.parquet, ...   _manifest.json
                appears by one rename, and never changes
 
-A part in the run directory is named by the hash of its bytes and contains its own facts. A later
+A part in the run directory is named by the hash of its bytes and contains a summary. A later
 run reuses the part if the hash is correct, and sets it aside otherwise.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from xcray.batch.chunk_task import FACTS_KEY, MAX_REASONS, AnswerPart
+from xcray.batch.chunk_task import MAX_REASONS, PART_KEY, AnswerPart
 from xcray.batch.plan import BatchPlan
 from xcray.errors import Conflict, Corrupt
 from xcray.predict.input_warnings import InputCounts, input_warnings
@@ -232,18 +232,18 @@ def _part_entry(plan: BatchPlan, number: int, part: CommittedPart) -> dict[str, 
 
 
 def _read_committed(path: Path, digest: str) -> CommittedPart:
-    """Return a committed part from the facts in its file. Raises Corrupt."""
+    """Return a committed part from the summary in its file. Raises Corrupt."""
     try:
-        facts = json.loads(pq.read_schema(path).metadata[FACTS_KEY])
-        reasons = tuple(facts["skipped_reasons"])
+        summary = json.loads(pq.read_schema(path).metadata[PART_KEY])
+        reasons = tuple(summary["skipped_reasons"])
         return CommittedPart(
             path,
             path.stat().st_size,
             digest,
-            int(facts["rows"]),
-            int(facts["skipped"]),
+            int(summary["rows"]),
+            int(summary["skipped"]),
             reasons,
-            InputCounts(**facts["inputs"]),
+            InputCounts(**summary["inputs"]),
         )
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError, RecursionError) as error:
         raise Corrupt(

@@ -105,7 +105,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Conflict if `path` exists.
         """
         check_is_fitted(self, self.FITTED)
-        facts = {
+        saved = {
             "multilabel": self.multilabel_,
             "sparse_labels": self.sparse_labels_,
             "label_lists": self.label_lists_,
@@ -125,7 +125,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     if name != "n_jobs" and (name, value) != ("row_norm", "none")
                 },
                 dataset_hash="",
-                report={"estimator": facts},
+                report={"estimator": saved},
             ),
         )
         return Path(path)
@@ -137,16 +137,16 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises NotFound, Corrupt, and InputError if `save` of this class did not write it.
         """
         model = Model.open(path)
-        facts = model.manifest["report"].get("estimator")
-        if facts is None or model.manifest["solver"] != cls.SOLVER:
+        saved = model.manifest["report"].get("estimator")
+        if saved is None or model.manifest["solver"] != cls.SOLVER:
             raise InputError(
                 f"{Path(path).name} was not written by {cls.__name__}.save; "
                 "use Predictor(Model.open(path))"
             )
         loaded = cls(**model.manifest["params"], n_jobs=n_jobs)
-        loaded.classes_ = np.array(model.labels).astype(facts["classes"])
-        loaded.multilabel_, loaded.label_lists_ = facts["multilabel"], facts["label_lists"]
-        loaded.sparse_labels_ = facts["sparse_labels"]
+        loaded.classes_ = np.array(model.labels).astype(saved["classes"])
+        loaded.multilabel_, loaded.label_lists_ = saved["multilabel"], saved["label_lists"]
+        loaded.sparse_labels_ = saved["sparse_labels"]
         loaded.n_features_in_ = model.n_features
         if model.features != [str(i) for i in range(model.n_features)]:
             loaded.feature_names_in_ = np.array(model.features, object)

@@ -152,11 +152,11 @@ def _partial_note(partial: Mapping[str, Any] | None, n_labels: int) -> str:
 """
 
 
-def _calibration_section(facts: Mapping[str, Any] | None) -> str:
+def _calibration_section(report: Mapping[str, Any] | None) -> str:
     """Return the section on a calibrated model's probabilities; "" for other models."""
-    if not facts:
+    if not report:
         return ""
-    rows, bins, places = facts["rows"], facts["bins"], facts["places"]
+    rows, bins, places = report["rows"], report["bins"], report["places"]
     left = (
         f" ({rows['left_out']:,} that equal a training row were left out)"
         if rows["left_out"]
@@ -175,7 +175,7 @@ def _calibration_section(facts: Mapping[str, Any] | None) -> str:
             [_percent(one[name]) for name in names] + [f"{one[name]:.4f}" for name in BRIER]
         )
         + " |"
-        for k, one in facts["report"].items()
+        for k, one in report["report"].items()
     ]
     head = (
         "| | "
@@ -191,7 +191,7 @@ def _calibration_section(facts: Mapping[str, Any] | None) -> str:
             f"({ranges}){groups}.\n",
             *(head, "|" + "---|" * (len(names) + 4), *lines),
             "\nECE: mean difference of probability and share right, in groups of equal mass. Data "
-            f"`{str(facts.get('dataset_hash', ''))[:16]}`, scores of `{facts['model'][:16]}`.\n",
+            f"`{str(report.get('dataset_hash', ''))[:16]}`, scores of `{report['model'][:16]}`.\n",
         ]
     )
 

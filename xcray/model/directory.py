@@ -215,7 +215,7 @@ def read_parts(
     verify: compare every file with its SHA-256 and check the structure and finiteness of all
     weights (one pass over the model); with VerifiedFiles, files that did not change since their
     last verification are not hashed again. Without it, the seal of the manifest, file sizes, types
-    and shapes are still checked: enough to read facts of a model, and for a model that this process
+    and shapes are still checked: enough to read its report, and for a model that this process
     wrote, but search kernels read without bounds checks.
     Raises NotFound if there is no model, Corrupt with the name of a changed file.
     """

@@ -23,18 +23,18 @@ from xcray.storage.atomic import (
 
 
 def with_calibration(
-    model: Model, target: str | Path, curves: Calibration, facts: Mapping[str, Any]
+    model: Model, target: str | Path, curves: Calibration, report: Mapping[str, Any]
 ) -> Model:
     """Publish the model with these curves at `target`, by one rename.
 
-    Earlier curves of the model are replaced. facts: how the curves were fitted (JSON), with
+    Earlier curves of the model are replaced. report: how the curves were fitted (JSON), with
     "measures" of them by name, which are added to the model's measures. Weights and index are
     hard links to the model's own files, which never change, or copies on another file system.
     They keep the recorded checksums: open the model with verify=True first. Raises Conflict if
     `target` exists.
     """
     bare = {name: value for name, value in model.manifest.items() if name not in ("files", "seal")}
-    manifest = {**bare, **calibration_entries(bare, curves, facts)}
+    manifest = {**bare, **calibration_entries(bare, curves, report)}
     target = Path(target)
     staged = create_staging_directory(target)
     try:

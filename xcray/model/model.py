@@ -75,7 +75,7 @@ class Model:
 
         verify: compare every file with its checksum and check the structure of all arrays (3 ms and
         0.3 ms of CPU per MB). VerifiedFiles remembers the checksums of files that do not change.
-        False only for facts, or for a model that this process wrote: the search reads without
+        False only for its report, or for a model that this process wrote: the search reads without
         bounds checks.
         """
         parts, manifest = read_parts(Path(path), verify)
@@ -168,7 +168,7 @@ class Model:
         return list(self.manifest.get("provenance", []))
 
     @property
-    def calibration_facts(self) -> dict[str, Any]:
+    def calibration_report(self) -> dict[str, Any]:
         """How the calibration was fitted and measured; empty if there is none.
 
         See `xcray.training.edit.calibrate`.
@@ -253,7 +253,7 @@ class ModelContent:
 class TrainingRecord:
     """How a model came about. Only `solver`, `params` and `dataset_hash` are in the content hash.
 
-    measures: fractions by name. report: additional facts of the training such as timings (JSON).
+    measures: fractions by name. report: more about the training such as timings (JSON).
     labels: one row per label. timeline: one row per batch. provenance: edits of an earlier model
     that made this one, oldest first (JSON). missing: number of labels that a partial model lacks.
     """
@@ -350,11 +350,11 @@ def content_hash(parts: ModelParts, settings: Mapping[str, Any]) -> str:
 
 
 def calibration_entries(
-    manifest: Mapping[str, Any], curves: Calibration, facts: Mapping[str, Any]
+    manifest: Mapping[str, Any], curves: Calibration, report: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the manifest entries that change when a model gets these curves.
 
-    The entries are stages, measures and sha256; earlier curves are replaced. facts: how the
+    The entries are stages, measures and sha256; earlier curves are replaced. report: how the
     curves were fitted (JSON), with "measures" of them by name, which are added to the model's
     measures.
     """
@@ -365,8 +365,8 @@ def calibration_entries(
         for name, value in manifest["measures"].items()
         if name not in before["measured"]
     }
-    new_measures = _to_json(facts.get("measures", {}))
-    entry = {name: value for name, value in _to_json(facts).items() if name != "measures"}
+    new_measures = _to_json(report.get("measures", {}))
+    entry = {name: value for name, value in _to_json(report).items() if name != "measures"}
     entry |= {"model": before["model"], "measured": sorted(new_measures), "file": CALIBRATION}
     sha256 = sha256_arrays({"model": before["model"], "calibration": curves.sha256})
     return {

@@ -218,7 +218,7 @@ class Registry:
         return LabelSets(
             folder,
             lambda: self._files.lock(name),
-            lambda action, **facts: append_history(folder, action, **facts),
+            lambda action, **details: append_history(folder, action, **details),
             self._label_set_cache,
         )
 

@@ -112,7 +112,7 @@ class RegistryFiles:
         write_json(self.folder(name) / "aliases.json", state)
 
     def update_state(
-        self, name: str, change: Callable[[dict[str, Any]], None], action: str, **facts: Any
+        self, name: str, change: Callable[[dict[str, Any]], None], action: str, **details: Any
     ) -> None:
         """Change the state of a name in place and record it in the history, if it changes."""
         with self.lock(name) as folder:
@@ -120,7 +120,7 @@ class RegistryFiles:
             change(state)
             if state != before:
                 self.write_state(name, state)
-                append_history(folder, action, **facts)
+                append_history(folder, action, **details)
 
     @contextmanager
     def lock(self, name: str) -> Iterator[Path]:
@@ -148,9 +148,9 @@ class RegistryFiles:
                 self._locked_names().discard(name)
 
     def history(self, name: str) -> list[dict[str, Any]]:
-        """Return all changes to a name, oldest first: at (UTC), action, and its facts.
+        """Return all changes to a name, oldest first: at (UTC), action, and its details.
 
-        Facts are version, alias, set and others, by action.
+        Details are version, alias, set and others, by action.
         """
         path = self.folder(name) / "history.jsonl"
         return (
@@ -165,10 +165,10 @@ class RegistryFiles:
         return names
 
 
-def append_history(folder: Path, action: str, **facts: Any) -> None:
+def append_history(folder: Path, action: str, **details: Any) -> None:
     """Append one line to the history of a name; the caller holds its lock."""
     line = json.dumps(
-        {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "action": action, **facts}
+        {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "action": action, **details}
     )
     with open(folder / "history.jsonl", "a") as out:
         out.write(line + "\n")

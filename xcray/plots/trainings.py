@@ -220,11 +220,11 @@ def calibration_picture(report: Mapping[str, Mapping[str, Any]], name: str, note
         ("calibrated", "groups", "ece", BLUE),
         ("sigmoid", "groups_sigmoid", "ece_sigmoid", RED),
     )
-    for k, facts in report.items():
+    for k, errors in report.items():
         curves = tuple(
             Line(
-                f"{label}: ECE {100 * facts[error]:.1f} %",
-                tuple((group[1], group[2]) for group in facts[groups]),
+                f"{label}: ECE {100 * errors[error]:.1f} %",
+                tuple((group[1], group[2]) for group in errors[groups]),
                 colour,
                 form=form,
             )

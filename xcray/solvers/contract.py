@@ -211,7 +211,7 @@ class JointSolver(_TaskSolver, Protocol):
         """
         return
 
-    def read_facts(self, directory: Path) -> dict[str, Any]:
+    def read_report(self, directory: Path) -> dict[str, Any]:
         """Return what the training wrote about itself in `directory`, for the report."""
         return {}
 

@@ -144,7 +144,7 @@ def configure_runner_logging(
 
 def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return the fields from `extra`, or from the service's `note`."""
-    fields: dict[str, Any] | None = vars(record).get("_facts")
+    fields: dict[str, Any] | None = vars(record).get("_fields")
     if fields is None:
         fields = {
             name: value

@@ -95,11 +95,11 @@ def evaluate_models(
         samples.append(drawn)
     for entry, drawn in zip(entries[1:], samples[1:], strict=True):
         entry["differences"] = compare_samples(entry, drawn, entries[0], samples[0])
-    facts = {"part": part, "rows": data[part].n_rows, "labels": data.n_labels}
+    details = {"part": part, "rows": data[part].n_rows, "labels": data.n_labels}
     sampling = {"samples": options.n_samples, "seed": options.seed, "confidence": CONFIDENCE}
     return {
         "dataset": data.name,
-        **facts,
+        **details,
         "bootstrap": sampling,
         "warnings": data_warnings(data),
         "models": entries,

@@ -108,10 +108,10 @@ class IndependentLabels:
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
         """Return the counts, the solver's summary, and what a joint solver wrote while training."""
-        solver, facts = self._solver, dict[str, Any]()
+        solver, details = self._solver, dict[str, Any]()
         if solver.family == "joint":
-            facts = solver.read_facts(self._context.run_dir)
-        return {**summarize_block(block, solver), **facts}
+            details = solver.read_report(self._context.run_dir)
+        return {**summarize_block(block, solver), **details}
 
     def label_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
         """Return the per-label report with certificates and costs."""

@@ -21,9 +21,9 @@ def check_any_finished(n_labels: int, missing: Int32, max_seconds: float | None)
 
 
 def partial_summary(label_counts: Any, missing: Int32, max_seconds: float | None) -> dict[str, Any]:
-    """Return {"partial": figures} for the report, or an empty dict if no label is missing.
+    """Return {"partial": counts} for the report, or an empty dict if no label is missing.
 
-    label_counts: (K,) training rows per label. The figures are the numbers of finished and missing
+    label_counts: (K,) training rows per label. The counts are the numbers of finished and missing
     labels, the share of all positives that finished labels have, and the most training rows of a
     missing label. All labels with more rows are finished.
     """

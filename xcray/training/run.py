@@ -346,12 +346,12 @@ class _TrainingRun:
         began, test = time.monotonic(), held_out_part(self.dataset)
         options: dict[str, Any] = {"seed": self.seed or 0, "ks": self.spec.ks}
         try:
-            curves, facts = fit_calibration(
+            curves, details = fit_calibration(
                 query, test.X, test.Y, self.dataset.label_counts, self.dataset.train.X, **options
             )
             self.calibration = (
                 curves,
-                {**facts, "dataset_hash": self.dataset.content_hash, "part": "test"},
+                {**details, "dataset_hash": self.dataset.content_hash, "part": "test"},
             )
         except InputError as error:
             self.notes["not_calibrated"] = error.message
@@ -361,18 +361,18 @@ class _TrainingRun:
         self,
         block: SolvedLabels,
         staged: Path,
-        balance_figures: dict[str, Any],
+        balance_report: dict[str, Any],
         measures: dict[str, float],
     ) -> dict[str, Any]:
-        """Return the figures of the training for users; JSON.
+        """Return the report of the training; JSON.
 
-        balance_figures: distribution of the work over workers.
+        balance_report: distribution of the work over workers.
         """
         test = self.dataset.test
         actual = {
             "weights": block.W.nnz + sum(map(n_weights, self.strategy.stages)),
             "model": sum(path.stat().st_size for path in staged.rglob("*.arrow")),
-            "core_seconds": balance_figures["core_seconds"],
+            "core_seconds": balance_report["core_seconds"],
             "seconds": round(
                 self.phase_seconds["TRAINING"] + self.phase_seconds.get("MERGING", 0.0), 3
             ),
@@ -391,7 +391,7 @@ class _TrainingRun:
             **outcome,
             "warnings": convergence_warnings(self.solver, outcome),
             "damaged_parts": self.parts.damaged,
-            **balance_figures,
+            **balance_report,
             "preflight": self.monitor.summarize(actual),
             "by_frequency": self.by_frequency,
             **partial_summary(self.dataset.label_counts, self.parts.missing, self.spec.max_seconds),

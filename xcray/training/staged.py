@@ -234,8 +234,8 @@ class StagedTraining(EpochStrategy):
 
     def _write_outcome(self, reason: str, losses: int) -> None:
         """Write the training summary."""
-        facts = {"epochs": len(self._history), "objective": None, "reason": reason}
-        document = {**facts, "history": self._history, "lost": losses}
+        details = {"epochs": len(self._history), "objective": None, "reason": reason}
+        document = {**details, "history": self._history, "lost": losses}
         write_json(self.folder / OUTCOME_FILE, document)
 
 

@@ -276,10 +276,10 @@ def choose_setting(results: list[dict[str, Any]]) -> int:
 
 
 def settings_table(results: list[dict[str, Any]]) -> pa.Table:
-    """Return the settings as a table: one column per parameter, measure and figure."""
+    """Return the settings as a table: one column per parameter, measure and value."""
     rows = []
     for result in results:
-        figures = {
+        values = {
             name: value
             for name, value in result.items()
             if name not in ("params", "measures", "start")
@@ -288,7 +288,7 @@ def settings_table(results: list[dict[str, Any]]) -> pa.Table:
             {
                 **result["params"],
                 **result["measures"],
-                **figures,
+                **values,
                 "warm": result["start"] is not None,
             }
         )

@@ -213,12 +213,12 @@ def test_a_backup_taken_under_load_holds_all_that_was_acknowledged_before_and_re
     thread.start()
     try:
         copy = tmp_path / "copy.db"
-        facts = back_up(store.url, copy)
+        details = back_up(store.url, copy)
     finally:
         ending.set()
         thread.join()
         writer.close()
-    assert facts["jobs"] >= 20
+    assert details["jobs"] >= 20
     assert copy.stat().st_mode & 0o777 == 0o600
     assert not list(tmp_path.glob(".copy*"))
     store.close()

@@ -249,8 +249,12 @@ def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
         submit(store)
     copy = tmp_path / "copy.db"
     assert main(["store", "backup", str(copy), *at]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert (facts["jobs"], facts["revision"], facts["bytes"]) == (1, HEAD, copy.stat().st_size)
+    details = json.loads(capsys.readouterr().out)
+    assert (details["jobs"], details["revision"], details["bytes"]) == (
+        1,
+        HEAD,
+        copy.stat().st_size,
+    )
     assert main(["store", "backup", str(copy), *at]) == 1
     assert json.loads(capsys.readouterr().err)["code"] == "EXISTS"
     monkeypatch.setenv("XCRAY_STORE", f"sqlite:///{tmp_path / 'elsewhere.db'}")

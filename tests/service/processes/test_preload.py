@@ -19,7 +19,7 @@ from tests.support.live_service import TEXTS, publish, settings_for
 from tests.support.service_processes import (
     PATIENCE,
     process,
-    read_process_facts,
+    read_process_file,
     until,
     worker_processes,
 )
@@ -119,7 +119,7 @@ def test_a_restarted_worker_joins_when_its_models_are_loaded(tmp_path: Path) -> 
     publish(Registry(home / "models"), "docs", tmp_path / "staged")
     variables = {"XCRAY_PRELOAD": '["docs"]'}
     with process(home, "serve", "--workers", "2", variables=variables) as manager:
-        url = read_process_facts(home, manager, "serve")["url"]
+        url = read_process_file(home, manager, "serve")["url"]
         workers = set(worker_processes(manager.pid))
         assert (len(workers), count_listeners(url)) == (2, 2)
 
@@ -129,7 +129,7 @@ def test_a_restarted_worker_joins_when_its_models_are_loaded(tmp_path: Path) -> 
             return httpx.post(address, json=body, trust_env=False, timeout=PATIENCE).status_code
 
         def n_alive() -> int:
-            return int(read_process_facts(home, manager, "serve")["alive"])
+            return int(read_process_file(home, manager, "serve")["alive"])
 
         with exclusive_lock((home / "metrics" / VERIFIED_FILE).with_suffix(".lock")):
             os.kill(min(workers), signal.SIGKILL)

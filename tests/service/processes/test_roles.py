@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.support.postgres import unhurried
-from tests.support.service_processes import PATIENCE, process, read_process_facts, until
+from tests.support.service_processes import PATIENCE, process, read_process_file, until
 from xcray.jobs.home import Home
 from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
@@ -70,7 +70,7 @@ def test_on_sqlite_one_process_serves_and_one_runs_jobs(tmp_path: Path) -> None:
         process(home, "serve", "--no-runner", lease="600") as api,
         process(home, "runner", lease="600") as runner,
     ):
-        facts = read_process_facts(home, api, "serve"), read_process_facts(home, runner, "runner")
+        facts = read_process_file(home, api, "serve"), read_process_file(home, runner, "runner")
         with client(facts[0]["url"]) as http, client(facts[1]["url"]) as health:
             assert trained(http, home, build_dataset(http, home))["status"] == SUCCEEDED
             assert (health.get("/healthz").status_code, health.get("/readyz").status_code) == (
@@ -98,15 +98,15 @@ def test_on_postgresql_replicas_share_a_home_and_a_killed_leader_is_replaced(
     home, url = tmp_path / "home", unhurried(postgres.emptied())
     with ExitStack() as stack:
         first = stack.enter_context(process(home, "serve", "--no-runner", store=url))
-        read_process_facts(home, first, "serve")  # the first process creates the tables
+        read_process_file(home, first, "serve")  # the first process creates the tables
         apis = [first, stack.enter_context(process(home, "serve", "--no-runner", store=url))]
         runners = [stack.enter_context(process(home, "runner", store=url)) for _ in range(2)]
         https = [
-            stack.enter_context(client(read_process_facts(home, api, "serve")["url"]))
+            stack.enter_context(client(read_process_file(home, api, "serve")["url"]))
             for api in apis
         ]
         for runner in runners:
-            read_process_facts(home, runner, "runner")
+            read_process_file(home, runner, "runner")
         build_dataset(https[0], home)
         keeper = keeper_of(url)
         dead = next(runner for runner in runners if f":{runner.pid}:" in keeper)

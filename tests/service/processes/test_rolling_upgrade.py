@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.live_service import publish
 from tests.support.next_release import ADDED, FOLLOWING, program, run_next, upgrade_to
-from tests.support.service_processes import PATIENCE, process, read_process_facts, until
+from tests.support.service_processes import PATIENCE, process, read_process_file, until
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict
 from xcray.jobs.database.migrations import HEAD, MigrationStep
@@ -138,7 +138,7 @@ def test_a_schema_is_upgraded_while_programs_serve_and_train(
     store.datasets.add("tiny", str(Home(home).dataset(data)), dataset_id=data)
     with (
         process(home, "serve", store=address, lease="600") as serve,
-        closing(Clients(read_process_facts(home, serve, "serve")["url"], result.token)) as clients,
+        closing(Clients(read_process_file(home, serve, "serve")["url"], result.token)) as clients,
     ):
         until(lambda: clients.http.get("/readyz").status_code == 200, home)
         with clients.asking():

@@ -92,8 +92,8 @@ def test_the_report_uses_only_rows_without_influence_on_the_fit(
 ) -> None:
     assert data.test is not None
     rows, left_out, side = split_rows(data.test.X, data.train.X, 0)
-    facts, predictor = calibrated.calibration_facts, Predictor(calibrated)
-    assert facts["rows"] == {
+    report, predictor = calibrated.calibration_report, Predictor(calibrated)
+    assert report["rows"] == {
         "fitted": int(side.sum()),
         "measured": int((~side).sum()),
         "left_out": left_out,
@@ -105,7 +105,7 @@ def test_the_report_uses_only_rows_without_influence_on_the_fit(
         predictor.probabilities(top)[rows[~side]],
     )
     for k in (1, 3, 5):
-        own = facts["report"][str(k)]
+        own = report["report"][str(k)]
         expected = naive.ece(predicted[:, :k].ravel().tolist(), right[:, :k].ravel().tolist(), 15)
         assert own["ece"] == calibrated.measures[f"ECE@{k}"] == pytest.approx(expected, abs=1e-9)
         assert own["ece"] < 0.5 * own["ece_sigmoid"]
@@ -125,11 +125,11 @@ def test_the_new_model_shares_files_and_has_a_hash_of_its_own(
         assert (calibrated.path / name).stat().st_ino == (plain.path / name).stat().st_ino
     assert set(calibrated.manifest["files"]) == {*plain.manifest["files"], CALIBRATION}
     assert calibrated.manifest["files"] == file_digests(calibrated.path, skip=["manifest.json"])
-    assert calibrated.calibration_facts["model"] == plain.sha256 != calibrated.sha256
+    assert calibrated.calibration_report["model"] == plain.sha256 != calibrated.sha256
     assert calibrated.calibration is not None
-    assert plain.calibration_facts == {}
+    assert plain.calibration_report == {}
     other = calibrate(calibrated.path, data.path, tmp_path / "other", seed=5)
-    assert other.calibration_facts["model"] == plain.sha256
+    assert other.calibration_report["model"] == plain.sha256
     assert other.sha256 not in (calibrated.sha256, plain.sha256)
     again = calibrate(other.path, data.path, tmp_path / "again")
     assert (again.sha256, again.measures) == (calibrated.sha256, calibrated.measures)
@@ -147,7 +147,7 @@ def test_training_with_calibrate_gives_the_same_model(
     assert result.measures == calibrated.measures
     assert "CALIBRATING" in result.report["seconds"]
     output = Model.open(result.model_path, verify=True)
-    assert output.calibration_facts["report"] == calibrated.calibration_facts["report"]
+    assert output.calibration_report["report"] == calibrated.calibration_report["report"]
 
 
 def test_files_are_copied_where_they_can_not_be_linked(
@@ -193,14 +193,14 @@ def test_rows_of_the_training_are_left_out(rng: np.random.Generator) -> None:
         return TopK(order.astype(np.int32), np.take_along_axis(scores, order, axis=1))
 
     values = csr_from(np.concatenate([X[:300], rng.normal(size=(50, 4)).astype(np.float32)]))
-    first, facts = fit_calibration(query, csr_from(X), pattern_from(Y), counts, values)
-    assert facts["rows"]["left_out"] == 300
-    assert facts["rows"]["fitted"] + facts["rows"]["measured"] == 600
+    first, report = fit_calibration(query, csr_from(X), pattern_from(Y), counts, values)
+    assert report["rows"]["left_out"] == 300
+    assert report["rows"]["fitted"] + report["rows"]["measured"] == 600
     lies = Y.copy()
     lies[:300] = 1 - lies[:300]
     second, same = fit_calibration(query, csr_from(X), pattern_from(lies), counts, values)
     assert second.sha256 == first.sha256  # labels of left-out rows have no effect
-    assert same["report"] == facts["report"]
+    assert same["report"] == report["report"]
     third, _ = fit_calibration(query, csr_from(X), pattern_from(lies), counts, None)
     assert third.sha256 != first.sha256
 
@@ -228,11 +228,11 @@ def test_what_was_trained_on_is_refused(data: Dataset, plain: Model, tmp_path: P
         calibrate(plain.path, later.path, tmp_path / "out")
     assert caught.value.code == "NO_HELD_OUT"
     result = calibrate(plain.path, later.path, tmp_path / "out", part="train")
-    assert (result.calibration_facts["part"], result.calibration_facts["dataset_hash"]) == (
+    assert (result.calibration_report["part"], result.calibration_report["dataset_hash"]) == (
         "train",
         later.content_hash,
     )
-    counts = [bin_["most"] for bin_ in result.calibration_facts["bins"]]
+    counts = [bin_["most"] for bin_ in result.calibration_report["bins"]]
     # Counts of the training data, not of the data set for calibration.
     assert counts[-1] == data.label_counts.max()
     other = build(
@@ -311,12 +311,12 @@ def test_other_names_keep_probabilities_other_labels_do_not(
     assert renamed.calibration.sha256 == calibrated.calibration.sha256
     assert renamed.measures == calibrated.measures
     # The hash of the uncalibrated model under its new names.
-    assert renamed.calibration_facts["model"] not in (
+    assert renamed.calibration_report["model"] not in (
         plain.sha256,
         renamed.sha256,
     )
     fewer = Model.open(remove_labels(calibrated.path, tmp_path / "fewer", [first]).model_path)
-    assert (fewer.calibration, fewer.calibration_facts) == (None, {})
+    assert (fewer.calibration, fewer.calibration_report) == (None, {})
     assert not [name for name in fewer.measures if name.startswith("ECE")]
 
 
@@ -352,7 +352,7 @@ def test_the_report_draws_it(plain: Model, calibrated: Model, tmp_path: Path) ->
     report = draw_report(calibrated.path, tmp_path / "report")
     drawn = series_of((tmp_path / "report" / report["pictures"]["calibration"]).read_text())
     assert {name.partition(":")[0] for name in drawn} == {"calibrated", "sigmoid"}
-    assert report["calibration"] == calibrated.calibration_facts
+    assert report["calibration"] == calibrated.calibration_report
     assert "calibration" not in summarize_model(plain)
     for one in report["calibration"]["report"].values():
         for groups, error in (("groups", "ece"), ("groups_sigmoid", "ece_sigmoid")):

@@ -98,8 +98,8 @@ def test_files_of_dismec_in_every_form(tmp_path: Path) -> None:
         {"first": first, "count": 1, "file": file, "weight-format": kind}
         for first, (file, kind) in zip((2, 0, 1), kinds, strict=True)
     ]
-    facts = {"num-features": 3, "num-labels": 3, "files": files}
-    (tmp_path / "model").write_text(json.dumps(facts))
+    header = {"num-features": 3, "num-labels": 3, "files": files}
+    (tmp_path / "model").write_text(json.dumps(header))
     weights = dismec.read(tmp_path / "model")
     np.testing.assert_array_equal(weights.W.to_scipy().toarray(), dense)
     model = import_model("dismec", tmp_path / "model", tmp_path / "m", bias=True)

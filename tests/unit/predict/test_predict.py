@@ -21,7 +21,7 @@ from xcray.model.linked_copy import with_calibration
 from xcray.model.model import Model
 from xcray.predict import Contribution, Predictor, ScoredLabel, to_arrow
 
-FACTS: dict[str, Any] = {
+REPORT: dict[str, Any] = {
     "rows": {"fitted": 1, "measured": 1, "left_out": 0},
     "bins": [],
     "places": [1, 2],
@@ -280,7 +280,7 @@ def test_probabilities_of_a_calibrated_model(
     curves = Calibration(np.zeros(50, np.int32), *parts)
     calibrated = Predictor(
         with_calibration(
-            random.model, tmp_path / "calibrated", curves, {"measures": {"ECE@1": 0.5}, **FACTS}
+            random.model, tmp_path / "calibrated", curves, {"measures": {"ECE@1": 0.5}, **REPORT}
         )
     )
     rows = rng.normal(size=(9, 30)).astype(np.float32)

@@ -126,12 +126,12 @@ def test_figures_are_written_and_a_training_resumes_with_the_same_bits(
     whole = solved(solver, X, Y)
     local = local_of(solver, X, Y)
     solver.set_checkpoint_dir(local, tmp_path)
-    assert solver.read_facts(tmp_path) == {}
+    assert solver.read_report(tmp_path) == {}
     with pytest.raises(Stopped):
         solver.solve(local, labels, lambda: saved_round(tmp_path / "memoir.arrow") == 3)
     resumed = solver.solve(local, labels)
     assert resumed.W.data.tobytes() == whole.W.data.tobytes()
-    figures = solver.read_facts(tmp_path)["oracle"]
+    figures = solver.read_report(tmp_path)["oracle"]
     assert figures == read_json(tmp_path / ORACLE_FILE)["oracle"]
     assert [each["round"] for each in figures] == [1, 2, 3, 4, 5, 6]
     assert set(figures[0]) == set(OracleErrors._fields)

@@ -33,7 +33,7 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 
-FACTS: dict[str, Any] = {
+REPORT: dict[str, Any] = {
     "rows": {"fitted": 1, "measured": 1, "left_out": 0},
     "bins": [],
     "places": [],
@@ -286,7 +286,9 @@ def test_calibration_curves_have_priority_over_softmax(small: Predictor, tmp_pat
         np.array([-9.0, 9.0] * 2),
         np.array([0.1, 0.4] * 2),
     )
-    both = Predictor(with_calibration(small.model, tmp_path / "curves", Calibration(*curve), FACTS))
+    both = Predictor(
+        with_calibration(small.model, tmp_path / "curves", Calibration(*curve), REPORT)
+    )
     assert (both.probability_source, both.model.link) == ("curves", "softmax")
     answer = both.search(ROWS, 3, probabilities=True)
     assert len(answer.log_normaliser) == 0

@@ -51,9 +51,9 @@ def import_model(
 
     names = {"labels": _read_names(labels), "features": _read_names(features)}
     model = convert(file_format, source, out, bias=bias, like=like, **names)
-    facts = {"model": str(model.path), "sha256": model.sha256, "n_labels": model.n_labels}
+    details = {"model": str(model.path), "sha256": model.sha256, "n_labels": model.n_labels}
     if json:
-        output.print_json({**facts, "n_features": model.n_features, "nnz": model.nnz})
+        output.print_json({**details, "n_features": model.n_features, "nnz": model.nnz})
     else:
         sizes = f"{model.n_labels:,} labels, {model.n_features:,} features, {model.nnz:,} weights"
         output.print_line(f"{model.path}: {sizes}, sha256 {model.sha256}")
@@ -71,8 +71,8 @@ def export_model(
     opened = open_model(str(model))
     convert(opened, file_format, target)
     if json:
-        facts = {"file": str(target), "bytes": target.stat().st_size, "row_norm": opened.row_norm}
-        output.print_json(facts)
+        details = {"file": str(target), "bytes": target.stat().st_size, "row_norm": opened.row_norm}
+        output.print_json(details)
         return
     output.print_line(f"{target}: {target.stat().st_size:,} bytes")
     if opened.row_norm != "none" and file_format in ("liblinear", "dismec"):

@@ -62,8 +62,8 @@ def show(
     if json:
         output.print_json(details)
         return
-    facts = {name: details[name] for name in ("label", "number", "gap", "weights", "bias")}
-    output.print_pairs({**facts, "training rows": details["positives"]})
+    pairs = {name: details[name] for name in ("label", "number", "gap", "weights", "bias")}
+    output.print_pairs({**pairs, "training rows": details["positives"]})
     output.print_table(
         ["feature", "weight"], [[each["feature"], each["weight"]] for each in details["features"]]
     )

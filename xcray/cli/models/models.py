@@ -97,7 +97,7 @@ def show(model: ModelName, server: ServerOption = None, json: output.JsonOption 
 
 
 def directory_info(model: str) -> dict[str, Any]:
-    """Return the facts of a model directory."""
+    """Return the entries of a model directory."""
     from xcray.model.model import Model
 
     opened = Model.open(model, verify=False)
@@ -117,7 +117,7 @@ def directory_info(model: str) -> dict[str, Any]:
 
 
 def optional_info(model: Model) -> dict[str, Any]:
-    """Return facts that only some models have: missing labels, edits, calibration."""
+    """Return entries that only some models have: missing labels, edits, calibration."""
     missing = model.manifest.get("partial", {}).get("missing", 0)
     partial = (
         {"partial": f"{missing:,} of {model.n_labels:,} labels were not trained (time limit)"}
@@ -128,26 +128,26 @@ def optional_info(model: Model) -> dict[str, Any]:
     return {
         **partial,
         **({"edits": steps} if steps else {}),
-        **format_calibration(model.calibration_facts),
+        **format_calibration(model.calibration_report),
     }
 
 
-def format_calibration(facts: Mapping[str, Any]) -> dict[str, Any]:
+def format_calibration(report: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the calibration of a model in one line."""
-    if not facts:
+    if not report:
         return {}
     errors = ", ".join(
         f"@{k} {format_percent(one['ece_sigmoid'])} -> {format_percent(one['ece'])}"
-        for k, one in facts["report"].items()
+        for k, one in report["report"].items()
     )
     return {
-        "calibrated": f"ECE {errors} % on {facts['rows']['measured']:,} rows "
+        "calibrated": f"ECE {errors} % on {report['rows']['measured']:,} rows "
         "(before: sigmoid of the score)"
     }
 
 
 def version_info(model: str, server: str | None) -> dict[str, Any]:
-    """Return the facts of a version on a server."""
+    """Return the entries of a version on a server."""
     with make_client(server) as client:
         return dict(client.models.version(*locate_version(client, model)))
 

@@ -106,10 +106,10 @@ def create(
             }
         )
         return
-    facts: dict[str, Any] = {"id": key.id, "tenant": key.tenant, "scopes": ", ".join(key.scopes)}
-    facts |= {"new": new} if secret_file is not None else {}
-    facts |= {"retired": ", ".join(retired)} if grace is not None else {}
-    output.print_pairs(facts)
+    details: dict[str, Any] = {"id": key.id, "tenant": key.tenant, "scopes": ", ".join(key.scopes)}
+    details |= {"new": new} if secret_file is not None else {}
+    details |= {"retired": ", ".join(retired)} if grace is not None else {}
+    output.print_pairs(details)
     if secret_file is None:
         output.print_line(token.token)
         output.print_note(

@@ -42,7 +42,7 @@ def check(
     """
     from xcray.jobs.database.upgrade import inspect_store
 
-    print_facts(inspect_store(resolve_store_url(home, store)), json)
+    print_details(inspect_store(resolve_store_url(home, store)), json)
 
 
 @app.command()
@@ -65,7 +65,7 @@ def upgrade(
     """
     from xcray.jobs.database.upgrade import upgrade_store as bring
 
-    print_facts(bring(resolve_store_url(home, store), force=force), json)
+    print_details(bring(resolve_store_url(home, store), force=force), json)
 
 
 @app.command()
@@ -83,7 +83,7 @@ def backup(
     from xcray.jobs.database.backup import back_up
 
     url = existing_store(make_settings({"home": home, "store": store}))
-    print_facts(back_up(url, file, replace=replace), json)
+    print_details(back_up(url, file, replace=replace), json)
 
 
 @app.command()
@@ -154,7 +154,7 @@ def sweep(
         "files": len(things),
         "bytes": sum(thing.n_bytes for thing in things),
     }
-    print_facts(total | ({"things": [thing._asdict() for thing in things]} if json else {}), json)
+    print_details(total | ({"things": [thing._asdict() for thing in things]} if json else {}), json)
 
 
 def resolve_store_url(home: Path | None, store: str | None) -> str:
@@ -180,9 +180,9 @@ def existing_store(settings: Settings) -> str:
     return settings.store_url
 
 
-def print_facts(facts: dict[str, Any], json: bool) -> None:
+def print_details(details: dict[str, Any], json: bool) -> None:
     """Print the result."""
     if json:
-        output.print_json(facts)
+        output.print_json(details)
     else:
-        output.print_pairs(facts)
+        output.print_pairs(details)

@@ -33,7 +33,7 @@ class Overview:
     _last: tuple[float, float] | None = field(default=None, init=False)
 
     def read(self) -> dict[str, Any]:
-        """Return facts, running jobs and models in memory, JSON-ready.
+        """Return the status, running jobs and models in memory, JSON-ready.
 
         Raises Unavailable if the server does not answer, and errors of the key.
         """
@@ -57,7 +57,7 @@ class Overview:
         }
 
     def _read_metrics(self) -> dict[str, Any]:
-        """Return figures of the metrics; the reason for none if the key has no right to them."""
+        """Return values of the metrics; the reason for none if the key has no right to them."""
         try:
             text = self.client.metrics()
         except XcrayError as error:
@@ -116,30 +116,30 @@ def show_live(overview: Overview, interval: float) -> None:
         return
 
 
-def lines_of(facts: Mapping[str, Any]) -> list[str]:
+def lines_of(status: Mapping[str, Any]) -> list[str]:
     """Return the lines of a reading."""
-    state = "ready" if facts["ready"] else "not ready"
-    rate, p99 = facts.get("requests_per_second"), facts.get("p99_seconds")
+    state = "ready" if status["ready"] else "not ready"
+    rate, p99 = status.get("requests_per_second"), status.get("p99_seconds")
     pairs = {
-        "service": ": ".join(filter(None, [state, ", ".join(facts["reasons"])])),
-        "jobs": f"{len(facts['running'])} running, {facts['waiting']} waiting",
-        "models": f"{facts['models']}, {len(facts['in_memory'])} in memory",
+        "service": ": ".join(filter(None, [state, ", ".join(status["reasons"])])),
+        "jobs": f"{len(status['running'])} running, {status['waiting']} waiting",
+        "models": f"{status['models']}, {len(status['in_memory'])} in memory",
         "requests": "measuring" if rate is None else f"{rate:.1f} per second",
         "p99 of predictions": "none yet" if p99 is None else f"at most {format_duration(p99)}",
     }
-    if "metrics_error" in facts:
-        pairs = {**pairs, "requests": facts["metrics_error"], "p99 of predictions": "-"}
-    elif facts["disk_bytes"]:
+    if "metrics_error" in status:
+        pairs = {**pairs, "requests": status["metrics_error"], "p99 of predictions": "-"}
+    elif status["disk_bytes"]:
         free, size = (
-            output.format_bytes(facts[name]) for name in ("disk_free_bytes", "disk_bytes")
+            output.format_bytes(status[name]) for name in ("disk_free_bytes", "disk_bytes")
         )
         pairs["disk"] = f"{free} free of {size}"
     width = max(map(len, pairs))
     lines = [f"{name:<{width}}  {output.printable(value)}" for name, value in pairs.items()]
-    jobs = [f"{job['name']}  {job['text']}" for job in facts["running"]]
+    jobs = [f"{job['name']}  {job['text']}" for job in status["running"]]
     models = [
         f"{name}  version {', '.join(map(str, versions))} in memory"
-        for name, versions in facts["in_memory"].items()
+        for name, versions in status["in_memory"].items()
     ]
     return [*lines, *map(output.printable, [*jobs, *models])]
 

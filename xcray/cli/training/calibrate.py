@@ -79,11 +79,11 @@ def calibrate(
             {
                 "model": where,
                 "sha256": calibration.sha256,
-                "calibration": calibration.calibration_facts,
+                "calibration": calibration.calibration_report,
             }
         )
         return
-    print_calibration(calibration.calibration_facts)
+    print_calibration(calibration.calibration_report)
     output.print_line(f"model {where}, sha256 {calibration.sha256[:16]}")
 
 
@@ -134,15 +134,15 @@ def calibrate_and_publish(
         discard_directory(staging)
 
 
-def print_calibration(facts: Mapping[str, Any]) -> None:
+def print_calibration(report: Mapping[str, Any]) -> None:
     """Print the calibration errors."""
-    rows = facts["rows"]
+    rows = report["rows"]
     left = (
         f", {rows['left_out']:,} skipped: they occur in the training data"
         if rows["left_out"]
         else ""
     )
-    bins, places = len(facts["bins"]), facts["places"]
+    bins, places = len(report["bins"]), report["places"]
     output.print_line(
         f"fitted on {rows['fitted']:,} held-out rows, "
         f"evaluated on {rows['measured']:,} others{left}"
@@ -154,9 +154,9 @@ def print_calibration(facts: Mapping[str, Any]) -> None:
     )
     output.print_line(f"{bins} bin{'s' if bins > 1 else ''} of labels by frequency, {groups}")
     output.print_table(
-        ["percent", *(f"@{k}" for k in facts["report"])],
+        ["percent", *(f"@{k}" for k in report["report"])],
         [
-            [name, *(format_percent(found[key]) for found in facts["report"].values())]
+            [name, *(format_percent(found[key]) for found in report["report"].values())]
             for name, key in REPORT_ROWS.items()
         ],
     )

@@ -393,7 +393,7 @@ def index(
     else:
         raise InputError("--pool must be serial or ray", code="USAGE")
     indexed = open_forest(dataset, leaf_size).indexed
-    figures = {
+    summary = {
         "path": str(path),
         "rows": len(indexed.norms),
         "trees": len(indexed.trees) - 1,
@@ -402,29 +402,29 @@ def index(
     }
     size = sum(file.stat().st_size for file in path.iterdir())
     if json:
-        output.print_json({**figures, "bytes": size})
+        output.print_json({**summary, "bytes": size})
     else:
-        output.print_pairs({**figures, "size": format_bytes(size)})
+        output.print_pairs({**summary, "size": format_bytes(size)})
 
 
 def print_dataset(dataset: Dataset, as_json: bool) -> None:
     """Print a data set."""
-    figures = dataset_summary(dataset)
+    summary = dataset_summary(dataset)
     if as_json:
-        output.print_json(figures)
+        output.print_json(summary)
         return
     lines = {
-        "data set": f"{figures['name']} at {figures['path']}",
-        "labels": figures["n_labels"],
-        "features": f"{figures['n_features']:,}" + (" (tf-idf of text)" if figures["text"] else ""),
-        **{part: format_split(split) for part, split in figures["splits"].items()},
-        "frequent labels": [f"{name} ({count:,})" for name, count in figures["frequent_labels"]],
-        "skipped lines": figures["skipped"] or None,
-        "weights": "sample weights" if figures["weights"] else None,
-        "content hash": figures["content_hash"],
+        "data set": f"{summary['name']} at {summary['path']}",
+        "labels": summary["n_labels"],
+        "features": f"{summary['n_features']:,}" + (" (tf-idf of text)" if summary["text"] else ""),
+        **{part: format_split(split) for part, split in summary["splits"].items()},
+        "frequent labels": [f"{name} ({count:,})" for name, count in summary["frequent_labels"]],
+        "skipped lines": summary["skipped"] or None,
+        "weights": "sample weights" if summary["weights"] else None,
+        "content hash": summary["content_hash"],
     }
     output.print_pairs({name: value for name, value in lines.items() if value is not None})
-    output.print_warnings(figures["warnings"])
+    output.print_warnings(summary["warnings"])
 
 
 def format_split(split: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from xcray.jobs.store.paging import page_start, page_token_after
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One audited action. `subject` is its object, `detail` holds more facts, never secrets."""
+    """One audited action. `subject` is its object, `detail` holds more, never secrets."""
 
     seq: int
     time: str

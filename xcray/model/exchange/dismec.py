@@ -38,9 +38,9 @@ def read(path: Path) -> ForeignWeights:
 
     path: the JSON file. Raises InputError if a file is missing or is not what the JSON says.
     """
-    facts = read_json_object(path)
+    header = read_json_object(path)
     try:
-        D, K, files = facts["num-features"], facts["num-labels"], facts["files"]
+        D, K, files = header["num-features"], header["num-labels"], header["files"]
         files = sorted(files, key=lambda entry: int(entry["first"]))
         paths = [file_within(path.parent, entry["file"]) for entry in files]
         n_bytes = sum(map(source_bytes, paths))
@@ -65,8 +65,8 @@ def write(weights: ForeignWeights, path: Path) -> None:
             out.writelines(f"{j}:{w:.9g} " for j, w in zip(indices, data, strict=True))
             out.write("\n")
     entry = {"first": 0, "count": W.n_rows, "file": target.name, "weight-format": SPARSE_TEXT}
-    facts = {"num-features": W.n_cols, "num-labels": W.n_rows, "files": [entry]}
-    path.write_text(json.dumps(facts, indent=4) + "\n")
+    header = {"num-features": W.n_cols, "num-labels": W.n_rows, "files": [entry]}
+    path.write_text(json.dumps(header, indent=4) + "\n")
 
 
 def _read_range(source: Path, entry: dict[str, Any], n_features: int) -> CSR:

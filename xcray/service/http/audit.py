@@ -140,11 +140,11 @@ class Auditor:
             if next(self._entry_numbers) % TRIM_EVERY_ENTRIES == 0:
                 await asyncio.to_thread(self._table.trim, self._max_entries)
         except XcrayError as error:
-            facts = {
+            fields = {
                 "tenant": tenant,
                 "key": key_id,
                 "action": action,
                 "subject": subject,
                 "detail": error.message,
             }
-            LOGGER.error("cannot write an audit entry", extra=facts)
+            LOGGER.error("cannot write an audit entry", extra=fields)

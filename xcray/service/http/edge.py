@@ -77,7 +77,7 @@ class EdgeMiddleware:
         request_id = (
             head.request_id if REQUEST_ID_PATTERN.fullmatch(head.request_id) else new_request_id()
         )
-        facts, response = (
+        fields, response = (
             begin_request(request_id),
             _SendWithHeaders(send, request_id, self._cors, head.origin, self._draining),
         )
@@ -88,7 +88,7 @@ class EdgeMiddleware:
         finally:
             self._metrics.requests_in_progress.dec()
             self._log_request(
-                scope, response.status, time.perf_counter() - started, facts.get("code", "NONE")
+                scope, response.status, time.perf_counter() - started, fields.get("code", "NONE")
             )
 
     async def _handle(

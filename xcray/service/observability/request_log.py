@@ -19,7 +19,9 @@ NO_REQUEST: Final = "-"
 REQUEST_ID: ContextVar[str] = ContextVar("xcray_request_id", default=NO_REQUEST)
 LOGGER: Final = logging.getLogger("xcray")
 
-_REQUEST_FACTS: ContextVar[dict[str, Any] | None] = ContextVar("xcray_request_facts", default=None)
+_REQUEST_FIELDS: ContextVar[dict[str, Any] | None] = ContextVar(
+    "xcray_request_fields", default=None
+)
 _UNKNOWN: Final = dict.fromkeys(("thread", "threadName", "process", "processName"))
 _EMPTY_RECORD: Final = {
     **vars(logging.LogRecord(LOGGER.name, logging.INFO, "", 0, "", (), None)),
@@ -35,39 +37,39 @@ def new_request_id() -> str:
 
 
 def begin_request(request_id: str) -> dict[str, Any]:
-    """Attach further log lines of this context to a request, and return its facts.
+    """Attach further log lines of this context to a request, and return its fields.
 
     `add_log_context` adds to them, also from threads that serve the request.
     """
     REQUEST_ID.set(request_id)
-    facts: dict[str, Any] = {}
-    _REQUEST_FACTS.set(facts)
-    return facts
+    fields: dict[str, Any] = {}
+    _REQUEST_FIELDS.set(fields)
+    return fields
 
 
-def add_log_context(**facts: Any) -> None:
-    """Add facts to further log lines of this request: tenant, key id, job, trace.
+def add_log_context(**fields: Any) -> None:
+    """Add fields to further log lines of this request: tenant, key id, job, trace.
 
     Without a request it has no effect. Secrets must not be passed.
     """
-    request_facts = _REQUEST_FACTS.get()
-    if request_facts is not None:
-        request_facts.update(facts)
+    request_fields = _REQUEST_FIELDS.get()
+    if request_fields is not None:
+        request_fields.update(fields)
 
 
 def log_context() -> dict[str, Any]:
-    """Return the common facts of each log line."""
-    return {"request_id": REQUEST_ID.get(), **(_REQUEST_FACTS.get() or {})}
+    """Return the common fields of each log line."""
+    return {"request_id": REQUEST_ID.get(), **(_REQUEST_FIELDS.get() or {})}
 
 
-def log_quickly(level: int, event: str, facts: dict[str, Any]) -> None:
+def log_quickly(level: int, event: str, fields: dict[str, Any]) -> None:
     """Log a frequent event like LOGGER.log with `extra`, without its line, thread and process."""
     # not of the constructor, which finds out the file, the thread and the process
     record = logging.LogRecord.__new__(logging.LogRecord)
     vars(record).update(
         _EMPTY_RECORD, levelno=level, levelname=logging.getLevelName(level), msg=event
     )
-    vars(record).update(facts, created=time.time(), _facts=facts)
+    vars(record).update(fields, created=time.time(), _fields=fields)
     LOGGER.callHandlers(record)
 
 

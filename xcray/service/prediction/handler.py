@@ -233,7 +233,7 @@ async def _compute(
 def _needs_kernels(loaded: LoadedModel, query: PredictQuery, n_rows: int) -> bool:
     """Return False for a few rows while the kernels of a model are not compiled.
 
-    The answer is the same, except for the figures of the search in its certificate.
+    The answer is the same, except for the counts of the search in its certificate.
     """
     predictor = loaded.predictor
     return (

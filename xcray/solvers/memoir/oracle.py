@@ -82,7 +82,7 @@ class IndexOracle:
         return np.where((rivals >= 0) & violated, rivals, -1).astype(np.int32)
 
     def finish(self, number: int) -> OracleErrors:
-        """Return the figures of round `number`."""
+        """Return the errors of round `number`."""
         errors = np.concatenate(self._errors)
         agreed = float(np.concatenate(self._agreed).mean()) if len(errors) else 1.0
         p95 = float(np.quantile(errors, 0.95)) if len(errors) else 0.0

@@ -220,7 +220,7 @@ class MemoirSolver(Parameters, ReplicatedSolver):
         return StoppingRule("tolerance", 0.0, self.rounds, reached, names, early)
 
     def summarize(self, records: np.ndarray) -> dict[str, Any]:
-        """Return the default counts, why the training ended, and figures of the held-out rows."""
+        """Return the default counts, why the training ended, and measures of the held-out rows."""
         summary, rule = summarize_records(self, records), self.stopping
         done = int(records["rounds"].max(initial=0))
         summary["stopped"] = rule.early if 0 < done < self.rounds else rule.reached
@@ -244,8 +244,8 @@ class MemoirSolver(Parameters, ReplicatedSolver):
         """Let the training save its state in `directory` after rounds; None saves nothing."""
         local.checkpoint_dir = directory
 
-    def read_facts(self, directory: Path) -> dict[str, Any]:
-        """Return the figures of an approximate search by round, see `OracleErrors`."""
+    def read_report(self, directory: Path) -> dict[str, Any]:
+        """Return the errors of an approximate search by round, see `OracleErrors`."""
         path = directory / ORACLE_FILE
         if not path.is_file():
             return {}

@@ -81,7 +81,7 @@ def fit_calibration(
         for k in ks
         if k <= top.labels.shape[1]
     }
-    measures = {f"ECE@{k}": figures["ece"] for k, figures in report.items()}
+    measures = {f"ECE@{k}": errors["ece"] for k, errors in report.items()}
     bin_counts = [counts[curves.bins == b] for b in range(curves.n_bins)]
     return curves, {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -271,7 +271,7 @@ def estimate_from(
 
 
 def check_fits(estimate: Estimate, limits: Mapping[str, int], run_dir: Path, out: Path) -> None:
-    """Raise Refused, with figures and a fix, if the training does not fit in memory or on disk.
+    """Raise Refused, with sizes and a fix, if the training does not fit in memory or on disk.
 
     limits: see `memory_limits`. Parts lie in `run_dir`, the model in `out`.
     """
@@ -303,7 +303,7 @@ def check_fits(estimate: Estimate, limits: Mapping[str, int], run_dir: Path, out
 
 
 def check_disk(parts: int, model: int, run_dir: Path, out: Path, basis: str) -> None:
-    """Raise Refused, with figures, unless the disks have enough free space.
+    """Raise Refused, with sizes, unless the disks have enough free space.
 
     parts: bytes to write in `run_dir`. model: bytes to write in `out`.
     """

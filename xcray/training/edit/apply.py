@@ -310,8 +310,8 @@ class _EditRun:
         if self.change.operation != "rename" or old.calibration is None:
             return None
         return old.calibration, {
-            **old.calibration_facts,
-            "measures": {name: old.measures[name] for name in old.calibration_facts["measured"]},
+            **old.calibration_report,
+            "measures": {name: old.measures[name] for name in old.calibration_report["measured"]},
         }
 
     def _measure(self, index: SearchIndex) -> dict[str, float]:
@@ -354,12 +354,12 @@ class _EditRun:
         return step
 
     def _make_report(self, trained: SolvedLabels | None) -> dict[str, Any]:
-        """Return the figures for users; JSON."""
-        training_figures: dict[str, Any] = (
+        """Return the report; JSON."""
+        training_report: dict[str, Any] = (
             {} if trained is None else {"trained": summarize_block(trained, self.solver)}
         )
         if self.timeline is not None:
-            training_figures |= {
+            training_report |= {
                 "pool": self.options.pool,
                 "workers": self.workers,
                 **balance(self.timeline, self.workers),
@@ -370,7 +370,7 @@ class _EditRun:
             "labels_trained": len(self.labels_to_train),
             "labels_kept": int((self.change.rows >= 0).sum()),
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.phase_seconds.items()},
-            **training_figures,
+            **training_report,
             **self.report_extras,
         }
 

@@ -66,7 +66,7 @@ def calibrate(
     truth = renumber_labels(
         split.Y, place, max(len(counts), int(place.max(initial=-1)) + 1, opened.n_labels)
     )
-    curves, facts = fit_calibration(
+    curves, details = fit_calibration(
         Predictor(opened).predict,
         split.X,
         truth,
@@ -76,5 +76,5 @@ def calibrate(
         ks=ks,
     )
     return with_calibration(
-        opened, out, curves, {**facts, "dataset_hash": data.content_hash, "part": part}
+        opened, out, curves, {**details, "dataset_hash": data.content_hash, "part": part}
     )

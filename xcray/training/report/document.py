@@ -32,7 +32,7 @@ def report_document(model: Model) -> dict[str, Any]:
             name: value for name, value in report.items() if isinstance(value, str | int | float)
         },
         "by_frequency": report.get("by_frequency"),
-        "calibration": model.calibration_facts.get("report"),
+        "calibration": model.calibration_report.get("report"),
         "gaps": _gap_histogram(model),
         "pictures": picture_names(model),
     }

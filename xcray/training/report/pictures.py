@@ -141,14 +141,14 @@ def _certificates(model: Model, name: str) -> Drawing | str:
 
 def _calibration(model: Model, name: str) -> Drawing | str:
     """Draw the reliability of a calibrated model's probabilities."""
-    facts = model.calibration_facts
+    details = model.calibration_report
     rows = (
-        f"{facts['rows']['fitted']:,} held-out rows to fit, "
-        f"{facts['rows']['measured']:,} others to measure"
+        f"{details['rows']['fitted']:,} held-out rows to fit, "
+        f"{details['rows']['measured']:,} others to measure"
     )
-    bins, places = len(facts["bins"]), max(len(facts["places"]), 1)
+    bins, places = len(details["bins"]), max(len(details["places"]), 1)
     note = f"{rows}; {bins} x {places} curves: labels by frequency, places"
-    return partial(plots.calibration_picture, facts["report"], name, note)
+    return partial(plots.calibration_picture, details["report"], name, note)
 
 
 def _objective(model: Model, name: str) -> Drawing | str:
@@ -184,7 +184,7 @@ def _pictures_of(model: Model) -> dict[str, PictureOf]:
         "stages": (_stages, history if model.linear is None else None),
         "objective": (_objective, history if model.linear is not None else None),
         "oracle": (_oracle, training.get("oracle")),
-        "calibration": (_calibration, model.calibration_facts),
+        "calibration": (_calibration, model.calibration_report),
     }
     return {**_COMMON, **{name: picture for name, (picture, known) in optional.items() if known}}
 

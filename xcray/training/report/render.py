@@ -1,4 +1,4 @@
-"""Report of a finished model: figures as JSON, one page of Markdown, and pictures."""
+"""Report of a finished model: JSON, one page of Markdown, and pictures."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def draw_report(model_path: Path, out: Path, others: Sequence[Path] = ()) -> dic
 
 
 def summarize_model(model: Model) -> dict[str, Any]:
-    """Return the training figures in a model's files: settings, measures, labels, timeline; JSON.
+    """Return a model's report: settings, measures, labels, timeline; JSON.
 
     "labels": counts, and quantiles of positives, rounds, weights and seconds over the labels.
     "dearest": the labels that took longest. "loosest": the labels with the largest gap relative
@@ -94,7 +94,7 @@ def summarize_model(model: Model) -> dict[str, Any]:
         "dearest": [],
         "loosest": [],
         "timeline": None,
-        **({"calibration": model.calibration_facts} if model.calibration_facts else {}),
+        **({"calibration": model.calibration_report} if model.calibration_report else {}),
     }
     if table is not None:
         column_names = [

@@ -1,4 +1,4 @@
-"""Training summaries: figures for users, and the per-label table."""
+"""Training summaries: the report, and the per-label table."""
 
 from __future__ import annotations
 
