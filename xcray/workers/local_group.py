@@ -29,7 +29,7 @@ from xcray.workers.worker_group import (
 )
 
 T = TypeVar("T")
-LOCAL_NODE: Final = "here"  # the only node
+LOCAL_NODE: Final = "local"  # the only node
 LOST_OBJECT: Final = object()  # value of a handle whose object was lost in a simulation
 
 

@@ -163,10 +163,10 @@ def test_places_of_workers(middle: Dataset) -> None:
         of(pool="ray", ray_address="ray://head.example:10001"),
     )
     assert [e.place for e in (here, own, next_to, away)] == [
-        "here",
-        "beside",
-        "beside",
-        "elsewhere",
+        "thread",
+        "process",
+        "process",
+        "cluster",
     ]
     assert here.memory == here.driver + 3 * here.worker
     assert own.driver == here.driver + preflight.RAY_DRIVER_BYTES

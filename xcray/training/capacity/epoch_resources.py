@@ -115,7 +115,7 @@ def complete_estimate(
         min(ENTRY_BYTES * needs.weights, merge_budget(spec, needs.weights)),
         IN_FLIGHT_BYTES * workers,
     )
-    separate = place != "here"
+    separate = place != "thread"
     return Estimate(
         driver=DRIVER_BYTES_PER_LABEL * K
         + 24 * shape.features
@@ -125,7 +125,7 @@ def complete_estimate(
         workers=workers,
         place=place,
         process=PROCESS_BYTES * separate,
-        ray=(needs.store + RAY_BYTES * (spec.ray_address is None)) * (place == "beside"),
+        ray=(needs.store + RAY_BYTES * (spec.ray_address is None)) * (place == "process"),
         reserved=0,
         mapped=mapped_bytes(dataset),
         parts=8 * needs.weights + PART_BYTES_PER_LABEL * K,

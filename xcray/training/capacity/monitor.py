@@ -88,7 +88,7 @@ class ResourceMonitor:
             else self._peak_bytes - self._start_bytes
         )
         if growth is not None:
-            actual["memory" if estimate.place == "here" else "driver"] = growth
+            actual["memory" if estimate.place == "thread" else "driver"] = growth
         if self._workers:
             actual["worker_process"] = max(seen.anonymous for seen in self._workers.values())
         return {

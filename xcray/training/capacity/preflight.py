@@ -59,8 +59,8 @@ class Estimate(NamedTuple):
     """Estimated needs of a training.
 
     Bytes: driver, anonymous in the process that trains; worker, anonymous in each of `workers`,
-    whose place is "here" (threads of the driver), "beside" (processes of this machine) or
-    "elsewhere"; process, of each worker process before its work; ray, of a Ray started for the
+    whose place is "thread" (threads of the driver), "process" (processes of this machine) or
+    "cluster"; process, of each worker process before its work; ray, of a Ray started for the
     training; reserved, address space that each worker can leave empty; mapped, data files; parts
     (still to be written) and model, on disk. weights: of the finished model. core_seconds: of
     solving. seconds: total.
@@ -88,9 +88,7 @@ class Estimate(NamedTuple):
     def memory(self) -> int:
         """Return the anonymous bytes on this machine, without those this process holds already."""
         return self.driver + (
-            self.workers * (self.worker + self.process) + self.ray
-            if self.place != "elsewhere"
-            else 0
+            self.workers * (self.worker + self.process) + self.ray if self.place != "cluster" else 0
         )
 
     @property
@@ -100,7 +98,7 @@ class Estimate(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON. worker_process: total memory of a worker's own process."""
-        whole = {"worker_process": self.worker + self.process} if self.place != "here" else {}
+        whole = {"worker_process": self.worker + self.process} if self.place != "thread" else {}
         return {**self._asdict(), **whole, "memory": self.memory, "disk": self.disk}
 
 
@@ -253,12 +251,12 @@ def estimate_from(
         + DRIVER_BYTES_PER_LABEL * K
         + 24 * shape.features
         + pieces
-        + (RAY_DRIVER_BYTES if place != "here" else shape.needs.process_bytes),
+        + (RAY_DRIVER_BYTES if place != "thread" else shape.needs.process_bytes),
         worker=worker,
         workers=workers,
         place=place,
-        process=0 if place == "here" else PROCESS_BYTES + shape.needs.process_bytes,
-        ray=0 if place == "here" or spec.ray_address is not None else RAY_BYTES,
+        process=0 if place == "thread" else PROCESS_BYTES + shape.needs.process_bytes,
+        ray=0 if place == "thread" or spec.ray_address is not None else RAY_BYTES,
         reserved=reserved,
         mapped=shape.mapped,
         parts=int(8 * lengths[labels].sum()) + PART_BYTES_PER_LABEL * len(labels),
@@ -280,7 +278,7 @@ def check_fits(estimate: Estimate, limits: Mapping[str, int], run_dir: Path, out
         needed += (
             estimate.workers
             * estimate.reserved
-            * (name.startswith("RLIMIT") and estimate.place == "here")
+            * (name.startswith("RLIMIT") and estimate.place == "thread")
         )
         if needed > free:
             raise Refused(
@@ -442,9 +440,9 @@ def _probe_labels(work: LabelWork, seconds: float) -> Int64:
 def worker_place(spec: TrainSpec) -> str:
     """Return the location of the workers: see `Estimate`."""
     if spec.pool != "ray":
-        return "here"
+        return "thread"
     host = (spec.ray_address or "localhost").rpartition("//")[2]
-    return "beside" if host.startswith(("127.", "localhost", "[::1]")) else "elsewhere"
+    return "process" if host.startswith(("127.", "localhost", "[::1]")) else "cluster"
 
 
 def free_bytes(folder: Path) -> int:
