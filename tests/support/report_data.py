@@ -25,6 +25,8 @@ def batch(
         "attempt": 1,
         "n_labels": 10,
         "cost": 1.0,
+        "node": "",
+        "cpu_seconds": seconds,
     }
     return {**fixed, "started": started, "seconds": seconds, "outcome": outcome, **more}
 

@@ -64,7 +64,6 @@ class Aliases:
                 # check again: a version can be deleted before the lock is held
                 self._files.version_path(name, version)
             state = self._files.read_state(name)
-            # older versions of xcray read only this entry
             aliases = {
                 **state["aliases"],
                 alias: split.primary,

@@ -140,20 +140,18 @@ def pick_version(split: Sequence[VersionShare], point: float) -> int:
 def split_of_alias(state: Mapping[str, Any], alias: str) -> TrafficSplit | None:
     """Return the split of an alias from the state of its name (aliases.json); None without alias.
 
-    An older xcray that moves the alias does not update its split. The split is then ignored.
     Raises Corrupt.
     """
     version, stored = state["aliases"].get(alias), state["routes"].get(alias)
     if version is None or stored is None:
         return None if version is None else TrafficSplit.single(int(version))
     try:
-        split = TrafficSplit.from_dict(stored)
+        return TrafficSplit.from_dict(stored)
     except (KeyError, TypeError, ValueError, IndexError, ParameterError) as error:
         raise Corrupt(
             f"aliases.json: the split of alias {alias} can't be read "
             f"({type(error).__name__}); set it again"
         ) from None
-    return split if split.primary == version else TrafficSplit.single(int(version))
 
 
 def versions_of_alias(state: Mapping[str, Any], alias: str) -> tuple[int, ...]:

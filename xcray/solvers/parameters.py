@@ -7,22 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from xcray.errors import ParameterError, excerpt, similar_or_all
 
 P = TypeVar("P")
-
-# old parameter name -> (present name, old value -> present value)
-RENAMED_PARAMETERS: Final[dict[str, tuple[str, dict[Any, Any]]]] = {
-    "mode": ("passes", {"both": 1, "two": 2}),
-    "rest_every": ("sync_every", {}),
-    "finish": ("lbfgs_switch_tol", {}),
-    "pairs": ("history", {}),
-    "patience": ("early_stopping_rounds", {}),
-    "watch_every": ("eval_every", {}),
-}
 
 _KIND_NAMES: Final[dict[type, str]] = {int: "a whole number", float: "a number"}
 
@@ -74,12 +64,9 @@ def check_parameters(values: Any) -> None:
 def make_parameters(cls: type[P], values: Mapping[str, Any]) -> P:
     """Make the dataclass from a mapping; strings are converted to the type of the field.
 
-    Old names and values (RENAMED_PARAMETERS) are accepted too, because stored job specs, run
-    directories and model manifests can contain them. Raises ParameterError for unknown names and
-    invalid values.
+    Raises ParameterError for unknown names and invalid values.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    values = current_names(values, fields)
     for name in values:
         if name not in fields:
             raise ParameterError(
@@ -87,25 +74,6 @@ def make_parameters(cls: type[P], values: Mapping[str, Any]) -> P:
                 code="UNKNOWN_PARAMETER",
             )
     return cls(**{name: _read(fields[name], value) for name, value in values.items()})
-
-
-def current_names(values: Mapping[str, Any], known: Container[str] | None = None) -> dict[str, Any]:
-    """Return parameters of a stored spec or manifest under their present names.
-
-    known: the parameters of the solver. Only old names of these are replaced; None replaces all of
-    RENAMED_PARAMETERS. Raises ParameterError if both the old and the present name are given.
-    """
-    out = dict[str, Any]()
-    for name, value in values.items():
-        new, new_values = RENAMED_PARAMETERS.get(name, (name, {}))
-        if known is not None and (name in known or new not in known):
-            out[name] = value
-        elif new != name and new in values:
-            raise ParameterError(f"{name} is the old name of {new}: give {new} only")
-        else:
-            is_renamed = isinstance(value, str) and value in new_values
-            out[new] = new_values[value] if is_renamed else value
-    return out
 
 
 def parameter_table(cls: type) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from xcray.arrays import Int64, csr, frozen
 from xcray.errors import Conflict, Corrupt, XcrayError
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES, row_ranges
 from xcray.kernels.merge import copy_rows
-from xcray.solvers.parameters import current_names
 from xcray.solvers.solved_labels import SolvedLabels, untrained_records
 from xcray.storage.arrow import MatrixWriter, read_csr, read_table, write_table
 from xcray.storage.atomic import read_json, write_json
@@ -186,9 +185,6 @@ def claim_directory(directory: Path, fingerprint: Mapping[str, Any]) -> None:
         write_json(path, expected)
         return
     existing = read_json(path)
-    # runs of earlier versions can contain old parameter names
-    if isinstance(existing.get("params"), dict):
-        existing["params"] = current_names(existing["params"])
     if existing != expected:
         changed = sorted(k for k in {*existing, *expected} if existing.get(k) != expected.get(k))
         fix = "choose a new one, or repeat its settings"

@@ -13,7 +13,6 @@ from xcray.errors import Conflict
 from xcray.model.directory import MANIFEST
 from xcray.model.model import Model
 from xcray.solvers import make_solver
-from xcray.solvers.parameters import current_names
 from xcray.training.run import TrainResult
 from xcray.training.spec import TrainSpec
 
@@ -41,7 +40,7 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
     params = json.loads(json.dumps(make_solver(spec.solver, chosen).as_dict()))
     same_training = (
         manifest["solver"],
-        current_names(manifest["params"]),
+        manifest["params"],
         manifest["dataset_hash"],
     ) == (
         spec.solver,

@@ -245,10 +245,6 @@ def _read(path: Path) -> pa.Table:
     if not batches:
         return SCHEMA.empty_table()
     table = pa.Table.from_batches(batches)
-    if "node" not in table.column_names:  # written before nodes were recorded
-        table = table.append_column("node", pa.repeat(pa.scalar(""), table.num_rows))
-    if "cpu_seconds" not in table.column_names:  # written before they were recorded
-        table = table.append_column("cpu_seconds", table.column("seconds"))
     return table.select(SCHEMA.names).cast(SCHEMA)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.report_data import batch, table
-from xcray.errors import NotFound
+from xcray.errors import Corrupt, NotFound
 from xcray.storage.arrow import write_table
 from xcray.training.report.timeline import (
     COLUMNS,
@@ -135,24 +135,10 @@ def test_distant_batches_are_separate_entries():
     assert [e["batches"] for e in result["batches"] if e["outcome"] == "lost"] == [1]
 
 
-def test_former_and_missing_timelines(tmp_path):
-    former = table(
-        {
-            "worker": "a",
-            "task": 0,
-            "attempt": 1,
-            "n_labels": 2,
-            "cost": 3.0,
-            "started": 0.0,
-            "seconds": 1.0,
-        }
-    )
-    assert (
-        normalize_timeline(former).to_pylist()[0] | {"attempt_of_run": 1, "outcome": "done"}
-        == normalize_timeline(former).to_pylist()[0]
-    )
-    assert normalize_timeline(former).schema == pa.schema(COLUMNS)
-    empty = timeline_document(normalize_timeline(former).slice(0, 0))
+def test_missing_and_damaged_timelines(tmp_path):
+    whole = table(batch("a", 0.0, 1.0))
+    assert normalize_timeline(whole).schema == pa.schema(COLUMNS)
+    empty = timeline_document(whole.slice(0, 0))
     assert (empty["batches"], empty["workers"], empty["makespan"], empty["busy_share"]) == (
         [],
         [],
@@ -161,8 +147,11 @@ def test_former_and_missing_timelines(tmp_path):
     )
     with pytest.raises(NotFound, match="no timeline"):
         read_timeline(tmp_path)
-    write_table(tmp_path / "timeline.arrow", former)
+    write_table(tmp_path / "timeline.arrow", whole)
     assert read_timeline(tmp_path).num_rows == 1
+    write_table(tmp_path / "timeline.arrow", whole.drop_columns(["outcome"]))
+    with pytest.raises(Corrupt, match="no column outcome"):
+        read_timeline(tmp_path)
 
 
 def test_seconds_are_shared_out_by_work():

@@ -5,10 +5,8 @@ Older and newer versions of xcray read each other's files.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -140,18 +138,6 @@ def test_registries_of_earlier_programs_are_read(registry: Registry, tmp_path: P
     )
     assert registry.publish("news", staged(tmp_path / "next", 4)) == 4
     assert registry.aliases.of("news") == {"champion": 2, "latest": 4}
-
-
-def test_earlier_versions_read_current_files(registry: Registry) -> None:
-    """Earlier versions read only `aliases` and preserve unknown keys.
-
-    They move an alias away from its split by writing its number.
-    """
-    registry.aliases.set_split("news", "prod", TrafficSplit.from_weights([(1, 0.9), (2, 0.1)]))
-    state: dict[str, Any] = json.loads((registry.root / "news" / "aliases.json").read_text())
-    assert (state["schema_version"], state["aliases"]) == (1, {"prod": 1})
-    write_json(registry.root / "news" / "aliases.json", {**state, "aliases": {"prod": 2}})
-    assert registry.resolve_split("news@prod") == ("news", TrafficSplit.single(2))
 
 
 def test_an_unreadable_traffic_split_is_reported(registry: Registry) -> None:

@@ -330,11 +330,10 @@ def print_settings(auto: Mapping[str, Any]) -> None:
         for row in settings
     ]
     output.print_table([*names, f"{auto['select']} held out", "weights", ""], rows)
-    if "trainings" in auto:  # not in models of earlier versions
-        output.print_line(
-            f"selection ended because {auto['ended']}; "
-            f"its work is that of {auto['trainings']:.1f} trainings with the first setting"
-        )
+    output.print_line(
+        f"selection ended because {auto['ended']}; "
+        f"its work is that of {auto['trainings']:.1f} trainings with the first setting"
+    )
 
 
 def format_partial(partial: Mapping[str, Any]) -> str:

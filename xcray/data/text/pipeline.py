@@ -179,7 +179,6 @@ class TextPipeline:
     def load(cls, directory: Path, verify: bool = True) -> TextPipeline:
         """Map the files that `save` wrote, without copying.
 
-        Directories of older versions have no lookup table; it is built on first use.
         verify: compare terms and frequencies with their fingerprint and look up every term
         (one pass over all). Without it, the seal of text.json, types and sizes are still
         checked.
@@ -195,15 +194,15 @@ class TextPipeline:
                 )
             terms, df, idf = (_column(table, name, kind) for name, kind in COLUMNS.items())
             out = cls(TextParams.from_dict(head["params"]), terms, df.to_numpy(), head["n_texts"])
-            seal, fingerprint = head.pop("seal", None), head["fingerprint"]
+            seal, fingerprint = head.pop("seal"), head["fingerprint"]
             n_features = head["n_features"]
         except (KeyError, TypeError, AttributeError, ParameterError) as error:
             raise Corrupt(
                 f"the text pipeline in {directory.name} is not readable: {error}"
             ) from error
         idf, vocabulary = frozen(idf.to_numpy(), np.float64), read_lookup(directory, terms, verify)
-        intact = len(terms) == n_features and (seal is None or seal == _header_seal(head))
-        if verify or seal is None:
+        intact = len(terms) == n_features and seal == _header_seal(head)
+        if verify:
             intact = (
                 intact
                 and out.fingerprint == fingerprint
@@ -214,10 +213,7 @@ class TextPipeline:
                 f"the text pipeline in {directory.name} was changed after it was written "
                 "(its fingerprint differs)"
             )
-        vars(out).update(
-            {"idf": idf, "fingerprint": fingerprint}
-            | ({} if vocabulary is None else {"vocabulary": vocabulary})
-        )
+        vars(out).update({"idf": idf, "fingerprint": fingerprint, "vocabulary": vocabulary})
         return out
 
 

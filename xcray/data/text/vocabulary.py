@@ -55,14 +55,12 @@ def write_lookup(directory: Path, vocabulary: Vocabulary) -> None:
     )
 
 
-def read_lookup(directory: Path, terms: pa.LargeStringArray, verify: bool) -> Vocabulary | None:
-    """Map the lookup table of these terms; None in a directory of an older xcray without one.
+def read_lookup(directory: Path, terms: pa.LargeStringArray, verify: bool) -> Vocabulary:
+    """Map the lookup table of these terms.
 
-    verify: look up every term. Raises Corrupt if it is not a table of `len(terms)` terms, or
-    does not find all of them.
+    verify: look up every term. Raises NotFound if it is missing, Corrupt if it is not a table of
+    `len(terms)` terms, or does not find all of them.
     """
-    if not (directory / LOOKUP_FILE).is_file():
-        return None
     table = read_table(directory / LOOKUP_FILE)
     try:
         column, seed = table.column("slot"), int(table.schema.metadata[b"seed"])

@@ -75,10 +75,7 @@ def _by_frequency(model: Model, name: str) -> Drawing | str:
     training, measures = model.manifest["report"], model.manifest["measures"]
     groups = training.get("by_frequency")
     if not groups:
-        return (
-            "the model was not measured by label frequency "
-            "(no held-out part, or trained by an earlier xcray)"
-        )
+        return "the model was not measured by label frequency (no held-out part)"
     shown = ", ".join(
         f"{key} {100 * value:.2f} %" for key, value in measures.items() if key.startswith("P@")
     )
@@ -91,10 +88,7 @@ def _costs(model: Model, name: str) -> Drawing | str:
     """Draw the cost of labels by frequency."""
     columns = label_columns(model)
     if "positives" not in columns or not np.isfinite(columns.get("seconds", np.empty(0))).any():
-        return (
-            "the seconds per label are unknown "
-            "(the run kept no timeline, or an earlier xcray trained it)"
-        )
+        return "the seconds per label are unknown (the run kept no timeline)"
     seconds = columns["seconds"]
     total, middle = np.nansum(seconds), 1e3 * np.nanmedian(seconds)
     rare = np.nansum(seconds[columns["positives"] <= 5]) / max(total, 1e-300)
@@ -109,10 +103,7 @@ def _timeline(model: Model, name: str) -> Drawing | str:
     """Draw the timeline of the workers."""
     timeline = model.timeline
     if timeline is None or not timeline.num_rows:
-        return (
-            "the model has no timeline.arrow "
-            "(an earlier xcray trained it, or no batch was recorded)"
-        )
+        return "the model has no timeline.arrow (no batch was recorded)"
     document = timeline_document(timeline, MAX_BATCHES)
     return partial(plots.timeline_picture, document, name, describe_timeline(document))
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xcray.arrays import Float64
-from xcray.errors import NotFound
+from xcray.errors import Corrupt, NotFound
 from xcray.model.directory import TIMELINE
 from xcray.storage.arrow import read_table
 from xcray.workers.timeline import DONE, read_streams
@@ -52,8 +52,6 @@ COLUMNS: Final = {
     "outcome": pa.string(),
     "node": pa.string(),
 }
-# Values of columns that older timelines do not have.
-OLD_DEFAULTS: Final = {"attempt_of_run": 1, "outcome": DONE, "node": ""}
 MAX_WORKERS: Final = 4096  # workers in a document
 # Batches that are further apart, as a share of the total time, are not merged.
 MAX_PAUSE_SHARE: Final = 0.005
@@ -73,20 +71,10 @@ def read_timeline(folder: Path) -> pa.Table:
 
 
 def normalize_timeline(table: pa.Table) -> pa.Table:
-    """Return the columns of a timeline in fixed order and types.
-
-    Columns missing in old timelines get default values; other columns are dropped.
-    """
-    columns = {}
-    for name, kind in COLUMNS.items():
-        present = name in table.column_names
-        if present:
-            columns[name] = table.column(name).cast(kind)
-        elif name == "cpu_seconds":  # a busy worker has one core
-            columns[name] = table.column("seconds").cast(kind)
-        else:
-            columns[name] = pa.repeat(pa.scalar(OLD_DEFAULTS[name], kind), table.num_rows)
-    return pa.table(columns)
+    """Return the columns of a timeline in fixed order and types. Raises Corrupt without one."""
+    if missing := COLUMNS.keys() - set(table.column_names):
+        raise Corrupt(f"{TIMELINE} has no column {min(missing)}", file=TIMELINE)
+    return pa.table({name: table.column(name).cast(kind) for name, kind in COLUMNS.items()})
 
 
 def timeline_document(table: pa.Table, limit: int = 5000) -> dict[str, Any]:
