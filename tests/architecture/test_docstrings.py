@@ -138,14 +138,16 @@ def missing(tree: ast.Module) -> list[str]:
 
 def unknown_names(tree: ast.Module, package: Collection[str]) -> list[str]:
     """Return the names in backticks that do not exist."""
-    near = module_names(tree) | strings(tree) | FOREIGN
+    near: set[str] = set()
     out = []
     for thing in public(tree):
-        if not (names := TICKED.findall(ast.get_docstring(thing.node) or "")):
+        names = TICKED.findall(ast.get_docstring(thing.node) or "")
+        if not (names := [name for name in names if name not in package]):
             continue
+        near = near or module_names(tree) | strings(tree) | FOREIGN
         known = near | parameters(thing.node) | members(thing.owner)
         known |= members(thing.node) if isinstance(thing.node, ast.ClassDef) else set()
-        gone = [name for name in names if name not in known and name not in package]
+        gone = [name for name in names if name not in known]
         out += [
             f"line {thing.node.lineno}: {thing.name} mentions `{name}`, which does not exist"
             for name in gone

@@ -17,10 +17,10 @@ from tests.support.source import (
     SOURCES,
     Import,
     imported_module,
+    imports_of,
     module_of,
     modules,
     offences,
-    parse,
     xcray_imports,
 )
 
@@ -88,11 +88,11 @@ def offence_of(package: str, statement: Import) -> str | None:
     return f"{package} imports {target}, which is not below it"
 
 
-def upward_imports(tree: ast.Module, package: str) -> list[str]:
+def upward_imports(imports: Iterable[Import], package: str) -> list[str]:
     """Return the imports of a file that do not run downward."""
     return [
         f"line {statement.line}: {reason}"
-        for statement in xcray_imports(tree)
+        for statement in imports
         if (reason := offence_of(package, statement))
     ]
 
@@ -104,7 +104,7 @@ def import_graph() -> dict[str, set[str]]:
     return {
         name: {
             imported_module(statement, known)
-            for statement in xcray_imports(parse(path))
+            for statement in imports_of(path)
             if not statement.typing
         }
         - {name, "xcray"}
@@ -156,7 +156,7 @@ PACKAGES = sorted({name for name, path in modules().items() if path.name == "__i
 
 def test_imports_run_downward_only() -> None:
     assert not offences(
-        lambda path: upward_imports(parse(path), package_of(module_of(path))), SOURCES
+        lambda path: upward_imports(imports_of(path), package_of(module_of(path))), SOURCES
     )
 
 
@@ -225,7 +225,7 @@ def test_every_public_name_can_be_loaded() -> None:
     ],
 )
 def test_an_upward_import_is_found(package: str, snippet: str, expected: str) -> None:
-    result = upward_imports(ast.parse(snippet), package)
+    result = upward_imports(xcray_imports(ast.parse(snippet)), package)
     assert [expected in offence for offence in result] == [True]
 
 
@@ -239,7 +239,7 @@ def test_an_upward_import_is_found(package: str, snippet: str, expected: str) ->
     ],
 )
 def test_a_downward_import_is_accepted(package: str, snippet: str) -> None:
-    assert upward_imports(ast.parse(snippet), package) == []
+    assert upward_imports(xcray_imports(ast.parse(snippet)), package) == []
 
 
 def test_cycles_are_found() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,8 +29,17 @@ class Import(NamedTuple):
 
 
 def parse(path: Path) -> ast.Module:
-    """Return the syntax tree of a file."""
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    """Return the syntax tree of a file.
+
+    Without collection of garbage, which would visit the many new objects several times.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def module_of(path: Path) -> str:
@@ -71,6 +82,12 @@ def xcray_imports(tree: ast.AST, inside: bool = False, typing: bool = False) -> 
         late = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         guarded = isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING")
         yield from xcray_imports(node, late, typing or guarded)
+
+
+@functools.cache
+def imports_of(path: Path) -> tuple[Import, ...]:
+    """Return the imports of xcray in a file."""
+    return tuple(xcray_imports(parse(path)))
 
 
 def imported_module(statement: Import, known: set[str]) -> str:
