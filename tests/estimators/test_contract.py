@@ -97,7 +97,7 @@ def test_threads_give_one_model_and_a_saved_one_predicts_the_same(
     ids=lambda each: type(each).__name__,
 )
 def test_sample_weights_count_rows(many: tuple[Any, Any], estimator: Any, atol: float) -> None:
-    """A weight equals so many repeated rows, and weight 0 a removed row."""
+    """A weight equals that number of repeated rows, and weight 0 a removed row."""
     X, Y = many
     weights = np.random.default_rng(1).integers(0, 4, len(X))
     repeated = np.repeat(np.arange(len(X)), weights)

@@ -254,8 +254,9 @@ class TrainingRecord:
     """How a model came about. Only `solver`, `params` and `dataset_hash` are in the content hash.
 
     measures: fractions by name. report: more about the training such as timings (JSON).
-    labels: one row per label. timeline: one row per batch. provenance: edits of an earlier model
-    that made this one, oldest first (JSON). missing: number of labels that a partial model lacks.
+    label_table: one row per label. timeline: one row per batch. provenance: edits of an earlier
+    model that made this one, oldest first (JSON). missing: number of labels that a partial model
+    lacks.
     """
 
     solver: str

@@ -89,7 +89,7 @@ def parse_body(
 def check_media_type(request: Request, allowed: tuple[str, ...], default: str | None = None) -> str:
     """Return the media type of a request if it is one of `allowed`; `default` if it has none.
 
-    Parameters of the type other than `charset` are ignored. Raises InputError with code
+    Parameters of the type other than the charset are ignored. Raises InputError with code
     CONTENT_TYPE or CONTENT_ENCODING.
     """
     encoding = _content_encoding(request)
