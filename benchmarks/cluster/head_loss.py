@@ -97,7 +97,7 @@ class PredictionClient(threading.Thread):
 
 
 class HeadFailureRun:
-    """A service, its joined Ray, and the facts observed. `shape` describes the training data."""
+    """A service, its joined Ray, and the details observed. `shape` describes the training data."""
 
     shape: Mapping[str, int] = MIDDLE
 
@@ -112,7 +112,7 @@ class HeadFailureRun:
         self.runner = runner_process(
             set, self.service.home.path, "runner", max_running_jobs=1, log_level="info", **settings
         )
-        self.facts: dict[str, Any] = {}
+        self.details: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Start everything and train one model without Ray."""
@@ -128,9 +128,9 @@ class HeadFailureRun:
 
     def expect(self, holds: bool, what: str) -> None:
         """Record `what` as broken unless `holds`."""
-        self.facts.setdefault("broken", [])
+        self.details.setdefault("broken", [])
         if not holds:
-            self.facts["broken"].append(what)
+            self.details["broken"].append(what)
 
     def job(self, job: str) -> dict[str, Any]:
         """Return the current state of a job."""
@@ -174,7 +174,7 @@ class HeadFailureRun:
         results = [ended(http, job, 600) for job in jobs]
         client_thread.over.set()
         client_thread.join()
-        self.facts |= {
+        self.details |= {
             "how": self.chosen.how,
             "redis": self.chosen.redis,
             "predictions": client_thread.n_requests,
@@ -217,20 +217,20 @@ class HeadFailureRun:
             if each.kind == "progress" and each.seq > runs[jobs[0]][-1].seq
         ]
         again = [each for each in reports if each.data.get("phase") == "TRAINING"]
-        self.facts |= {
+        self.details |= {
             "order_kept": began == sorted(began),
             "reasons": [reason for reason in reasons if reason],
             "labels_found_again": int(again[0].data["done"]) if again else 0,
         }
-        self.expect(self.facts["failed_predictions"] == 0, "a prediction failed")
-        self.expect(self.facts["readyz_not_200"] == 0, "the service was not ready")
-        self.expect(self.facts["order_kept"], "the queue lost its order")
-        self.expect(all(self.facts["same_sha256"]), "a model has other bits")
-        self.expect(set(self.facts["reasons"]) <= {"LAUNCH"}, "the outage cost an attempt")
+        self.expect(self.details["failed_predictions"] == 0, "a prediction failed")
+        self.expect(self.details["readyz_not_200"] == 0, "the service was not ready")
+        self.expect(self.details["order_kept"], "the queue lost its order")
+        self.expect(all(self.details["same_sha256"]), "a model has other bits")
+        self.expect(set(self.details["reasons"]) <= {"LAUNCH"}, "the outage cost an attempt")
         self.expect(
-            self.facts["labels_found_again"] > 0, "nothing was found again of what was finished"
+            self.details["labels_found_again"] > 0, "nothing was found again of what was finished"
         )
-        self.expect(max(self.facts["attempts_while_away"]) <= 1, "jobs were claimed in vain")
+        self.expect(max(self.details["attempts_while_away"]) <= 1, "jobs were claimed in vain")
 
     def take_head(self) -> float:
         """Remove the head and return the time."""
@@ -256,9 +256,9 @@ class HeadFailureRun:
             self.ray.others.clear()
             self.ray.add()
             self.ray.add()
-            self.facts["nodes_that_lived_on"] = 0
+            self.details["nodes_that_lived_on"] = 0
         else:
-            self.facts["nodes_that_lived_on"] = sum(node.alive for node in self.ray.others)
+            self.details["nodes_that_lived_on"] = sum(node.alive for node in self.ray.others)
         return time.time()
 
     def auto(self) -> None:
@@ -291,9 +291,9 @@ class HeadFailureRun:
             300,
         )
         report = client.get_job_logs(name)
-        self.facts |= {"auto": status, "auto_seconds": time.time() - began}
+        self.details |= {"auto": status, "auto_seconds": time.time() - began}
         self.expect(status == "SUCCEEDED", f"auto: {report[-500:]}")
-        self.facts["auto_same_sha256"] = self.sha in report
+        self.details["auto_same_sha256"] = self.sha in report
         self.expect(self.sha in report, "auto made other bits")
 
 
@@ -320,15 +320,15 @@ def main(values: list[str]) -> int:
         play.begin()
         for part in chosen.parts:
             {"head": play.head_goes, "auto": play.auto}[part]()
-        print_details(play.facts, play.runner.tail(40))
-    return print_result(play.facts, chosen.json, benchmark="head", machine=before)
+        print_details(play.details, play.runner.tail(40))
+    return print_result(play.details, chosen.json, benchmark="head", machine=before)
 
 
-def print_details(facts: Mapping[str, Any], log: str) -> None:
-    """Print the facts, and the runner's log if an expectation is broken."""
-    if facts.get("broken"):
+def print_details(details: Mapping[str, Any], log: str) -> None:
+    """Print the details, and the runner's log if an expectation is broken."""
+    if details.get("broken"):
         print(log)
-    for name, value in facts.items():
+    for name, value in details.items():
         print(f"{name}: {round(value, 2) if isinstance(value, float) else value}", flush=True)
 
 

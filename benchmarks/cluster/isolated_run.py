@@ -29,14 +29,14 @@ def parse_isolated(parser: argparse.ArgumentParser, values: list[str]) -> argpar
     return chosen
 
 
-def print_result(facts: Mapping[str, Any], file: Path | None, **more: Any) -> int:
-    """Print facts as JSON, also to a file; return the exit status, 0 if nothing is broken.
+def print_result(details: Mapping[str, Any], file: Path | None, **more: Any) -> int:
+    """Print details as JSON, also to a file; return the exit status, 0 if nothing is broken.
 
     more: name of the benchmark, machine and settings, for the result.
     """
-    result = {**more, "nodes": os.environ.get(INSIDE), **facts}
+    result = {**more, "nodes": os.environ.get(INSIDE), **details}
     text = json.dumps(result, sort_keys=True)
     if file is not None:
         file.write_text(text + "\n")
     print(text)
-    return 1 if facts.get("broken") else 0
+    return 1 if details.get("broken") else 0

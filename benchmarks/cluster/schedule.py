@@ -36,7 +36,7 @@ OVERHEAD = 1e-3  # seconds between two batches of a worker, as measured on Ray w
 PAPER_SECONDS = (
     922.0 * 100.0
 )  # core-seconds that PPDSparse took for Amazon-670K: what a job for 1,000 workers looks like
-# per class: the same job at this project's target speed; on 1,000 workers it takes two seconds
+# per label: the same job at this project's target speed; on 1,000 workers it takes two seconds
 OWN_MILLISECONDS = 3.0
 NOISE = 0.4  # spread of the logarithm of true costs around those of the terms, as measured
 SIZES, BATCHES = (

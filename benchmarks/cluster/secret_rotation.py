@@ -55,7 +55,7 @@ class Password(HeadFailureRun):
     def take_head(self) -> float:
         """Add a second password, then kill the head."""
         self.old, self.new = self.ray.options["redis_password"], secrets.token_hex(16)
-        self.facts["redis_said"] = [
+        self.details["redis_said"] = [
             self.redis(self.old, "ACL", "SETUSER", "default", f">{self.new}")
         ]
         done = self.job_share()
@@ -64,7 +64,7 @@ class Password(HeadFailureRun):
             self.ray.head.alive and self.job_share() >= done,
             "the head works on with the old password",
         )
-        self.facts["opened_by_old_and_new"] = [
+        self.details["opened_by_old_and_new"] = [
             self.redis(each, "PING") for each in (self.old, self.new)
         ]
         return self.ray.head.kill()
@@ -73,12 +73,13 @@ class Password(HeadFailureRun):
         """Start a head with the new password, and check that the old one is rejected."""
         self.ray.options["redis_password"] = self.new
         back = super().bring_head()
-        self.facts["redis_said"].append(
+        self.details["redis_said"].append(
             self.redis(self.new, "ACL", "SETUSER", "default", f"<{self.old}")
         )
-        self.facts["opened_by_old_afterwards"] = self.redis(self.old, "PING")
+        self.details["opened_by_old_afterwards"] = self.redis(self.old, "PING")
         self.expect(
-            "WRONGPASS" in self.facts["opened_by_old_afterwards"], "the old password opens nothing"
+            "WRONGPASS" in self.details["opened_by_old_afterwards"],
+            "the old password opens nothing",
         )
         return back
 
@@ -117,12 +118,12 @@ class Token(HeadFailureRun):
         changed = time.time()
         self.ray.token.write_text(secrets.token_hex(32))
         degraded = until(lambda: self.is_failing("RAY"), "/readyz says RAY", 60)
-        self.facts |= {
+        self.details |= {
             "degraded_after_change": degraded,
             "seconds_to_degraded": round(time.time() - changed, 1),
         }
         running = ok(self.service.http.get("/v1/jobs", params={"status": "RUNNING"}))["jobs"]
-        self.facts["running_with_the_old_token"] = len(running)
+        self.details["running_with_the_old_token"] = len(running)
         self.ray.head.kill()
         return changed  # readiness reports RAY from this moment
 
@@ -131,9 +132,9 @@ class Token(HeadFailureRun):
         new = self.ray.token.read_text().strip()
         Path(self.ray.environment["RAY_AUTH_TOKEN_PATH"]).write_text(new)
         back = super().bring_head()
-        self.facts["opened_by_old_and_new"] = [self.dashboard(each) for each in (self.old, new)]
+        self.details["opened_by_old_and_new"] = [self.dashboard(each) for each in (self.old, new)]
         self.expect(
-            self.facts["opened_by_old_and_new"] == [403, 200],
+            self.details["opened_by_old_and_new"] == [403, 200],
             "the new token opens, the old one does not",
         )
         return back
@@ -154,7 +155,7 @@ class Token(HeadFailureRun):
 
 
 def played(set: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Run the whole scenario and return the observed facts."""
+    """Run the whole scenario and return the observed details."""
     with nodes(set.place("r"), dashboard=True, redis=chosen.redis) as ray:
         if chosen.secret == "token":  # API and runner have a token file of their own
             own, ray.token = ray.token, set.folder / "mounted-token"
@@ -165,9 +166,9 @@ def played(set: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
         play = {"redis": Password, "token": Token}[chosen.secret](set, ray, chosen)
         play.begin()
         play.head_goes()
-        if play.facts.get("broken"):
+        if play.details.get("broken"):
             print(play.runner.tail(40))
-        return play.facts
+        return play.details
 
 
 def main(values: list[str]) -> int:
@@ -182,9 +183,9 @@ def main(values: list[str]) -> int:
     chosen.redis, chosen.away, chosen.how = chosen.secret == "redis", HEAD_GAP_SECONDS, "kill"
     before = machine()
     with stage("credentials", "a secret of Ray is changed", runs=1, seed=0) as set:
-        facts = played(set, chosen)
+        details = played(set, chosen)
     return print_result(
-        facts, chosen.json, benchmark="credentials", secret=chosen.secret, machine=before
+        details, chosen.json, benchmark="credentials", secret=chosen.secret, machine=before
     )
 
 

@@ -7,7 +7,7 @@ All programs read the same rows, run on one core with one thread and minimise th
 with the same C. All other parameters are defaults. Only the CPU seconds of training count. Runs are
 interleaved; medians, and ratios within a round, are reported. One-vs-rest over tens of thousands of
 labels takes hours, so on the sets in --samples the one-vs-rest peers train a sample of labels
-stratified by frequency. Their time per class is that of the sample. Their answers are compared on
+stratified by frequency. Their time per label is that of the sample. Their answers are compared on
 the test rows that have a label of the sample, with only the labels of the sample as candidates, for
 xcray too. Trees and xcray train all labels. --cache keeps data, runs and answers; --again NAMES
 repeats these runs. --dismecpp is the path of the program `train` of DiSMEC++, built elsewhere.
@@ -220,7 +220,7 @@ def bars(
 ) -> dict[str, Any]:
     """Compare xcray with each peer of one set.
 
-    Returned are the speed-up per class (median over rounds), the difference of P@1, and memory.
+    Returned are the speed-up per label (median over rounds), the difference of P@1, and memory.
     """
     results = {row["peer"]: row for row in rows if "failed" not in row}
     us = next((peer for peer in ("xcray", "xcray_sample") if peer in results), None)

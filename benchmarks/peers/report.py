@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 HEAD = (
-    "| | ms per class | core-seconds, all labels | P@1 / 3 / 5 | P@1 in the sample | model MB | peak MB | xcray is faster |\n"
+    "| | ms per label | core-seconds, all labels | P@1 / 3 / 5 | P@1 in the sample | model MB | peak MB | xcray is faster |\n"
     + "|---" * 8
     + "|"
 )
@@ -59,7 +59,7 @@ def kind(row: dict[str, Any]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw one panel per set: milliseconds per class as bars on a logarithmic axis, with P@1."""
+    """Draw one panel per set: milliseconds per label as bars on a logarithmic axis, with P@1."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -112,6 +112,6 @@ def panel(axis: Any, name: str, rows: list[dict[str, Any]]) -> None:
         xscale="log",
         xlim=(min(values) / 3, max(values) * 100),
         title=name,
-        xlabel="CPU milliseconds per class, one core",
+        xlabel="CPU milliseconds per label, one core",
     )
     axis.spines[["top", "right"]].set_visible(False)

@@ -107,7 +107,7 @@ class Liblinear:
 
 
 class NapkinXC:
-    """napkinXC: `BR` is LIBLINEAR one-vs-rest without a copy of X per class, `PLT` a label tree."""
+    """napkinXC: `BR` is LIBLINEAR one-vs-rest without a copy of X per label, `PLT` a label tree."""
 
     def __init__(self, problem: Problem, kind: str) -> None:
         from napkinxc import models

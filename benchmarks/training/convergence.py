@@ -209,7 +209,7 @@ def draw_rounds(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.set(
         xscale="log",
         yscale="log",
-        xlabel="median time per class (ms); numbers: rounds",
+        xlabel="median time per label (ms); numbers: rounds",
         ylabel="of the null objective",
     )
     axis.set_xticks([step for step in STEPS if 0.8 * min(x) <= step <= 1.2 * max(x)])
@@ -234,7 +234,7 @@ def draw_eps(axis: Any, rows: list[dict[str, Any]]) -> None:
 def draw_models(axis: Any, rows: list[dict[str, Any]]) -> None:
     """Draw P@k of the whole model by eps, as points above that of the smallest eps.
 
-    The time per class is above.
+    The time per label is above.
     """
     x, last = [row["eps"] for row in rows], rows[-1]
     for name, colour, mark in zip(
@@ -259,7 +259,7 @@ def draw_models(axis: Any, rows: list[dict[str, Any]]) -> None:
             fontsize=8,
         )
     axis.annotate(
-        "ms per class",
+        "ms per label",
         (x[0] * 1.2, high + 0.18 * (high - low)),
         ha="left",
         fontsize=8,

@@ -113,7 +113,7 @@ def compare(
 
 
 def picture(result: dict[str, Any], path: Path) -> None:
-    """Draw milliseconds per class and P@1, side by side."""
+    """Draw milliseconds per label and P@1, side by side."""
     rows = result["sets"]
     note = "one core; same split, C and loss"
     with figure_page(path, 10, 4.2, "xcray and scikit-learn's LinearSVC", note) as figure:
@@ -123,7 +123,7 @@ def picture(result: dict[str, Any], path: Path) -> None:
             left.bar(place + shift, [row[who]["ms_a_class"] for row in rows], 0.4, label=who)
             shares = [100 * row[who].get("P@1", 0.0) for row in rows]
             right.bar(place + shift, shares, 0.4, label=who)
-        left.set(yscale="log", ylabel="ms per class", xticks=place)
+        left.set(yscale="log", ylabel="ms per label", xticks=place)
         right.set(ylabel="P@1 (%)", xticks=place)
         for axis in (left, right):
             axis.set_xticklabels(names, rotation=20)

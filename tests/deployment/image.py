@@ -5,7 +5,7 @@
 --base NAME|TAR   base image: a name that exists or can be pulled, or a root file system with
                   Python 3.11 and its venv module [default: python:3.11-slim-bookworm by docker;
                   without docker mmdebstrap builds a substitute from Debian bookworm]
---skip STEP,...   steps to leave out: facts, doctor, first, signals, train, cluster, demo
+--skip STEP,...   steps to leave out: inspect, doctor, first, signals, train, cluster, demo
 --folder DIR      folder of images and containers [a temporary folder, removed at the end]
 --keep            keep the temporary folder
 --image NAME      test this existing image instead of building one
@@ -227,9 +227,9 @@ def expect(condition: bool, problem: str) -> None:
         raise SystemExit(f"not good: {problem}")
 
 
-def facts(engine: Engine, image: str) -> dict[str, Any]:
+def inspect(engine: Engine, image: str) -> dict[str, Any]:
     """Check user, writable files, labels and tools of the image; list its layers by size."""
-    document: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "facts"))
+    document: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "inspect"))
     expect(
         (document["uid"], document["gid"], document["capabilities"]) == (10001, 10001, 0),
         f"it runs with {document}",
@@ -369,7 +369,7 @@ def demo(engine: Engine, image: str) -> dict[str, Any]:
 
 
 STEPS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
-    each.__name__: each for each in (facts, doctor, first, signals, train, cluster, demo)
+    each.__name__: each for each in (inspect, doctor, first, signals, train, cluster, demo)
 }
 
 

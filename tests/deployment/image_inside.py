@@ -43,7 +43,7 @@ serve.shutdown()
 """
 
 
-def facts() -> dict[str, Any]:
+def inspect() -> dict[str, Any]:
     """Return the user, its rights, writable folders, tools, and sizes of packages."""
     status = dict(
         line.split(":\t", 1)
@@ -236,7 +236,7 @@ def trained() -> dict[str, Any]:
 if __name__ == "__main__":
     print(
         json.dumps(
-            {each.__name__: each for each in (facts, first, zombies, trained, cluster)}[
+            {each.__name__: each for each in (inspect, first, zombies, trained, cluster)}[
                 sys.argv[1]
             ]()
         )

@@ -20,9 +20,9 @@ import pytest
 from tests.robustness.faults import __main__ as commands
 from tests.robustness.faults import stage, strace, table
 from tests.robustness.faults.catalogue import ROWS
-from tests.robustness.faults.figures import Figures, percentile
 from tests.robustness.faults.invariants import check
 from tests.robustness.faults.ledger import Ledger
+from tests.robustness.faults.measurements import Measurements, percentile
 from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
@@ -40,7 +40,7 @@ SMALL = ("F3", "F4", "F8", "F11", "F12", "F17", "F21", "F25")
 
 
 def played(row: str, place: Path) -> tuple[int, dict[str, Any], str]:
-    """Play a row; return its exit status, figures and output."""
+    """Play a row; return its exit status, measurements and output."""
     words = [
         sys.executable,
         "-m",
@@ -50,12 +50,12 @@ def played(row: str, place: Path) -> tuple[int, dict[str, Any], str]:
         "1",
         "--small",
         "--json",
-        str(place / "figures.json"),
+        str(place / "measurements.json"),
     ]
     process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     return (
         process.returncode,
-        json.loads((place / "figures.json").read_text()),
+        json.loads((place / "measurements.json").read_text()),
         process.stdout[-3000:] + process.stderr[-3000:],
     )
 
@@ -65,14 +65,16 @@ def played(row: str, place: Path) -> tuple[int, dict[str, Any], str]:
     [pytest.param(row, marks=[] if row in QUICK else pytest.mark.drill) for row in SMALL],
 )
 def test_no_promise_is_broken_by_the_fault(row: str, tmp_path: Path) -> None:
-    code, figures, output = played(row, tmp_path)
+    code, measurements, output = played(row, tmp_path)
     can, named = NEEDS.get(row, (lambda: True, ""))
     if not can():
-        assert (code, figures["runs"]) == (1, 0)
-        assert named in figures["broken"][0], output
+        assert (code, measurements["runs"]) == (1, 0)
+        assert named in measurements["broken"][0], output
         return
-    assert (figures["lost"], figures["duplicated"], figures["wrong"]) == (0, 0, 0), output
-    assert figures["runs"] > 0
+    assert (measurements["lost"], measurements["duplicated"], measurements["wrong"]) == (0, 0, 0), (
+        output
+    )
+    assert measurements["runs"] > 0
     assert code == 0
 
 
@@ -83,15 +85,15 @@ def test_every_row_of_the_catalogue_is_there() -> None:
 def test_a_row_that_hangs_is_ended_and_the_others_go_on() -> None:
     chosen = argparse.Namespace(runs=1, seed=0, small=True, plain=False)
     slow = ROWS["F28"]._replace(limit=1.0)  # takes minutes without the limit
-    figures = commands._run_in_subprocess(slow, chosen, threading.Event())
-    assert figures is not None
-    assert (figures["row"], figures["ok"]) == ("F28", False)
+    measurements = commands._run_in_subprocess(slow, chosen, threading.Event())
+    assert measurements is not None
+    assert (measurements["row"], measurements["ok"]) == ("F28", False)
     ended = threading.Event()
     ended.set()
     assert commands._run_in_subprocess(slow, chosen, ended) is None
 
 
-def test_the_last_line_of_a_row_has_its_figures() -> None:
+def test_the_last_line_of_a_row_has_its_measurements() -> None:
     assert commands._last('F3 BROKEN\n{"row": "F3"}\n') == {"row": "F3"}
     for cut in ("", "\n", '{"row": "F', "3", "Killed"):
         assert commands._last(cut) is None
@@ -105,12 +107,12 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def judged(home: Home, ledger: Ledger) -> Figures:
-    """Return the figures of the invariants for a home."""
-    store, figures = JobStore(home.store_url), Figures("F0", "")
-    check(figures, ledger, store, home, secrets=["a canary"], settles=0.0)
+def judged(home: Home, ledger: Ledger) -> Measurements:
+    """Return the measurements of the invariants for a home."""
+    store, measurements = JobStore(home.store_url), Measurements("F0", "")
+    check(measurements, ledger, store, home, secrets=["a canary"], settles=0.0)
     store.close()
-    return figures
+    return measurements
 
 
 def test_lost_duplicated_and_wrong_items_are_detected(home: Home, tmp_path: Path) -> None:
@@ -149,29 +151,29 @@ def test_a_result_without_its_model_is_detected_and_a_failed_job_is_accepted(
         store.attempts.claim("me", lease_seconds=60)
         store.attempts.finish(job.id, 1, status, result=result)
         ledger.acknowledged("job", job.id)
-    figures = judged(home, ledger)
-    assert [sentence.partition("I3")[1] for sentence in figures.broken] == ["I3"]
+    measurements = judged(home, ledger)
+    assert [sentence.partition("I3")[1] for sentence in measurements.broken] == ["I3"]
     store.close()
     ledger.close()
 
 
 def test_a_row_without_an_injected_fault_is_not_kept() -> None:
-    figures = Figures("F0", "")
-    assert not figures.ok
-    figures.runs = 1
-    assert figures.ok
-    figures.expect(False, "so")
-    assert not figures.ok
-    assert figures.as_dict()["broken"] == ["wrong: so"]
+    measurements = Measurements("F0", "")
+    assert not measurements.ok
+    measurements.runs = 1
+    assert measurements.ok
+    measurements.expect(False, "so")
+    assert not measurements.ok
+    assert measurements.as_dict()["broken"] == ["wrong: so"]
 
 
 def test_the_table_is_written_between_the_marks_of_a_page(tmp_path: Path) -> None:
-    page, figures = (
+    page, measurements = (
         tmp_path / "page.md",
-        Figures("F3", "a fault", "a way", runs=5, recovery=[1.0, 3.0], redone=[0.25]),
+        Measurements("F3", "a fault", "a way", runs=5, recovery=[1.0, 3.0], redone=[0.25]),
     )
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    table.into(page, [figures.as_dict()], runs=5, small=True)
+    table.into(page, [measurements.as_dict()], runs=5, small=True)
     text = page.read_text()
     assert "old" not in text
     assert "`python -m tests.robustness.faults all --runs 5 --small` of " in text

@@ -86,12 +86,12 @@ def until(wish: Callable[[], Any], home: Path) -> Any:
 
 
 def read_process_file(home: Path, child: subprocess.Popen[bytes], role: str) -> dict[str, Any]:
-    """Return the facts that a process writes about itself."""
+    """Return the details that a process writes about itself."""
 
     def look() -> Any:
         assert child.poll() is None, (home / "processes.log").read_text()[-4000:]
-        facts = [json.loads(path.read_text()) for path in home.glob(f"{role}*.json")]
-        return next((each for each in facts if each["pid"] == child.pid), None)
+        details = [json.loads(path.read_text()) for path in home.glob(f"{role}*.json")]
+        return next((each for each in details if each["pid"] == child.pid), None)
 
     result: dict[str, Any] = until(look, home)
     return result

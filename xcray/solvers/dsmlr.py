@@ -442,8 +442,8 @@ class DSMLRSolver(Parameters, RotationSolver):
 
     def _rule(self, local: ShardState, block: WeightBlock, step: Step) -> kernel.StepRule:
         """Return the step sizes of a pass."""
-        _, counts, facts = block.state
-        rows, ones, squares = (max(float(fact), 1e-30) for fact in facts)
+        _, counts, sums = block.state
+        rows, ones, squares = (max(float(each), 1e-30) for each in sums)
         adaptive = self.steps == "adaptive"
         rate = (
             INITIAL_SCORE_CHANGE / (ones / rows)

@@ -50,7 +50,7 @@ from xcray.solvers.synchronous_contract import (
     top_k,
 )
 
-# entries of an array with one row per sample or feature and one column per class: 16 MB
+# entries of an array with one row per sample or feature and one column per label: 16 MB
 MAX_CELLS = 1 << 21
 # classes solved together; with more, their weights do not fit into the caches
 MAX_WIDTH = 24

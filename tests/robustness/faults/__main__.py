@@ -32,7 +32,7 @@ from tests.robustness.faults import (
     table,
 )
 from tests.robustness.faults.catalogue import ROWS, Row, in_order
-from tests.robustness.faults.figures import Figures
+from tests.robustness.faults.measurements import Measurements
 from tests.robustness.faults.stage import LAST_WORDS, ROOT, enter, stage
 
 RUNS_OF_LIMIT = 5  # the time limit of a row is for this number of runs
@@ -55,7 +55,7 @@ def main(values: list[str]) -> int:
     parser.add_argument("files", nargs="*", type=Path, help="table: what --json wrote")
     parser.add_argument("--runs", type=int, default=5, help="how often a fault is injected")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--json", type=Path, help="write the measurements there, too")
     parser.add_argument("--small", action="store_true", help="the quick form of the test suite")
     parser.add_argument(
         "--plain", action="store_true", help="no namespaces, also where they are allowed"
@@ -88,38 +88,40 @@ def main(values: list[str]) -> int:
         chosen.json = chosen.json.absolute()
     enter(values, chosen.plain)
     if chosen.row == "chaos":
-        return write_figures(chaos.play(chosen.minutes, chosen.seed, chosen.store), chosen.json)
-    return write_figures(play(ROWS[chosen.row], chosen), chosen.json)
+        return write_measurements(
+            chaos.play(chosen.minutes, chosen.seed, chosen.store), chosen.json
+        )
+    return write_measurements(play(ROWS[chosen.row], chosen), chosen.json)
 
 
-def play(row: Row, chosen: Any) -> Figures:
+def play(row: Row, chosen: Any) -> Measurements:
     """Play one row; an exception counts as a wrong state."""
     with stage(
         row.number, row.title, runs=chosen.runs, seed=chosen.seed, small=chosen.small
     ) as here:
-        here.figures.injected = row.injected
+        here.measurements.injected = row.injected
         try:
             row.play(here)
         except Exception as error:
             traceback.print_exc()
-            here.figures.fault(f"{type(error).__name__}: {str(error)[:500]}")
+            here.measurements.fault(f"{type(error).__name__}: {str(error)[:500]}")
             for log in sorted(here.folder.glob("*.log")):
                 print(
                     f"--- {log.name}\n"
                     + "\n".join(log.read_text(errors="replace").splitlines()[-30:]),
                     file=sys.stderr,
                 )
-    return here.figures
+    return here.measurements
 
 
-def write_figures(figures: Figures, to: Path | None) -> int:
-    """Print the figures, as JSON in the last line, and return the exit status."""
-    for sentence in figures.broken:
-        print(f"{figures.row} BROKEN {sentence}")
-    print(figures.line())
+def write_measurements(measurements: Measurements, to: Path | None) -> int:
+    """Print the measurements, as JSON in the last line, and return the exit status."""
+    for sentence in measurements.broken:
+        print(f"{measurements.row} BROKEN {sentence}")
+    print(measurements.line())
     if to is not None:
-        to.write_text(figures.line() + "\n")
-    return 0 if figures.ok else 1
+        to.write_text(measurements.line() + "\n")
+    return 0 if measurements.ok else 1
 
 
 def everything(chosen: Any) -> int:
@@ -160,7 +162,7 @@ def everything(chosen: Any) -> int:
 
 
 def _run_in_subprocess(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | None:
-    """Play one row in its own process within its time limit and return its figures.
+    """Play one row in its own process within its time limit and return its measurements.
 
     Returns None if the row was not started.
     """
@@ -194,14 +196,14 @@ def _run_in_subprocess(row: Row, chosen: Any, ending: threading.Event) -> dict[s
         process.wait()
         report.seek(0)
         output = report.read()
-    figures = _last(output) or _silent(row, process.returncode, time.monotonic() - began)
-    message = "kept" if figures["ok"] else f"BROKEN: {figures['broken']}"
-    print(f"{row.number:4s} {figures['seconds']:6.1f} s  {message}", flush=True)
-    return figures
+    measurements = _last(output) or _silent(row, process.returncode, time.monotonic() - began)
+    message = "kept" if measurements["ok"] else f"BROKEN: {measurements['broken']}"
+    print(f"{row.number:4s} {measurements['seconds']:6.1f} s  {message}", flush=True)
+    return measurements
 
 
 def _last(output: str) -> dict[str, Any] | None:
-    """Return the figures that a row printed at its end, or None if it printed none."""
+    """Return the measurements that a row printed at its end, or None if it printed none."""
     with contextlib.suppress(ValueError):
         document = json.loads((output.splitlines() or [""])[-1])
         return document if isinstance(document, dict) else None
@@ -209,10 +211,12 @@ def _last(output: str) -> dict[str, Any] | None:
 
 
 def _silent(row: Row, code: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of a row that printed none."""
-    figures = Figures(row.number, row.title, row.injected, seconds=round(seconds, 1))
-    figures.fault(f"no figures: it ended with {code} after {seconds:.0f} s of {row.limit:.0f}")
-    return figures.as_dict()
+    """Return the measurements of a row that printed none."""
+    measurements = Measurements(row.number, row.title, row.injected, seconds=round(seconds, 1))
+    measurements.fault(
+        f"no measurements: it ended with {code} after {seconds:.0f} s of {row.limit:.0f}"
+    )
+    return measurements.as_dict()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from tests.robustness.faults import invariants
-from tests.robustness.faults.figures import Figures, percentile
+from tests.robustness.faults.measurements import Measurements, percentile
 from tests.robustness.faults.rows_api import OCTETS
 from tests.robustness.faults.rows_store import postgres
 from tests.robustness.faults.service import (
@@ -101,21 +101,21 @@ class Cast:
             self.tally[what] += 1
 
 
-def play(minutes: float, seed: int, store: str) -> Figures:
-    """Run the command and return its figures."""
+def play(minutes: float, seed: int, store: str) -> Measurements:
+    """Run the command and return its measurements."""
     title = f"chaos for {minutes:g} minutes on {store}"
     with stage("chaos", title, runs=1, seed=seed) as here:
-        here.figures.injected = "kill -9 of replicas, runners, attempts; SIGSTOP and restarts of the database, at random"
+        here.measurements.injected = "kill -9 of replicas, runners, attempts; SIGSTOP and restarts of the database, at random"
         try:
-            here.figures.facts |= on_stage(here, minutes, store)
+            here.measurements.details |= on_stage(here, minutes, store)
         except Exception as error:
             traceback.print_exc()
-            here.figures.fault(f"{type(error).__name__}: {str(error)[:500]}")
-    return here.figures
+            here.measurements.fault(f"{type(error).__name__}: {str(error)[:500]}")
+    return here.measurements
 
 
 def on_stage(here: Stage, minutes: float, store: str) -> dict[str, Any]:
-    """Inject faults on a stage and return the facts; broken promises are counted in its figures."""
+    """Inject faults on a stage and return details; its measurements count broken promises."""
     cast = Cast(here, store)
     if store == "postgres" and cast.server is None:
         raise FileNotFoundError(
@@ -143,7 +143,7 @@ def _client(cast: Cast, do: Callable[[Cast, random.Random], None], seed: int) ->
             do(cast, mine)
         except Exception as error:
             with cast.lock:
-                cast.here.figures.fault(
+                cast.here.measurements.fault(
                     f"a client of {do.__name__[1:]} got {type(error).__name__}: {str(error)[:300]}"
                 )
             cast.ending.wait(1.0)
@@ -201,7 +201,9 @@ def _predicts(cast: Cast, mine: random.Random) -> None:
         _anyone(cast, mine, lambda http: http.post("/v1/models/docs:predict", json=TEXT), "predict")
     )
     with cast.lock:
-        cast.here.figures.expect(body["predictions"] == cast.answer, "a prediction is another one")
+        cast.here.measurements.expect(
+            body["predictions"] == cast.answer, "a prediction is another one"
+        )
         cast.tally["predicted"] += 1
         cast.paces.append(time.monotonic() - began)
     cast.ending.wait(0.05)
@@ -233,7 +235,7 @@ def _uploads(cast: Cast, mine: random.Random) -> None:
 
 def _kills(cast: Cast, until_when: float) -> None:
     """Inject a fault every few seconds until `until_when`."""
-    figures, mine = cast.here.figures, cast.here.random
+    measurements, mine = cast.here.measurements, cast.here.random
     while time.monotonic() < until_when:
         time.sleep(mine.uniform(*PACE))
         act = mine.choices(
@@ -242,7 +244,7 @@ def _kills(cast: Cast, until_when: float) -> None:
         output = act(cast)
         if output:
             cast.count(output)
-            figures.runs += 1
+            measurements.runs += 1
 
 
 def _kill_process(cast: Cast) -> str:
@@ -251,7 +253,7 @@ def _kill_process(cast: Cast) -> str:
     victim.kill()
     time.sleep(cast.here.random.uniform(0.0, 1.5))
     if isinstance(victim, Service):
-        with cast.here.figures.recovering():
+        with cast.here.measurements.recovering():
             victim.up()
     else:
         victim.start()
@@ -291,8 +293,8 @@ def _restart_database(cast: Cast) -> str:
 
 
 def _drain(cast: Cast) -> dict[str, Any]:
-    """Wait until all jobs and builds have ended, check the invariants and return the figures."""
-    figures, http = cast.here.figures, cast.apis[0].http
+    """Wait until all jobs and builds have ended; check the invariants and return measurements."""
+    measurements, http = cast.here.measurements, cast.apis[0].http
     for each in cast.processes:
         if not each.alive:
             each.start()
@@ -306,7 +308,9 @@ def _drain(cast: Cast) -> dict[str, Any]:
             and not wished
             and record["reason"] not in ("LOST", "CRASH_LOOP")
         ):
-            figures.fault(f"{job} is {record['status']} {record['reason']}: {record['message']}")
+            measurements.fault(
+                f"{job} is {record['status']} {record['reason']}: {record['message']}"
+            )
         cast.tally[record["status"].lower()] += 1
         cast.tally["attempts"] += record["attempt"]
     for data in cast.here.ledger.ids("dataset"):
@@ -326,15 +330,15 @@ def _drain(cast: Cast) -> dict[str, Any]:
         time.sleep(1.0)  # the maintenance leader sweeps incomplete files of killed processes
     logs = [each.log for each in cast.processes]
     invariants.check(
-        figures, cast.here.ledger, store, cast.home, logs=logs, swept=False, most_attempts=10
+        measurements, cast.here.ledger, store, cast.home, logs=logs, swept=False, most_attempts=10
     )
     left = list(
         invariants.orphans(store, cast.home, {job.id for job in invariants.all_jobs(store)})
     )
     store.close()
-    figures.facts["left_for_the_sweep"] = len(left)
+    measurements.details["left_for_the_sweep"] = len(left)
     for sentence in left:
-        figures.note(f"left for the sweep: {redact(sentence)}")
+        measurements.note(f"left for the sweep: {redact(sentence)}")
     for each in cast.processes:
         each.end()
     return {

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.robustness.faults.figures import Figures
 from tests.robustness.faults.ledger import Ledger
+from tests.robustness.faults.measurements import Measurements
 from tests.robustness.faults.service import attempts
 from xcray.errors import XcrayError
 from xcray.jobs.home import Home
@@ -35,7 +35,7 @@ SETTLES = 60.0  # seconds in which pending removals must be done
 
 
 def check(
-    figures: Figures,
+    measurements: Measurements,
     ledger: Ledger,
     store: JobStore,
     home: Home,
@@ -51,21 +51,21 @@ def check(
     swept: leftovers of crashes must be gone within `settles` seconds.
     """
     jobs = {job.id: job for job in all_jobs(store)}
-    _exists(figures, ledger, store, home, jobs)
+    _exists(measurements, ledger, store, home, jobs)
     for job in jobs.values():
-        _ended_once(figures, store, job, most_attempts)
-    _one_result(figures, home, jobs)
+        _ended_once(measurements, store, job, most_attempts)
+    _one_result(measurements, home, jobs)
     if swept:  # files of a job are removed shortly after its outcome is recorded
         for sentence in _still(lambda: [*orphans(store, home, set(jobs))], settles):
-            figures.fault(f"I5 {sentence}")
+            measurements.fault(f"I5 {sentence}")
     # The process of a job exits shortly after the job has ended.
     left = _still(lambda: [*attempts(home.path)], settles)
     for name in left:
-        figures.fault(f"I6 a process of {name} is left")
+        measurements.fault(f"I6 a process of {name} is left")
     for path in (*logs, *home.logs.glob("*.log")):
         text = path.read_text(errors="replace")
         for number, secret in enumerate(secrets):
-            figures.expect(secret not in text, f"I7 secret {number} is in {path.name}")
+            measurements.expect(secret not in text, f"I7 secret {number} is in {path.name}")
 
 
 def _still(look: Callable[[], list[str]], seconds: float) -> list[str]:
@@ -87,38 +87,38 @@ def all_jobs(store: JobStore, tenant: str = "default") -> list[Job]:
 
 
 def _exists(
-    figures: Figures, ledger: Ledger, store: JobStore, home: Home, jobs: dict[str, Job]
+    measurements: Measurements, ledger: Ledger, store: JobStore, home: Home, jobs: dict[str, Job]
 ) -> None:
     """Check I1, and that each key has one job."""
     forgotten = {entry["id"] for entry in ledger.all("delete")}
     for job_id in ledger.ids("job"):
         if job_id not in jobs and job_id not in forgotten:
-            figures.lose(f"I1 job {job_id} was acknowledged and is gone")
+            measurements.lose(f"I1 job {job_id} was acknowledged and is gone")
     for dataset_id in ledger.ids("dataset"):
         try:
             store.datasets.get(dataset_id)
         except XcrayError:
             if dataset_id not in forgotten:
-                figures.lose(f"I1 data set {dataset_id} was acknowledged and is gone")
+                measurements.lose(f"I1 data set {dataset_id} was acknowledged and is gone")
     for reference in ledger.ids("model"):
         try:
             Registry(home.models).resolve(reference)
         except XcrayError:
-            figures.lose(f"I1 model {reference} was acknowledged and is gone")
+            measurements.lose(f"I1 model {reference} was acknowledged and is gone")
     keys: dict[str, set[str]] = {}
     for entry in ledger.all("job"):
         keys.setdefault(entry.get("key", entry["id"]), set()).add(entry["id"])
     for key, ids in keys.items():
         if len(ids) > 1:
-            figures.double(f"I1 key {key} has {len(ids)} jobs")
+            measurements.double(f"I1 key {key} has {len(ids)} jobs")
     known = {job.idempotency_key for job in jobs.values()}
     if len(known - {None}) != sum(job.idempotency_key is not None for job in jobs.values()):
-        figures.double("I1 two jobs have one key")
+        measurements.double("I1 two jobs have one key")
 
 
-def _ended_once(figures: Figures, store: JobStore, job: Job, most_attempts: int) -> None:
+def _ended_once(measurements: Measurements, store: JobStore, job: Job, most_attempts: int) -> None:
     """Check I2 and I4 with the events of the job."""
-    if not figures.expect(
+    if not measurements.expect(
         job.status in TERMINAL, f"I2 job {job.id} is {job.status} after all has drained"
     ):
         return
@@ -129,24 +129,26 @@ def _ended_once(figures: Figures, store: JobStore, job: Job, most_attempts: int)
     ]
     state = PENDING
     for move in moves[1:]:
-        figures.expect(
+        measurements.expect(
             is_allowed(state, move["status"]),
             f"I2 job {job.id} went from {state} to {move['status']}",
         )
         state = move["status"]
-    figures.expect(state == job.status, f"I2 job {job.id} is {job.status}, its events say {state}")
+    measurements.expect(
+        state == job.status, f"I2 job {job.id} is {job.status}, its events say {state}"
+    )
     claims = [move["attempt"] for move in moves if move["status"] == RUNNING]
-    figures.expect(claims == sorted(set(claims)), f"I4 attempts of {job.id} are {claims}")
+    measurements.expect(claims == sorted(set(claims)), f"I4 attempts of {job.id} are {claims}")
     if sum(move["status"] == SUCCEEDED for move in moves) > 1:
-        figures.double(f"I3 job {job.id} succeeded twice")
+        measurements.double(f"I3 job {job.id} succeeded twice")
     losses = sum(after.get("reason") in ("LOST", "CRASH_LOOP") for after in moves)
-    figures.expect(
+    measurements.expect(
         losses <= most_attempts + 1,
         f"I4 job {job.id} lost {losses} attempts, {most_attempts} are allowed",
     )
 
 
-def _one_result(figures: Figures, home: Home, jobs: dict[str, Job]) -> None:
+def _one_result(measurements: Measurements, home: Home, jobs: dict[str, Job]) -> None:
     """Check I3: at most one version per successful training, with the SHA-256 of its result."""
     registry, carried = Registry(home.models), Counter[str]()
     for name in registry.names():
@@ -156,7 +158,7 @@ def _one_result(figures: Figures, home: Home, jobs: dict[str, Job]) -> None:
                 carried[read_json(marker)["job"]] += 1
     for job_id, count in carried.items():
         if count > 1:
-            figures.double(f"I3 job {job_id} has {count} versions")
+            measurements.double(f"I3 job {job_id} has {count} versions")
     for job in jobs.values():
         if job.status != SUCCEEDED or job.kind != TRAIN:
             continue
@@ -164,9 +166,9 @@ def _one_result(figures: Figures, home: Home, jobs: dict[str, Job]) -> None:
         try:
             sha = registry.describe(result["model"], result["version"]).sha256
         except (XcrayError, KeyError):
-            figures.lose(f"I3 job {job.id} SUCCEEDED and its version is gone")
+            measurements.lose(f"I3 job {job.id} SUCCEEDED and its version is gone")
             continue
-        figures.expect(
+        measurements.expect(
             sha == result["sha256"], f"I3 job {job.id} has another SHA-256 than its model"
         )
 

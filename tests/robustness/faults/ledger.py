@@ -23,9 +23,9 @@ class Ledger:
         self._path = path
         self._lock = threading.Lock()
 
-    def acknowledged(self, kind: str, id: str, **facts: Any) -> None:
+    def acknowledged(self, kind: str, id: str, **details: Any) -> None:
         """Record a 2xx answer; kind is job, dataset, model, upload, stop or delete."""
-        line = json.dumps({"at": time.time(), "kind": kind, "id": id, **facts}, sort_keys=True)
+        line = json.dumps({"at": time.time(), "kind": kind, "id": id, **details}, sort_keys=True)
         with self._lock:
             self._file.write(line + "\n")
 

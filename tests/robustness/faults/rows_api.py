@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from tests.robustness.faults.catalogue import row
-from tests.robustness.faults.figures import percentile
+from tests.robustness.faults.measurements import percentile
 from tests.robustness.faults.rows_runners import drained
 from tests.robustness.faults.rows_store import postgres
 from tests.robustness.faults.service import PATIENCE, Service, store_of
@@ -82,9 +82,9 @@ def service_killed(stage: Stage) -> None:
     waiter.start()
     while not done.wait(stage.random.uniform(0.5, 1.0 if stage.small else 3.0)):
         service.kill()
-        with stage.figures.recovering():
+        with stage.measurements.recovering():
             service.up()
-        stage.figures.runs += 1
+        stage.measurements.runs += 1
         values = len(stage.ledger.ids("job"))
         until(
             lambda observations=values: (
@@ -93,25 +93,25 @@ def service_killed(stage: Stage) -> None:
             "a client is answered between two kills",
         )
         # On machines where a start takes long, five kills are enough.
-        if stage.small and stage.figures.runs == 5:
+        if stage.small and stage.measurements.runs == 5:
             break
     waiter.join()
     # All jobs were submitted before the first kill.
-    if not stage.figures.runs:
+    if not stage.measurements.runs:
         service.kill()
-        with stage.figures.recovering():
+        with stage.measurements.recovering():
             service.up()
-        stage.figures.runs += 1
-    stage.figures.facts["submitted"] = expected
+        stage.measurements.runs += 1
+    stage.measurements.details["submitted"] = expected
     store = store_of(service.home)
-    stage.figures.expect(len(stage.ledger.ids("job")) == expected, "a client gave up")
+    stage.measurements.expect(len(stage.ledger.ids("job")) == expected, "a client gave up")
     there = (
         len(store.jobs.list_page(limit=1000)[0])
         if expected < 1000
         else sum(store.jobs.count().values())
     )
     if there > expected:
-        stage.figures.double(f"{there} jobs for {expected} keys")
+        stage.measurements.double(f"{there} jobs for {expected} keys")
     store.close()
     stop_all(stage, service)
     drained(stage, service)
@@ -136,7 +136,7 @@ def half_uploads(stage: Stage) -> None:
         for declared in (len(body) // 2, len(body) + 1000):
             _declared(service, path, body, declared)
         wrong = service.http.post(path + "&sha256=" + "0" * 64, content=body, headers=OCTETS)
-        stage.figures.expect(
+        stage.measurements.expect(
             wrong.status_code == 400 or wrong.status_code == 422,
             f"a wrong sha256 was answered {wrong.status_code}",
         )
@@ -202,12 +202,12 @@ def _nothing_there(stage: Stage, service: Service, what: str, but: int = 0) -> N
     listed = [
         each for each in ok(service.http.get("/v1/datasets"))["datasets"] if each["name"] == "half"
     ]
-    stage.figures.expect(not listed, f"{what}: a half upload is listed")
+    stage.measurements.expect(not listed, f"{what}: a half upload is listed")
     began = time.monotonic()
     uploads = service.home.path / "uploads"
     until(lambda: not [*uploads.iterdir()], f"{what}: what was received is removed")
-    stage.figures.recovery.append(time.monotonic() - began)
-    stage.figures.runs += 1
+    stage.measurements.recovery.append(time.monotonic() - began)
+    stage.measurements.runs += 1
 
 
 def _killed_in_the_middle(stage: Stage, service: Service, path: str, body: bytes) -> None:
@@ -241,26 +241,26 @@ def asked_twice(stage: Stage) -> None:
                 *pool.map(lambda _, b=body, t=turn, g=go: _once(service, b, f"k{t}", g), range(50))
             ]
             codes = sorted({each.status_code for each in answers})
-            stage.figures.expect(set(codes) <= {200, 201}, f"answers to one key were {codes}")
+            stage.measurements.expect(set(codes) <= {200, 201}, f"answers to one key were {codes}")
             ids = {each.json()["id"] for each in answers if each.is_success}
             for each in ids:
                 stage.ledger.acknowledged("job", each, key=f"k{turn}")
             if len(ids) > 1 or sum(each.status_code == 201 for each in answers) != 1:
-                stage.figures.double(
+                stage.measurements.double(
                     f"one key made {len(ids)} jobs, 201 was said {sum(each.status_code == 201 for each in answers)} times"
                 )
             other = service.http.post(
                 "/v1/jobs", json={**body, "model": "other"}, headers={"Idempotency-Key": f"k{turn}"}
             )
-            stage.figures.expect(
+            stage.measurements.expect(
                 other.status_code == 409,
                 f"the key with another body was answered {other.status_code}",
             )
             _lost_reply(service, body, f"lost{turn}")
             submit(service.http, stage.ledger, data, "m", f"lost{turn}")
-            stage.figures.runs += 51
+            stage.measurements.runs += 51
     store = store_of(service.home)
-    stage.figures.expect(
+    stage.measurements.expect(
         sum(store.jobs.count().values()) == 2 * stage.runs,
         f"{store.jobs.count()} for {2 * stage.runs} keys",
     )
@@ -327,17 +327,17 @@ def slow_clients(stage: Stage) -> None:
         time.sleep(1.0)
     for connection in (*idle, header, body, reader):
         connection.close()
-    stage.figures.facts |= {
+    stage.measurements.details |= {
         "predict_p99_ms_before": round(1000 * percentile(before, 0.99), 1),
         "p99_ms_beside": round(1000 * percentile(paces, 0.99), 1),
         **{f"{name}_cut_after_s": round(when, 1) for name, when in cut.items()},
     }
     for name in {"header", "body"} - set(cut):
-        stage.figures.note(
+        stage.measurements.note(
             f"a {name} of one byte a second was still held after {seconds:.0f} s: a proxy in front must cut it"
         )
-    stage.figures.runs += 3 + len(idle)
-    stage.figures.expect(
+    stage.measurements.runs += 3 + len(idle)
+    stage.measurements.expect(
         service.http.get("/healthz", timeout=10).status_code == 200,
         "the service does not answer others",
     )
@@ -411,17 +411,17 @@ def retry_storm(stage: Stage) -> None:
         late = [
             when - since for when, pace in paces if when > since and pace > max(10 * before, 0.5)
         ]
-        stage.figures.recovery.append(back + max(late, default=0.0))
-        stage.figures.runs += 1
+        stage.measurements.recovery.append(back + max(late, default=0.0))
+        stage.measurements.runs += 1
     ending.set()
     for each in clients:
         each.join()
-    stage.figures.facts |= {
+    stage.measurements.details |= {
         "clients": len(clients),
         "predictions": len(paces),
         "failed": len(errors),
     }
-    stage.figures.expect(
+    stage.measurements.expect(
         not errors, f"{len(errors)} predictions failed in spite of retries, first: {errors[:1]}"
     )
     drained(stage, service)
@@ -457,24 +457,24 @@ def many_jobs(stage: Stage) -> None:
         began = time.perf_counter()
         ok(service.http.get("/v1/jobs?limit=50"))
         lists.append(time.perf_counter() - began)
-    stage.figures.facts |= {
+    stage.measurements.details |= {
         "queued": len(before) + len(paces),
         "submit_p99_ms": round(1000 * percentile(paces, 0.99)),
         "list_p99_ms": round(1000 * percentile(lists, 0.99)),
         "resident_grew_mb": round((_resident(service) - resident) / 1e6),
     }
     service.kill()
-    with stage.figures.recovering():
+    with stage.measurements.recovering():
         service.up()
-    stage.figures.expect(
+    stage.measurements.expect(
         store.jobs.count()[PENDING] >= expected * 0.9, f"after the restart {store.jobs.count()}"
     )
     began = time.monotonic()
     while ok(service.http.post("/v1/jobs:stop", json={}))["more"]:
         continue
     stop_all(stage, service)
-    stage.figures.facts["stop_all_s"] = round(time.monotonic() - began, 1)
-    stage.figures.runs += expected
+    stage.measurements.details["stop_all_s"] = round(time.monotonic() - began, 1)
+    stage.measurements.runs += expected
     store.close()
     drained(stage, service)
 
@@ -511,10 +511,10 @@ def few_descriptors(stage: Stage) -> None:
                 socket.create_connection(("127.0.0.1", service.port), timeout=2) for _ in range(100)
             )
         time.sleep(1.0)
-        stage.figures.expect(service.alive, "the service ended without file descriptors")
+        stage.measurements.expect(service.alive, "the service ended without file descriptors")
         for connection in items:
             connection.close()
-        with stage.figures.recovering():
+        with stage.measurements.recovering():
             until(
                 lambda: (
                     again(
@@ -532,7 +532,7 @@ def few_descriptors(stage: Stage) -> None:
             "descriptors are given back",
             60,
         )
-        stage.figures.runs += 1
+        stage.measurements.runs += 1
     submit(service.http, stage.ledger, data, "m", "after")
     assert ended(service.http, stage.ledger.ids("job")[-1])["status"] == SUCCEEDED
     drained(stage, service)
@@ -561,14 +561,14 @@ def readiness(stage: Stage) -> None:
         "Ray is away",
         60,
     )
-    stage.figures.expect(
+    stage.measurements.expect(
         response["ready"] and response["degraded"] == ["RAY"],
         f"with Ray away /readyz said {response}",
     )
     missing = service.http.post(
         "/v1/models/none:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
     )
-    stage.figures.expect(
+    stage.measurements.expect(
         missing.status_code == 404, f"a missing model was answered {missing.status_code}"
     )
     other = Service(
@@ -586,11 +586,11 @@ def readiness(stage: Stage) -> None:
         "the disk alone is the reason",
         60,
     )
-    stage.figures.expect(full.status_code == 503, f"with a full disk: {full.text}")
+    stage.measurements.expect(full.status_code == 503, f"with a full disk: {full.text}")
     for _ in range(min(stage.runs, 2) if server else 0):
         _without_store(stage, service, other, server)
     other.end()
-    stage.figures.runs += 3
+    stage.measurements.runs += 3
     drained(stage, service)
 
 
@@ -620,11 +620,11 @@ def _without_store(stage: Stage, service: Service, strict: Service, server: Post
         "degraded",
         60,
     )
-    stage.figures.expect(
+    stage.measurements.expect(
         service.http.post("/v1/models/m:predict", json=body).status_code == 200,
         "predictions depend on the store",
     )
-    stage.figures.expect(
+    stage.measurements.expect(
         service.http.get("/readyz", timeout=60).status_code == 200,
         "predictions work, but the service is not ready",
     )
@@ -633,11 +633,11 @@ def _without_store(stage: Stage, service: Service, strict: Service, server: Post
         "not ready",
         60,
     )
-    stage.figures.expect(response.status_code == 503, f"without a store: {response.text}")
-    stage.figures.expect(
+    stage.measurements.expect(response.status_code == 503, f"without a store: {response.text}")
+    stage.measurements.expect(
         _health(service) == _health(strict) == 200, "liveness depends on the store"
     )
     server.start()
-    with stage.figures.recovering():
+    with stage.measurements.recovering():
         service.ready()
-    stage.figures.runs += 1
+    stage.measurements.runs += 1

@@ -33,8 +33,8 @@ from xcray.model.registry import Registry
 )
 def disk_full(stage: Stage) -> None:
     if not namespaces():
-        stage.figures.note("mounting is not allowed here: nothing was filled")
-        stage.figures.runs = 0
+        stage.measurements.note("mounting is not allowed here: nothing was filled")
+        stage.measurements.runs = 0
         raise PermissionError(
             "F8 needs mounts of its own (unshare --mount): run it as root, or where user namespaces are allowed"
         )
@@ -69,7 +69,7 @@ def _below_reserve(stage: Stage, service: Service, disk: Path, data: str, turn: 
     """Check that uploads below the reserve are refused and everything else continues to work."""
     ballast = _fill(disk, 6_000_000)
     refused = service.http.post("/v1/uploads", content=b"a" * 1_000_000, headers=OCTETS)
-    stage.figures.expect(
+    stage.measurements.expect(
         refused.status_code == 507,
         f"an upload below the reserve was answered {refused.status_code}",
     )
@@ -79,7 +79,7 @@ def _below_reserve(stage: Stage, service: Service, disk: Path, data: str, turn: 
         "/readyz says that the disk is full",
     )
     ready = service.http.get("/readyz")
-    stage.figures.expect(ready.status_code == 503, f"/readyz says {ready.text}")
+    stage.measurements.expect(ready.status_code == 503, f"/readyz says {ready.text}")
     job = submit(service.http, stage.ledger, data, "m", f"low{turn}", priority=-1)
     ok(service.http.get(f"/v1/jobs/{job}"))
     ok(service.http.post(f"/v1/jobs/{job}/stop"))
@@ -92,9 +92,9 @@ def _below_reserve(stage: Stage, service: Service, disk: Path, data: str, turn: 
         )
     )
     ballast.unlink()
-    with stage.figures.recovering():
+    with stage.measurements.recovering():
         service.ready()
-    stage.figures.runs += 1
+    stage.measurements.runs += 1
 
 
 def _to_the_brim(stage: Stage, service: Service, disk: Path, data: str, turn: int) -> None:
@@ -110,37 +110,37 @@ def _to_the_brim(stage: Stage, service: Service, disk: Path, data: str, turn: in
         for i in range(3)
     ]
     for number, answer in enumerate(answers):
-        stage.figures.expect(
+        stage.measurements.expect(
             answer.status_code in (200, 201, 503, 507),
             f"a submit on a full disk was answered {answer.status_code}",
         )
         if answer.is_success:
             stage.ledger.acknowledged("job", answer.json()["id"], key=f"brim{turn}-{number}")
-    stage.figures.facts["submits_on_a_full_disk"] = (
+    stage.measurements.details["submits_on_a_full_disk"] = (
         "refused" if all(a.is_error for a in answers) else "some fitted"
     )
     for path in ("/v1/jobs", "/v1/datasets", "/v1/models", "/healthz"):
         response = service.http.get(path)
-        stage.figures.expect(
+        stage.measurements.expect(
             response.status_code == 200,
             f"GET {path} on a full disk was answered {response.status_code}",
         )
     predicted = service.http.post(
         "/v1/models/m:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
     )
-    stage.figures.expect(
+    stage.measurements.expect(
         predicted.status_code == 200,
         f"a prediction on a full disk was answered {predicted.status_code}",
     )
     ballast.unlink()
-    with stage.figures.recovering():
+    with stage.measurements.recovering():
         service.ready()
         job = submit(service.http, stage.ledger, data, "m", f"after{turn}")
-    stage.figures.expect(
+    stage.measurements.expect(
         ended(service.http, job)["status"] == SUCCEEDED,
         "a job after the disk was full did not succeed",
     )
-    stage.figures.runs += 1
+    stage.measurements.runs += 1
 
 
 def _while_training(
@@ -164,28 +164,28 @@ def _while_training(
 
     try:
         state = until(met, "the training meets the full disk", 5 if stage.small else 20)
-        stage.figures.facts["a_training_became"] = (
+        stage.measurements.details["a_training_became"] = (
             f"{state['status']} {state['reason'] or ''}".strip()
         )
     except TimeoutError:  # the store is full too, so the state could not be written
-        stage.figures.facts["a_training_became"] = "RUNNING until there was space"
+        stage.measurements.details["a_training_became"] = "RUNNING until there was space"
     ballast.unlink()
-    with stage.figures.recovering():
+    with stage.measurements.recovering():
         service.ready()
 
         def over() -> Any:
             reply = ok(service.http.get(f"/v1/jobs/{job}"))
-            stage.figures.expect(
+            stage.measurements.expect(
                 reply["status"] != "FAILED",
                 f"a training failed on a full disk: {reply['reason']}: {reply['message']}",
             )
             return reply["status"] in (SUCCEEDED, "FAILED") and reply
 
         done = until(over, "the training ends well once there is space")
-    stage.figures.expect(
+    stage.measurements.expect(
         (done["result"] or {}).get("sha256") == sha, "after a full disk the model has other bits"
     )
-    stage.figures.runs += 1
+    stage.measurements.runs += 1
 
 
 @row(
@@ -200,9 +200,9 @@ def _while_training(
 def harmed(stage: Stage) -> None:
     model = text_model(stage.folder / "model", seed=1)
     flips = (200 if stage.small else 2000) * stage.runs
-    stage.figures.runs += _flip(stage, stage.folder / "model", flips)
-    stage.figures.facts["flips"] = flips
-    stage.figures.facts["sha256"] = model.sha256[:12]
+    stage.measurements.runs += _flip(stage, stage.folder / "model", flips)
+    stage.measurements.details["flips"] = flips
+    stage.measurements.details["sha256"] = model.sha256[:12]
     _classes_of_harm(stage, stage.folder / "model")
     _served(stage)
 
@@ -229,7 +229,9 @@ def _flip(stage: Stage, model: Path, times: int) -> int:
         place, bit = stage.random.randrange(len(content)), 1 << stage.random.randrange(8)
         content[place] ^= bit
         path.write_bytes(content)
-        stage.figures.expect(_refused(model), f"a flipped bit {place} of {path.name} was not seen")
+        stage.measurements.expect(
+            _refused(model), f"a flipped bit {place} of {path.name} was not seen"
+        )
         content[place] ^= bit
         path.write_bytes(content)
     return times
@@ -251,15 +253,15 @@ def _classes_of_harm(stage: Stage, model: Path) -> None:
             harms["of another model"] = theirs
         for what, content in harms.items():
             path.write_bytes(content)
-            stage.figures.expect(_refused(model), f"{path.name} {what} was not seen")
-            stage.figures.runs += 1
+            stage.measurements.expect(_refused(model), f"{path.name} {what} was not seen")
+            stage.measurements.runs += 1
         path.unlink()
-        stage.figures.expect(_refused(model), f"{path.name} missing was not seen")
+        stage.measurements.expect(_refused(model), f"{path.name} missing was not seen")
         path.write_bytes(whole)
-    stage.figures.expect(not _refused(model), "the repaired model is refused")
+    stage.measurements.expect(not _refused(model), "the repaired model is refused")
     manifest = json.loads((model / MANIFEST).read_text())
     (model / MANIFEST).write_text(json.dumps({**manifest, "schema_version": 99}))
-    stage.figures.expect(_refused(model), "a model of a newer format was not seen")
+    stage.measurements.expect(_refused(model), "a model of a newer format was not seen")
 
 
 def _served(stage: Stage) -> None:
@@ -276,13 +278,13 @@ def _served(stage: Stage) -> None:
     service.up()
     body = {"instances": [{"text": "read a csv file"}]}
     bad = service.http.post("/v1/models/docs:2:predict", json=body)
-    stage.figures.expect(
+    stage.measurements.expect(
         bad.status_code in (500, 503) and bad.json()["code"] == "CORRUPT",
         f"a harmed version: {bad.status_code} {bad.text[:200]}",
     )
     good = service.http.post("/v1/models/docs:1:predict", json=body)
-    stage.figures.expect(good.status_code == 200, f"the version before: {good.status_code}")
-    stage.figures.runs += 1
+    stage.measurements.expect(good.status_code == 200, f"the version before: {good.status_code}")
+    stage.measurements.runs += 1
     service.end()
 
 
@@ -304,20 +306,20 @@ def _crash(stage: Stage, verb: str, what: str, calls: tuple[str, ...], most: int
             # The lambda is called at once, so it sees the current loop variables.
             code = strace.inject(lambda: do(folder), call, what, when)  # noqa: B023
             state = verbs.state(verb, folder)
-            stage.figures.expect(
+            stage.measurements.expect(
                 state in ("old", "new"), f"{verb}, {what} at {call} {when}: {state}"
             )
             if code == 0 and state != "new":
-                stage.figures.lose(
+                stage.measurements.lose(
                     f"{verb}, {what} at {call} {when}: said to be done, but it is {state}"
                 )
             if state == "old":
                 do(folder)
                 after = verbs.state(verb, folder)
-                stage.figures.expect(
+                stage.measurements.expect(
                     after == "new", f"{verb} after {what} at {call} {when}, done again: {after}"
                 )
-            stage.figures.runs += 1
+            stage.measurements.runs += 1
             shutil.rmtree(folder)
 
 

@@ -109,7 +109,7 @@ class Killer:
         # Dead workers do not answer, so frequent queries would delay the training.
         elif self._before and time.monotonic() >= self._next:
             if self._at is not None and self._pids() - self._before:
-                self._stage.figures.recovery.append(time.monotonic() - self._at)
+                self._stage.measurements.recovery.append(time.monotonic() - self._at)
                 self._before = set()
             self._next = time.monotonic() + ANSWER_SECONDS
 
@@ -145,14 +145,16 @@ def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
         for turn in range(min(stage.runs, 3)):
             killer = Killer(stage, f"k{turn}", (0.1, 0.5, 0.9)[turn % 3], kill)
             result = lab.train(f"k{turn}", how, "ray", 2, killer)
-            stage.figures.expect(killer.triggered, "the training ended before a worker was killed")
-            stage.figures.expect(
+            stage.measurements.expect(
+                killer.triggered, "the training ended before a worker was killed"
+            )
+            stage.measurements.expect(
                 result.sha256 == sha, "after a killed worker the model has other bits"
             )
-            stage.figures.redone.append(
+            stage.measurements.redone.append(
                 lab.lost_seconds(f"k{turn}") / max(float(result.report["core_seconds"]), 1e-9)
             )
-            stage.figures.runs += 1
+            stage.measurements.runs += 1
 
 
 @row(
@@ -236,15 +238,17 @@ def raylet_killed(stage: Stage) -> None:
                     lambda _, output=raylets: [kill(pid) for pid in output] and None,
                 )
                 result = lab.train(f"n{turn}", PPD, "ray", 3, killer)
-                stage.figures.expect(killer.triggered and bool(raylets), "no raylet was killed")
-                stage.figures.expect(
+                stage.measurements.expect(
+                    killer.triggered and bool(raylets), "no raylet was killed"
+                )
+                stage.measurements.expect(
                     result.sha256 == sha, "after a dead node the model has other bits"
                 )
-                stage.figures.redone.append(
+                stage.measurements.redone.append(
                     lab.lost_seconds(f"n{turn}") / max(float(result.report["core_seconds"]), 1e-9)
                 )
-                stage.figures.runs += 1
-    stage.figures.note(
+                stage.measurements.runs += 1
+    stage.measurements.note(
         "what a cut-off worker still writes is a part named by its content, which is never read"
     )
 
@@ -275,10 +279,10 @@ def head_killed(stage: Stage) -> None:
             predicted = service.http.post(
                 "/v1/models/plain:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
             )
-            stage.figures.expect(
+            stage.measurements.expect(
                 predicted.status_code == 200, f"a prediction was answered {predicted.status_code}"
             )
-            stage.figures.expect(
+            stage.measurements.expect(
                 service.http.get("/healthz").status_code == 200, "the service is not alive"
             )
             now = ok(service.http.get(f"/v1/jobs/{job}"))
@@ -287,9 +291,9 @@ def head_killed(stage: Stage) -> None:
             )
 
         until(runs_again, "the job trains again", 240, 0.2)
-        stage.figures.recovery.append(time.monotonic() - began)
+        stage.measurements.recovery.append(time.monotonic() - began)
         same_model(stage, ended(service.http, job, 240), plain["result"]["sha256"])
-        stage.figures.runs += 1
+        stage.measurements.runs += 1
     drained(stage, service)
 
 
@@ -310,13 +314,15 @@ def store_full(stage: Stage) -> None:
         began = time.monotonic()
         result = lab.train("full", how, "ray", 2)
         seconds = time.monotonic() - began
-    stage.figures.expect(result.sha256 == sha, "with a full object store the model has other bits")
-    stage.figures.facts |= {
+    stage.measurements.expect(
+        result.sha256 == sha, "with a full object store the model has other bits"
+    )
+    stage.measurements.details |= {
         "slower": f"{seconds / plain:.1f} x",
         "weights_mb": round(20_000 * 3000 * 4 / 1e6),
         "store_mb": STORE >> 20,
     }
-    stage.figures.runs += 1
+    stage.measurements.runs += 1
 
 
 @row(
@@ -340,14 +346,14 @@ def messages_lost(stage: Stage) -> None:
         local_ray(num_cpus=2, object_store_memory=STORE),
     ):
         result = lab.train("lossy", PPD, "ray", 2)
-    stage.figures.expect(result.sha256 == sha, "with lost messages the model has other bits")
+    stage.measurements.expect(result.sha256 == sha, "with lost messages the model has other bits")
     lost_seconds = lab.batches_lost("lossy")
-    stage.figures.expect(bool(lost_seconds), "no message was lost that mattered")
-    stage.figures.facts |= {
+    stage.measurements.expect(bool(lost_seconds), "no message was lost that mattered")
+    stage.measurements.details |= {
         "batches_lost": len(lost_seconds),
         "seconds_of_work_lost": round(sum(lost_seconds), 1),
     }
-    stage.figures.note(
+    stage.measurements.note(
         "a lost message costs a worker, which is replaced; five for each place end the attempt as WORKERS_LOST"
     )
-    stage.figures.runs += len(lost_seconds)
+    stage.measurements.runs += len(lost_seconds)

@@ -45,7 +45,7 @@ def drained(stage: Stage, service: Service, **how: Any) -> None:
     store = store_of(service.home, service.settings.get("store"))
     try:
         invariants.check(
-            stage.figures, stage.ledger, store, service.home, logs=[service.log], **how
+            stage.measurements, stage.ledger, store, service.home, logs=[service.log], **how
         )
     finally:
         store.close()
@@ -54,10 +54,10 @@ def drained(stage: Stage, service: Service, **how: Any) -> None:
 
 def same_model(stage: Stage, job: dict[str, Any], sha: str) -> None:
     """Check that the job SUCCEEDED with a model of this SHA-256."""
-    if stage.figures.expect(
+    if stage.measurements.expect(
         job["status"] == SUCCEEDED, f"job {job['id']} is {job['status']}: {job['message']}"
     ):
-        stage.figures.expect(job["result"]["sha256"] == sha, f"job {job['id']} has other bits")
+        stage.measurements.expect(job["result"]["sha256"] == sha, f"job {job['id']} has other bits")
 
 
 def newest_part(service: Service, job: str) -> float:
@@ -101,19 +101,19 @@ def runner_killed(stage: Stage) -> None:
         lost = max(0.0, time.time() - newest_part(service, job))
         kill(pid)
         both = turn == stage.runs - 1 and not stage.small
-        with stage.figures.recovering():
+        with stage.measurements.recovering():
             if both:
                 service.kill()
                 service.up()
             on_again(service, job, attempt)
         outcome = ended(service.http, job)
         same_model(stage, outcome, sha)
-        stage.figures.expect(
+        stage.measurements.expect(
             outcome["attempt"] == attempt + 1, f"{outcome['attempt']} attempts for one kill"
         )
         spent = ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"]
-        stage.figures.redone.append(min(1.0, lost / spent))
-        stage.figures.runs += 1
+        stage.measurements.redone.append(min(1.0, lost / spent))
+        stage.measurements.runs += 1
     drained(stage, service)
 
 
@@ -129,7 +129,7 @@ def stopped(stage: Stage) -> None:
     for turn in range(min(stage.runs, 2)):
         job, attempt, pid = hit(stage, service, data, f"s{turn}", SHARES[turn % 2])
         kill(pid, signal.SIGSTOP)
-        with stage.figures.recovering():
+        with stage.measurements.recovering():
             on_again(service, job, attempt)
         outcome = ended(service.http, job)
         kill(pid, signal.SIGCONT)
@@ -140,7 +140,7 @@ def stopped(stage: Stage) -> None:
         )
         same_model(stage, outcome, sha)
         same_model(stage, ok(service.http.get(f"/v1/jobs/{job}")), sha)
-        stage.figures.runs += 1
+        stage.measurements.runs += 1
     # It takes one busy timeout; tests/jobs/store/test_store.py has a test with a shorter timeout.
     if not stage.small:
         _stopped_writer(stage, service)
@@ -178,26 +178,26 @@ def _stopped_writer(stage: Stage, service: Service) -> None:
         asker.start()
         while asker.is_alive():
             response = service.http.get(f"/v1/jobs/{job}", timeout=30)
-            stage.figures.expect(
+            stage.measurements.expect(
                 response.status_code == 200,
                 f"a read was answered {response.status_code} while a writer was stopped",
             )
             time.sleep(0.2)
         asker.join()
         waited, answer = time.monotonic() - began, answers[0]
-        stage.figures.expect(
+        stage.measurements.expect(
             answer.status_code == 503,
             f"a write was answered {answer.status_code} while a writer was stopped",
         )
-        stage.figures.expect("retry-after" in answer.headers, "503 without Retry-After")
-        stage.figures.facts["seconds_to_503"] = round(waited, 1)
+        stage.measurements.expect("retry-after" in answer.headers, "503 without Retry-After")
+        stage.measurements.details["seconds_to_503"] = round(waited, 1)
     finally:
         holder.kill()
         holder.wait()
         holder.stdout.close()  # type: ignore[union-attr]
-    with stage.figures.recovering():
+    with stage.measurements.recovering():
         late = submit(service.http, stage.ledger, "small", "late", "late")
-    stage.figures.runs += 1
+    stage.measurements.runs += 1
     ok(service.http.post(f"/v1/jobs/{late}/stop"))
     ended(service.http, late)
 
@@ -218,13 +218,13 @@ def asked_to_end(stage: Stage) -> None:
         kill(pid, signal.SIGTERM)
         if turn % 2:
             kill(pid, signal.SIGTERM)
-        with stage.figures.recovering():
+        with stage.measurements.recovering():
             on_again(service, job, attempt)
         same_model(stage, ended(service.http, job), sha)
-        stage.figures.redone.append(
+        stage.measurements.redone.append(
             min(1.0, lost / ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"])
         )
-        stage.figures.runs += 1
+        stage.measurements.runs += 1
     upload = _in_flight(stage, service)
     service.up()
     response = ok(
@@ -238,7 +238,7 @@ def asked_to_end(stage: Stage) -> None:
     service.kill()
     service.up()
     same_model(stage, ended(service.http, job), sha)
-    stage.figures.runs += 1
+    stage.measurements.runs += 1
     drained(stage, service)
 
 
@@ -267,19 +267,19 @@ def _in_flight(stage: Stage, service: Service) -> str:
     service.signal(signal.SIGTERM)
     time.sleep(0.3)
     ready = httpx.get(f"{service.url}/readyz", trust_env=False, timeout=10)
-    stage.figures.expect(
+    stage.measurements.expect(
         ready.status_code == 503, f"readiness said {ready.status_code} after SIGTERM"
     )
     report.set()
     asker.join(60)
-    stage.figures.expect(
+    stage.measurements.expect(
         bool(answers) and answers[0].status_code == 201, f"an upload in flight got {answers}"
     )
     assert service.popen is not None
-    stage.figures.expect(
+    stage.measurements.expect(
         service.popen.wait(60) == 0, f"the service ended with {service.popen.returncode}"
     )
-    stage.figures.runs += 1
+    stage.measurements.runs += 1
     return str(ok(answers[0])["id"])
 
 
@@ -299,14 +299,14 @@ def cancelled(stage: Stage) -> None:
             else ("queued", "starting", "kernel", "merging", "ended")
         ):
             _stop_at(stage, service, data, moment, f"{moment}{turn}")
-            stage.figures.runs += 1
+            stage.measurements.runs += 1
     store = JobStore(f"sqlite:///{stage.folder / 'races.db'}")
     races = 40 if stage.small else 1000
     for turn in range(races):
         _race(stage, store, turn)
     store.close()
-    stage.figures.runs += races
-    stage.figures.facts["races"] = races
+    stage.measurements.runs += races
+    stage.measurements.details["races"] = races
     drained(stage, service, most_attempts=3)
 
 
@@ -338,27 +338,27 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
     )
     start = time.monotonic()
     ok(service.http.post(f"/v1/jobs/{job}/stop"))
-    stage.figures.facts["ack_ms_max"] = max(
-        round(1000 * (time.monotonic() - start)), stage.figures.facts.get("ack_ms_max", 0)
+    stage.measurements.details["ack_ms_max"] = max(
+        round(1000 * (time.monotonic() - start)), stage.measurements.details.get("ack_ms_max", 0)
     )
     again = ok(service.http.post(f"/v1/jobs/{job}/stop"))
     stage.ledger.acknowledged("stop", job)
     if state["status"] in TERMINAL:
-        stage.figures.expect(
+        stage.measurements.expect(
             again["status"] == state["status"], f"stopping an ended job made it {again['status']}"
         )
     outcome = ended(service.http, job)
     if moment == "queued":
-        stage.figures.expect(
+        stage.measurements.expect(
             (outcome["status"], outcome["attempt"]) == (STOPPED, 0),
             f"a queued job became {outcome['status']}",
         )
-    stage.figures.expect(
+    stage.measurements.expect(
         outcome["status"] in (STOPPED, SUCCEEDED),
         f"a stopped job became {outcome['status']}: {outcome['message']}",
     )
     until(lambda: not attempts(service.home.path, job), f"the end of the process of {job}")
-    stage.figures.recovery.append(time.monotonic() - start)
+    stage.measurements.recovery.append(time.monotonic() - start)
     if blocker is not None:
         ok(service.http.post(f"/v1/jobs/{blocker}/stop"))
         ended(service.http, blocker)
@@ -389,12 +389,12 @@ def _race(stage: Stage, store: JobStore, turn: int) -> None:
         )
     other.join()
     end = store.jobs.get(job.id)
-    stage.figures.expect(
+    stage.measurements.expect(
         end.status in (STOPPED, FAILED) and not end.stop_requested, f"a race left {end.status}"
     )
     with suppress(XcrayError):
         store.attempts.finish(job.id, claimed.attempt, SUCCEEDED, result=result)
-        stage.figures.fault("a second end of a job was taken")
+        stage.measurements.fault("a second end of a job was taken")
 
 
 LOG_BYTES = 50_000_000
@@ -467,40 +467,40 @@ def poison(stage: Stage) -> None:
         service_job = _poisoned(stage, service, data, kind, marks)
         neighbour = submit(service.http, stage.ledger, data, "neighbour", f"n-{kind}")
         neighbour_job = ended(service.http, neighbour)
-        stage.figures.expect(
+        stage.measurements.expect(
             neighbour_job["status"] == SUCCEEDED,
             f"the job next to {kind} is {neighbour_job['status']}",
         )
         began = time.monotonic()
         job = ended(service.http, service_job)
         if kind == "hang":  # three times the start limit of a runner
-            stage.figures.facts["a_hang_given_up_after_s"] = round(time.monotonic() - began)
+            stage.measurements.details["a_hang_given_up_after_s"] = round(time.monotonic() - began)
         else:
-            stage.figures.recovery.append(time.monotonic() - began)
+            stage.measurements.recovery.append(time.monotonic() - began)
         # An attempt without memory can report the error or die first.
         reasons = (
             ("CRASH_LOOP", "OUT_OF_MEMORY", "INTERNAL") if kind == "memory" else ("CRASH_LOOP",)
         )
-        stage.figures.expect(
+        stage.measurements.expect(
             job["status"] == FAILED and job["reason"] in reasons,
             f"{kind} ended as {job['status']} {job['reason']}",
         )
-        stage.figures.expect(
+        stage.measurements.expect(
             job["attempt"] == 3 or job["reason"] != "CRASH_LOOP",
             f"{kind} had {job['attempt']} attempts as {job['reason']}",
         )
         if kind == "memory":
-            stage.figures.facts["out_of_memory_ended_as"] = job["reason"]
+            stage.measurements.details["out_of_memory_ended_as"] = job["reason"]
         log = service.home.log(service_job)
-        stage.figures.expect(
+        stage.measurements.expect(
             log.stat().st_size <= 1.1 * LOG_BYTES,
             f"the log of {kind} has {log.stat().st_size} bytes",
         )
-        stage.figures.expect(
+        stage.measurements.expect(
             service.http.get("/healthz").status_code == 200, f"the service is not well after {kind}"
         )
-        stage.figures.runs += 1
-    stage.figures.facts["attempts"] = 3
+        stage.measurements.runs += 1
+    stage.measurements.details["attempts"] = 3
     drained(stage, service)
 
 

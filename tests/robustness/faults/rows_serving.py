@@ -56,7 +56,7 @@ def switched(stage: Stage) -> None:
                     same["model"]["sha256"],
                     same["predictions"],
                 ):
-                    stage.figures.fault(
+                    stage.measurements.fault(
                         f"a reply says version {result['model']['version']} and is not its answer"
                     )
 
@@ -68,13 +68,17 @@ def switched(stage: Stage) -> None:
         if turn % 20 == 19:
             number = _publish(stage, registry, 3)
             ok(service.http.delete(f"/v1/models/docs/versions/{number}"))
-        stage.figures.runs += 1
+        stage.measurements.runs += 1
     ending.set()
     for each in clients:
         each.join()
     for sentence in errors:
-        stage.figures.fault(f"a prediction failed: {sentence}")
-    stage.figures.facts |= {"switches": switches, "replies": replies[0], "errors": len(errors)}
+        stage.measurements.fault(f"a prediction failed: {sentence}")
+    stage.measurements.details |= {
+        "switches": switches,
+        "replies": replies[0],
+        "errors": len(errors),
+    }
     drained(stage, service)
 
 
@@ -94,14 +98,14 @@ def truncated(stage: Stage) -> None:
         name = f"docs{turn}"
         _publish(stage, registry, 1, name)
         loaded = {_status(service.http, each) for each in (name, "other") for _ in range(24)}
-        stage.figures.expect(loaded == {200}, f"before the fault: {loaded}")
+        stage.measurements.expect(loaded == {200}, f"before the fault: {loaded}")
         for path in registry.resolve(name).rglob("*.arrow"):
             os.truncate(path, 0)
-        with stage.figures.recovering():
+        with stage.measurements.recovering():
             _await_status(service.http, name, 503)
             _await_status(service.http, "other", 200)
-        stage.figures.expect(service.alive, "the process manager ended")
-        stage.figures.runs += 1
+        stage.measurements.expect(service.alive, "the process manager ended")
+        stage.measurements.runs += 1
     drained(stage, service)
 
 
@@ -151,4 +155,4 @@ def soak(stage: Stage) -> None:
     from tests.robustness.faults import chaos
 
     played = chaos.on_stage(stage, minutes=0.1 if stage.small else 0.3, store="sqlite")
-    stage.figures.facts |= played
+    stage.measurements.details |= played

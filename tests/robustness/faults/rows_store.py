@@ -48,7 +48,7 @@ def postgres(stage: Stage, *, durable: bool = False) -> PostgresServer | None:
     try:
         server = manager.__enter__()
     except FileNotFoundError as error:
-        stage.figures.note(str(error))
+        stage.measurements.note(str(error))
         return None
     stage.closing.append(lambda: manager.__exit__(None, None, None))
     return server
@@ -75,27 +75,27 @@ def clocks(stage: Stage) -> None:
             one.jobs.submit(JobSubmission({"n": turn, "i": i}, name="clock"))[0] for i in range(2)
         )
         claimed = two.attempts.claim("me", lease_seconds=60)
-        stage.figures.expect(
+        stage.measurements.expect(
             claimed is not None and claimed.id == first.id,
             "jobs are not taken in the order they came",
         )
         ahead[:] = [stage.random.choice((-DAY, 0.0, DAY)) for _ in stores]
         for each in stores:
-            stage.figures.expect(
+            stage.measurements.expect(
                 each.attempts.expire() == [], "a jump of the clock took a job from its runner"
             )
         three.attempts.heartbeat(first.id, 1, lease_seconds=60)
         outcome = three.attempts.finish(first.id, 1, STOPPED)
-        stage.figures.expect(
+        stage.measurements.expect(
             str(outcome.finished) >= str(outcome.started) >= outcome.created,
             f"a duration is negative: {outcome}",
         )
         other = one.attempts.claim("me", lease_seconds=60)
-        stage.figures.expect(
+        stage.measurements.expect(
             other is not None and other.id == second.id, "the second job was not found"
         )
         two.attempts.finish(second.id, 1, STOPPED)
-        stage.figures.runs += 1
+        stage.measurements.runs += 1
     for each in stores:
         each.close()
     if not stage.small:
@@ -105,7 +105,7 @@ def clocks(stage: Stage) -> None:
 def _jumping_service(stage: Stage) -> None:
     """Run a service and its runners with a clock that jumps by a day in both directions."""
     if not Path(FAKETIME).is_file():
-        stage.figures.note(
+        stage.measurements.note(
             "libfaketime is not here (apt-get install libfaketime): no whole process had a wrong clock"
         )
         return
@@ -124,15 +124,15 @@ def _jumping_service(stage: Stage) -> None:
         file.write_text(jump)
         outcome = ended(service.http, job)
         same_model(stage, outcome, sha)
-        stage.figures.expect(
+        stage.measurements.expect(
             outcome["attempt"] == 1, f"a clock that jumped by {jump} cost an attempt"
         )
-        stage.figures.expect(
+        stage.measurements.expect(
             outcome["finished"] >= outcome["started"] >= outcome["created"],
             f"after {jump} a duration is negative",
         )
         file.write_text("+0")
-        stage.figures.runs += 1
+        stage.measurements.runs += 1
     drained(stage, service)
 
 
@@ -176,12 +176,14 @@ def _claims(stage: Stage, url: str, jobs: int) -> None:
     claimed = Counter(line.split()[0] for text in outputs for line in text.splitlines())
     for job, times in claimed.items():
         if times > 1:
-            stage.figures.double(f"{job} was claimed {times} times")
+            stage.measurements.double(f"{job} was claimed {times} times")
     for process in claimers:
-        stage.figures.expect(process.returncode == 0, f"a claimer ended with {process.returncode}")
+        stage.measurements.expect(
+            process.returncode == 0, f"a claimer ended with {process.returncode}"
+        )
     if len(claimed) != jobs or store.jobs.count()[STOPPED] != jobs:
-        stage.figures.lose(f"{jobs} jobs, {len(claimed)} claims, {store.jobs.count()}")
-    stage.figures.runs += jobs
+        stage.measurements.lose(f"{jobs} jobs, {len(claimed)} claims, {store.jobs.count()}")
+    stage.measurements.runs += jobs
     store.close()
 
 
@@ -220,12 +222,12 @@ def replicas(stage: Stage) -> None:
         jobs.append(job)
     for number, job in enumerate(jobs):
         outcome = ended(apis[number % 2].http, job)
-        stage.figures.expect(
+        stage.measurements.expect(
             (outcome["status"], outcome["attempt"]) == (SUCCEEDED, 1),
             f"{job} is {outcome['status']} in attempt {outcome['attempt']}",
         )
-    stage.figures.expect(set(answers) == {200}, f"the other replica answered {dict(answers)}")
-    stage.figures.runs += expected
+    stage.measurements.expect(set(answers) == {200}, f"the other replica answered {dict(answers)}")
+    stage.measurements.runs += expected
     _end(stage, home, url, [*apis, *runners])
 
 
@@ -233,7 +235,7 @@ def _end(stage: Stage, home: Home, url: str, processes: list[Any]) -> None:
     """Check the invariants and end several processes."""
     store = store_of(home, url)
     invariants.check(
-        stage.figures, stage.ledger, store, home, logs=[each.log for each in processes]
+        stage.measurements, stage.ledger, store, home, logs=[each.log for each in processes]
     )
     store.close()
     for each in processes:
@@ -290,7 +292,7 @@ def _killed_commit(stage: Stage, url: str, turn: int) -> None:
     reports += [line.strip() for line in writer.stdout if line.endswith("\n")]
     writer.wait()
     writer.stdout.close()
-    with stage.figures.recovering():
+    with stage.measurements.recovering():
         store = JobStore(url)
         there = {
             job.id
@@ -299,16 +301,16 @@ def _killed_commit(stage: Stage, url: str, turn: int) -> None:
         }
     store.close()
     for job in set(reports) - there:
-        stage.figures.lose(f"{job} was acknowledged and is gone")
-    stage.figures.expect(
+        stage.measurements.lose(f"{job} was acknowledged and is gone")
+    stage.measurements.expect(
         len(there - set(reports)) <= 1,
         f"{len(there - set(reports))} jobs were stored and not acknowledged",
     )
     with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as raw:
-        stage.figures.expect(
+        stage.measurements.expect(
             raw.execute("PRAGMA integrity_check").fetchone() == ("ok",), "the file is not sound"
         )
-    stage.figures.runs += 1
+    stage.measurements.runs += 1
 
 
 def _backup(stage: Stage) -> None:
@@ -332,7 +334,7 @@ def _backup(stage: Stage) -> None:
     writer.kill()
     writer.wait()
     writer.stdout.close()
-    if not stage.figures.expect(
+    if not stage.measurements.expect(
         process.returncode == 0, f"a backup under load: {process.stderr[-300:]}"
     ):
         return
@@ -340,14 +342,14 @@ def _backup(stage: Stage) -> None:
     there = {job.id for job in invariants.all_jobs(restored)}
     restored.close()
     for job in set(before) - there:
-        stage.figures.lose(f"{job} was acknowledged before the backup and is not in it")
-    stage.figures.runs += 1
+        stage.measurements.lose(f"{job} was acknowledged before the backup and is not in it")
+    stage.measurements.runs += 1
 
 
 def _upgrade_killed(stage: Stage) -> None:
     """Kill an upgrade at each system call; the steps must be complete and no job lost."""
     if not strace.is_available():
-        stage.figures.note("no upgrade was killed: it needs strace")
+        stage.measurements.note("no upgrade was killed: it needs strace")
         return
     beginning = stage.place("before")
     store = JobStore(f"sqlite:///{beginning / 'xcray.db'}")
@@ -373,8 +375,8 @@ def _upgrade_killed(stage: Stage) -> None:
             there = {job.id for job in invariants.all_jobs(store)}
             store.close()
             for job in reports - there:
-                stage.figures.lose(f"{job} is gone after an upgrade killed at {call} {when}")
-            stage.figures.runs += 1
+                stage.measurements.lose(f"{job} is gone after an upgrade killed at {call} {when}")
+            stage.measurements.runs += 1
             shutil.rmtree(folder)
 
 
@@ -388,15 +390,17 @@ def _newer(stage: Stage) -> None:
     upgrade_to(cuts, f"sqlite:///{file}")
     try:
         JobStore(f"sqlite:///{file}").close()
-        stage.figures.expect(False, "an older program opened a newer store")
+        stage.measurements.expect(False, "an older program opened a newer store")
     except Conflict as error:
-        stage.figures.expect("newer" in str(error), f"an older program on a newer store: {error}")
+        stage.measurements.expect(
+            "newer" in str(error), f"an older program on a newer store: {error}"
+        )
     with contextlib.closing(sqlite3.connect(file)) as raw:
-        stage.figures.expect(
+        stage.measurements.expect(
             raw.execute("SELECT id FROM jobs").fetchall() == [(job.id,)],
             "an older program changed a newer store",
         )
-    stage.figures.runs += 1
+    stage.measurements.runs += 1
 
 
 @row(
@@ -424,7 +428,7 @@ def database_away(stage: Stage) -> None:
         server.start()
         _back(stage, service, job, sha)
     store = JobStore(str(service.settings["store"]))
-    invariants.check(stage.figures, stage.ledger, store, service.home, logs=[service.log])
+    invariants.check(stage.measurements, stage.ledger, store, service.home, logs=[service.log])
     store.close()
     service.end()
 
@@ -438,17 +442,17 @@ def _answers_without(stage: Stage, service: Service, data: str, seconds: float, 
     began, patience = time.monotonic(), 60.0
     while True:
         alive = service.http.get("/healthz", timeout=patience)
-        stage.figures.expect(alive.status_code == 200, f"/healthz said {alive.status_code}")
+        stage.measurements.expect(alive.status_code == 200, f"/healthz said {alive.status_code}")
         body = {"dataset": data, "model": "m", **SLOW}
         start = time.monotonic()
         refused = service.http.post(
             "/v1/jobs", json=body, headers={"Idempotency-Key": f"away{turn}"}, timeout=patience
         )
-        stage.figures.facts["refused_after_s"] = round(
-            max(time.monotonic() - start, stage.figures.facts.get("refused_after_s", 0)), 1
+        stage.measurements.details["refused_after_s"] = round(
+            max(time.monotonic() - start, stage.measurements.details.get("refused_after_s", 0)), 1
         )
         report = refused.status_code == 503 and "retry-after" in refused.headers
-        stage.figures.expect(
+        stage.measurements.expect(
             report, f"a submit was answered {refused.status_code} {refused.text[:200]}"
         )
         predicted = service.http.post(
@@ -456,19 +460,19 @@ def _answers_without(stage: Stage, service: Service, data: str, seconds: float, 
             json={"instances": [{"indices": [1], "values": [1.0]}]},
             timeout=patience,
         )
-        stage.figures.expect(
+        stage.measurements.expect(
             predicted.status_code == 200, f"a prediction was answered {predicted.status_code}"
         )
         if time.monotonic() - began > seconds:
             break
     ready = service.http.get("/readyz", timeout=patience)
-    stage.figures.expect(ready.status_code == 503, f"/readyz said {ready.status_code}")
-    stage.figures.runs += 1
+    stage.measurements.expect(ready.status_code == 503, f"/readyz said {ready.status_code}")
+    stage.measurements.runs += 1
 
 
 def _back(stage: Stage, service: Service, job: str, sha: str) -> None:
     """Check that the service is ready again and the running job ends with the same model."""
-    with stage.figures.recovering():
+    with stage.measurements.recovering():
         service.ready()
         ok(again(lambda: service.http.get(f"/v1/jobs/{job}")))
     same_model(stage, ended(service.http, job), sha)
@@ -525,7 +529,7 @@ def _followed(stage: Stage, tree: Path, turn: int) -> None:
 
     asker = threading.Thread(target=client)
     asker.start()
-    with stage.figures.recovering():
+    with stage.measurements.recovering():
         old.kill() if turn else old.end()
         new.up()
     time.sleep(1.0)
@@ -533,14 +537,14 @@ def _followed(stage: Stage, tree: Path, turn: int) -> None:
     asker.join()
     same_model(stage, ended(new.http, running), sha)
     for job in ids:
-        stage.figures.expect(
+        stage.measurements.expect(
             ended(new.http, job)["status"] == SUCCEEDED,
             f"{job}, submitted around the change, did not succeed",
         )
-    stage.figures.facts["submitted_around_it"] = stage.figures.facts.get(
+    stage.measurements.details["submitted_around_it"] = stage.measurements.details.get(
         "submitted_around_it", 0
     ) + len(ids)
-    stage.figures.expect(
+    stage.measurements.expect(
         inspect_store(f"sqlite:///{new.home.path / 'xcray.db'}")["revision"] > HEAD,
         "the store is not at the next release",
     )
@@ -549,4 +553,4 @@ def _followed(stage: Stage, tree: Path, turn: int) -> None:
     back = submit(old.http, stage.ledger, data, "m", f"v{turn}-back", **SLOW)
     same_model(stage, ended(old.http, back), sha)
     old.end()
-    stage.figures.runs += 2
+    stage.measurements.runs += 2

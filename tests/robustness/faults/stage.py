@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.robustness.faults.figures import Figures
 from tests.robustness.faults.ledger import Ledger
+from tests.robustness.faults.measurements import Measurements
 from xcray.cli.terminal.processes import (
     find_descendants,
     kill_processes,
@@ -53,7 +53,7 @@ LAST_WORDS: Final = 30.0  # seconds from SIGTERM to SIGKILL
 
 
 class Terminated(Exception):
-    """SIGTERM was received: the row ends and reports its figures so far."""
+    """SIGTERM was received: the row ends and reports its measurements so far."""
 
 
 class Stage(NamedTuple):
@@ -63,7 +63,7 @@ class Stage(NamedTuple):
     """
 
     folder: Path
-    figures: Figures
+    measurements: Measurements
     ledger: Ledger
     random: random.Random
     runs: int
@@ -167,8 +167,8 @@ def namespaces() -> bool:
 @contextmanager
 def stage(row: str, title: str, *, runs: int, seed: int, small: bool = False) -> Iterator[Stage]:
     """Yield the stage of a row; at the end, kill all child processes and remove the folder."""
-    figures = Figures(row, title)
-    figures.note(
+    measurements = Measurements(row, title)
+    measurements.note(
         "private namespaces" if namespaces() else "no namespaces here: plain process groups"
     )
     began = time.monotonic()
@@ -177,7 +177,7 @@ def stage(row: str, title: str, *, runs: int, seed: int, small: bool = False) ->
     folder.chmod(0o711)  # PostgreSQL runs as another user
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     set = Stage(
-        folder, figures, Ledger(folder / "ledger.jsonl"), random.Random(seed), runs, small, []
+        folder, measurements, Ledger(folder / "ledger.jsonl"), random.Random(seed), runs, small, []
     )
     try:
         yield set
@@ -187,7 +187,7 @@ def stage(row: str, title: str, *, runs: int, seed: int, small: bool = False) ->
         end_all()
         set.ledger.close()
         shutil.rmtree(folder, ignore_errors=True)
-        figures.seconds = round(time.monotonic() - began, 1)
+        measurements.seconds = round(time.monotonic() - began, 1)
 
 
 def ours() -> list[Any]:

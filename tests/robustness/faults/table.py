@@ -1,4 +1,4 @@
-"""Write figures as a Markdown table into docs/reliability.md, between its marks."""
+"""Write measurements as a Markdown table into docs/reliability.md, between its marks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USUAL = ("private namespaces",)
 
 
 def read(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """Return the figures in files written by `--json`; the last line of a row counts."""
+    """Return the measurements in files written by `--json`; the last line of a row counts."""
     lines = [
         json.loads(line)
         for path in files
@@ -91,9 +91,9 @@ def _line(each: dict[str, Any]) -> str:
         else f"{each['recovery_p50']:.1f} / {each['recovery_max']:.1f}"
     )
     redone = "" if each["redone_max"] is None else f"{each['redone_max']:.0%}"
-    facts = [f"{name.replace('_', ' ')} {value}" for name, value in each["facts"].items()]
+    details = [f"{name.replace('_', ' ')} {value}" for name, value in each["details"].items()]
     more = "; ".join(
-        [*facts, *(note for note in each["notes"] if note not in USUAL), *each["broken"][:2]]
+        [*details, *(note for note in each["notes"] if note not in USUAL), *each["broken"][:2]]
     )
     tests = ROWS[each["row"]].tests if each["row"] in ROWS else ()
     also = ", ".join(dict.fromkeys(name.split("::")[0].removeprefix("tests/") for name in tests))

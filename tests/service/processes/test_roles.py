@@ -70,8 +70,8 @@ def test_on_sqlite_one_process_serves_and_one_runs_jobs(tmp_path: Path) -> None:
         process(home, "serve", "--no-runner", lease="600") as api,
         process(home, "runner", lease="600") as runner,
     ):
-        facts = read_process_file(home, api, "serve"), read_process_file(home, runner, "runner")
-        with client(facts[0]["url"]) as http, client(facts[1]["url"]) as health:
+        details = read_process_file(home, api, "serve"), read_process_file(home, runner, "runner")
+        with client(details[0]["url"]) as http, client(details[1]["url"]) as health:
             assert trained(http, home, build_dataset(http, home))["status"] == SUCCEEDED
             assert (health.get("/healthz").status_code, health.get("/readyz").status_code) == (
                 200,

@@ -1,4 +1,4 @@
-"""Training reports: from the model's class table and timeline to pictures, by CLI and REST."""
+"""Training reports: from the model's label table and timeline to pictures, by CLI and REST."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines: reading, sums, thinning to a bounded document, and costs per class."""
+"""Timelines: reading, sums, thinning to a bounded document, and costs per label."""
 
 from __future__ import annotations
 

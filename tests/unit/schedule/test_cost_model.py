@@ -94,9 +94,9 @@ def test_terms_that_never_differ_keep_the_proportions_of_the_guess():
         max_size=40,
     )
 )
-def test_rates_stay_positive_and_finite_whatever_is_learned(facts):
+def test_rates_stay_positive_and_finite_whatever_is_learned(samples):
     model = CostModel([1e-9, 1e-8, 1e-3])
-    for terms, seconds in facts:
+    for terms, seconds in samples:
         model.update(terms, seconds)
         assert all(0.0 < rate < math.inf for rate in model.rates)
     again = CostModel.restore(json.loads(json.dumps(model.state())))

@@ -541,5 +541,5 @@ class _RotationTrainer:
         # otherwise it rolled back to the start
         start = self._solver.start_objective(self._config.n_labels)
         objective = objectives[-1] if objectives else start
-        facts = self._checkpoints.damaged, self._lost, self._assignment.moved_shards
-        return TrainingOutcome(self._epoch, objective, self._reason or "", self._history, *facts)
+        counts = self._checkpoints.damaged, self._lost, self._assignment.moved_shards
+        return TrainingOutcome(self._epoch, objective, self._reason or "", self._history, *counts)

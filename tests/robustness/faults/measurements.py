@@ -1,4 +1,4 @@
-"""The figures of a row: counts, seconds and notes, written as JSON."""
+"""The measurements of a row: counts, seconds and notes, written as JSON."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 
 
 @dataclass
-class Figures:
+class Measurements:
     """One row of the table.
 
     `runs` counts injected faults. `lost`, `duplicated` and `wrong` count broken promises, which
     fail the row.
 
     recovery: seconds from a fault until the system is healthy again, as the row defines it. redone:
-    share of the work that was done twice. facts: other figures by name. notes: replacements for
-    faults that could not be injected on this machine.
+    share of the work that was done twice. details: others by name. notes: replacements for faults
+    that could not be injected on this machine.
     """
 
     row: str
@@ -33,7 +33,7 @@ class Figures:
     wrong: int = 0
     recovery: list[float] = field(default_factory=list)
     redone: list[float] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)  # one sentence per broken promise
     seconds: float = 0.0
@@ -78,7 +78,7 @@ class Figures:
         self.recovery.append(time.monotonic() - began)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as a JSON-ready dictionary with the summaries that the table shows."""
+        """Return the measurements as a dictionary for JSON, with the summaries of the table."""
         shown = {
             name: value for name, value in vars(self).items() if name not in ("recovery", "redone")
         }
@@ -92,7 +92,7 @@ class Figures:
         }
 
     def line(self) -> str:
-        """Return the figures as one line of JSON."""
+        """Return the measurements as one line of JSON."""
         return json.dumps(self.as_dict(), sort_keys=True, default=str)
 
 
