@@ -60,7 +60,7 @@ def test_it_is_saved_loaded_and_pickled(digits: Any, tmp_path: Path, kind: type[
     "estimator",
     [
         StagewiseRegression(stages=2, block_size=100),
-        StagewiseRegression("calibrated", stages=2, block_size=100),
+        StagewiseRegression(rule="calibrated", stages=2, block_size=100),
         CalibratedLeastSquares(rounds=3),
     ],
 )
@@ -78,7 +78,7 @@ def brier(p: Any, y: Any) -> float:
 
 
 def test_a_linear_rule_has_no_probabilities() -> None:
-    assert not hasattr(StagewiseRegression("linear"), "predict_proba")
+    assert not hasattr(StagewiseRegression(rule="linear"), "predict_proba")
 
 
 def test_several_labels_per_row() -> None:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
-from xcray.estimators.linear import LinearEstimator, drop_unweighted, warn_unless_met
+from xcray.estimators.linear import LinearEstimator, unmet
 from xcray.solvers.dsmlr import DSMLRSolver
-from xcray.solvers.parameters import make_parameters
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
 from xcray.system.blas_threads import limit_blas_threads
 from xcray.training.rotation.config import RotationConfig, TrainingOutcome
@@ -32,10 +31,7 @@ GRID_WORKERS: Final = 4
 class DSMLR(LinearEstimator):
     """Multinomial logistic regression with split rows and labels; see `xcray.solvers.dsmlr`.
 
-    lam, bias, epochs, tolerance, lbfgs_switch_tol, history, early_stopping_rounds, passes, order,
-    steps, rate, sync_every, shards, blocks, prune, prune_keep, seed: as in the solver. n_jobs:
-    number of threads; None for one, -1 for all cores. With the orders "ring" and "sync" the bits of
-    the model do not depend on it.
+    With the orders "ring" and "sync" the bits of the model do not depend on n_jobs.
 
     Probabilities are the softmax over all labels. A row with m labels is treated as a row whose m
     labels are drawn with equal probability. With several labels per row, the predicted labels are
@@ -54,70 +50,17 @@ class DSMLR(LinearEstimator):
 
     SOLVER: ClassVar[str] = "dsmlr"
     LINK: ClassVar[str] = "softmax"
+    NEEDS_POSITIVES: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        lam: float = 1e-5,
-        bias: float = 0.0,
-        epochs: int = 500,
-        tolerance: float = 1e-4,
-        lbfgs_switch_tol: float = 0.03,
-        history: int = 5,
-        early_stopping_rounds: int = 0,
-        passes: int = 1,
-        order: str = "ring",
-        steps: str = "adaptive",
-        rate: float = 1.0,
-        sync_every: int = 1,
-        shards: int = 0,
-        blocks: int = 0,
-        prune: float = 0.0,
-        prune_keep: int = 0,
-        seed: int = 0,
-        n_jobs: int | None = None,
-    ) -> None:
-        """Store the parameters; `fit` checks them."""
-        self.lam = lam
-        self.bias = bias
-        self.epochs = epochs
-        self.tolerance = tolerance
-        self.early_stopping_rounds = early_stopping_rounds
-        self.lbfgs_switch_tol = lbfgs_switch_tol
-        self.history = history
-        self.passes = passes
-        self.order = order
-        self.steps = steps
-        self.rate = rate
-        self.sync_every = sync_every
-        self.shards = shards
-        self.blocks = blocks
-        self.prune = prune
-        self.prune_keep = prune_keep
-        self.seed = seed
-        self.n_jobs = n_jobs
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train all labels together.
-
-        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense (rows
-        without labels are left out), (N,) one class per row, or a list of N lists of label names.
-        sample_weight: (N,) numbers, factors of the row losses; rows of weight 0 are left out.
-        Raises ParameterError for a parameter out of range, ValueError if scikit-learn's checks
-        reject X or y.
-        """
-        solver = make_parameters(
-            DSMLRSolver,
-            {name: value for name, value in self.get_params().items() if name != "n_jobs"},
-        )
-        rows, labels, weights = drop_unweighted(*self._validate(X, y), sample_weight)
-        if not labels.nnz:
-            raise ValueError("no row has a label: there is nothing to learn")
-        outcome, block = _train(solver, rows, labels, weights, self._workers())
+    def _train(
+        self, solver: DSMLRSolver, X: CSR, Y: Pattern, weights: Float32 | None
+    ) -> str | None:
+        """Train on threads of this process, and set the fitted attributes."""
+        outcome, block = _train(solver, X, Y, weights, self._workers())
         self._set_model(block)
         self.objective_, self.n_iter_ = outcome.objective, outcome.epochs
         self.history_ = outcome.history
-        warn_unless_met(solver.stopping, outcome.reason)
-        return self
+        return unmet(solver.stopping, outcome.reason)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probabilities of all labels: (N, K) dense, each row adds up to 1.

@@ -1,16 +1,30 @@
-"""Training of all labels of an independent solver on threads of this process."""
+"""Estimators whose solver trains one label after the other, on threads of this process."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from xcray.arrays import CSR, Float32, Pattern
+from xcray.estimators.linear import LinearEstimator
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.schedule.label_scheduler import LabelScheduler
-from xcray.solvers.contract import IndependentSolver
+from xcray.solvers.contract import IndependentSolver, summarize_records
 from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool, ThreadPool
 from xcray.workers.observer import CollectResults
 from xcray.workers.pool import Pool, Result, StopFlag
+
+
+class LabelByLabelEstimator(LinearEstimator):
+    """One linear classifier per label, each with the solver's certificate."""
+
+    def _train(self, solver: Any, X: CSR, Y: Pattern, weights: Float32 | None) -> str | None:
+        """Solve all labels, and set the fitted attributes."""
+        block = solve_labels(solver, X, Y, weights, self._workers())
+        self._set_model(block)
+        summary = summarize_records(solver, block.records)
+        return None if summary["converged"] else summary["stopped"]
 
 
 def solve_labels(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int64, Pattern, frozen
-from xcray.estimators.linear import LinearEstimator, drop_unweighted, warn_unless_met
+from xcray.estimators.linear import LinearEstimator, unmet
 from xcray.solvers.least_squares.solver import LeastSquaresSolver
 from xcray.solvers.least_squares.staged_solvers import StagesSolver
-from xcray.solvers.parameters import make_parameters
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
 from xcray.solvers.synchronous_contract import SynchronousOutcome, TrainingRows
 from xcray.system.blas_threads import limit_blas_threads
@@ -21,9 +20,6 @@ from xcray.workers.synchronous_calls import SynchronousCalls
 
 class LeastSquares(LinearEstimator):
     """Least squares on the label indicator; see `xcray.solvers.least_squares.solver`.
-
-    lam, bias, tolerance, max_rounds, shards, prune: as in the solver. n_jobs: number of threads;
-    None for one, -1 for all cores. The bits of the model do not depend on it.
 
     The predicted labels of a row are those with a score above 1/2; with one class per row, the one
     with the highest score.
@@ -39,47 +35,17 @@ class LeastSquares(LinearEstimator):
     """
 
     SOLVER: ClassVar[str] = "least-squares"
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"eval_every"})  # there are no held-out rows
+    NEEDS_POSITIVES: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        lam: float = 0.0,
-        bias: float = 0.0,
-        tolerance: float = 1e-3,
-        max_rounds: int = 20,
-        shards: int = 8,
-        prune: float = 0.0,
-        n_jobs: int | None = None,
-    ) -> None:
-        """Store the parameters; `fit` checks them."""
-        self.lam = lam
-        self.bias = bias
-        self.tolerance = tolerance
-        self.max_rounds = max_rounds
-        self.shards = shards
-        self.prune = prune
-        self.n_jobs = n_jobs
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train all labels together.
-
-        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense (rows
-        without labels are left out), (N,) one class per row, or a list of N lists of label names.
-        sample_weight: (N,) numbers, factors of the row losses; rows of weight 0 are left out.
-        Raises ParameterError for a parameter out of range, ValueError if scikit-learn's checks
-        reject X or y.
-        """
-        solver = make_parameters(
-            LeastSquaresSolver,
-            {name: value for name, value in self.get_params().items() if name != "n_jobs"},
-        )
-        rows, labels, weights = drop_unweighted(*self._validate(X, y), sample_weight)
-        if not labels.nnz:
-            raise ValueError("no row has a label: there is nothing to learn")
-        outcome, block = _train(solver, rows, labels, weights, self._workers())
+    def _train(
+        self, solver: LeastSquaresSolver, X: CSR, Y: Pattern, weights: Float32 | None
+    ) -> str | None:
+        """Train on threads of this process, and set the fitted attributes."""
+        outcome, block = _train(solver, X, Y, weights, self._workers())
         self._set_model(block)
         self.objective_, self.n_iter_ = outcome.last.objective, outcome.last.number
-        warn_unless_met(solver.stopping, outcome.reason)
-        return self
+        return unmet(solver.stopping, outcome.reason)
 
     def _assigned_labels(self, scores: Float64) -> Any:
         """Return which labels rows with scores (n, K) get: those closer to 1 than to 0."""

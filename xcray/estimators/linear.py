@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, fields
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from warnings import warn
@@ -16,12 +18,13 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr_from, pattern, pattern_from
-from xcray.errors import InputError, excerpt
+from xcray.errors import InputError, excerpt, similar_or_all
 from xcray.index.search import SearchIndex
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
 from xcray.model.registry import Registry
+from xcray.solvers import make_solver, solver_class
 from xcray.solvers.declarations import StoppingRule
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import check_name, create_staging_directory, discard_directory
@@ -33,15 +36,62 @@ CHUNK_ROWS = 4096  # rows scored at once
 class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Linear scores of many labels, one row of weights and one bias per label, with exact search.
 
+    The constructor is made from the parameters of the solver: names and defaults are those of its
+    dataclass. n_jobs is the number of threads: None for one, -1 for all cores. The bits of
+    the model do not depend on it.
+
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
     structured (the solver's record of each label), n_features_in_.
     """
 
     SOLVER: ClassVar[str]
+    OPTIONS: ClassVar[Mapping[str, Any]] = {}  # further parameters and their defaults
+    UNUSED: ClassVar[frozenset[str]] = frozenset()  # solver parameters that `fit` has no use for
+    NEEDS_POSITIVES: ClassVar[bool] = False  # whether some row must have a label
     LINK: ClassVar[str] = "identity"
     FITTED: ClassVar[str] = "coef_"  # an attribute that only fitted estimators have
     n_jobs: int | None
     row_norm_: str = "none"  # of fitted estimators that normalise rows, as in a model
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make the constructor of a class that names its solver."""
+        if "SOLVER" in vars(cls):
+            used = cls._solver_fields()
+            defaults = {field.name: field.default for field in used}
+            constructor = make_constructor({**defaults, **cls.OPTIONS, "n_jobs": None})
+            cls.__init__ = constructor  # type: ignore[method-assign]
+            lines = "".join(f"    {each.name}: {each.metadata['help']}.\n" for each in used)
+            cls.__doc__ = f"{cls.__doc__ or ''}\n    Parameters of the solver:\n\n{lines}"
+        super().__init_subclass__(**kwargs)
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train a model.
+
+        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense (rows
+        without labels are left out by solvers that train all labels together), (N,) one class per
+        row, or a list of N lists of label names. sample_weight: (N,) numbers, factors of the row
+        losses; rows of weight 0 are left out. Raises ParameterError for a parameter out of range,
+        ValueError if scikit-learn's checks reject X or y.
+        """
+        values = {field.name: getattr(self, field.name) for field in self._solver_fields()}
+        solver: Any = make_solver(self.SOLVER, values)
+        rows, labels, weights = drop_unweighted(*self._validate(X, y), sample_weight)
+        if self.NEEDS_POSITIVES and not labels.nnz:
+            raise ValueError("no row has a label: there is nothing to learn")
+        reason = self._train(solver, rows, labels, weights)
+        if reason is not None:
+            warn(solver.stopping.warning(reason), ConvergenceWarning, stacklevel=2)
+        return self
+
+    @classmethod
+    def _solver_fields(cls) -> list[Field[Any]]:
+        """Return the parameters of the solver that the estimator has."""
+        every = fields(solver_class(cls.SOLVER))
+        return [field for field in every if field.name not in cls.UNUSED]
+
+    def _train(self, solver: Any, X: CSR, Y: Pattern, weights: Float32 | None) -> str | None:
+        """Set the fitted attributes; return why the training ended if not by its stopping rule."""
+        raise NotImplementedError
 
     def predict_top_k(self, X: Any, k: int = 5) -> TopK:
         """Return the exact k best labels of each row of X (N, D), with scores.
@@ -284,10 +334,32 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return max(1, self.n_jobs if self.n_jobs > 0 else available_cores() + 1 + self.n_jobs)
 
 
-def warn_unless_met(stopping: StoppingRule, reason: str) -> None:
-    """Warn the caller of `fit` if a training ended for another reason than its tolerance."""
-    if not stopping.is_met(reason):
-        warn(stopping.warning(reason), ConvergenceWarning, stacklevel=3)
+def make_constructor(defaults: Mapping[str, Any]) -> Callable[..., None]:
+    """Return an `__init__` that stores these keyword arguments; `fit` checks them.
+
+    scikit-learn reads the names of the parameters from its signature.
+    """
+
+    def __init__(self: Any, **values: Any) -> None:
+        if unknown := [name for name in values if name not in defaults]:
+            raise TypeError(
+                f"{type(self).__name__} has no parameter {unknown[0]!r}"
+                f"{similar_or_all(unknown[0], defaults)}"
+            )
+        vars(self).update({**defaults, **values})
+
+    own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    keywords = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()
+    ]
+    __init__.__signature__ = Signature([own, *keywords])  # type: ignore[attr-defined]
+    __init__.__doc__ = "Store the parameters; `fit` checks them."
+    return __init__
+
+
+def unmet(stopping: StoppingRule, reason: str) -> str | None:
+    """Return why a training ended, or None if its rule was met."""
+    return None if stopping.is_met(reason) else reason
 
 
 def is_label_lists(Y: Any) -> bool:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.metaestimators import available_if
 
-from xcray.arrays import CSR, Float64, TopK, frozen
+from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, frozen
 from xcray.errors import InputError
 from xcray.estimators.dsmlr import softmax
 from xcray.estimators.least_squares import RowWorkerFactory
-from xcray.estimators.linear import CHUNK_ROWS, LinearEstimator, drop_unweighted
+from xcray.estimators.linear import CHUNK_ROWS, LinearEstimator
 from xcray.index.staged import Stage, link_of
 from xcray.kernels.sparse import row_range
 from xcray.model.model import Model, ModelContent
-from xcray.solvers.least_squares.staged_solvers import (
-    CalibratedLeastSquaresSolver,
-    StagesSolver,
-    StagewiseSolver,
-)
+from xcray.solvers.least_squares.staged_solvers import StagesSolver
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
-from xcray.solvers.parameters import make_parameters
 from xcray.solvers.synchronous_contract import TrainingRows, top_k
 from xcray.system.blas_threads import limit_blas_threads
 from xcray.workers.local_group import ThreadGroup
@@ -37,27 +32,13 @@ class StagedEstimator(LinearEstimator):
     """
 
     FITTED: ClassVar[str] = "stages_"
-    KIND: ClassVar[type[StagesSolver]]
+    NEEDS_POSITIVES: ClassVar[bool] = True
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit the stages.
-
-        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense (rows
-        without labels are left out), (N,) one class per row, or a list of N lists of label names.
-        sample_weight: (N,) numbers, factors of the row losses; rows of weight 0 are left out.
-        Raises ParameterError for a parameter out of range, ValueError if scikit-learn's checks
-        reject X or y.
-        """
-        values = {name: value for name, value in self.get_params().items() if name != "n_jobs"}
-        solver = make_parameters(self.KIND, values)
-        rows, labels, weights = drop_unweighted(*self._validate(X, y), sample_weight)
-        if not labels.nnz:
-            raise ValueError("no row has a label: there is nothing to learn")
-        data = TrainingRows(rows, labels, weights)
-        zeros = frozen(np.zeros(labels.n_cols), np.float32)
-        fitted = _fit(solver, data, self._workers())
+    def _train(self, solver: StagesSolver, X: CSR, Y: Pattern, weights: Float32 | None) -> None:
+        """Fit the stages on threads of this process."""
+        fitted = _fit(solver, TrainingRows(X, Y, weights), self._workers())
+        zeros = frozen(np.zeros(Y.n_cols), np.float32)
         self.stages_ = tuple(Stage(s.W, zeros, s.features, s.calibration) for s in fitted)
-        return self
 
     @available_if(lambda self: self.get_params().get("rule") != "linear")
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -110,10 +91,8 @@ class StagedEstimator(LinearEstimator):
 class StagewiseRegression(StagedEstimator):
     """Stagewise regression; see `xcray.solvers.least_squares.staged_solvers.StagewiseSolver`.
 
-    rule, features, stages, block_size, lam, components, bandwidth, inner_steps, shards, seed: as in
-    the solver. n_jobs: number of threads; None for one, -1 for all cores. The bits of the model do
-    not depend on it. With several labels per row, those with a score above 1/2 are predicted, which
-    suits the rules "linear" and "calibrated".
+    With several labels per row, those with a score above 1/2 are predicted, which suits the rules
+    "linear" and "calibrated".
 
         Example:
             >>> import numpy as np
@@ -123,42 +102,12 @@ class StagewiseRegression(StagedEstimator):
     """
 
     SOLVER: ClassVar[str] = "stagewise"
-    KIND: ClassVar[type[StagesSolver]] = StagewiseSolver
-
-    def __init__(
-        self,
-        rule: str = "logistic",
-        features: str = "fourier",
-        stages: int = 4,
-        block_size: int = 2000,
-        lam: float = 0.0,
-        components: int = 0,
-        bandwidth: float = 0.7,
-        inner_steps: int = 4,
-        shards: int = 8,
-        seed: int = 0,
-        n_jobs: int | None = None,
-    ) -> None:
-        """Store the parameters; `fit` checks them."""
-        self.rule = rule
-        self.features = features
-        self.stages = stages
-        self.block_size = block_size
-        self.lam = lam
-        self.components = components
-        self.bandwidth = bandwidth
-        self.inner_steps = inner_steps
-        self.shards = shards
-        self.seed = seed
-        self.n_jobs = n_jobs
 
 
 class CalibratedLeastSquares(StagedEstimator):
     """Calibrated least squares; see the solver `calibrated-least-squares`.
 
-    features, rounds, block_size, lam, components, bandwidth, shards, seed: as in the solver.
-    n_jobs: number of threads; None for one, -1 for all cores. The bits of the model do not depend
-    on it. With several labels per row, those with a score above 1/2 are predicted.
+    With several labels per row, those with a score above 1/2 are predicted.
 
         Example:
             >>> import numpy as np
@@ -168,30 +117,6 @@ class CalibratedLeastSquares(StagedEstimator):
     """
 
     SOLVER: ClassVar[str] = "calibrated-least-squares"
-    KIND: ClassVar[type[StagesSolver]] = CalibratedLeastSquaresSolver
-
-    def __init__(
-        self,
-        features: str = "input",
-        rounds: int = 10,
-        block_size: int = 4000,
-        lam: float = 0.0,
-        components: int = 0,
-        bandwidth: float = 1.0,
-        shards: int = 8,
-        seed: int = 0,
-        n_jobs: int | None = None,
-    ) -> None:
-        """Store the parameters; `fit` checks them."""
-        self.features = features
-        self.rounds = rounds
-        self.block_size = block_size
-        self.lam = lam
-        self.components = components
-        self.bandwidth = bandwidth
-        self.shards = shards
-        self.seed = seed
-        self.n_jobs = n_jobs
 
 
 def _fit(solver: StagesSolver, data: TrainingRows, workers: int) -> list[FittedStage]:
