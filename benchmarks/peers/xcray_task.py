@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.worker import cpu_seconds, memory_bytes, stay_on, tree_bytes
+from xcray.api.options import DEFAULT_MEASURE
 from xcray.arrays import TopK, frozen
 from xcray.data.dataset import Dataset
 from xcray.index.inverted import InvertedIndex
@@ -49,7 +50,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     data = Dataset.open(task["dataset"])
     load(data, task["params"])
     scratch, rest, meter = Path(task["scratch"]), memory_bytes("VmRSS"), Meter()
-    auto = task.get("auto", False)
+    auto = DEFAULT_MEASURE if task.get("auto") else None
     spec = TrainSpec(task["dataset"], params=task["params"], pool="serial", auto=auto)
     result = train(spec, run_dir=scratch / "run", out=scratch / "model", progress=meter.note)
     peak, end = memory_bytes("VmHWM"), meter.phases["MERGING"]

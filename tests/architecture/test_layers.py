@@ -39,13 +39,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("features",),
     ("data",),
     ("certificate", "kernels", "measures", "plots", "schedule"),
-    ("storage",),
+    ("storage", "api"),
+    ("parameters",),
     ("system", "telemetry"),
     ("arrays",),
     ("errors",),
 )
-# The client uses HTTP and imports nothing else of the package.
-ONLY = {"client": {"errors", "arrays", "storage"}}
+# The client uses HTTP and imports nothing else of the package than these.
+ONLY = {"client": {"api", "arrays", "errors", "parameters", "storage"}}
 # These can import packages inside functions, so that `import xcray` and `xcray --help` start fast.
 LAZY_PACKAGES = {"xcray", "cli"}
 # Only the Ray workers of training and batch prediction need Ray.

@@ -250,14 +250,14 @@ def test_the_size_of_a_part_is_limited_by_its_output(model):
     ("query", "words"),
     [
         ({"format": "xlsx"}, "one of parquet"),
-        ({"k": 0}, "from 1"),
-        ({"k": True}, "from 1"),
+        ({"top_k": 0}, "at least 1"),
+        ({"top_k": True}, "whole number"),
         ({"pool": "cloud"}, "serial, threads, ray"),
         ({"on_error": "cry"}, "fail, skip"),
         ({"indices_column": "i"}, "values_column"),
         ({"text_columns": ("a",), "values_column": "v"}, "not both"),
-        ({"text_columns": ()}, "at least one"),
-        ({"allow": "csv"}, "list of label names"),
+        ({"text_columns": ()}, "list of 1 to 100"),
+        ({"allow": "csv"}, "list of 1 to"),
         ({"label_sets": {"a": "b"}}, "label_sets"),
         ({"input": "rows.dat"}, "does not determine"),
         ({"input": "a.svm", "id_column": "key"}, "has no columns"),
@@ -272,7 +272,7 @@ def test_a_spec_is_checked_at_construction(query, words):
 
 def test_a_spec_is_json_and_back():
     spec = BatchPredictSpec(
-        "m", "a.jsonl.gz", allow=("a", 1), text_columns=("t",), label_sets={"s": ["x"]}
+        "m", "a.jsonl.gz", allow=("a", "1"), text_columns=("t",), label_sets={"s": ["x"]}
     )
     assert BatchPredictSpec.from_dict(
         json.loads(json.dumps(spec.as_dict()))
@@ -509,7 +509,7 @@ def stopped_after(parts, tmp_path, model, big, run_dir):
         if step.done >= parts * 7:
             flag.set()
 
-    spec = BatchPredictSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7)
+    spec = BatchPredictSpec(str(model.path), str(big), pool="serial", top_k=3, part_rows=7)
     with pytest.raises(Stopped):
         predict_batch(spec, run_dir=run_dir, out=tmp_path / "out", progress=progress, stop=flag)
 
@@ -530,8 +530,8 @@ def test_a_stopped_run_resumes_and_rebuilds_damaged_parts(tmp_path, model, big):
 
 def test_another_spec_cannot_use_the_same_run_directory(tmp_path, model, big):
     stopped_after(2, tmp_path, model, big, tmp_path / "out.run")
-    with pytest.raises(Conflict, match="other k"):
-        run(tmp_path, model, big, k=2)
+    with pytest.raises(Conflict, match="other top_k"):
+        run(tmp_path, model, big, top_k=2)
     written(big, table_of(sparse(120, seed=9)))
     with pytest.raises(Conflict, match="other files"):
         run(tmp_path, model, big)
@@ -562,7 +562,7 @@ def test_an_input_that_changes_during_the_run_is_rejected(tmp_path, model, big):
 def test_two_runs_that_publish_the_same_output_agree(tmp_path, model, big):
     """The slower run returns the output of the faster one; another run's output is a conflict."""
     spec, out = (
-        BatchPredictSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7),
+        BatchPredictSpec(str(model.path), str(big), pool="serial", top_k=3, part_rows=7),
         tmp_path / "out",
     )
     quick = []
@@ -591,7 +591,7 @@ from xcray.batch import BatchPredictSpec, predict_batch
 def progress(step):
     print(step.done, flush=True)
     time.sleep(600 if step.done >= 112 else 0.02)  # the kill can come late
-spec = BatchPredictSpec({str(model.path)!r}, {str(big)!r}, pool="serial", k=3, part_rows=7)
+spec = BatchPredictSpec({str(model.path)!r}, {str(big)!r}, pool="serial", top_k=3, part_rows=7)
 predict_batch(
     spec,
     run_dir=Path({str(tmp_path / "out.run")!r}),

@@ -25,7 +25,7 @@ def test_tables_are_answered_like_texts(name: str, mark: str, tmp_path: Path) ->
     rows = "".join(f"{i}{mark}{text}\n" for i, text in enumerate(fields))
     (tmp_path / name).write_text(f"key{mark}body\n{rows}")
     words = ["predict-batch", tmp_path / "model", tmp_path / name, tmp_path / "out"]
-    options = ["--text-column", "body", "--id-column", "key", "-k", "2", "--pool", "serial"]
+    options = ["--text-columns", "body", "--id-column", "key", "-k", "2", "--pool", "serial"]
     assert main([str(word) for word in [*words, *options]]) == 0
     table = ds.dataset(tmp_path / "out", format="parquet").to_table()
     predictor = Predictor(Model.open(tmp_path / "model"))
@@ -40,6 +40,6 @@ def test_rows_of_another_width_are_refused_with_their_line(
     text_model(tmp_path / "model")
     (tmp_path / "rows.csv").write_text("key,body\n1,one\n\n2,two,three\n")
     words = ["predict-batch", tmp_path / "model", tmp_path / "rows.csv", tmp_path / "out"]
-    assert main([*(str(word) for word in words), "--text-column", "body"]) == 2
+    assert main([*(str(word) for word in words), "--text-columns", "body"]) == 2
     assert "rows.csv:4: the row has 3 fields, 2 are expected" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

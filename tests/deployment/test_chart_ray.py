@@ -357,31 +357,26 @@ def test_xcray_accepts_the_commands(name: str) -> None:
 
 
 def test_a_rayjob_runs_the_configured_training() -> None:
-    (words,) = [
-        shlex.split(each["spec"]["entrypoint"])[1:]
-        for each in clusters("autoscaled")
-        if each["kind"] == "RayJob"
+    (command,) = [
+        each["spec"]["entrypoint"] for each in clusters("autoscaled") if each["kind"] == "RayJob"
     ]
-    result = parsed_arguments(words)
-    assert (
-        result["pool"],
-        result["workers"],
-        result["resume"],
-        result["name"],
-        result["push"],
-    ) == (
-        "ray",
-        4,
-        True,
-        "news",
+    train, push = (shlex.split(part)[1:] for part in command.split(" && "))
+    result = parsed_arguments(train)
+    assert (result["pool"], result["workers"]) == ("ray", 4)
+    assert result["run_dir"] is not None
+    pushed = parsed_arguments(push)
+    assert (pushed["model"], pushed["uri"], pushed["name"]) == (
+        str(result["out"]),
         "s3://models/xcray",
+        "news",
     )
     for _ in helms():
         values = yaml.safe_load(values_files()["autoscaled"].read_text())
         values["rayJob"]["arguments"] = ["--solver", "it's; touch /tmp/x $(id)"]
         (job,) = [each for each in template_values(values) if each["kind"] == "RayJob"]
         # Each argument stays one word.
-        assert shlex.split(job["spec"]["entrypoint"])[-2:] == values["rayJob"]["arguments"]
+        train = job["spec"]["entrypoint"].partition(" && ")[0]
+        assert shlex.split(train)[-2:] == values["rayJob"]["arguments"]
 
 
 def test_the_variables_of_rays_pods_are_settings() -> None:

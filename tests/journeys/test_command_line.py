@@ -146,7 +146,7 @@ def test_a_training_and_its_errors(shell: Shell, tmp_path: Path) -> None:
     assert not (tmp_path / "again.run").exists()
     assert "exists already" in shell.err(f"train data --out {out}", status=1)
     assert "lam must be" in shell.err(f"train data --out {tmp_path}/x -p lam=-1", status=2)
-    assert "no data set given" in shell.err("train --solver dsmlr", status=2)
+    assert "DIR" in shell.err("train --solver dsmlr", status=2)
 
 
 def test_predictions_of_texts_and_lines(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_from_an_upload_to_a_model_over_rest(
     assert dataset["status"] == "READY"
     assert dataset["id"] in shell.out("data list")
     submit = f"jobs submit {dataset['id']} --model things -p lam=0.01 --key once"
-    submit += " --timeout 90m --expires 2d --max-attempts 2"
+    submit += " --timeout-seconds 90m --expires-seconds 2d --max-attempts 2"
     job = shell.json(submit)
     assert (job["timeout_seconds"], job["max_attempts"]) == (5400, 2)
     assert job["expires"] > job["created"]

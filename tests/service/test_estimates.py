@@ -64,7 +64,7 @@ def test_an_estimate_has_figures_and_submits_nothing(service: Service) -> None:
 
 
 def test_auto_has_its_own_figure(service: Service) -> None:
-    found = estimate(service, auto=True).json()
+    found = estimate(service, auto="P@1").json()
     assert found["selection_core_seconds"] > found["core_seconds"]
 
 

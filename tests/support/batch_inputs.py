@@ -38,7 +38,7 @@ def written(path, table, **how):
 
 def run(tmp_path, model, path, name="out", **body):
     """Predict a file; return the manifest, and the predictions as one table."""
-    body = {"pool": "serial", "k": 3, "part_rows": 7, **body}
+    body = {"pool": "serial", "top_k": 3, "part_rows": 7, **body}
     out = tmp_path / name
     result = predict_batch(
         BatchPredictSpec(str(model.path), str(path), **body),

@@ -192,7 +192,7 @@ def test_softmax_probabilities_are_those_of_normalised_rows(twins: Twins) -> Non
 def test_auto_normalises_where_it_helps_and_lengths_differ(twins: Twins, tmp_path: Path) -> None:
     settings = []
     for data in (twins.raw, twins.hand):
-        spec = TrainSpec(str(data.path), pool="serial", auto=True)
+        spec = TrainSpec(str(data.path), pool="serial", auto="P@1+nDCG@5")
         out = tmp_path / data.name
         report = train(spec, run_dir=tmp_path / f"{data.name}-run", out=out).report
         settings.append(report["auto"]["settings"])

@@ -123,8 +123,8 @@ def test_an_incomplete_model_is_written_again_by_resume(
     for path in (tmp_path / "m").rglob("*.arrow"):
         path.unlink()
     assert main(words) == 1
-    assert "--resume" in capsys.readouterr().err
-    assert main([*words, "--resume"]) == 0
+    assert "--run-dir" in capsys.readouterr().err
+    assert main([*words, "--run-dir", str(tmp_path / "run")]) == 0
     assert json.loads(capsys.readouterr().out)["sha256"] == before
     assert Model.open(tmp_path / "m").sha256 == before
     assert len(list(tmp_path.glob("m.damaged-*"))) == 1

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.live_service import client_of, settings_for
+from xcray.api.options import DEFAULT_MEASURE
 from xcray.arrays import frozen
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
@@ -38,14 +39,14 @@ def chosen_params(report: dict[str, Any]) -> dict[str, Any]:
 def selected(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     """Return the result of a serial training that chooses its parameters."""
     folder = tmp_path_factory.mktemp("selected")
-    spec = TrainSpec(str(tiny.path), pool="serial", workers=1, auto=True)
+    spec = TrainSpec(str(tiny.path), pool="serial", workers=1, auto=DEFAULT_MEASURE)
     return train(spec, run_dir=folder / "run", out=folder / "model")
 
 
 def test_the_model_is_that_of_the_chosen_setting_for_any_workers(
     tiny: Dataset, selected: TrainResult, tmp_path: Path
 ) -> None:
-    spec = TrainSpec(str(tiny.path), pool="threads", workers=3, auto=True)
+    spec = TrainSpec(str(tiny.path), pool="threads", workers=3, auto=DEFAULT_MEASURE)
     results = [selected, train(spec, run_dir=tmp_path / "run3", out=tmp_path / "out3")]
     first, second = (result.report["auto"]["settings"] for result in results)
     assert first == second
@@ -59,7 +60,7 @@ def test_the_model_is_that_of_the_chosen_setting_for_any_workers(
         out=tmp_path / "out",
     )
     assert {result.sha256 for result in results} == {plain.sha256}
-    spec = TrainSpec(str(tiny.path), auto=True)
+    spec = TrainSpec(str(tiny.path), auto=DEFAULT_MEASURE)
     assert find_finished(spec, selected.model_path) is not None
 
 
@@ -68,7 +69,7 @@ def test_test_rows_are_not_used_and_given_parameters_are_kept(
 ) -> None:
     data = selection_data(tiny.train.X, tiny.train.Y, None)
     assert data.X.n_rows + data.held_X.n_rows <= tiny.train.n_rows
-    spec = TrainSpec(str(tiny.path), pool="serial", params={"C": 2.0}, auto=True, select="PSP@1")
+    spec = TrainSpec(str(tiny.path), pool="serial", params={"C": 2.0}, auto="PSP@1")
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     assert "C" not in chosen_params(result.report)
     assert result.report["auto"]["select"] == "PSP@1"
@@ -77,7 +78,7 @@ def test_test_rows_are_not_used_and_given_parameters_are_kept(
 def test_a_stopped_selection_resumes_to_the_same_choice(
     tiny: Dataset, selected: TrainResult, tmp_path: Path
 ) -> None:
-    spec, stop = TrainSpec(str(tiny.path), pool="serial", auto=True), StopFlag()
+    spec, stop = TrainSpec(str(tiny.path), pool="serial", auto=DEFAULT_MEASURE), StopFlag()
     notes: list[Progress] = []
 
     def stop_at_third(progress: Progress) -> None:
@@ -103,7 +104,16 @@ def test_a_stopped_selection_resumes_to_the_same_choice(
 def test_the_command_prints_what_it_tried(
     tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["train", str(tiny.path), "--auto", "--pool", "serial", "-o", str(tmp_path / "m")]
+    command = [
+        "train",
+        str(tiny.path),
+        "--auto",
+        DEFAULT_MEASURE,
+        "--pool",
+        "serial",
+        "-o",
+        str(tmp_path / "m"),
+    ]
     assert main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)["report"]
     assert report["auto"]["settings"][0]["params"]["C"] == 1.0
@@ -121,7 +131,7 @@ def test_the_estimator_chooses_too() -> None:
     random = np.random.default_rng(0)
     X, y = random.normal(size=(120, 6)), random.integers(0, 3, 120)
     X[np.arange(120), y] += 2.0
-    fitted = PPDSparse(auto=True, lam=0.02).fit(X, y)
+    fitted = PPDSparse(auto=DEFAULT_MEASURE, lam=0.02).fit(X, y)
     (chosen,) = [row["params"] for row in fitted.selection_["settings"] if row["chosen"]]
     plain = PPDSparse(lam=0.02, **chosen).fit(X, y)
     assert (fitted.coef_ != plain.coef_).nnz == 0
@@ -132,9 +142,9 @@ def test_wrong_requests_are_refused() -> None:
     with pytest.raises(ParameterError, match="P@1"):
         parse_measure("accuracy")
     with pytest.raises(ParameterError, match="ppdsparse"):
-        TrainSpec("data", solver="dsmlr", auto=True)
-    with pytest.raises(ParameterError, match="select"):
-        TrainSpec("data", auto=True, select="P@0")
+        TrainSpec("data", solver="dsmlr", auto=DEFAULT_MEASURE)
+    with pytest.raises(ParameterError, match="the measure 'P@0'"):
+        TrainSpec("data", auto="P@0")
 
 
 def test_a_job_submitted_over_rest_chooses_too(tiny: Dataset, tmp_path: Path) -> None:
@@ -142,12 +152,12 @@ def test_a_job_submitted_over_rest_chooses_too(tiny: Dataset, tmp_path: Path) ->
     with client_of(app) as http:
         data = {"name": "tiny", "format": "dataset", "path": str(tiny.path)}
         dataset = http.post("/v1/datasets", json=data).json()["id"]
-        body = {"dataset": dataset, "model": "tiny", "pool": "serial", "auto": True}
-        submitted = http.post("/v1/jobs", json={**body, "select": "PSP@1"})
+        body = {"dataset": dataset, "model": "tiny", "pool": "serial"}
+        submitted = http.post("/v1/jobs", json={**body, "auto": "PSP@1"})
         assert submitted.status_code in (200, 201, 202), submitted.text
         spec = http.get(f"/v1/jobs/{submitted.json()['id']}").json()["spec"]
-        assert (spec["auto"], spec["select"]) == (True, "PSP@1")
-        refused = http.post("/v1/jobs", json={**body, "select": "accuracy"})
+        assert spec["auto"] == "PSP@1"
+        refused = http.post("/v1/jobs", json={**body, "auto": "accuracy"})
         assert refused.status_code == 422
         assert "P@1" in refused.text
 
@@ -238,7 +248,7 @@ def test_every_ladder_holds_the_default() -> None:
 
 
 def test_without_time_only_the_first_setting_is_measured(tiny: Dataset, tmp_path: Path) -> None:
-    spec = TrainSpec(str(tiny.path), pool="serial", auto=True, max_seconds=1e-6)
+    spec = TrainSpec(str(tiny.path), pool="serial", auto=DEFAULT_MEASURE, max_seconds=1e-6)
     with pytest.raises(Refused, match="finished"):
         train(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     more = replace(spec, max_seconds=600.0)
@@ -251,7 +261,7 @@ def test_without_time_only_the_first_setting_is_measured(tiny: Dataset, tmp_path
 def test_a_selection_that_does_not_fit_is_refused_before_it_begins(
     tiny: Dataset, tmp_path: Path
 ) -> None:
-    spec = TrainSpec(str(tiny.path), pool="serial", auto=True, memory_limit="1MiB")
+    spec = TrainSpec(str(tiny.path), pool="serial", auto=DEFAULT_MEASURE, memory_limit="1MiB")
     with pytest.raises(Refused, match="memory"):
         train(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     assert not (tmp_path / "run" / "auto").exists()
@@ -269,7 +279,7 @@ def test_the_memory_of_a_selection_covers_its_rows(tiny: Dataset) -> None:
 def test_ray_workers_train_the_chosen_setting(
     tiny: Dataset, selected: TrainResult, tmp_path: Path
 ) -> None:
-    spec = TrainSpec(str(tiny.path), pool="ray", workers=2, auto=True)
+    spec = TrainSpec(str(tiny.path), pool="ray", workers=2, auto=DEFAULT_MEASURE)
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     assert result.sha256 == selected.sha256
     assert chosen_params(result.report) == chosen_params(selected.report)

@@ -155,7 +155,10 @@ class ChunkTask:
                 with timer("search"):
                     answers.append(
                         state.predictor.search(
-                            X, spec.k, allow=state.label_filter, probabilities=spec.probabilities
+                            X,
+                            spec.top_k,
+                            allow=state.label_filter,
+                            probabilities=spec.probabilities,
                         )
                     )
                 ids.append(step.ids)
@@ -275,7 +278,12 @@ def warm_kernels(state: ChunkState, spec: BatchPredictSpec) -> None:
     """
     model = state.predictor.model
     row = csr([0, 1], [0], [1.0], model.n_features) if model.n_features else csr([0, 0], [], [], 0)
-    state.predictor.search(row, spec.k, allow=state.label_filter, probabilities=spec.probabilities)
+    state.predictor.search(
+        row,
+        spec.top_k,
+        allow=state.label_filter,
+        probabilities=spec.probabilities,
+    )
     if model.text is not None:
         state.predictor.features(["warm up"])
     if spec.format in ("svmlight", "xc"):

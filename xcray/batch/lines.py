@@ -160,9 +160,10 @@ def plan_lines(
         base=0 if compressed else _bom_length(read_path),
         source=path,
     )
+    per_part = rows_per_part(n_rows, spec.top_k, spec.part_rows)
     return BatchPlan(
         (file,),
-        tuple(_make_chunks(offsets, n_rows, end, rows_per_part(n_rows, spec.k, spec.part_rows))),
+        tuple(_make_chunks(offsets, n_rows, end, per_part)),
         schema,
     )
 

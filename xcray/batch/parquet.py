@@ -68,7 +68,7 @@ def plan_parquet(spec: BatchPredictSpec, reads_text: bool) -> BatchPlan:
         raise NotFound(f"there is no Parquet file in {Path(spec.input).name}")
     return BatchPlan(
         tuple(files),
-        tuple(_make_chunks(files, rows_per_part(n_rows, spec.k, spec.part_rows))),
+        tuple(_make_chunks(files, rows_per_part(n_rows, spec.top_k, spec.part_rows))),
         schema,
     )
 

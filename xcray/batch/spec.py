@@ -8,15 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from xcray.api.options import FORMATS, BatchOptions
 from xcray.errors import NotFound, ParameterError
+from xcray.parameters import check_parameters
 from xcray.predict.labels import SET_PREFIX
-from xcray.workers.pool import POOLS
 
-FORMATS: Final = ("parquet", "svmlight", "xc", "jsonl", "csv", "tsv", "text")
 SUFFIXES: Final = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -29,77 +29,40 @@ SUFFIXES: Final = {
     ".tsv": "tsv",
 }
 COMPRESSED_SUFFIXES: Final = (".gz", ".xz", ".bz2")
-ON_ERROR: Final = ("fail", "skip")
-MAX_K: Final = 10_000
-MAX_PART_ROWS: Final = 1 << 20
 COLUMN_FIELDS: Final = ("indices_column", "values_column", "id_column")
-LIST_FIELDS: Final = ("allow", "deny", "text_columns")
 
 
 @dataclass(frozen=True)
-class BatchPredictSpec:
+class BatchPredictSpec(BatchOptions):
     """Description of a batch prediction. Validated when created; raises ParameterError with a fix.
 
     model: path of a model directory. input: path of a file, or of a directory of Parquet files (in
     order of their names). format: one of FORMATS; None derives it from the file name. parquet;
-    svmlight; xc, with its header; jsonl, one object per line; text, one text per line. k: labels
-    per row, limited to the number of labels.
-    allow, deny: label names or numbers that answers can or cannot contain, and set:NAME for the
-    labels of a set. label_sets: the labels of these sets, by name, so that a resumed run uses the
-    same sets.
-    probabilities, certificate: add these columns.
-    text_columns: columns (fields in jsonl) joined by blanks to the text. indices_column,
-    values_column: lists of a sparse row; values_column alone: a dense row. None selects the first
-    existing ones of: text; indices and values; values.
-    id_column: copied to the answers, which otherwise have the row number, from 0. zero_based:
-    svmlight indices start at 0. on_error: fail at an invalid row, or skip and count it. part_rows:
-    rows per part file, 0 for a default.
-    pool: serial, threads or ray. workers: 0 for one per core. ray_address: a cluster to join;
-    otherwise a local Ray is started.
+    svmlight; xc, with its header; jsonl, one object per line; text, one text per line. label_sets:
+    the labels of the sets that `allow` and `deny` name, so that a resumed run uses the same sets.
+    ray_address: a cluster to join; otherwise the pool "ray" starts a local Ray. Further options are
+    those of `xcray.api.options.BatchOptions`.
+
+    top_k is limited to the number of labels. text_columns: columns (fields in jsonl) joined by
+    blanks. values_column alone: a dense row. Without column names, a row is the first existing one
+    of: text; indices and values; values.
     """
 
     model: str
     input: str
     format: str | None = None
-    k: int = 5
-    allow: tuple[int | str, ...] | None = None
-    deny: tuple[int | str, ...] | None = None
+    _: KW_ONLY
     label_sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    probabilities: bool = False
-    certificate: bool = False
-    text_columns: tuple[str, ...] | None = None
-    indices_column: str | None = None
-    values_column: str | None = None
-    id_column: str | None = None
-    zero_based: bool = False
-    on_error: str = "fail"
-    part_rows: int = 0
-    pool: str = "threads"
-    workers: int = 0
     ray_address: str | None = None
 
     def __post_init__(self) -> None:
         """Validate everything that does not depend on the files."""
         object.__setattr__(self, "format", self.format or guess_format(self.input))
-        _check_choice("format", self.format, FORMATS)
-        _check_choice("pool", self.pool, POOLS)
-        _check_choice("on_error", self.on_error, ON_ERROR)
-        _check_int("k", self.k, 1, MAX_K)
-        _check_int("workers", self.workers, 0, 4096)
-        _check_int("part_rows", self.part_rows, 0, MAX_PART_ROWS)
-        for name in ("probabilities", "certificate", "zero_based"):
-            if not isinstance(getattr(self, name), bool):
-                raise ParameterError(
-                    f"{name} must be true or false, not {_to_text(getattr(self, name))}"
-                )
-        for name in LIST_FIELDS:
-            kinds = (str,) if name == "text_columns" else (str, int)
-            _check_sequence(name, getattr(self, name), kinds)
-        for name in COLUMN_FIELDS:
-            if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
-                raise ParameterError(
-                    f"{name} must be the name of a column, not {_to_text(getattr(self, name))}"
-                )
+        if self.format not in FORMATS:
+            raise ParameterError(
+                f"format must be one of {', '.join(FORMATS)}, not {repr(self.format)[:80]}"
+            )
+        check_parameters(self)
         _check_label_sets(self.label_sets)
         self._check_columns()
 
@@ -123,8 +86,6 @@ class BatchPredictSpec:
             raise ParameterError("name text_columns, or the columns of feature rows, not both")
         if self.indices_column is not None and self.values_column is None:
             raise ParameterError("indices_column needs values_column as well")
-        if self.text_columns == ():
-            raise ParameterError("text_columns is empty: name at least one column")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BatchPredictSpec:
@@ -141,24 +102,15 @@ class BatchPredictSpec:
         for name in ("model", "input"):
             if not isinstance(values.get(name), str):
                 raise ParameterError(f"the spec needs `{name}`, a path")
-        lists = {
-            name: tuple(values[name]) for name in LIST_FIELDS if isinstance(values.get(name), list)
-        }
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**{**values, **lists})
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
-        lists = {
-            name: list(getattr(self, name))
-            for name in LIST_FIELDS
-            if getattr(self, name) is not None
-        }
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {
-            **plain,
-            **lists,
-            "label_sets": {name: list(labels) for name, labels in self.label_sets.items()},
-        }
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        lists = {name: [*value] for name, value in values.items() if isinstance(value, tuple)}
+        sets = {name: list(labels) for name, labels in self.label_sets.items()}
+        return {**values, **lists, "label_sets": sets}
 
     def request(self) -> dict[str, Any]:
         """Return the spec without the locations of files and work; JSON."""
@@ -183,47 +135,19 @@ def guess_format(path: str) -> str:
 
 
 def resolve_label_sets(
-    labels: Iterable[int | str], sets: Callable[[str], Iterable[str]]
+    labels: Iterable[str], sets: Callable[[str], Iterable[str]]
 ) -> dict[str, list[str]]:
     """Return the current contents of the label sets that a list names, for `label_sets`.
 
     sets: returns the labels of a set, or raises NotFound. A label can be called set:NAME as well:
     unknown sets are left to the model.
     """
-    set_names = {
-        label.removeprefix(SET_PREFIX)
-        for label in labels
-        if isinstance(label, str) and label.startswith(SET_PREFIX)
-    }
+    set_names = {label.removeprefix(SET_PREFIX) for label in labels if label.startswith(SET_PREFIX)}
     resolved = {}
     for name in sorted(set_names):
         with suppress(NotFound, ParameterError):
             resolved[name] = list(sets(name))
     return resolved
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raise ParameterError unless the value is one of the choices."""
-    if value not in choices:
-        raise ParameterError(f"{name} must be one of {', '.join(choices)}, not {_to_text(value)}")
-
-
-def _check_int(name: str, value: Any, low: int, high: int) -> None:
-    """Raise ParameterError unless the value is a whole number within the range."""
-    if type(value) is not int or not low <= value <= high:
-        raise ParameterError(
-            f"{name} must be a whole number from {low} to {high}, not {_to_text(value)}"
-        )
-
-
-def _check_sequence(name: str, value: Any, kinds: tuple[type, ...]) -> None:
-    """Raise ParameterError unless the value is None or a tuple of these types."""
-    valid = isinstance(value, tuple) and all(
-        isinstance(each, kinds) and not isinstance(each, bool) for each in value
-    )
-    if value is not None and not valid:
-        what = "label names or numbers" if int in kinds else "column names"
-        raise ParameterError(f"{name} must be a list of {what}, not {_to_text(value)}")
 
 
 def _check_label_sets(value: Any) -> None:
@@ -236,10 +160,5 @@ def _check_label_sets(value: Any) -> None:
     )
     if not valid:
         raise ParameterError(
-            f"label_sets must be lists of label names by the names of sets, not {_to_text(value)}"
+            f"label_sets must be lists of label names by the names of sets, not {repr(value)[:80]}"
         )
-
-
-def _to_text(value: Any) -> str:
-    """Return a value as shown in an error message."""
-    return repr(value)[:80]

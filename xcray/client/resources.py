@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import quote
 
+from xcray.api.options import BatchOptions, JobOptions, TrainingOptions
 from xcray.client.connection import Connection
 from xcray.client.types import (
     DatasetInfo,
@@ -18,6 +19,7 @@ from xcray.client.types import (
     TimelineInfo,
 )
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, Unavailable, excerpt
+from xcray.parameters import takes
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
@@ -158,21 +160,10 @@ FINAL_STATUSES: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 MANIFEST: Final = "_manifest.json"  # of the files of a batch prediction
 
 
-def training_request(
-    dataset: str,
-    model: str,
-    solver: str,
-    params: Mapping[str, Any] | None,
-    more: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the body of a request that submits or estimates a training."""
-    named = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {})}
-    return {**named, **more}
-
-
 class Jobs(Resource):
     """/v1/jobs, batch predictions included."""
 
+    @takes(TrainingOptions, JobOptions)
     def submit(
         self,
         *,
@@ -181,18 +172,18 @@ class Jobs(Resource):
         solver: str = "ppdsparse",
         params: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
-        **more: Any,
+        **options: Any,
     ) -> JobInfo:
         """Submit a training.
 
-        dataset: id or name. model: the name to publish under. params: solver parameters. more:
-        name, pool, workers, max_seconds, memory_limit, calibrate, auto, select, ks, priority,
-        timeout_seconds, expires_seconds, max_attempts. By default an idempotency key is generated,
-        so that a lost response does not create a second job.
+        dataset: id or name. model: the name to publish under. params: solver parameters. By default
+        an idempotency key is generated, so that a lost response does not create a second job.
         """
-        body = training_request(dataset, model, solver, params, more)
+        named = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {})}
+        body = {**named, **options}
         return cast(JobInfo, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
 
+    @takes(TrainingOptions)
     def estimate(
         self,
         *,
@@ -200,15 +191,15 @@ class Jobs(Resource):
         model: str,
         solver: str = "ppdsparse",
         params: Mapping[str, Any] | None = None,
-        **more: Any,
+        **options: Any,
     ) -> EstimateInfo:
         """Estimate memory, disk and time of a training without submitting it; see `submit`."""
-        body = training_request(dataset, model, solver, params, more)
-        return cast(
-            EstimateInfo,
-            self._connection.request("POST", "/v1/jobs:estimate", body=body, is_repeatable=True),
-        )
+        named = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {})}
+        body, path = {**named, **options}, "/v1/jobs:estimate"
+        found = self._connection.request("POST", path, body=body, is_repeatable=True)
+        return cast(EstimateInfo, found)
 
+    @takes(BatchOptions, JobOptions)
     def predict(
         self,
         model: str,
@@ -217,20 +208,17 @@ class Jobs(Resource):
         file: str | Path | None = None,
         path: str | None = None,
         idempotency_key: str | None = None,
-        **more: Any,
+        **options: Any,
     ) -> JobInfo:
         """Submit a batch prediction of an uploaded file, or of a path on the server.
 
         model: name, name@alias or name:version. format: parquet, svmlight, xc, jsonl, csv, tsv or
-        text. path: below a folder that the operator allows. more: top_k, allow, deny,
-        probabilities, certificate, text_columns, indices_column, values_column, id_column,
-        zero_based, on_error, part_rows, pool, workers, name, priority, timeout_seconds,
-        expires_seconds, max_attempts.
+        text. path: below a folder that the operator allows.
         """
         if (file is None) == (path is None):
             raise InputError("give either a file to upload or a path on the server", code="INPUT")
         source = {"path": path} if file is None else {"upload": self._upload(Path(file))}
-        body = {"format": format, **source, **more}
+        body = {"format": format, **source, **options}
         place = f"/v1/models/{quote_reference(model)}:batchPredict"
         return cast(JobInfo, self._connection.create(place, key=idempotency_key, body=body))
 

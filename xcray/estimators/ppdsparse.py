@@ -11,16 +11,16 @@ from xcray.estimators.labels import LabelByLabelEstimator
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training.selection.coordinate_search import Selector
 from xcray.training.selection.held_out import selection_data
-from xcray.training.selection.measure import DEFAULT, parse_measure
+from xcray.training.selection.measure import parse_measure
 
 
 class PPDSparse(LabelByLabelEstimator):
     """One-vs-rest sparse linear classification over many labels; see `xcray.solvers.ppdsparse`.
 
-    auto: choose row_norm, C, positives, positive_weight and lam on held-out rows for the measure
-    `select`; those that differ from their defaults are kept, and selection_ is what was tried.
-    row_norm_ is the normalisation that was used. With several labels per row, the labels with a
-    score above 0 are predicted.
+    auto: choose row_norm, C, positives, positive_weight and lam on held-out rows for this measure,
+    such as "P@1+nDCG@5"; those that differ from their defaults are kept, and selection_ is what was
+    tried. row_norm_ is the normalisation that was used. With several labels per row, the labels
+    with a score above 0 are predicted.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
     structured (rounds, primal, dual, gap and more of every label), n_features_in_.
@@ -33,20 +33,19 @@ class PPDSparse(LabelByLabelEstimator):
     """
 
     SOLVER: ClassVar[str] = "ppdsparse"
-    OPTIONS: ClassVar[Mapping[str, Any]] = {"auto": False, "select": DEFAULT}
-    auto: bool
-    select: str
+    OPTIONS: ClassVar[Mapping[str, Any]] = {"auto": None}
+    auto: str | None
 
     def _train(
         self, solver: PPDSparseSolver, X: CSR, Y: Pattern, weights: Float32 | None
     ) -> str | None:
         """Choose parameters if `auto` is set, and train."""
-        parse_measure(self.select)
-        if self.auto:
+        if self.auto is not None:
+            parse_measure(self.auto)
             defaults, params = PPDSparseSolver().as_dict(), solver.as_dict()
             changed = {name: value for name, value in params.items() if value != defaults[name]}
             data = selection_data(X, Y, weights)
-            chosen, self.selection_ = Selector(data, changed, self.select, self._workers()).run()
+            chosen, self.selection_ = Selector(data, changed, self.auto, self._workers()).run()
             solver = replace(solver, **chosen)
         self.row_norm_ = solver.row_norm
         return super()._train(solver, X, Y, weights)

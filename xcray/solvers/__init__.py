@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 
 from xcray.errors import ParameterError, excerpt, suggestion
-from xcray.solvers import parameters
+from xcray.parameters import parameter_table as declared_table
+from xcray.solvers.parameters import make_parameters
 
 if TYPE_CHECKING:
     from xcray.solvers.contract import IndependentSolver, JointSolver
@@ -108,7 +109,7 @@ def make_solver(name: str, values: Mapping[str, Any]) -> AnySolver:
 
     Raises ParameterError for an unknown solver, an unknown parameter or an invalid value.
     """
-    solver: AnySolver = parameters.make_parameters(solver_class(name), values)
+    solver: AnySolver = make_parameters(solver_class(name), values)
     return solver
 
 
@@ -117,7 +118,7 @@ def parameter_table(name: str) -> list[dict[str, Any]]:
 
     Raises ParameterError for an unknown solver.
     """
-    return parameters.parameter_table(solver_class(name))
+    return declared_table(solver_class(name))
 
 
 def describe_solver(name: str) -> dict[str, Any]:

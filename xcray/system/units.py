@@ -1,10 +1,10 @@
-"""Sizes in bytes: parsing and formatting."""
+"""Sizes in bytes and durations: parsing and formatting."""
 
 from __future__ import annotations
 
 import re
 
-from xcray.errors import ParameterError
+from xcray.errors import InputError, ParameterError
 
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d*)?(?:e\d+)?) *([a-zA-Z]*)")
 UNIT_NAMES = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -17,6 +17,7 @@ UNIT_BYTES = {
     "gib": 1 << 30,
     "tib": 1 << 40,
 }
+UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 UNIT_BYTES |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
@@ -49,3 +50,17 @@ def format_bytes(size: float) -> str:
         if step == 0 or abs(size) >= 100
         else f"{size:.1f} {UNIT_NAMES[step]}"
     )
+
+
+def parse_seconds(text: str) -> float:
+    """Parse 90, 90s, 15m, 2h or 7d to seconds. Raises InputError."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in UNIT_SECONDS else (text, "s")
+    try:
+        seconds = float(number) * UNIT_SECONDS[unit]
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise InputError(
+            f"{text[:40]!r} is not a valid time: write it like 90s, 15m, 2h or 7d", code="TIME"
+        )
+    return seconds

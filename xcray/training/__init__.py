@@ -4,9 +4,9 @@ The command line and jobs share it. `xcray.training.edit.labels` changes the lab
 `xcray.training.tuning.search` chooses hyper-parameters.
 """
 
+from xcray.api.options import POOLS
 from xcray.telemetry.progress import Progress
 from xcray.training.run import TrainResult, train
 from xcray.training.spec import TrainSpec
-from xcray.workers.pool import POOLS
 
 __all__ = ["POOLS", "Progress", "TrainResult", "TrainSpec", "train"]

@@ -52,7 +52,7 @@ def choose_params(
     began, dataset = time.monotonic(), open_verified(spec.dataset)
     identity = {
         "params": dict(spec.params),
-        "select": spec.select,
+        "select": spec.auto,
         "dataset": dataset.content_hash,
         "revision": PPDSparseSolver.revision,
     }
@@ -67,7 +67,7 @@ def choose_params(
     if seconds is not None:
         seconds = max(seconds - (time.monotonic() - began), (1 - TIME_SHARE) * seconds)
     params = {**spec.params, **document["chosen"]}
-    chosen_spec = replace(spec, params=params, auto=False, max_seconds=seconds)
+    chosen_spec = replace(spec, params=params, auto=None, max_seconds=seconds)
     return chosen_spec, {"auto": document["report"]}
 
 
@@ -112,7 +112,7 @@ def _select(
     selector = Selector(
         selection_data(train.X, train.Y, train.weights),
         spec.params,
-        spec.select,
+        str(spec.auto),
         1 if spec.pool == "serial" else min(spec.workers or 4096, available_cores()),
         folder=folder,
         stop=stop,

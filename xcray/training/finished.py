@@ -53,7 +53,7 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
     if (
         not same_training
         or not calibration_matches
-        or (spec.auto and report.get("auto", {}).get("select") != spec.select)
+        or (spec.auto and report.get("auto", {}).get("select") != spec.auto)
         or ("partial" in report and spec.max_seconds is None)
     ):
         raise Conflict(

@@ -80,7 +80,7 @@ def train(
     if Path(out).exists():
         raise Conflict(
             f"{Path(out).name} exists already; "
-            "choose another path for the model, remove it first, or use --resume"
+            "choose another path for the model, remove it first, or use --run-dir"
         )
     stop = stop or StopFlag()
     with lock_run_directory(Path(run_dir), stop) if exclusive else contextlib.nullcontext():

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from xcray.api.options import DEFAULT_MEASURE
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, ParameterError, Stopped, XcrayError
 from xcray.solvers import SOLVERS, make_solver
@@ -34,7 +35,7 @@ from xcray.training.run import TrainResult, train
 from xcray.training.selection.evaluate import STOPPED, Evaluator
 from xcray.training.selection.grid import Point, params_key, plan_points, validate_grid
 from xcray.training.selection.held_out import held_out_rows, hold_out
-from xcray.training.selection.measure import DEFAULT, measure_value, parse_measure
+from xcray.training.selection.measure import measure_value, parse_measure
 from xcray.training.spec import TrainSpec
 from xcray.workers.pool import StopFlag
 
@@ -53,7 +54,7 @@ class TuneSpec:
 
     train: TrainSpec
     grid: Mapping[str, tuple[float, ...]]
-    select: str = DEFAULT
+    select: str = DEFAULT_MEASURE
     holdout: float = 0.2
     seed: int = 0
     warm: bool = True

@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from xcray.arrays import Int32
 from xcray.schedule.autoscaling import Forecast
 from xcray.schedule.events import Event, Task
 from xcray.workers.contract import Workers
-
-POOLS: Final = ("serial", "threads", "ray")
 
 
 class TaskRunner(Protocol):

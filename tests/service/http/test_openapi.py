@@ -143,11 +143,11 @@ def test_limits_of_integers_are_described_and_whole_floats_are_integers(
     description: dict[str, Any],
 ) -> None:
     workers = schema_of(description, "JobRequest")["workers"]
-    assert (workers["type"], workers["minimum"], workers["maximum"]) == ("integer", 0, 100_000)
+    assert (workers["type"], workers["minimum"], workers["maximum"]) == ("integer", 0, 4096)
     request = {"dataset": "d", "model": "m"}
     for value in (3, 3.0):
-        selection = JobRequest.model_validate({**request, "workers": value, "ks": [value]})
-        assert (repr(selection.workers), repr(selection.ks)) == ("3", "[3]")
+        selection = JobRequest.model_validate({**request, "workers": value})
+        assert repr(selection.model_dump()["workers"]) == "3"
     for wrong in (3.5, "3", True, 1e6, -1.0):
         with pytest.raises(ValidationError):
             JobRequest.model_validate({**request, "workers": wrong})

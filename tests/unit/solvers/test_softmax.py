@@ -381,7 +381,7 @@ def test_batch_predictions_include_probabilities(reader: Model, tmp_path: Path) 
         str(reader.path),
         str(tmp_path / "rows.txt"),
         format="text",
-        k=4,
+        top_k=4,
         probabilities=True,
         pool="serial",
     )

@@ -77,9 +77,10 @@ def test_a_training_job_is_stopped_resumed_and_pushed_once(
         "--workers",
         "1",
     ]
-    words += ["--run-dir", str(run_dir), "--out", str(out), "--resume", "--push", store]
+    words += ["--run-dir", str(run_dir), "--out", str(out)]
+    push = shlex.join([sys.executable, "-m", "xcray", "models", "push", str(out), store])
     client = JobSubmissionClient(cluster.dashboard, headers=cluster.headers)
-    client.submit_job(entrypoint=shlex.join(words), submission_id="first")
+    client.submit_job(entrypoint=f"{shlex.join(words)} && {push}", submission_id="first")
     until = time.monotonic() + PATIENCE
     while not run_dir.exists() and time.monotonic() < until:
         time.sleep(0.02)
@@ -89,10 +90,10 @@ def test_a_training_job_is_stopped_resumed_and_pushed_once(
         "STOPPED",
         "SUCCEEDED",
     )
-    client.submit_job(entrypoint=shlex.join(words), submission_id="second")
+    client.submit_job(entrypoint=f"{shlex.join(words)} && {push}", submission_id="second")
     assert ended(client, "second") == "SUCCEEDED", client.get_job_logs("second")
     (remote,) = list_versions(StoragePath.parse(store) / "news")
-    client.submit_job(entrypoint=shlex.join(words), submission_id="third")
+    client.submit_job(entrypoint=f"{shlex.join(words)} && {push}", submission_id="third")
     client.submit_job(entrypoint=shlex.join([*words, "-p", "lam=0.5"]), submission_id="fourth")
     assert ended(client, "third") == "SUCCEEDED", client.get_job_logs("third")
     assert "nothing to train" in client.get_job_logs("third")

@@ -8,22 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from xcray.api.options import FORMATS, BatchOptions
 from xcray.cli.connect import ServerOption, check_ray_options, make_client, model_client
-from xcray.cli.models.predict import (
-    AllowOption,
-    DenyOption,
-    ModelName,
-    ProbabilitiesOption,
-    find_label_sets,
-    is_directory,
-)
+from xcray.cli.models.predict import ModelName, find_label_sets, is_directory
 from xcray.cli.service.jobs import follow_events, print_job
 from xcray.cli.terminal import output
+from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
 from xcray.errors import Conflict, InputError, NotFound
 
 
+@with_options(BatchOptions, server=True)
 def predict_batch(
     model: ModelName,
     file: Annotated[
@@ -38,60 +34,10 @@ def predict_batch(
     ],
     format: Annotated[
         str | None,
-        typer.Option(
-            help="Format: parquet, svmlight, xc, jsonl, csv, tsv or text. "
-            "[default: by the input name]"
-        ),
+        typer.Option(help=f"Format: {', '.join(FORMATS)}; default: by the input name."),
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of labels per row.")] = 5,
-    allow: AllowOption = None,
-    deny: DenyOption = None,
-    probabilities: ProbabilitiesOption = False,
-    certificate: Annotated[
-        bool,
-        typer.Option(
-            "--certificate", help="Write whether each prediction is proven exact, and its gap."
-        ),
-    ] = False,
-    text_column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Parquet, jsonl, csv, tsv: column of the text; several are joined. Repeatable.",
-        ),
-    ] = None,
-    indices_column: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Parquet, jsonl: column of feature index lists."),
-    ] = None,
-    values_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Parquet, jsonl: column of value lists; without indices: of all features.",
-        ),
-    ] = None,
-    id_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Parquet, jsonl: id column, copied to the output. [default: row number from 0]",
-        ),
-    ] = None,
-    zero_based: Annotated[
-        bool, typer.Option("--zero-based", help="svmlight: feature indices start at 0.")
-    ] = False,
-    on_error: Annotated[
-        str, typer.Option(help="Handling of invalid rows: fail, or skip (and count them).")
-    ] = "fail",
-    part_rows: Annotated[
-        int, typer.Option(min=0, help="Rows per output file; 0: chosen by the input size.")
-    ] = 0,
-    pool: Annotated[
-        str | None,
-        typer.Option(help="Pool: serial, threads or ray. [default: threads, or set by the server]"),
-    ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")] = 0,
+    *,
+    options: Options,
     ray_address: Annotated[
         str | None,
         typer.Option(help="Address of a running Ray. [default: --pool ray starts a local Ray]"),
@@ -113,35 +59,17 @@ def predict_batch(
         raise NotFound(f"there is no file {file}")
     if out.exists():
         raise Conflict(f"{out} exists already; choose another output, or remove it first")
-    check_ray_options(pool, ray_address)
-    request: dict[str, Any] = {
-        "allow": allow or None,
-        "deny": deny or None,
-        "text_columns": text_column or None,
-    }
-    request |= {
-        "indices_column": indices_column,
-        "values_column": values_column,
-        "id_column": id_column,
-        "on_error": on_error,
-    }
-    request |= {
-        "probabilities": probabilities,
-        "certificate": certificate,
-        "zero_based": zero_based,
-        "part_rows": part_rows,
-    }
-    request |= {"format": format or _infer_format(file), "pool": pool, "workers": workers}
-    request = {name: value for name, value in request.items() if value is not None}
+    check_ray_options(options.get("pool"), ray_address)
+    request = {"format": format or _infer_format(file), **options}
     if is_directory(model, server):
-        run_local(model, file, out, {**request, "k": k, "ray_address": ray_address}, run_dir, json)
+        run_local(model, file, out, {**request, "ray_address": ray_address}, run_dir, json)
         return
     if ray_address is not None or run_dir is not None:
         raise InputError(
             "--ray-address and --run-dir work with model directories only: a server uses its own",
             code="USAGE",
         )
-    run_remote(model, file, out, {**request, "top_k": k}, server, json)
+    run_remote(model, file, out, request, server, json)
 
 
 def _infer_format(file: Path) -> str:

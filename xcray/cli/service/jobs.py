@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xcray.api.options import JobOptions, TrainingOptions
 from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
+from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.progress import (
     Reporter,
     format_duration,
@@ -21,7 +23,8 @@ from xcray.cli.terminal.progress import (
 )
 from xcray.cli.training.report import PictureOption, print_timeline
 from xcray.cli.training.train import ParameterOption, SolverOption, format_partial, print_measures
-from xcray.errors import InputError, Refused
+from xcray.errors import Refused
+from xcray.system.units import parse_seconds
 
 if TYPE_CHECKING:
     from xcray.client import Client
@@ -38,6 +41,7 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
 
 
 @app.command()
+@with_options(TrainingOptions, JobOptions, server=True)
 def submit(
     dataset: Annotated[
         str, typer.Argument(metavar="DATASET", help="Id or name of a data set on the server.")
@@ -45,54 +49,8 @@ def submit(
     model: Annotated[str, typer.Option(help="Name to publish the model under.")],
     solver: SolverOption = "ppdsparse",
     param: ParameterOption = None,
-    pool: Annotated[
-        str | None, typer.Option(help="Pool: serial, threads or ray. [default: set by the server]")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")] = 0,
-    max_seconds: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S",
-            help="Time limit in seconds. No new label or epoch is started after it; the "
-            "finished labels (most frequent first) are published.",
-        ),
-    ] = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Memory limit, like 4GiB. The training fails at the start if it needs more.",
-        ),
-    ] = None,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Also fit probabilities on the held-out rows.")
-    ] = False,
-    auto: Annotated[
-        bool, typer.Option("--auto", help="Choose parameters on held-out training rows.")
-    ] = False,
-    select: Annotated[
-        str | None, typer.Option(metavar="P@1+nDCG@5", help="Measure that --auto maximises.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the job. [default: name of the model]")
-    ] = None,
-    priority: Annotated[int, typer.Option(help="Priority; higher values run first.")] = 0,
-    timeout: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="Maximum running time, like 90m; after it the job is FAILED."
-        ),
-    ] = None,
-    expires: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="Deadline from now, like 2d; after it the job is FAILED."
-        ),
-    ] = None,
-    max_attempts: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of lost attempts before the job is FAILED."),
-    ] = None,
+    *,
+    options: Options,
     key: Annotated[
         str | None, typer.Option(help="Idempotency key; the same key returns the same job.")
     ] = None,
@@ -107,37 +65,13 @@ def submit(
     json: output.JsonOption = False,
 ) -> None:
     """Submit a training."""
-    spec: dict[str, Any] = {
-        "dataset": dataset,
-        "model": model,
-        "solver": solver,
-        "params": parse_solver_parameters(solver, param),
-        "workers": workers,
-    }
-    more = {
-        "pool": pool,
-        "name": name,
-        "priority": priority or None,
-        "max_seconds": max_seconds,
-        "calibrate": calibrate or None,
-        "auto": auto or None,
-        "select": select,
-    }
-    more |= {
-        "timeout_seconds": parse_seconds(timeout),
-        "expires_seconds": parse_seconds(expires),
-        "max_attempts": max_attempts,
-    }
-    if memory_limit is not None:
-        from xcray.system.units import parse_bytes
-
-        more["memory_limit"] = parse_bytes(memory_limit)
-    spec |= {name: value for name, value in more.items() if value is not None}
+    request = {"dataset": dataset, "model": model, "solver": solver, **options}
+    request["params"] = parse_solver_parameters(solver, param)
     with make_client(server) as client:
         if estimate:
-            print_estimate(client.jobs.estimate(**spec), json)
+            print_estimate(client.jobs.estimate(**request), json)
             return
-        job = client.jobs.submit(**spec, idempotency_key=key)
+        job = client.jobs.submit(**request, idempotency_key=key)
         if watch:
             raise typer.Exit(follow(client, job["id"], json))
     if json:
@@ -170,30 +104,11 @@ def print_estimate(estimate: EstimateInfo, as_json: bool) -> None:
         raise Refused(estimate["problem"])
 
 
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def parse_seconds(text: str | None) -> float | None:
-    """Parse 90, 90s, 15m, 2h or 7d to seconds. Raises InputError."""
-    if text is None:
-        return None
-    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
-    try:
-        seconds = float(number) * UNITS[unit]
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e9:
-        raise InputError(
-            f"{text[:40]!r} is not a valid time: write it like 90s, 15m, 2h or 7d", code="TIME"
-        )
-    return seconds
-
-
 def parse_time(text: str | None) -> str | None:
     """Return a time, or a time ago, in the format of the service. Raises InputError."""
     if text is None or "T" in text:
         return text
-    ago = datetime.now(UTC) - timedelta(seconds=parse_seconds(text) or 0.0)
+    ago = datetime.now(UTC) - timedelta(seconds=parse_seconds(text))
     return ago.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

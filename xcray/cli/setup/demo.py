@@ -63,8 +63,8 @@ def demo(
 
     Takes a few minutes on two cores.
     """
+    from xcray.api.options import POOLS
     from xcray.client import Client
-    from xcray.workers.pool import POOLS
 
     if pool not in POOLS:
         raise InputError(f"--pool must be one of {', '.join(POOLS)}, not {excerpt(pool)!r}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-FIELD_ALIASES: Final = {"top_k": "k", "text_columns": "text_column", "max_features": "n_features"}
+FIELD_ALIASES: Final = {"top_k": "k", "max_features": "n_features"}
 COMMANDS: Final = {
     "GET /v1/jobs": "`xcray jobs list`",
     "GET /v1/datasets": "`xcray data list`",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_solvers
-from xcray.cli.training.train import format_range
 
 
 def solvers(
@@ -38,3 +37,12 @@ def solvers(
             for each in descriptions[0]["parameters"]
         ]
         output.print_table(["parameter", "default", "range", "meaning"], rows)
+
+
+def format_range(row: dict[str, Any]) -> str:
+    """Format the range of a parameter: `> 0`, `1 to 100`, `a, b`."""
+    if "choices" in row:
+        return ", ".join(row["choices"])
+    low = f"> {row['above']}" if "above" in row else f">= {row['low']}" if "low" in row else ""
+    high = f"<= {row['high']}" if "high" in row else ""
+    return ", ".join(part for part in (low, high) if part)

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xcray.api.options import TrainingOptions
 from xcray.cli.connect import RayAddressOption, check_ray_options
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets, complete_solvers
+from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.data_storage import local_dataset
 from xcray.cli.training.estimate import print_estimate, print_values
-from xcray.errors import Conflict, Corrupt, InputError, ParameterError
+from xcray.errors import Conflict, Corrupt, ParameterError
 from xcray.solvers import SOLVERS
 
 if TYPE_CHECKING:
-    from xcray.storage.objectstore.client import StoragePath
     from xcray.training import TrainResult
 
 ParameterOption = Annotated[
@@ -39,106 +40,31 @@ SolverOption = Annotated[
 HOST_PORT = re.compile(r"[^\s/]+:\d{1,5}")
 
 
-def print_parameters(solver: str, as_json: bool) -> None:
-    """Print the parameters of the solver and exit."""
-    from xcray.solvers import parameter_table
-
-    rows = parameter_table(solver)
-    if as_json:
-        output.print_json(rows)
-    else:
-        output.print_table(
-            ["parameter", "default", "range", "meaning"],
-            [[r["name"], r["default"], format_range(r), r["help"]] for r in rows],
-        )
-    raise typer.Exit
-
-
-def format_range(row: dict[str, Any]) -> str:
-    """Format the range of a parameter: `> 0`, `1 to 100`, `a, b`."""
-    if "choices" in row:
-        return ", ".join(row["choices"])
-    low = f"> {row['above']}" if "above" in row else f">= {row['low']}" if "low" in row else ""
-    high = f"<= {row['high']}" if "high" in row else ""
-    return ", ".join(part for part in (low, high) if part)
-
-
+@with_options(TrainingOptions)
 def train(
     dataset: Annotated[
-        str | None,
+        str,
         typer.Argument(
             metavar="DIR",
-            show_default=False,
             help="Data set directory, see `xcray data build`; or its URI in object storage, see "
             "`xcray data push`.",
             autocompletion=complete_datasets,
         ),
-    ] = None,
+    ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Model directory to write; it must not exist.")
     ] = Path("model"),
     solver: SolverOption = "ppdsparse",
     param: ParameterOption = None,
-    pool: Annotated[str, typer.Option(help="Pool: serial, threads or ray.")] = "threads",
-    workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")] = 0,
+    *,
+    options: Options,
     ray_address: RayAddressOption = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for finished work; use it again to resume. [default: OUT.run]"
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the model. [default: name of the directory]")
-    ] = None,
-    max_seconds: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S",
-            help="Time limit in seconds. No new label or epoch is started after it; the "
-            "finished labels (most frequent first) are published.",
-        ),
-    ] = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory limit, like 4GiB. The training fails at the start if it needs more."
-        ),
-    ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate",
-            help="Also fit probabilities: on half of the held-out rows, evaluated on the other "
-            "half.",
-        ),
-    ] = False,
-    auto: Annotated[
-        bool,
-        typer.Option(
-            "--auto",
-            help="Choose row_norm, C, positives, positive_weight and lam on held-out training "
-            "rows, except those given by -p.",
-        ),
-    ] = False,
-    select: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MEASURE", help="Measure that --auto maximises. [default: P@1+nDCG@5]"
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Succeed if OUT already holds the model of this training (for repeated commands).",
-        ),
-    ] = False,
-    push: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI",
-            help="Also copy the model to this folder of object storage, see xcray models push.",
+            help="Directory for finished work, which is kept. With it the command can be repeated: "
+            "it resumes, and succeeds if OUT already holds the model of this training. [default: "
+            "OUT.run, until the model is complete]"
         ),
     ] = None,
     estimate: Annotated[
@@ -152,42 +78,25 @@ def train(
             help="Print --estimate as values of the Helm chart; with --pool ray for mode cluster.",
         ),
     ] = False,
-    parameters: Annotated[
-        bool, typer.Option("--parameters", help="Print the solver's parameters and exit.")
-    ] = False,
     json: output.JsonOption = False,
 ) -> None:
     """Train a model on a data set.
 
     Ctrl-C keeps finished work; the same command resumes.
     """
-    if parameters:
-        print_parameters(solver, json)
-    if dataset is None:
-        raise InputError("no data set given: xcray train DIR")
-    if out.exists() and not (resume or estimate or values):
+    if out.exists() and run_dir is None and not (estimate or values):
         raise Conflict(
-            f"{out} exists already; choose another --out, remove it first, or use --resume"
+            f"{out} exists already; choose another --out, remove it first, or use --run-dir"
         )
-    check_ray_options(pool, ray_address)
+    check_ray_options(options.get("pool"), ray_address)
     from xcray.training import TrainSpec
 
-    fields = {
-        "dataset": dataset,
-        "solver": solver,
-        "params": output.parse_assignments(param),
-        "pool": pool,
-        "workers": workers,
-    }
-    fields |= {
-        "ray_address": resolve_ray_address(ray_address),
-        "memory_limit": memory_limit,
-        "max_seconds": max_seconds,
-    }
-    spec = TrainSpec.from_dict(
-        {**fields, "calibrate": calibrate, "auto": auto}
-        | ({} if select is None else {"select": select})
-        | ({} if name is None else {"name": name})
+    spec = TrainSpec(
+        dataset,
+        solver,
+        output.parse_assignments(param),
+        ray_address=resolve_ray_address(ray_address),
+        **options,
     )
     directory = local_dataset(dataset, quiet=json)
     spec = replace(spec, dataset=str(directory))
@@ -197,13 +106,8 @@ def train(
         print_estimate(spec, out, run_directory(run_dir, out), json)
     if not json:
         print_data_warnings(directory)
-    target = None if push is None else check_push_target(push, name or out.resolve().name)
-    result = (find_finished_model(spec, out) if resume else None) or train_and_clean(
-        spec, out, run_dir, json
-    )
-    if target is not None:
-        push_model(result, target)
-    print_result(result, json)
+    finished = None if run_dir is None else find_finished_model(spec, out)
+    print_result(finished or train_and_clean(spec, out, run_dir, json), json)
 
 
 def print_data_warnings(path: Path) -> None:
@@ -262,24 +166,6 @@ def find_finished_model(spec: Any, out: Path) -> TrainResult | None:
     if result is not None:
         output.print_note(f"{out} exists already: nothing to train")
     return result
-
-
-def check_push_target(uri: str, name: str) -> StoragePath:
-    """Return the storage path of the model after checking access, before a long training starts."""
-    from xcray.storage.atomic import check_name
-    from xcray.storage.objectstore.client import StoragePath
-    from xcray.storage.objectstore.versions import list_versions
-
-    place = StoragePath.parse(uri) / check_name(name, "model name")
-    list_versions(place)
-    return place
-
-
-def push_model(result: TrainResult, place: StoragePath) -> None:
-    """Copy a model to object storage; existing files are not sent again."""
-    from xcray.model.objectstore.remote_registry import push
-
-    output.print_note(f"pushed to {push(result.model_path, place).uri}")
 
 
 def run_training(spec: Any, out: Path, run_dir: Path, quiet: bool) -> TrainResult:

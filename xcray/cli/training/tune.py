@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xcray.api.options import DEFAULT_MEASURE
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
@@ -78,7 +79,6 @@ def tune(
     if out.exists():
         raise Conflict(f"{out} exists already; choose another --out or remove it first")
     from xcray.training import TrainSpec
-    from xcray.training.selection.measure import DEFAULT
     from xcray.training.tune import TuneSpec
 
     values = {
@@ -88,7 +88,7 @@ def tune(
         "pool": pool,
         "workers": workers,
     }
-    measure = select or DEFAULT
+    measure = select or DEFAULT_MEASURE
     spec = TuneSpec(
         TrainSpec.from_dict(values), parse_grid(grid), measure, holdout, seed, warm=not cold
     )

@@ -10,15 +10,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import Field
 
+from xcray.api.options import BatchOptions, Format, JobOptions
 from xcray.batch import BatchPredictSpec, read_manifest
 from xcray.batch.output import MANIFEST
-from xcray.batch.spec import MAX_K, MAX_PART_ROWS, resolve_label_sets
+from xcray.batch.spec import resolve_label_sets
 from xcray.data.readers.blocks import compressed_suffix
 from xcray.errors import NotFound, ParameterError
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
@@ -32,27 +33,21 @@ from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.idempotency import IdempotencyKey, replay_response
 from xcray.service.routes.jobs import submission_reply
 from xcray.service.schemas import JobView, Strict, View
-from xcray.service.schemas.base import ID_PATTERN, WHOLE
-from xcray.service.schemas.jobs import Attempts, Expires, Priority, Timeout
+from xcray.service.schemas.base import ID_PATTERN
+from xcray.service.schemas.declared import declared_values, with_parameters
 from xcray.storage.atomic import sync_path
 from xcray.telemetry import tracing
 
 router = APIRouter(tags=["batch predictions"])
 
-MAX_FILTER_LABELS = 100_000  # labels per allow or deny list
 PATH = "/v1/models/{reference:modelref}:batchPredict"
 PARQUET = "application/vnd.apache.parquet"
-LabelNames = Annotated[
-    list[Annotated[str, Field(max_length=10_000)]],
-    Field(min_length=1, max_length=MAX_FILTER_LABELS, fail_fast=True),
-]
-Column = Annotated[str, Field(min_length=1, max_length=1000)]
 _FILE: dict[int | str, dict[str, Any]] = {
     200: {"content": {PARQUET: {"schema": {"type": "string", "format": "binary"}}}}
 }
 
 
-class BatchRequest(Strict):
+class InputRequest(Strict):
     """Input file (`upload` or `path`), its format, prediction options, and where the work runs."""
 
     upload: str | None = Field(
@@ -67,64 +62,10 @@ class BatchRequest(Strict):
         max_length=4096,
         description="A file, or a folder of Parquet files, on the server.",
     )
-    format: Literal["parquet", "svmlight", "xc", "jsonl", "csv", "tsv", "text"]
-    top_k: Annotated[int, Field(ge=1, le=MAX_K), WHOLE] = 5
-    allow: LabelNames | None = Field(
-        None,
-        description="Only these labels can be predicted: label names, or set:NAME for the labels "
-        "of a set.",
-    )
-    deny: LabelNames | None = Field(
-        None, description="These labels are never predicted; same syntax as `allow`."
-    )
-    probabilities: bool = Field(
-        False,
-        description="Return the probability of each label; needs a calibrated model or a softmax "
-        "model.",
-    )
-    certificate: bool = Field(
-        False, description="Return for each row whether the result is proven exact, and the margin."
-    )
-    text_columns: list[Column] | None = Field(
-        None,
-        min_length=1,
-        max_length=100,
-        description="parquet, jsonl: columns that are joined to the text.",
-    )
-    indices_column: Column | None = Field(
-        None, description="parquet, jsonl: column of feature number lists."
-    )
-    values_column: Column | None = Field(
-        None,
-        description="parquet, jsonl: column of value lists; without indices, one value per "
-        "feature.",
-    )
-    id_column: Column | None = Field(
-        None,
-        description="parquet, jsonl: column that is copied to the output; default: the row number "
-        "from 0.",
-    )
-    zero_based: bool = Field(False, description="svmlight: feature indices start at 0.")
-    on_error: Literal["fail", "skip"] = Field(
-        "fail", description="What to do with rows that can't be read; skipped rows are counted."
-    )
-    part_rows: Annotated[int, Field(ge=0, le=MAX_PART_ROWS), WHOLE] = Field(
-        0,
-        description="Rows per output file; 0: chosen by the size of the input.",
-    )
-    pool: Literal["serial", "threads", "ray"] | None = Field(
-        None, description="Where the rows are predicted. Default: chosen by the server."
-    )
-    workers: Annotated[int, Field(ge=0, le=4096), WHOLE] = Field(
-        0, description="Workers of the pool; 0 uses all cores."
-    )
-    name: str | None = Field(
-        None, min_length=1, max_length=128, description="A display name; default: the model's name."
-    )
-    priority: Priority = 0
-    timeout_seconds: Timeout = None
-    expires_seconds: Expires = None
-    max_attempts: Attempts = None
+    format: Format
+
+
+BatchRequest = with_parameters("BatchRequest", InputRequest, BatchOptions, JobOptions)
 
 
 class OutputFile(View):
@@ -165,7 +106,7 @@ def submit(
     request: Request,
     caller: Submitter,
     reference: str,
-    body: Annotated[BatchRequest, Depends(json_body(BatchRequest, "predict_body_bytes"))],
+    body: Annotated[InputRequest, Depends(json_body(BatchRequest, "predict_body_bytes"))],
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Queue a batch prediction with the version that `reference` currently resolves to.
@@ -210,7 +151,7 @@ def _submit_job(
     app_state: AppState,
     caller: Caller,
     reference: str,
-    body: BatchRequest,
+    body: InputRequest,
     key: str | None,
     digest: str,
 ) -> tuple[Job, bool]:
@@ -225,18 +166,14 @@ def _submit_job(
         with _claim_input(app_state, caller.tenant, body, job_id) as path:
             submission = JobSubmission(
                 _batch_spec(app_state, registry, body, path, name, version),
-                name=body.name or name,
                 tenant=caller.tenant,
                 idempotency_key=key,
-                priority=body.priority,
                 digest=digest,
                 kind=PREDICT,
                 job_id=job_id,
                 key_id=caller.key_id,
                 model=name,
-                timeout_seconds=body.timeout_seconds,
-                expires_seconds=body.expires_seconds,
-                max_attempts=body.max_attempts,
+                **{"name": name, **declared_values(body, JobOptions)},
             )
             return app_state.store.jobs.submit(submission, max_queued=caller.limits.max_queued)
     except NotFound:
@@ -259,7 +196,7 @@ def _output_folder(app_state: AppState, job: Job) -> Path:
 
 @contextmanager
 def _claim_input(
-    app_state: AppState, tenant: str, body: BatchRequest, job_id: str
+    app_state: AppState, tenant: str, body: InputRequest, job_id: str
 ) -> Iterator[Path]:
     """Yield the path of the input; an upload is moved to the job, and back if submission fails."""
     if (body.upload is None) == (body.path is None):
@@ -289,36 +226,22 @@ def _claim_input(
 def _batch_spec(
     app_state: AppState,
     registry: Registry,
-    body: BatchRequest,
+    body: InputRequest,
     path: Path,
     name: str,
     version: int,
 ) -> dict[str, Any]:
     """Return the validated specification of the requested job. Raises ParameterError."""
-    not_spec_fields = (
-        "upload",
-        "path",
-        "top_k",
-        "pool",
-        "name",
-        "priority",
-        "timeout_seconds",
-        "expires_seconds",
-        "max_attempts",
-    )
-    fields = {
-        field: value
-        for field, value in body.model_dump(mode="json").items()
-        if field not in not_spec_fields
-    }
-    model_fields = {
-        "model": str(registry.resolve(f"{name}:{version}")),
-        "input": str(path),
-        "k": body.top_k,
-    }
-    sets = resolve_label_sets([*(body.allow or ()), *(body.deny or ())], registry.label_sets(name))
+    options = {"pool": app_state.settings.pool, **declared_values(body, BatchOptions)}
+    labels = [*options.get("allow", ()), *options.get("deny", ())]
     spec = BatchPredictSpec.from_dict(
-        {**fields, **model_fields, "pool": body.pool or app_state.settings.pool, "label_sets": sets}
+        {
+            "model": str(registry.resolve(f"{name}:{version}")),
+            "input": str(path),
+            "format": body.format,
+            "label_sets": resolve_label_sets(labels, registry.label_sets(name)),
+            **options,
+        }
     )
     shown = {"model": f"{name}:{version}", "input": body.upload or body.path}
     return {**spec.as_dict(), "shown": shown, **tracing.trace_headers()}

@@ -14,6 +14,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
+from xcray.api.options import JobOptions, TrainingOptions
 from xcray.errors import InputError, NotFound
 from xcray.jobs.job import TRAIN, Job, body_digest, format_utc
 from xcray.jobs.states import TERMINAL
@@ -45,7 +46,9 @@ from xcray.service.schemas import (
     StopRequest,
     StopView,
     TimelineView,
+    TrainingRequest,
 )
+from xcray.service.schemas.declared import declared_values
 from xcray.service.supervision import ray_job_link
 from xcray.telemetry import tracing
 from xcray.training.report.timeline import read_timeline, timeline_document
@@ -119,7 +122,7 @@ _HIDDEN_SPEC_FIELDS = frozenset({"dataset_id", "ray_address", "shown", tracing.T
 def submit(
     request: Request,
     caller: Submitter,
-    body: Annotated[JobRequest, Depends(json_body(JobRequest))],
+    body: Annotated[TrainingRequest, Depends(json_body(JobRequest))],
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Queue a training.
@@ -138,17 +141,13 @@ def submit(
                 "dataset_id": record.id,
                 **tracing.trace_headers(),
             },
-            name=body.name or body.model,
             tenant=caller.tenant,
             idempotency_key=idempotency_key,
-            priority=body.priority,
             digest=digest,
             key_id=caller.key_id,
             model=body.model,
             dataset_id=record.id,
-            timeout_seconds=body.timeout_seconds,
-            expires_seconds=body.expires_seconds,
-            max_attempts=body.max_attempts,
+            **{"name": body.model, **declared_values(body, JobOptions)},
         )
         job, created = app_state.store.jobs.submit(submission, max_queued=caller.limits.max_queued)
     return submission_reply(request, job, created)
@@ -198,7 +197,7 @@ def index(
 async def estimate(
     request: Request,
     caller: Submitter,
-    body: Annotated[JobRequest, Depends(json_body(JobRequest))],
+    body: Annotated[TrainingRequest, Depends(json_body(JobRequest))],
 ) -> EstimateView:
     """Estimate memory, disk and time of a training, without submitting it.
 
@@ -472,24 +471,11 @@ def _to_unix_seconds(name: str, value: str | None) -> float | None:
         ) from None
 
 
-def _training_spec(app_state: AppState, body: JobRequest, dataset: str) -> dict[str, Any]:
+def _training_spec(app_state: AppState, body: TrainingRequest, dataset: str) -> dict[str, Any]:
     """Return the validated specification of the requested training. Raises ParameterError."""
-    fields = {
-        "solver": body.solver,
-        "params": body.params,
-        "workers": body.workers,
-        "ks": list(body.ks),
-        "name": body.model,
-    }
-    limits = {"max_seconds": body.max_seconds, "memory_limit": body.memory_limit}
-    optional: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
-    if body.calibrate:
-        optional["calibrate"] = True
-    if body.auto:
-        optional |= {"auto": True, "select": body.select}
-    return app_state.check_spec(
-        {"dataset": dataset, "pool": body.pool or app_state.settings.pool, **fields, **optional}
-    )
+    options = {"pool": app_state.settings.pool, **declared_values(body, TrainingOptions)}
+    named = {"dataset": dataset, "solver": body.solver, "params": body.params, "name": body.model}
+    return app_state.check_spec({**named, **options})
 
 
 def _model_path(app_state: AppState, job: Job) -> Path:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from xcray.api.options import JobOptions, TrainingOptions
 from xcray.errors import NotFound, excerpt, similar_or_all
+from xcray.parameters import parameter_table
 from xcray.service.http.auth import Reader
 from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
-from xcray.service.schemas import SolverPage, SolverView
+from xcray.service.schemas import ParameterView, SolverPage, SolverView
 from xcray.solvers import SOLVERS, describe_solver
 
 router = APIRouter(prefix="/v1/solvers", tags=["solvers"])
@@ -15,9 +17,13 @@ router = APIRouter(prefix="/v1/solvers", tags=["solvers"])
 
 @router.get("", response_model=SolverPage, responses=NOT_MODIFIED)
 def index(request: Request, caller: Reader, if_none_match: IfNoneMatch = None) -> Response:
-    """List the solvers with their parameters: types, defaults, ranges, help."""
+    """List the solvers with their parameters, and the options of a training.
+
+    With types, defaults, ranges and help.
+    """
     solvers = [SolverView(**describe_solver(name)) for name in SOLVERS]
-    return reply(request, SolverPage(solvers=solvers))
+    options = [ParameterView(**row) for row in parameter_table(TrainingOptions, JobOptions)]
+    return reply(request, SolverPage(solvers=solvers, training=options))
 
 
 @router.get("/{solver}", response_model=SolverView, responses=NOT_MODIFIED)

@@ -24,6 +24,7 @@ from xcray.service.schemas.jobs import (
     StopRequest,
     StopView,
     TimelineView,
+    TrainingRequest,
     WorkerSpan,
 )
 from xcray.service.schemas.models import (
@@ -116,6 +117,7 @@ __all__ = [
     "StopView",
     "Strict",
     "TimelineView",
+    "TrainingRequest",
     "UploadView",
     "VersionView",
     "View",

@@ -2,48 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from xcray.service.schemas.base import MAX_SECONDS, WHOLE, Name, Strict, View
+from xcray.api.options import JobOptions, TrainingOptions
+from xcray.service.schemas.base import Name, Strict, View
+from xcray.service.schemas.declared import with_parameters
 from xcray.solvers import SOLVERS
-
-Priority = Annotated[
-    int,
-    Field(
-        ge=-100,
-        le=100,
-        description="Jobs of higher priority run first, jobs of equal priority in order of "
-        "submission.",
-    ),
-    WHOLE,
-]
-Timeout = Annotated[
-    float | None,
-    Field(
-        gt=0,
-        le=MAX_SECONDS,
-        description="Limit of the running time over all attempts; then the job FAILED with reason "
-        "TIMEOUT. Default: no limit.",
-    ),
-]
-Expires = Annotated[
-    float | None,
-    Field(
-        gt=0,
-        le=MAX_SECONDS,
-        description="Seconds from now by which the job must have finished; else it FAILED with "
-        "reason EXPIRED. Default: no limit.",
-    ),
-]
-Attempts = Annotated[
-    Annotated[int, Field(ge=1, le=100), WHOLE] | None,
-    Field(
-        description="Maximum number of attempts; the job FAILED when its runner is lost that "
-        "often. Default: set by the service.",
-    ),
-]
 
 
 def _list_solvers(schema: dict[str, Any]) -> None:
@@ -51,7 +17,7 @@ def _list_solvers(schema: dict[str, Any]) -> None:
     schema["enum"] = list(SOLVERS)
 
 
-class JobRequest(Strict):
+class TrainingRequest(Strict):
     """A training to queue.
 
     `params` are the solver's parameters; they are validated before the job is accepted.
@@ -64,55 +30,11 @@ class JobRequest(Strict):
         "name.",
     )
     model: Name = Field(description="Name under which the model is published.")
-    name: str | None = Field(
-        None,
-        min_length=1,
-        max_length=128,
-        description="A display name. Default: the model's name.",
-    )
     solver: str = Field("ppdsparse", max_length=64, json_schema_extra=_list_solvers)
     params: dict[str, Any] = Field(default_factory=dict)
-    pool: Literal["serial", "threads", "ray"] | None = Field(
-        None, description="Where labels are trained. Default: chosen by the server."
-    )
-    workers: Annotated[int, Field(ge=0, le=100_000), WHOLE] = Field(
-        0, description="Workers of the pool; 0 uses all cores."
-    )
-    max_seconds: float | None = Field(
-        None,
-        gt=0,
-        le=MAX_SECONDS,
-        description="Time limit in seconds. No new label is started after it; the finished labels "
-        "(most frequent first) are published as a partial model. Solvers that train in epochs "
-        "(dsmlr, lbfgs, lc) publish the whole model of the last epoch. Default: no limit.",
-    )
-    memory_limit: Annotated[int, Field(ge=1, le=2**60), WHOLE] | None = Field(
-        None,
-        description="Memory limit in bytes; a training that is estimated to need more fails before "
-        "it starts.",
-    )
-    calibrate: bool = Field(
-        False,
-        description="Also fit probabilities: one half of the held-out part is used to fit, the "
-        "other to evaluate.",
-    )
-    auto: bool = Field(
-        False,
-        description="Choose row_norm, C, positives, positive_weight and lam on held-out training "
-        "rows, except those in `params` (solver ppdsparse).",
-    )
-    select: str = Field(
-        "P@1+nDCG@5",
-        max_length=100,
-        description="Measure that `auto` maximises: P, recall, nDCG, PSP or PSnDCG, @k, or a sum.",
-    )
-    ks: list[Annotated[int, Field(ge=1, le=100), WHOLE]] = Field(
-        [1, 3, 5], min_length=1, max_length=10, description="The values of k in P@k."
-    )
-    priority: Priority = 0
-    timeout_seconds: Timeout = None
-    expires_seconds: Expires = None
-    max_attempts: Attempts = None
+
+
+JobRequest = with_parameters("JobRequest", TrainingRequest, TrainingOptions, JobOptions)
 
 
 class JobView(View):

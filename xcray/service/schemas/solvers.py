@@ -8,16 +8,24 @@ from xcray.service.schemas.base import View
 
 
 class ParameterView(View):
-    """A parameter of a solver: low <= value <= high, value > above, or one of `choices`."""
+    """A parameter of a solver, or an option of a training.
+
+    The range is low <= value <= high, value > above, or one of `choices`; low and high of a text
+    are lengths.
+    """
 
     name: str
-    type: str = Field(description="int, float or str.")
-    default: int | float | str
+    type: str = Field(description="int, float, str or bool.")
+    default: bool | int | float | str | None
     help: str
     low: float | None = None
     high: float | None = None
     above: float | None = None
     choices: list[str] | None = None
+    unit: str | None = Field(None, description="bytes or seconds.")
+    set_by_server: bool = Field(
+        False, description="Whether the service has a default of its own, which is not listed."
+    )
 
 
 class SolverView(View):
@@ -33,6 +41,7 @@ class SolverView(View):
 
 
 class SolverPage(View):
-    """All solvers, the default first."""
+    """All solvers, the default first, and the options of a training and of its job."""
 
     solvers: list[SolverView]
+    training: list[ParameterView]

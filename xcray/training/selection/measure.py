@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from xcray.api.options import DEFAULT_MEASURE
 from xcray.errors import ParameterError
 
 METRICS = ("P", "recall", "nDCG", "PSP", "PSnDCG")
-DEFAULT = "P@1+nDCG@5"
 
 
 def parse_measure(text: str) -> list[tuple[str, int]]:
@@ -20,8 +20,8 @@ def parse_measure(text: str) -> list[tuple[str, int]]:
         metric, _, k = term.strip().partition("@")
         if metric not in METRICS or not (k.isascii() and k.isdecimal() and 1 <= int(k) <= 100):
             raise ParameterError(
-                f"select is {str(text)[:80]!r}; it must be {', '.join(METRICS)} with @k, "
-                f"or a sum of them, for example {DEFAULT}"
+                f"the measure {str(text)[:80]!r} must be {', '.join(METRICS)} with @k, "
+                f"or a sum of them, for example {DEFAULT_MEASURE}"
             )
         out.append((metric, int(k)))
     return out

@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, getText, readEvents, segment } from "/static/console/api.js";
 import { Picture } from "/static/console/pictures.js";
-import { Button, count, duration, Details, Pager, phaseOf, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { Button, count, duration, Details, Pager, phaseOf, setOptions, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 import { Events, Timeline } from "/static/console/timeline.js";
 
 const STATES = ["", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"];
@@ -114,18 +114,14 @@ function Log({ id, over }) {
 
 // The command and the request that submit the same training.
 function Calls({ job }) {
-  const { spec } = job, model = spec.name;
-  const body = { dataset: spec.dataset, model, solver: spec.solver, params: spec.params };
-  for (const name of ["pool", "workers", "max_seconds", "memory_limit", "calibrate"]) if (spec[name]) body[name] = spec[name];
-  if (spec.auto) Object.assign(body, { auto: true, select: spec.select });
-  if (String(spec.ks) !== "1,3,5") body.ks = spec.ks;
-  if (job.name !== model) body.name = job.name;
-  for (const name of ["priority", "timeout_seconds", "max_attempts"]) if (job[name]) body[name] = job[name];
-  const quote = (value) => (/^[\w@.:/=-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`);
-  const options = { "--model": model, "--solver": body.solver, "--pool": body.pool, "--workers": body.workers, "--max-seconds": body.max_seconds, "--memory-limit": body.memory_limit,
-    "--select": body.select, "--name": body.name, "--priority": body.priority, "--timeout": body.timeout_seconds, "--max-attempts": body.max_attempts, "--server": location.origin };
-  const words = ["xcray jobs submit", body.dataset, ...Object.entries(options).filter(([, value]) => value !== undefined).map(([option, value]) => `${option} ${quote(String(value))}`),
-    ...Object.entries(body.params).map(([name, value]) => `-p ${quote(`${name}=${value}`)}`), body.calibrate && "--calibrate", body.auto && "--auto"].filter(Boolean);
-  return html`<h2>The same training by command and by REST</h2>${!body.ks && html`<pre tabindex="0" aria-label="command">${words.join(" ")}</pre>`}
-    <pre tabindex="0" aria-label="REST call">${`curl ${location.origin}/v1/jobs -H 'Authorization: Bearer xck_...' -H 'Content-Type: application/json' \\\n  -d ${quote(JSON.stringify(body))}`}</pre>`;
+  const { spec } = job, body = { dataset: spec.dataset, model: spec.name, solver: spec.solver, params: spec.params };
+  const [solvers] = useLoaded(() => get("/v1/solvers"), []);
+  if (!solvers) return null;
+  const given = setOptions(solvers.training, job);
+  const quote = (value) => (/^[\w@.:/=+-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`);
+  const option = ([name, value]) => `--${name.replaceAll("_", "-")}${value === true ? "" : ` ${quote(String(value))}`}`;
+  const named = { model: body.model, solver: body.solver, ...given, server: location.origin };
+  const words = ["xcray jobs submit", body.dataset, ...Object.entries(named).map(option), ...Object.entries(body.params).map(([name, value]) => `-p ${quote(`${name}=${value}`)}`)];
+  return html`<h2>The same training by command and by REST</h2><pre tabindex="0" aria-label="command">${words.join(" ")}</pre>
+    <pre tabindex="0" aria-label="REST call">${`curl ${location.origin}/v1/jobs -H 'Authorization: Bearer xck_...' -H 'Content-Type: application/json' \\\n  -d ${quote(JSON.stringify({ ...body, ...given }))}`}</pre>`;
 }

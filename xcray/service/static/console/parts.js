@@ -56,3 +56,9 @@ export const Pager = ({ page, setPage, next, names = ["Newer", "Older"] }) => ht
   ${next && html`<${Button} onClick=${() => setPage([...page, next])}>${names[1]}<//>`}</p>`;
 
 export const Field = ({ label, help, id, children }) => html`<div class="field"><label for=${id}>${label}</label>${children}${help && html`<small>${help}</small>`}</div>`;
+
+// The options of a training that a job has, if they are not the defaults.
+export function setOptions(declared, job) {
+  const { spec } = job, values = { ...spec, ...job, name: job.name === spec.name ? null : job.name };
+  return Object.fromEntries(declared.map((of) => [of.name, values[of.name]]).filter(([, value], i) => (value ?? null) !== null && (declared[i].set_by_server || value !== declared[i].default)));
+}

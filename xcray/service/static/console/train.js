@@ -1,16 +1,9 @@
 // The form of a training, made from the solvers' own parameter tables.
 import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment } from "/static/console/api.js";
-import { Button, Details, Field, Trouble, bytes, count, duration, useLoaded } from "/static/console/parts.js";
+import { Button, Details, Field, Trouble, bytes, count, duration, setOptions, useLoaded } from "/static/console/parts.js";
 
 const MIB = 2 ** 20;
-const LIMITS = [
-  { name: "max_seconds", label: "Time limit in seconds", help: "Then the finished part is published; empty: none", min: 1, step: "any" },
-  { name: "memory_limit", label: "Memory limit in MiB", help: "A training that is estimated to need more fails before it starts; some solvers read rows from files to keep it; empty: none", min: 1, step: "any" },
-  { name: "timeout_seconds", label: "Running time at most, in seconds", help: "Over all attempts; then the job fails; empty: none", min: 1, step: "any" },
-  { name: "max_attempts", label: "Attempts at most", help: "How often a lost process is started again; empty: chosen by the server", min: 1, max: 100, step: 1 },
-  { name: "priority", label: "Priority", help: "Jobs with a larger number start first; empty: 0", min: -100, max: 100, step: 1 },
-];
 
 // "0 <= value <= 1" in words, from the limits of a parameter.
 function range({ low, high, above }) {
@@ -18,23 +11,28 @@ function range({ low, high, above }) {
   return parts.filter(Boolean).join(", ");
 }
 
-function Parameter({ of, value }) {
-  const help = [of.help, range(of), `default ${of.default}`].filter(Boolean).join("; ");
-  const id = `param-${of.name}`;
-  const control = of.choices
-    ? html`<select id=${id} name=${id}>${of.choices.map((name) => html`<option value=${name} selected=${name === String(value ?? of.default)}>${name}</option>`)}</select>`
-    : of.type === "str" ? html`<input id=${id} name=${id} defaultValue=${value ?? ""} placeholder=${of.default} />`
-    : html`<input id=${id} name=${id} type="number" step=${of.type === "int" ? 1 : "any"} min=${of.low ?? of.above ?? undefined} max=${of.high ?? undefined} defaultValue=${value ?? ""} placeholder=${of.default} />`;
-  return html`<${Field} id=${id} label=${of.name} help=${help}>${control}<//>`;
+const usual = (of) => (of.set_by_server ? null : of.default);
+
+// A field of the form for a parameter of a solver or an option; sizes are entered in MiB.
+function Parameter({ of, value, id = `param-${of.name}` }) {
+  const text = usual(of) ?? (of.set_by_server ? "chosen by the server" : "none"), bytes = of.unit === "bytes";
+  const help = [of.help, of.type !== "str" && range(of), `default ${of.type === "bool" ? (of.default ? "yes" : "no") : text}`].filter(Boolean).join("; ");
+  const names = of.choices && [...(usual(of) === null ? [""] : []), ...of.choices];
+  const control = names
+    ? html`<select id=${id} name=${id}>${names.map((name) => html`<option value=${name} selected=${name === String(value ?? usual(of) ?? "")}>${name || text}</option>`)}</select>`
+    : of.type === "bool" ? html`<input id=${id} name=${id} type="checkbox" checked=${value ?? of.default} />`
+    : of.type === "str" ? html`<input id=${id} name=${id} maxlength=${of.high ?? undefined} defaultValue=${value ?? ""} placeholder=${text} />`
+    : html`<input id=${id} name=${id} type="number" step=${of.type === "int" && !bytes ? 1 : "any"} min=${bytes ? 0 : of.low ?? of.above ?? undefined} max=${bytes ? undefined : of.high ?? undefined} defaultValue=${(bytes && value ? value / MIB : value) ?? ""} placeholder=${text} />`;
+  return html`<${Field} id=${id} label=${bytes ? `${of.name} in MiB` : of.name} help=${help}>${control}<//>`;
 }
 
-// Only parameters that differ from their defaults are sent.
-function params(fields, solver) {
+// Only values that differ from their defaults are sent.
+function values(fields, declared, prefix) {
   const result = {};
-  for (const { name, type, default: usual } of solver.parameters) {
-    const text = fields.get(`param-${name}`);
-    const value = type === "str" ? text : Number(text);
-    if (text !== "" && value !== usual) result[name] = value;
+  for (const each of declared) {
+    const { name, type, unit } = each, text = fields.get(`${prefix}-${name}`);
+    const value = type === "bool" ? text !== null : type === "str" ? text : unit === "bytes" ? Math.max(1, Math.round(Number(text) * MIB)) : Number(text);
+    if (text !== "" && value !== usual(each)) result[name] = value;
   }
   return result;
 }
@@ -56,24 +54,17 @@ export function Train({ query }) {
   const [failed, setFailed] = useState(null);
   const [estimate, setEstimate] = useState(null);
   const [found, error] = useLoaded(async () => ({
-    solvers: (await get("/v1/solvers")).solvers,
+    ...(await get("/v1/solvers")),
     sets: (await get("/v1/datasets?limit=1000")).datasets.filter((set) => set.status === "READY"),
     job: query.from ? await get(`/v1/jobs/${segment(query.from)}`) : null,
   }), []);
   if (!found) return html`<h1>Train</h1><${Trouble} error=${error} />`;
-  const { solvers, sets, job } = found, old = job?.spec || {};
+  const { solvers, training, sets, job } = found, old = job?.spec || {};
   const solver = solvers.find((each) => each.name === (name ?? old.solver)) || solvers[0];
-  const before = (limit) => (limit === "memory_limit" ? old.memory_limit && old.memory_limit / MIB : old[limit] ?? job?.[limit]) || "";
-  const isAuto = solver.name === "ppdsparse";
+  const given = job ? setOptions(training, job) : {};
   const bodyOf = (form) => {
     const fields = new FormData(form);
-    const body = { dataset: fields.get("dataset"), model: fields.get("model"), solver: solver.name, params: params(fields, solver), workers: Number(fields.get("workers")), calibrate: fields.has("calibrate") };
-    if (old.ks) body.ks = old.ks;
-    if (fields.get("memory_limit")) body.memory_limit = Math.max(1, Math.round(Number(fields.get("memory_limit")) * MIB));
-    for (const limit of ["max_seconds", "timeout_seconds", "max_attempts", "priority"]) if (fields.get(limit)) body[limit] = Number(fields.get(limit));
-    if (isAuto && fields.has("auto")) Object.assign(body, { auto: true, ...(old.auto && { select: old.select }) });
-    if (fields.get("pool")) body.pool = fields.get("pool");
-    return body;
+    return { dataset: fields.get("dataset"), model: fields.get("model"), solver: solver.name, params: values(fields, solver.parameters, "param"), ...values(fields, training, "option") };
   };
   const perform = async (action) => {
     setSending(true);
@@ -103,14 +94,9 @@ export function Train({ query }) {
       <${Field} id="dataset" label="Data set"><select id="dataset" name="dataset">${sets.map((set) => html`<option value=${set.id} selected=${set.id === (query.dataset ?? old.dataset)}>${set.name} (${set.created.slice(0, 16)})</option>`)}</select><//>
       <${Field} id="model" label="Model" help="Name under which it is published"><input id="model" name="model" required defaultValue=${query.model ?? old.name ?? ""} /><//>
       <${Field} id="solver" label="Solver" help=${solver.help}><select id="solver" name="solver" onChange=${(event) => setName(event.target.value)}>${solvers.map((each) => html`<option value=${each.name} selected=${each.name === solver.name}>${each.name}</option>`)}</select><//>
-      <${Field} id="pool" label="Pool" help="Where labels are trained"><select id="pool" name="pool">${["", "serial", "threads", "ray"].map((each) => html`<option value=${each} selected=${each === (old.pool ?? "")}>${each || "chosen by the server"}</option>`)}</select><//>
-      <${Field} id="workers" label="Workers" help="0: all cores"><input id="workers" name="workers" type="number" min="0" max="100000" required defaultValue=${old.workers ?? 0} /><//>
-      <p><label><input type="checkbox" name="calibrate" checked=${old.calibrate} /> Also fit probabilities (needs held-out rows)</label></p>
-      ${isAuto && html`<p><label><input type="checkbox" name="auto" checked=${old.auto} /> Choose parameters on held-out training rows</label></p>`}
     </div>
     <details open=${Object.keys(old.params || {}).length > 0}><summary>Parameters of ${solver.name}</summary><div class="fields" key=${solver.name}>${solver.parameters.map((each) => html`<${Parameter} of=${each} value=${solver.name === old.solver ? old.params?.[each.name] : undefined} />`)}</div></details>
-    <details open=${LIMITS.some((limit) => before(limit.name) !== "")}><summary>Limits and priority</summary><div class="fields">${LIMITS.map(({ name, label, help, ...more }) => html`
-      <${Field} id=${name} label=${label} help=${help}><input id=${name} name=${name} type="number" defaultValue=${before(name)} ...${more} /><//>`)}</div></details>
+    <details open=${Object.keys(given).length > 0}><summary>Options</summary><div class="fields">${training.map((each) => html`<${Parameter} of=${each} id=${`option-${each.name}`} value=${given[each.name]} />`)}</div></details>
     <p><${Button} type="submit" class="main" scope="submit" disabled=${sending}>Train<//> <${Button} scope="submit" disabled=${sending} onClick=${(event) => showEstimate(event.target.form)}>Estimate<//></p>
     <${Trouble} error=${failed} />${estimate && html`<${Estimate} of=${estimate} />`}</form>`;
 }

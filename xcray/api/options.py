@@ -1,0 +1,167 @@
+"""Options of trainings, batch predictions and jobs: dataclasses of `xcray.parameters.parameter`.
+
+`TrainSpec` and `BatchPredictSpec` inherit theirs and check them. The options of commands, the
+requests of the REST API and their descriptions, the methods of the client, and the fields of the
+console's form are made from these declarations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+from xcray.parameters import MAX_SECONDS, parameter
+
+# of the input of a batch prediction
+Format: TypeAlias = Literal["parquet", "svmlight", "xc", "jsonl", "csv", "tsv", "text"]
+FORMATS: Final[tuple[str, ...]] = get_args(Format)
+POOLS: Final = ("serial", "threads", "ray")
+DEFAULT_MEASURE: Final = "P@1+nDCG@5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """Where work runs."""
+
+    pool: str = parameter("threads", "where the work runs", choices=POOLS, set_by_server=True)
+    workers: int = parameter(0, "number of workers; 0: all cores", low=0, high=4096)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(PoolOptions):
+    """Options of a training, except its data, its solver and the solver's parameters."""
+
+    max_seconds: float | None = parameter(
+        None,
+        "time limit. No new label is started after it; the finished labels (most frequent first) "
+        "are published as a partial model. Solvers that train all labels in epochs publish the "
+        "whole model of the last epoch",
+        kind=float,
+        above=0,
+        high=MAX_SECONDS,
+        unit="seconds",
+    )
+    memory_limit: int | str | None = parameter(
+        None,
+        "memory limit. A training that is estimated to need more fails before it starts; some "
+        "solvers read rows from files to keep it",
+        kind=int,
+        low=1,
+        high=2**60,
+        unit="bytes",
+    )
+    calibrate: bool = parameter(
+        False,
+        "also fit probabilities: on one half of the held-out rows, evaluated on the other half",
+    )
+    auto: str | None = parameter(
+        None,
+        "choose row_norm, C, positives, positive_weight and lam, except those that are given, on "
+        "held-out training rows (solver ppdsparse), for this measure: P, recall, nDCG, PSP or "
+        f"PSnDCG with @k, or a sum of them, such as {DEFAULT_MEASURE}",
+        kind=str,
+        low=1,
+        high=100,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(PoolOptions):
+    """Options of a batch prediction, except its model, its input and the input's format."""
+
+    top_k: int = parameter(
+        5, "number of labels per row", low=1, high=10_000, flags=("-k", "--top-k")
+    )
+    allow: tuple[str, ...] | None = parameter(
+        None,
+        "only these labels can be predicted: names, or set:NAME for the labels of a set",
+        kind=str,
+        high=10_000,
+        many=100_000,
+    )
+    deny: tuple[str, ...] | None = parameter(
+        None,
+        "these labels are never predicted: names, or set:NAME for the labels of a set",
+        kind=str,
+        high=10_000,
+        many=100_000,
+    )
+    probabilities: bool = parameter(
+        False, "write the probability of each label; needs a calibrated model or a softmax model"
+    )
+    certificate: bool = parameter(
+        False, "write for each row whether the result is proven exact, and the margin"
+    )
+    text_columns: tuple[str, ...] | None = parameter(
+        None,
+        "parquet, jsonl, csv, tsv: columns that are joined to the text",
+        kind=str,
+        low=1,
+        high=1000,
+        many=100,
+    )
+    indices_column: str | None = parameter(
+        None, "parquet, jsonl: column of feature number lists", kind=str, low=1, high=1000
+    )
+    values_column: str | None = parameter(
+        None,
+        "parquet, jsonl: column of value lists; without indices, one value per feature",
+        kind=str,
+        low=1,
+        high=1000,
+    )
+    id_column: str | None = parameter(
+        None,
+        "parquet, jsonl: column that is copied to the output; by default the row number from 0",
+        kind=str,
+        low=1,
+        high=1000,
+    )
+    zero_based: bool = parameter(False, "indices of features start at 0 (svmlight)")
+    on_error: str = parameter(
+        "fail",
+        "what to do with rows that can't be read; skipped rows are counted",
+        choices=("fail", "skip"),
+    )
+    part_rows: int = parameter(
+        0, "rows per output file; 0: chosen by the size of the input", low=0, high=1 << 20
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Options of a job of the service."""
+
+    name: str | None = parameter(
+        None, "display name of the job; by default the model's name", kind=str, low=1, high=128
+    )
+    priority: int = parameter(
+        0,
+        "jobs of higher priority run first, jobs of equal priority in order of submission",
+        low=-100,
+        high=100,
+    )
+    timeout_seconds: float | None = parameter(
+        None,
+        "limit of the running time over all attempts; then the job FAILED with reason TIMEOUT",
+        kind=float,
+        above=0,
+        high=MAX_SECONDS,
+        unit="seconds",
+    )
+    expires_seconds: float | None = parameter(
+        None,
+        "time from now by which the job must have finished; else it FAILED with reason EXPIRED",
+        kind=float,
+        above=0,
+        high=MAX_SECONDS,
+        unit="seconds",
+    )
+    max_attempts: int | None = parameter(
+        None,
+        "maximum number of attempts; the job FAILED when its runner is lost that often",
+        kind=int,
+        low=1,
+        high=100,
+        set_by_server=True,
+    )
