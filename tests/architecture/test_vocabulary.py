@@ -28,6 +28,19 @@ BANNED = {
 }
 # Stored keys, quoted values and command-line options keep their words.
 PATTERN = re.compile(r"(?<![\"-])\b(?:" + "|".join(BANNED) + r")\b", re.IGNORECASE)
+# Earlier names of files, routes, metrics and fields, with what replaced them.
+EARLIER_NAMES = {
+    r"\brests\b|\brest-(?=\d|%|\{)|\brest\.json|\bnote\.json": "checkpoints, checkpoint-, checkpoint.json",
+    r"\bdescent\.(?:json|svg)|\bended\.json|pictures/descent": "outcome.json, objective",
+    r"\bclass_table|\bclasses\.arrow|\bclasses_(?:certified|solved)|jobs/[^/\s]+/classes\b": "labels",
+    r"(?i:swap_timeout)|model_swaps|test_swap\b": "switch",
+    r"\bvitals\b": "metrics",
+    r"(?:datasets|versions)/[^/\s]+/figures\b": "histograms, report",
+}
+EARLIER_NAME = re.compile("|".join(EARLIER_NAMES))
+# Words that no name of the package contains. Metrics are of operations, measures of accuracy, a
+# report is the JSON of a training; labels are of the task, a class is a class of Python.
+EARLIER_WORDS = {"figures", "facts", "vitals", "rests", "descents", "team", "standing", "swaps"}
 # A past participle is not the name of a thing; result, rows and snapshot are.
 PARTICIPLES = {"told", "asked", "heard", "wanted", "given", "taken", "kept", "seen"}
 ALLOWED = {
@@ -74,10 +87,41 @@ def participles(tree: ast.Module) -> list[str]:
     return out
 
 
+def earlier_words(tree: ast.Module) -> list[str]:
+    """Return names with an earlier word between their underscores."""
+    out = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name, line = node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            name, line = node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name, line = node.id, node.lineno
+        else:
+            continue
+        if EARLIER_WORDS & set(name.lower().split("_")):
+            out.append(f"line {line}: {name}")
+    return out
+
+
 def test_no_banned_word_is_used() -> None:
     texts = [path for path in TEXTS if path not in ALLOWED]
     words = {path: banned_words(path.read_text(encoding="utf-8")) for path in texts}
     assert {str(path.relative_to(ROOT)): each for path, each in words.items() if each} == {}
+
+
+def test_no_earlier_name_is_used() -> None:
+    names = {
+        str(path.relative_to(ROOT)): EARLIER_NAME.findall(path.read_text(encoding="utf-8"))
+        for path in TEXTS
+        if path not in ALLOWED
+    }
+    assert {path: found for path, found in names.items() if found} == {}
+
+
+def test_no_name_of_the_package_has_an_earlier_word() -> None:
+    names = {str(path.relative_to(ROOT)): earlier_words(parse(path)) for path in SOURCES}
+    assert {path: lines for path, lines in names.items() if lines} == {}
 
 
 def test_no_definition_is_named_by_a_participle() -> None:
@@ -146,3 +190,20 @@ def test_good_text_is_accepted(text: str) -> None:
 def test_a_participle_is_found() -> None:
     tree = ast.parse("def told(kept):\n    pass\nclass _Asked:\n    pass\ndef keep(row):\n    pass")
     assert len(participles(tree)) == 3
+
+
+def test_an_earlier_word_is_found() -> None:
+    tree = ast.parse("def run_facts(team):\n    figures = 1\nclass Standing:\n    pass\nfactor = 2")
+    assert len(earlier_words(tree)) == 4
+
+
+@pytest.mark.parametrize(
+    "text", ["rests/rest-000012/rest.json", "GET /v1/jobs/ID/classes", "XCRAY_SWAP_TIMEOUT_SECONDS"]
+)
+def test_an_earlier_name_is_found(text: str) -> None:
+    assert EARLIER_NAME.search(text)
+
+
+@pytest.mark.parametrize("text", ["the rest of a REST call", "rest-frame", "storageClassName"])
+def test_names_of_others_are_accepted(text: str) -> None:
+    assert not EARLIER_NAME.search(text)
