@@ -15,9 +15,11 @@ QUICK: Final = (  # with --quick, seconds each
     "data.shapes",
     "indexed_bcd",
     "indexed_bcd.queries",
+    "least_squares",
     "least_squares.text",
     "memoir.oracles",
     "multinomial",
+    "peers",
     "peers.paired",
     "search",
     "soak.corruption",
@@ -28,9 +30,7 @@ QUICK: Final = (  # with --quick, seconds each
 )
 LONGER: Final = (  # with --quick, up to a minute each
     "indexed_bcd.memory",
-    "least_squares",
     "memoir",
-    "peers",
     "peers.accuracy",
     "serving",
     "serving.protocols",

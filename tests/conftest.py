@@ -83,7 +83,6 @@ LONG_FILES = (
     "tests/training/test_staged.py",
     "tests/training/test_solvers_contract.py",
     "tests/unit/solvers/indexed_bcd/test_paged_rows.py",
-    "tests/benchmarks/test_certificates.py",
     "tests/service/http/test_openapi.py",
     "tests/service/test_estimates.py",
 )

@@ -1,7 +1,7 @@
 """Indexed block coordinate descent on data 10 and 40 times its memory limit, read from disk.
 
 python -m benchmarks.indexed_bcd.memory --data DIR [--sets covtype-like,kddcup99_10pct,mnist]
-    [--copies 8] [--cgroup]
+    [--copies 8] [--rows 581012] [--cgroup]
 
 The classes are those of `benchmarks.indexed_bcd`; mnist is written with copies that are shifted by
 up to two pixels. The metric forest is built once. Each run is a process of its own, and the files
@@ -53,7 +53,6 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 SCRATCH_ROW_BYTES = 91 + 40
 SLACK = 24 << 20  # of the interpreter and the allocator
 LIMIT = 0.2  # points of test error above that of the full solution
-DIVISORS = (0, 10, 40)  # of the bytes of the rows; 0: no limit
 SELECTIONS = ("forest", "pages")
 SIDE = 28  # pixels
 SHIFTS = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (2, 0), (-2, 0), (0, 2), (0, -2)]
@@ -97,10 +96,10 @@ def shifted_copies(data: Path, target: Path, copies: int) -> Dataset:
         return writer.finish(source={"format": "npz"})
 
 
-def write(name: str, data: Path, folder: Path, copies: int) -> None:
-    """Write the data set `folder`/`name`."""
+def write(name: str, data: Path, folder: Path, copies: int, rows: int) -> None:
+    """Write the data set `folder`/`name`; rows: of covtype-like."""
     if name == covtype_like.NAME:
-        covtype_like.write(folder / name)
+        covtype_like.write(folder / name, rows)
     elif name == "mnist":
         shifted_copies(data, folder / name, copies)
     else:
@@ -252,7 +251,9 @@ def build_index(run: Run) -> dict[str, Any]:
     }
 
 
-def measure(path: Path, name: str, repeats: int, is_limited: bool) -> dict[str, Any]:
+def measure(
+    path: Path, name: str, repeats: int, divisors: list[int], is_limited: bool
+) -> dict[str, Any]:
     """Return the figures of all runs on a data set.
 
     This process maps no file of it, because mapped pages would remain in the cache of the system.
@@ -262,7 +263,7 @@ def measure(path: Path, name: str, repeats: int, is_limited: bool) -> dict[str, 
     out["full_error"] = round(in_process(full_error, Run(path, name, "", 0)), 3)
     print(name, out, flush=True)
     for selection in SELECTIONS:
-        for divisor in DIVISORS:
+        for divisor in divisors:
             run = Run(path, name, selection, divisor, is_limited and divisor > 0)
             # the fastest of some runs, because other processes share the machine
             curves = [in_process(train, run) for _ in range(repeats)]
@@ -284,8 +285,8 @@ def measure_sets(options: Any, folder: Path) -> dict[str, Any]:
     """Measure all sets; print a line per run."""
     sets: dict[str, Any] = {}
     for name in options.sets.split(","):
-        write(name, options.data, folder, options.copies)
-        sets[name] = measure(folder / name, name, options.repeats, options.cgroup)
+        write(name, options.data, folder, options.copies, options.rows)
+        sets[name] = measure(folder / name, name, options.repeats, options.divisors, options.cgroup)
     return {"sets": sets}
 
 
@@ -294,10 +295,17 @@ def main() -> None:
     run_benchmark(
         measure_sets,
         __doc__,
-        quick={"sets": covtype_like.NAME, "repeats": 1},
+        quick={"sets": covtype_like.NAME, "repeats": 1, "rows": 80_000, "divisors": [0, 10]},
         sets={"default": ",".join(LABELS)},
         copies={"type": int, "default": 8},
+        rows={"type": int, "default": covtype_like.ROWS},
         repeats={"type": int, "default": 3},
+        divisors={
+            "nargs": "+",
+            "type": int,
+            "default": [0, 10, 40],
+            "help": "limits: the bytes of the rows divided by these; 0: none",
+        },
         cgroup={"action": "store_true", "help": "limit the page cache, too (Linux, root)"},
     )
 

@@ -3,7 +3,7 @@
 Requests have one row or 32, as text or sparse.
 
 `python -m benchmarks.serving [--model DIR --rows DATASET] [--workers 1] [--seconds 5] [--repeats 3]
-[--json FILE] [--picture FILE]`
+[--parts training variants] [--json FILE] [--picture FILE]`
 
 Without --model a text model is trained on pydocs (DATA/pydocs if present) and receives texts and
 sparse rows. A given model receives the test rows of --rows. The service runs as in production
@@ -40,9 +40,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.harness import dataset, in_turns, medians, run_benchmark, service
+from benchmarks.harness import dataset, in_turns, run_benchmark, service
 from benchmarks.matplotlib_page import BLUE, ORANGE, RED, figure_page
 from xcray.client import Client
+from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.data.demo import PydocsParams, default_roots, documents
 from xcray.model.model import Model
@@ -66,6 +67,7 @@ PACKAGES = (
     "unittest",
 )
 BAR = 1100  # required requests per second at 300 clients
+PARTS = ("training", "variants")
 VARIANTS = {
     "all in threads": {"XCRAY_PREDICT_BATCH_MS": "0"},
     "no log of requests": {"XCRAY_LOG_LEVEL": "warning"},
@@ -223,6 +225,14 @@ def while_training(
     return out
 
 
+def dataset_of(found: Sequence[Any], folder: Path) -> Dataset:
+    """Return a data set of some documents, for a quick run."""
+    file = folder / "texts.jsonl"
+    rows = ({"text": each.text, "labels": list(each.labels)} for each in found)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return build("jsonl", {"train": file}, folder / "texts", BuildOptions(test_fraction=0.1))
+
+
 def prepared(options: Any, folder: Path) -> tuple[Path, Predictor, list[Case], Dataset]:
     """Return a home with the published model, and its cases."""
     if (options.model is None) != (options.rows is None):
@@ -230,15 +240,13 @@ def prepared(options: Any, folder: Path) -> tuple[Path, Predictor, list[Case], D
     home = folder / "home"
     home.mkdir()
     if options.model is None:
-        data = dataset(
-            "pydocs",
-            None,
-            options.data
-            if options.data is not None and (options.data / "pydocs").is_dir()
-            else folder,
-        )
-        result = documents(default_roots()[:1], PydocsParams(packages=PACKAGES))
-        texts = list(islice(cycle([each.text for each in result]), N_REQUESTS * 8))
+        found = list(documents(default_roots()[:1], PydocsParams(packages=PACKAGES)))
+        texts = list(islice(cycle([each.text for each in found]), N_REQUESTS * 8))
+        if options.quick:
+            data = dataset_of(found, folder)
+        else:
+            has_set = options.data is not None and (options.data / "pydocs").is_dir()
+            data = dataset("pydocs", None, options.data if has_set else folder)
         train(
             TrainSpec(str(data.path), pool="threads"), run_dir=folder / "run", out=folder / "model"
         )
@@ -263,9 +271,9 @@ def prepared(options: Any, folder: Path) -> tuple[Path, Predictor, list[Case], D
 
 
 def measure(options: Any, folder: Path) -> dict[str, Any]:
-    """Measure all cases, the variants, and a training."""
+    """Measure all cases, a training, and the variants."""
     home, predictor, cases, data = prepared(options, folder)
-    model = predictor.model
+    model, first = predictor.model, cases[0]
     out: dict[str, Any] = {
         "labels": model.n_labels,
         "features": model.n_features,
@@ -276,34 +284,25 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
     with service(home, options.workers, roots, cores()[0]) as (url, process):
         for case in cases:
             load(url, case, 0.5, connections=1)
-        out["cases"] = in_turns(
-            {
-                case["name"]: partial(measured, url, process, predictor, case, options.seconds)
-                for case in cases
-            },
-            options.repeats,
-        )
+        methods = {
+            case["name"]: partial(measured, url, process, predictor, case, options.seconds)
+            for case in cases
+        }
+        out["cases"] = in_turns(methods, options.repeats)
         for name, result in out["cases"].items():
             result["overhead_us"] = round(result["cpu_us"] - 1e3 * result["bare_ms"], 1)
             print_line(name, result)
-        first = cases[0]
-        rate = 0.5 * out["cases"][first["name"]]["capacity"]["requests_a_second"]
-        if options.model is None:
+        if options.model is None and "training" in options.parts:
+            rate = 0.5 * out["cases"][first["name"]]["capacity"]["requests_a_second"]
             out["training"] = while_training(url, first, data, rate, options.seconds)
-            print(
-                {when: out["training"][when]["p99"] for when in ("before", "while")},
-                "ms p99 before and while a job trains",
-            )
+            p99 = {when: out["training"][when]["p99"] for when in ("before", "while")}
+            print(p99, "ms p99 before and while a job trains")
     out["variants"] = {}
-    for name, environment in VARIANTS.items():
+    for name, environment in VARIANTS.items() if "variants" in options.parts else ():
         with service(home, options.workers, environment, cores()[0]) as (url, process):
             load(url, first, 0.5, connections=1)
-            out["variants"][name] = medians(
-                [
-                    measured(url, process, predictor, first, options.seconds)
-                    for _ in range(options.repeats)
-                ]
-            )
+            method = partial(measured, url, process, predictor, first, options.seconds)
+            out["variants"] |= in_turns({name: method}, options.repeats)
             print_line(name[:12], out["variants"][name])
     out["bar"] = {
         "clients": MANY_CLIENTS,
@@ -337,13 +336,19 @@ def main() -> None:
         measure,
         __doc__,
         draw=picture,
-        quick={"seconds": 0.3, "repeats": 1},
+        quick={"seconds": 0.3, "repeats": 1, "parts": []},
         model={"type": Path, "help": "a model directory, instead of training on pydocs"},
         rows={
             "type": Path,
             "help": "a data set directory whose test rows are sent (with --model)",
         },
         workers={"type": int, "default": 1, "help": "serving processes"},
+        parts={
+            "nargs": "*",
+            "choices": PARTS,
+            "default": list(PARTS),
+            "help": "what is measured besides the cases",
+        },
         seconds={"type": float, "default": 5.0, "help": "duration of each measurement"},
         repeats={"type": int, "default": 3},
     )

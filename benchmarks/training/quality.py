@@ -150,7 +150,7 @@ def main() -> None:
         measure,
         __doc__,
         draw=picture,
-        quick={"sets": ["synthetic"], "repeats": 1},
+        quick={"sets": ["synthetic"], "repeats": 1, "peer_labels": 0},
         sets={"nargs": "+", "default": SETS},
         repeats={"type": int, "default": 3},
         peer_labels={"type": int, "default": 2000},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.training.certificates import check_label, problem_of
+from benchmarks.training.certificates import check_label
 from benchmarks.training.reference import Bounds, LabelProblem, ascend_dual, solve
 from tests.naive.ppdsparse import null_objective, primal, solve_squared_hinge
 from tests.support.ppdsparse_problems import local_of, problem, signs
@@ -60,16 +60,3 @@ def test_a_gap_that_is_too_small_is_found() -> None:
     false = block.records[0].copy()
     false["gap"] = 0.5 * true["distance"] * one.null_objective()
     assert check_label(one, weights, duals, false, 1e-9)["excess"] > 0.0
-    assert problem_of(solver, one.X, _Labels(y), 0).null_objective() == one.null_objective()
-
-
-class _Labels:
-    """A data set's part with one label."""
-
-    def __init__(self, y: np.ndarray) -> None:
-        self.n_rows, self.YT = len(y), self
-        self._rows = np.flatnonzero(y > 0)
-
-    def row(self, label: int) -> np.ndarray:
-        """Return the rows of the label."""
-        return self._rows

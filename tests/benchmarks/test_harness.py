@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.harness import images, in_turns, medians, run_benchmark, table
+from benchmarks.harness import images, in_turns, medians, run_benchmark
 
 
 def test_methods_take_turns_and_figures_are_medians() -> None:
@@ -31,15 +31,6 @@ def test_methods_take_turns_and_figures_are_medians() -> None:
 def test_statuses_are_summed_and_missing_figures_skipped() -> None:
     turns = [{"open": {"p99": 3.0}, "statuses": {"200": 4}}, {"statuses": {"200": 5, "503": 1}}]
     assert medians(turns) == {"open": {"p99": 3.0}, "statuses": {"200": 9, "503": 1}}
-
-
-def test_tables_align_columns() -> None:
-    rows = [{"set": "one", "ms": 0.12341}, {"set": "longer"}]
-    assert table(rows, ("set", "ms")).splitlines() == [
-        "set         ms",
-        "one     0.1234",
-        "longer       -",
-    ]
 
 
 @pytest.mark.parametrize(

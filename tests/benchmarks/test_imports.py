@@ -22,11 +22,14 @@ SECONDS = (  # the others run as drills
     "cluster.growth",
     "indexed_bcd.queries",
     "least_squares.text",
-    "soak.corruption",
     "training.certificates",
     "training.labels",
 )
-AS_DRILLS = [pytest.param(name, marks=pytest.mark.drill) for name in QUICK if name not in SECONDS]
+AS_DRILLS = [
+    pytest.param(name, marks=pytest.mark.drill)
+    for name in (*QUICK, "peers.accuracy", "serving.protocols")
+    if name not in SECONDS
+]
 
 
 @pytest.mark.parametrize("module", MODULES)

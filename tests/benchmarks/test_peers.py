@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from benchmarks.peers.accuracy import CS, peer_rows, prepare
-from benchmarks.peers.data import measures_sample, sample, write_xc
+from benchmarks.peers.data import measures_sample, sample
 from benchmarks.peers.worker import best
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
@@ -31,16 +31,6 @@ def test_a_sample_has_one_label_per_frequency_stratum() -> None:
     assert sorted((counts[chosen] - 1) // 5) == list(range(20))
     assert (sample(counts, 20) == chosen).all()
     assert sample(counts, 500).tolist() == list(range(7, 107))
-
-
-def test_the_xc_file_holds_the_same_rows_to_the_bit(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    X = sp.random_array((40, 30), density=0.2, rng=rng, dtype=np.float32).tocsr()
-    Y = sp.csr_matrix(rng.random((40, 6)) < 0.3, dtype=np.float32)
-    write_xc(sp.csr_matrix(X), Y, tmp_path / "train.txt")
-    read = build("xc", {"train": tmp_path / "train.txt"}, tmp_path / "set").train
-    assert (read.X.to_scipy() != X).nnz == 0
-    assert (read.Y.to_scipy() != Y).nnz == 0
 
 
 def test_restricted_measures_count_rows_of_the_sample_only(tmp_path: Path) -> None:

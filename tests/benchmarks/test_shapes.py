@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.data.corpus import Shape, generate, label_uses, ranks
+from benchmarks.data.corpus import Shape, generate, label_uses
 from benchmarks.data.shapes import prepare, statistics
 from xcray.data.dataset import Dataset
 from xcray.model.model import Model
@@ -49,19 +49,6 @@ def test_statistics_are_near_the_requested_ones(tiny: Dataset) -> None:
     df = np.sort(np.diff(train.XT.indptr))[::-1]
     assert 0.1 <= df[0] / train.n_rows <= 0.6  # no stop words, but some common words
     assert df[:400].sum() > 5 * df[-400:].sum()
-
-
-@pytest.mark.parametrize(("exponent", "shift"), [(1.0, 3.0), (1.05, 30.0), (0.5, 200.0)])
-def test_ranks_follow_their_distribution(exponent: float, shift: float) -> None:
-    n = 50
-    edges = np.arange(n + 1) + shift
-    integral = np.log(edges) if exponent == 1.0 else edges ** (1.0 - exponent) / (1.0 - exponent)
-    expected = np.diff(integral) / (integral[-1] - integral[0])
-    result = (
-        np.bincount(ranks((np.arange(200_000) + 0.5) / 200_000, n, exponent, shift), minlength=n)
-        / 200_000
-    )
-    np.testing.assert_allclose(result, expected, atol=2e-5)
 
 
 def test_label_uses_add_up_between_their_bounds() -> None:
