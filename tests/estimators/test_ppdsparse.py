@@ -12,6 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 
 from tests.support.ppdsparse_problems import problem
+from xcray.errors import InputError
 from xcray.estimators import PPDSparse
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers.ppdsparse import PPDSparseSolver
@@ -97,3 +98,33 @@ def test_two_classes_follow_the_sign_of_the_decision():
     decision = model.decision_function(X / 20)
     assert decision.shape == (200,)
     assert ((decision > 0).astype(int) == model.predict(X / 20)).all()
+
+
+def test_negative_labels_of_a_dense_matrix_are_negatives(sparse_problem):
+    X, Y = sparse_problem
+    reference = PPDSparse().fit(X, Y.toarray())
+    signed = PPDSparse().fit(X, 2 * Y.toarray() - 1)
+    assert (signed.coef_ != reference.coef_).nnz == 0
+    assert signed.records_["positives"].tolist() == reference.records_["positives"].tolist()
+
+
+@pytest.mark.parametrize("change", [lambda Y: 0.3 * Y, lambda Y: -1 * Y, lambda Y: 2 * Y])
+@pytest.mark.parametrize("dense", [False, True])
+def test_labels_of_other_values_are_refused_with_the_fix(sparse_problem, change, dense):
+    X, Y = sparse_problem
+    Y = change(Y.astype(float))
+    with pytest.raises(InputError, match="Y > 0"):
+        PPDSparse().fit(X, Y.toarray() if dense else Y)
+
+
+@pytest.mark.parametrize("column", [False, True])
+def test_lists_of_label_numbers(column):
+    X = np.eye(6, dtype=np.float32)
+    lists = [[0, 7], [3], [7], [0], [], [3, 7]]
+    Y = np.array([*lists, None], object)[:-1] if column else lists
+    model = PPDSparse().fit(X, Y)
+    assert model.classes_.tolist() == [0, 3, 7]
+    expected = PPDSparse().fit(X, [[str(label) for label in row] for row in lists])
+    assert model.coef_.toarray().tolist() == expected.coef_.toarray().tolist()
+    with pytest.raises(ValueError, match="names and numbers"):
+        PPDSparse().fit(X, [["a", 1]] * 6)

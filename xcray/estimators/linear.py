@@ -263,6 +263,9 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _validate(self, X: Any, Y: Any) -> tuple[CSR, Pattern]:
         """Return X and Y as xcray arrays; set classes_, multilabel_ and n_features_in_."""
+        if getattr(Y, "ndim", 0) == 1 and getattr(Y, "dtype", None) == np.dtype(object):
+            column = list(Y)  # of a data frame
+            Y = column if column and isinstance(column[0], list | tuple | set) else Y
         self.label_lists_ = is_label_lists(Y)
         if self.label_lists_:
             X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
@@ -273,7 +276,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.sparse_labels_ or (np.ndim(Y) == 2 and np.shape(Y)[1] != 1):
             self.multilabel_ = True
             X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
-            labels = pattern_from(Y)
+            labels = read_label_matrix(Y)
             if labels.n_rows != X.shape[0]:
                 raise ValueError(
                     f"X has {X.shape[0]} rows, Y has {labels.n_rows}; "
@@ -362,10 +365,32 @@ def unmet(stopping: StoppingRule, reason: str) -> str | None:
     return None if stopping.is_met(reason) else reason
 
 
-def is_label_lists(Y: Any) -> bool:
-    """Return whether Y is a list of lists, tuples or sets of label names.
+def read_label_matrix(Y: Any) -> Pattern:
+    """Return the labels in a sparse matrix or dense array of 0 and 1.
 
-    Raises ValueError if only some rows are lists.
+    In a dense array of -1 and 1, -1 stands for 0. Raises InputError for any other value: whether it
+    means a label is unclear.
+    """
+    is_sparse = sp.issparse(Y)
+    values = Y.tocsr().data if is_sparse else np.asarray(Y)
+    known = (values == 0) | (values == 1)
+    if not known.all():
+        if is_sparse or not ((values == 1) | (values == -1)).all():
+            value = values[~known].flat[0]
+            raise InputError(
+                f"a matrix of labels has the value {value}: give 1 where a row has a label, and 0 "
+                "elsewhere, like Y > 0",
+                code="LABEL_VALUE",
+            )
+        Y = values == 1
+    return pattern_from(Y)
+
+
+def is_label_lists(Y: Any) -> bool:
+    """Return whether Y is a list of lists, tuples or sets of label names or whole numbers.
+
+    Lists of 0 and 1 that have the same length are an indicator matrix. Raises ValueError if only
+    some rows are lists, or if names and numbers are mixed.
     """
     if not isinstance(Y, (list, tuple)) or not Y:
         return False
@@ -377,7 +402,16 @@ def is_label_lists(Y: Any) -> bool:
         )
     if other:
         return False
-    return all(isinstance(name, str) for own in Y for name in own)
+    kinds = {str if isinstance(name, str) else type(name) for own in Y for name in own}
+    if kinds <= {str}:
+        return True
+    if str in kinds:
+        raise ValueError("Y has names and numbers: give lists of names, or lists of numbers")
+    is_whole = all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
+    is_matrix = len({len(own) for own in Y}) == 1 and all(
+        name in (0, 1) for own in Y for name in own
+    )
+    return is_whole and not is_matrix
 
 
 def drop_unweighted(X: CSR, Y: Pattern, sample_weight: Any) -> tuple[CSR, Pattern, Float32 | None]:

@@ -63,7 +63,8 @@ LINES: Final = {
         "a label is not a whole number", "write labels as whole numbers 0, 1, ... separated by ','"
     ),
     "LABEL_RANGE": ErrorCode(
-        "a label is below 0, or not below K", "use labels 0, 1, ..., K - 1, or set K with n_labels"
+        "a label is below 0, or not below K; or a cell of a label matrix is neither 0 nor 1",
+        "use labels 0, 1, ..., K - 1, or set K with n_labels; in a matrix, write 1 and 0",
     ),
     "SVM_BAD_INDEX": ErrorCode(
         "an index is not a whole number", "write features as index:value, the index in ASCII digits"

@@ -4,7 +4,7 @@
     npy   X in a file of `numpy.save`, y in another one (`labels_file`)
 
 X is (n, d) of numbers; zeros are not stored. y is (n,), the label of each row as a whole number, or
-(n, k), not 0 where a row has a label. Arrays are in C order. Rows are counted from 0.
+(n, k), 1 where a row has a label, else 0. Arrays are in C order. Rows are counted from 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.lib import format as npy_format
 
-from xcray.arrays import Pattern, pattern, pattern_from
+from xcray.arrays import Int64, Pattern, pattern, pattern_from
 from xcray.data.readers.blocks import Source
 from xcray.data.readers.columns import Mask, finite_rows, first_bad_entries
 from xcray.data.readers.error_log import ErrorCollector
@@ -174,18 +174,24 @@ def _check_shapes(source: Source, X: ArrayStream, y: ArrayStream) -> None:
 
 def _label_sets(y: Any, options: ReadOptions, row_errors: RowErrors) -> tuple[Pattern, Mask]:
     """Return the label sets of a slice, and which rows are valid. Raises LABEL_RANGE by row."""
-    limit, n = options.n_labels or options.max_labels, len(y)
+    limit, n, valid = options.n_labels or options.max_labels, len(y), np.ones(len(y), np.bool_)
+
+    def refuse(rows: Int64, bad: Mask, ids: Any, problem: str) -> None:
+        for row, at in first_bad_entries(rows, bad):
+            valid[row] = False
+            row_errors(row, "LABEL_RANGE", problem.format(ids[at]), str(ids[at]))
+
     if y.ndim == MAX_NDIM:
-        Y = pattern_from(y != 0)
-        outside = Y.indices >= limit
-        rows = np.repeat(np.arange(n), np.diff(Y.indptr))
-        ids = Y.indices
+        rows, values = np.repeat(np.arange(n), y.shape[1]), y.ravel()
+        refuse(rows, (values != 0) & (values != 1), values, "{} is neither 0 nor 1")
+        Y = pattern_from(y == 1)
+        rows, ids, outside = (
+            np.repeat(np.arange(n), np.diff(Y.indptr)),
+            Y.indices,
+            Y.indices >= limit,
+        )
     else:
         rows, ids, outside = np.arange(n), y, (y < 0) | (y >= limit)
         Y = pattern(np.arange(n + 1), np.where(outside, 0, y), limit)
-    valid = np.ones(n, np.bool_)
-    for row, at in first_bad_entries(rows, outside):
-        valid[row] = False
-        problem = f"label {ids[at]} is not from 0 to {limit - 1}"
-        row_errors(row, "LABEL_RANGE", problem, str(ids[at]))
+    refuse(rows, outside, ids, f"label {{}} is not from 0 to {limit - 1}")
     return Y, valid
