@@ -34,6 +34,9 @@ PARAMS: dict[str, dict[str, Any]] = {
     "selective-block-minimisation": {"C": 0.3, "eps": 0.01, "blocks": 4},
     "indexed-bcd": {"selection": "forest", "first_rows": 20, "query_rows": 10},
 }
+# one solver for each way to share a training among workers and to store what is finished
+DISTINCT = ("ppdsparse", "indexed-bcd", "pdsparse", "memoir", "dsmlr", "lbfgs", "lc")
+DISTINCT += ("generalized-least-squares", "calibrated-least-squares", "stagewise", *TOYS)
 # Their sums depend on the number of workers, so the objective is compared and not the bits.
 ROUNDED = ("lbfgs", "lc", "toy-gradient")
 

@@ -199,21 +199,6 @@ def test_a_part_changed_under_way_is_refused(tmp_path: Path, rng: np.random.Gene
         parts.merge(tmp_path / "w.arrow")
 
 
-def test_a_partial_model_says_so(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {
-        "label_names": ["a"],
-        "feature_names": ["f"],
-        "solver": "s",
-        "params": {},
-        "dataset_hash": "d",
-    }
-    W = csr([0, 0], [], [], 1)
-    assert write_fields(tmp_path / "part", W=W, b=[-1], missing=1, **fields).manifest[
-        "partial"
-    ] == {"missing": 1}
-    assert "partial" not in write_fields(tmp_path / "whole", W=W, b=[-1], **fields).manifest
-
-
 def test_a_model_of_mapped_weights_is_the_model_of_those_in_memory(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

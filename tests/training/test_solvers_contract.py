@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.small_trainings import PARAMS, References, compare, kill, once_at, spec_of
+from tests.support.small_trainings import (
+    DISTINCT,
+    PARAMS,
+    References,
+    compare,
+    kill,
+    once_at,
+    spec_of,
+)
 from tests.support.toy_solvers import TOYS
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
@@ -32,7 +40,6 @@ from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import LOST, read_streams
 
 FAMILIES = {name: SOLVERS[name].family for name in PARAMS}
-each_solver = pytest.mark.parametrize("solver", PARAMS)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +48,7 @@ def references(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Refer
     return References(tiny, tmp_path_factory.mktemp("references"))
 
 
-@each_solver
+@pytest.mark.parametrize("solver", PARAMS)
 def test_report_model_card_and_label_table(
     tiny: Dataset, references: References, solver: str
 ) -> None:
@@ -74,7 +81,7 @@ def test_report_model_card_and_label_table(
     assert np.mean(hits) == pytest.approx(result.measures["P@1"], abs=0.011)
 
 
-@each_solver
+@pytest.mark.parametrize("solver", DISTINCT)
 def test_threads_give_the_same_model(
     tiny: Dataset, references: References, tmp_path: Path, solver: str
 ) -> None:
@@ -93,12 +100,9 @@ def often() -> Iterator[None]:
         yield
 
 
-# one solver for each way to store what is finished
-STOPPED = ["ppdsparse", "indexed-bcd", "dsmlr", "lbfgs", "lc", "generalized-least-squares"]
-STOPPED += ["calibrated-least-squares", "stagewise", *TOYS]
-
-
-@pytest.mark.parametrize("solver", STOPPED)
+@pytest.mark.parametrize(
+    "solver", [name for name in DISTINCT if name not in ("pdsparse", "memoir")]
+)
 def test_stopped_and_resumed_it_has_the_same_model(
     tiny: Dataset, references: References, tmp_path: Path, solver: str
 ) -> None:

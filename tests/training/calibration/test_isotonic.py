@@ -71,7 +71,7 @@ def calibration(**changes: Any) -> Calibration:
 
 
 @given(pairs=FEW, n_bins=st.integers(1, 20))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_ece_is_the_naive_one_in_any_order(pairs: list[tuple[float, bool]], n_bins: int) -> None:
     predicted, right = sigmoid([score for score, _ in pairs]), np.array([r for _, r in pairs])
     result = measures.ece(predicted, right, n_bins)
@@ -116,7 +116,7 @@ def test_invalid_probabilities_are_refused(wrong: tuple[Any, Any]) -> None:
 
 
 @given(pairs=FEW)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_curve_is_isotonic_regression_with_two_extra_points(
     pairs: list[tuple[float, bool]],
 ) -> None:

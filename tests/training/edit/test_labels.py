@@ -285,14 +285,6 @@ def test_renaming_changes_names_alone(complete_model: Model, tmp_path: Path) -> 
     assert new.sha256 != complete_model.sha256
 
 
-def test_the_same_change_gives_the_same_bytes(tiny: Dataset, some: Model, tmp_path: Path) -> None:
-    one = add_labels(some.path, tiny.path, tmp_path / "one", options=SERIAL)
-    two = add_labels(some.path, tiny.path, tmp_path / "two", options=EditOptions(workers=2))
-    assert one.sha256 == two.sha256
-    for name in ("weights.arrow", "bias.arrow", "index/lists.arrow", "labels.arrow"):
-        assert (one.model_path / name).read_bytes() == (two.model_path / name).read_bytes()
-
-
 def test_labels_of_an_unknown_solver_can_be_removed_and_renamed(
     some: Model, tmp_path: Path
 ) -> None:

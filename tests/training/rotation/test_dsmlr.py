@@ -63,38 +63,11 @@ def test_metrics_of_held_out_rows_are_true(tiny, reference):
     assert newest["held_out"] == pytest.approx(plain, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("group", "workers", "order"),
-    [("serial", 2, "sync"), ("threads", 2, "ring"), ("threads", 3, "sync")],
-)
-def test_bits_depend_on_grid_data_and_seed_alone(tiny, reference, tmp_path, group, workers, order):
-    assert (
-        trained_dsmlr(tiny, tmp_path, group, workers, order=order).block.digest()
-        == reference.block.digest()
-    )
-
-
 def test_rows_from_the_driver_are_those_of_the_directory(tiny, reference, tmp_path):
     assert (
         trained_dsmlr(tiny, tmp_path, "threads", 2, directory=False).block.digest()
         == reference.block.digest()
     )
-
-
-def test_another_seed_is_another_run(tiny, reference, tmp_path):
-    assert trained_dsmlr(tiny, tmp_path, seed=1).block.digest() != reference.block.digest()
-
-
-def test_a_stop_and_a_resume_change_no_bit(tiny, reference, tmp_path):
-    stop = StopFlag()
-
-    def on_progress(progress):
-        if progress.done > 2.3:
-            stop.set()
-
-    with pytest.raises(Stopped):
-        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, on_progress=on_progress)
-    assert trained_dsmlr(tiny, tmp_path, "serial", 3).block.digest() == reference.block.digest()
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import threading
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,7 +35,7 @@ def test_blocks_are_delivered_in_order_with_their_counts(reference):
     assert reference.outcome.epochs == 6
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 6])
+@pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("group", ["serial", "threads"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_bits_do_not_depend_on_workers_or_the_barrier(
@@ -153,35 +150,6 @@ def test_rollbacks_are_limited(tmp_path):
     assert result.objective == result.history[0]["objective"]
 
 
-DRIVER = """
-import sys, time
-from pathlib import Path
-from tests.support.rotation_toy import Toy, ToyWork, plan_of, trained
-def on_progress(progress):
-    time.sleep(600 if progress.newest.get("epoch", 0) >= 5 else 0)  # the test can be slow to kill it
-trained(Path(sys.argv[1]), "threads", 2, ToyWork(Toy(pause=0.05)), plan_of(checkpoint_seconds=0.0), on_progress=on_progress)
-"""
-
-
-def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(reference, tmp_path):
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3]
-    )
-    ends = time.monotonic() + 300.0
-    while not list(tmp_path.glob("checkpoint-00000[2-5]")):
-        assert time.monotonic() < ends, "no sync point came"
-        assert driver.poll() is None
-        time.sleep(0.01)
-    driver.kill()
-    driver.wait()
-    began = []
-    result = trained(
-        tmp_path, on_progress=lambda progress: began.append(progress.newest.get("epoch", 0))
-    )
-    assert began[0] >= 2
-    assert result.bits == reference.bits
-
-
 class Halt:
     """Sets the stop flag in the middle of the interval after a number of sync points."""
 
@@ -207,8 +175,7 @@ def stopped_at(
         )
 
 
-@pytest.mark.parametrize("sync_points", range(6))
-@pytest.mark.parametrize("seconds", [0.0, 1e9])
+@pytest.mark.parametrize(("sync_points", "seconds"), [(0, 0.0), (2, 1e9), (3, 0.0), (5, 1e9)])
 def test_a_stop_at_any_sync_point_and_a_resume_change_no_bit(
     reference, tmp_path, sync_points, seconds
 ):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.s3 import BUCKET, FaultProxy, cut_once
 from tests.support.svm_problems import svm_dataset, svm_problem
 from xcray.cli.main import main
 from xcray.cli.training import data_storage
@@ -29,7 +28,6 @@ from xcray.errors import (
     NotFound,
     ParameterError,
     Stopped,
-    Unavailable,
 )
 from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.storage.atomic import file_digests
@@ -182,36 +180,6 @@ def test_a_plain_copy_of_a_directory_can_be_pulled(dataset: Dataset, tmp_path: P
     build_forest_directory(Dataset.open(tmp_path / "copy"), 64)
     with pytest.raises(Conflict, match="exists already"):
         plan.fetch(tmp_path / "copy")
-
-
-def test_a_broken_connection_is_resumed(
-    proxy: FaultProxy, dataset: Dataset, tmp_path: Path
-) -> None:
-    push(uri := f"s3://{BUCKET}/data-cut", dataset.path)
-    proxy.fault = cut_once("x_rows.arrow", 100)
-    assert plan_copy(f"{uri}/svm").fetch(tmp_path / "copy")
-    assert file_digests(tmp_path / "copy") == file_digests(dataset.path)
-
-
-def test_an_outage_keeps_what_was_received(
-    proxy: FaultProxy, dataset: Dataset, tmp_path: Path
-) -> None:
-    push(uri := f"s3://{BUCKET}/data-outage", dataset.path)
-    plan = plan_copy(f"{uri}/svm")
-
-    def broken(environ: dict[str, object], answer: object) -> object:
-        if str(environ["PATH_INFO"]).endswith("labels.arrow"):
-            raise ConnectionResetError("no answer")
-        return answer
-
-    proxy.fault = broken  # type: ignore[assignment]
-    with pytest.raises(Unavailable) as error:
-        plan.fetch(tmp_path / "copy")
-    assert error.value.code == "STORAGE_AWAY"
-    proxy.fault = None
-    moved = plan.fetch(tmp_path / "copy")
-    assert moved is not None
-    assert moved.kept > 0
 
 
 def test_the_commands(

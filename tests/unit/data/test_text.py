@@ -363,7 +363,7 @@ ANY_TEXT = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(RULES, st.lists(ANY_TEXT, min_size=1, max_size=8), st.lists(ANY_TEXT, max_size=8))
 def test_equals_the_naive_twin_to_the_bit(params, texts, others):
     pipeline, X = TextPipeline.fit_transform([*texts, "a word"], params)
@@ -375,7 +375,7 @@ def test_equals_the_naive_twin_to_the_bit(params, texts, others):
         np.testing.assert_array_equal(one, other)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(RULES, ANY_TEXT)
 def test_terms_are_those_of_the_naive_twin(params, text):
     assert sorted(terms.make_tokenizer(params)(text)) == sorted(naive.terms(params, text))

@@ -87,16 +87,6 @@ def test_equals_the_naive_search_on_many_queries() -> None:
     assert compared == 1_500
 
 
-def test_agrees_with_the_dense_product(rng: np.random.Generator) -> None:
-    W, X = sparse(rng, 40, 30, 0.3), sparse(rng, 20, 30, 0.3)
-    b = rng.normal(size=40).astype(np.float32)
-    top = InvertedIndex.build(W, b).query(X, 40)
-    scores = (
-        X.to_scipy().toarray().astype(np.float64) @ W.to_scipy().toarray().astype(np.float64).T + b
-    )
-    np.testing.assert_allclose(top.scores, -np.sort(-scores, axis=1), rtol=0, atol=1e-12)
-
-
 def test_by_hand() -> None:
     W = csr([0, 2, 3, 3, 4], [0, 1, 1, 1], [1, 2, 2, -4], 2)
     index = InvertedIndex.build(W, np.array([0, 1, 3, 0], np.float32))
@@ -140,24 +130,6 @@ def test_scores_and_ranks_of_single_labels_are_those_of_the_search(
         ):
             assert index.score(X, label, i) == score
             assert index.rank(X, label, i) == place
-
-
-def test_a_view_of_rows_is_searched_as_itself(rng: np.random.Generator) -> None:
-    W, X = sparse(rng, 60, 30, 0.2), sparse(rng, 10, 30, 0.3)
-    index = InvertedIndex.build(W, np.zeros(60, np.float32))
-    view = CSR(X.indptr[4:8], X.indices, X.data, X.n_cols)
-    whole = index.query(X, 5)
-    same(index.query(view, 5), TopK(whole.labels[4:7], whole.scores[4:7]))
-
-
-def test_answers_are_read_only(rng: np.random.Generator) -> None:
-    top = InvertedIndex.build(sparse(rng, 5, 5, 0.5), np.zeros(5, np.float32)).query(
-        sparse(rng, 2, 5, 0.5)
-    )
-    assert top.labels.dtype == np.int32
-    assert top.scores.dtype == np.float64
-    assert not top.labels.flags.writeable
-    assert not top.scores.flags.writeable
 
 
 def raw(indptr: list[int], indices: list[int], data: list[float], n_cols: int = 5) -> CSR:

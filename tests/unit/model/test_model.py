@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -126,20 +125,6 @@ def test_the_text_pipeline_and_the_class_report_come_along(tmp_path: Path) -> No
     assert model.manifest["report"] == {"seconds": 1.5}
 
 
-def test_arrays_are_views_of_the_files(tmp_path: Path) -> None:
-    big = np.ones((400, 5000), np.float32)
-    names = {
-        "label_names": [str(i) for i in range(400)],
-        "feature_names": [str(i) for i in range(5000)],
-    }
-    write_fields(tmp_path / "m", **parts(W=csr_from(big), b=np.zeros(400), **names))
-    before = pa.total_allocated_bytes()
-    model = Model.open(tmp_path / "m", verify=False)
-    assert pa.total_allocated_bytes() - before < 1 << 16
-    assert not model.W.data.flags.owndata
-    assert not model.W.data.flags.writeable
-
-
 def test_labels_by_name_and_number(tmp_path: Path) -> None:
     model = write_fields(tmp_path / "m", **parts())
     assert [model.label_id(label) for label in ("csv", "ünï", "", 2, np.int32(1))] == [
@@ -232,27 +217,6 @@ def test_models_of_edge_sizes(tmp_path: Path) -> None:
         assert Model.open(tmp_path / name).W.shape == shape
 
 
-@pytest.mark.drill
-def test_every_flipped_byte_is_detected_and_its_file_named(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
-    text_model(tmp_path / "m")
-    flips, undetected = 0, []
-    for path in sorted(p for p in (tmp_path / "m").rglob("*") if p.is_file()):
-        name, content = path.relative_to(tmp_path / "m").as_posix(), path.read_bytes()
-        for offset in range(len(content)):
-            damaged = bytearray(content)
-            damaged[offset] ^= 1 << int(rng.integers(8))
-            path.write_bytes(damaged)
-            flips += 1
-            if not refused(tmp_path / "m", name):
-                undetected.append((name, offset))
-        path.write_bytes(content)
-    assert undetected == []
-    assert flips > 10_000
-    Model.open(tmp_path / "m")  # all files are restored
-
-
 def refused(path: Path, name: str) -> bool:
     """Return whether a model is refused as corrupt because of the named file."""
     try:
@@ -276,30 +240,6 @@ def test_every_truncated_or_missing_file_is_detected_without_verifying(tmp_path:
         with pytest.raises(NotFound if path.name == "manifest.json" else Corrupt, match=path.name):
             Model.open(tmp_path / "m", verify=False)
         path.write_bytes(content)
-
-
-def test_files_of_another_model_are_detected(tmp_path: Path) -> None:
-    write_fields(tmp_path / "a", **parts())
-    write_fields(
-        tmp_path / "b",
-        **parts(
-            b=[9, 9, 9],
-            W=csr([0, 2, 2, 4], [0, 2, 1, 3], [1, 1, 1, 1], 4),
-            label_names=["abc", "ünï", ""],
-        ),
-    )
-    for name in (
-        "weights.arrow",
-        "bias.arrow",
-        "labels.arrow",
-        "index/lists.arrow",
-        "manifest.json",
-    ):
-        shutil.copytree(tmp_path / "a", tmp_path / "mixed")
-        shutil.copy(tmp_path / "b" / name, tmp_path / "mixed" / name)
-        with pytest.raises(Corrupt):
-            Model.open(tmp_path / "mixed")
-        shutil.rmtree(tmp_path / "mixed")
 
 
 def resealed(path: Path, **changes: Any) -> None:
@@ -456,17 +396,6 @@ def test_the_difference_between_models(tmp_path: Path) -> None:
     assert result.measures == {"P@1": (0.625, 0.75), "P@3": (None, 0.5)}
     same = diff(a, a)
     assert (same.identical, same.changed, same.same_content) == (("x", "y", "z"), (), True)
-
-
-@pytest.mark.parametrize("data", [[0.5, -1, 2, 0.5], [0.5, 1, 2, 0.25]])
-def test_one_changed_weight_is_a_changed_label(tmp_path: Path, data: list[float]) -> None:
-    a = write_fields(tmp_path / "a", **parts())
-    b = write_fields(tmp_path / "b", **parts(W=csr([0, 2, 2, 4], [0, 2, 1, 3], data, 4)))
-    assert len(diff(a, b).changed) == 1
-    moved = write_fields(
-        tmp_path / "c", **parts(W=csr([0, 2, 2, 4], [0, 3, 1, 3], [0.5, -1, 2, 0.25], 4))
-    )
-    assert diff(a, moved).changed == ("csv",)
 
 
 def test_the_card_reports_the_certificates(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def any_worker(random):
     )[0]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(grids(), st.sampled_from(ORDERS))
 def test_every_cell_is_passed_once_per_sweep_in_any_order_of_events(grid, order):
     """World and `check` assert the invariants at every event, and the schedule always ends."""
@@ -165,7 +165,7 @@ def test_every_cell_is_passed_once_per_sweep_in_any_order_of_events(grid, order)
     World(homes, order=order, **options).run(any_worker(random))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(grids(), st.sampled_from(["ring", "sync"]))
 def test_ring_and_sync_are_the_nested_loops_to_the_bit(grid, order):
     homes, options, random = grid
@@ -247,11 +247,6 @@ def test_a_pass_covers_the_shards_of_a_worker():
     lengths = Counter(len(visit.shards) for visit in world.issued if visit.sweep == 1)
     assert lengths[4] >= 3 * 16
     assert sum(lengths.values()) <= 5 * 16
-
-
-def test_the_ring_ends_with_one_worker():
-    world = World(["w0"] * 6, 4, 2, order="ring", ahead=1).run(lambda busy: busy[0])
-    assert any(visit.shards == (0, 1, 2, 3, 4, 5) for visit in world.issued)
 
 
 @settings(max_examples=80, deadline=None)

@@ -18,7 +18,6 @@ from xcray.kernels.training import dynamic_csr as growing
 from xcray.kernels.training.pdsparse import project
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers import SOLVERS, make_solver
-from xcray.solvers import dual_checkpoint as kept
 from xcray.solvers.pdsparse import PDSparseSolver, _empty_table
 from xcray.solvers.solved_labels import SolvedLabels
 
@@ -74,10 +73,15 @@ def assert_same(a: SolvedLabels, b: SolvedLabels) -> None:
 # ---- the whole problem ----
 
 
-@pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize(
-    ("lam", "tau", "C"),
-    [(0.01, 1.0, 1.0), (0.0, 1.0, 1.0), (0.3, 1.0, 1.0), (0.05, 0.2, 3.0), (0.02, 5.0, 0.1)],
+    ("lam", "tau", "C", "single"),
+    [
+        (0.01, 1.0, 1.0, False),
+        (0.0, 1.0, 1.0, True),
+        (0.3, 1.0, 1.0, True),
+        (0.05, 0.2, 3.0, False),
+        (0.02, 5.0, 0.1, True),
+    ],
 )
 def test_objective_and_weights_equal_the_naive_solution(lam, tau, C, single):
     X, Y = problem(1, n=15, d=10, k=5, single=single)
@@ -195,7 +199,7 @@ def test_conditions_of_the_optimum():
                 assert np.maximum(beta[i], 0.0).sum() == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_projection_equals_the_naive_twins_and_a_general_solvers(seed):
     rng = np.random.default_rng(seed)
     for _ in range(40):
@@ -338,14 +342,14 @@ def test_common_features_of_many_labels_grow_tables():
 def test_growing_matrix_equals_a_dense_one():
     rng = np.random.default_rng(13)
     table, state = _empty_table(3), np.zeros((3, 200))
-    for turn in range(300):
+    for turn in range(100):
         j, n = np.int32(rng.integers(3)), int(rng.integers(1, 6))  # a compiled signature
         columns = rng.choice(200 if j else 6, n, replace=False).astype(np.int32)
         changes = rng.choice([0.0, 0.5, -0.5, 1.0], n)
         assert growing.has_capacity(table, frozen([j], np.int32), n)
         growing.add(table, j, columns, changes, np.float32(0.75), 0.6)
         state[j, columns] += 0.75 * changes
-        if turn % 100 == 99:
+        if turn % 50 == 49:
             check(table, state, 0.6)
     growing.clear(table)
     check(table, np.zeros((3, 200)), 0.6)
@@ -408,31 +412,6 @@ def test_a_stop_is_detected_and_leaves_nothing(monkeypatch):
     with pytest.raises(Stopped, match="next run"):
         solver.solve(local, labels, lambda: next(turns) > 20)
     assert_same(solver.solve(local, labels), solved(solver, X, Y))
-
-
-@pytest.mark.parametrize("stop_after", [1, 2, 4])
-def test_stored_duals_resume_with_the_same_bits(tmp_path, monkeypatch, stop_after):
-    monkeypatch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
-    X, Y = problem(17, n=150, d=40, k=12)
-    solver = PDSparseSolver(eps=1e-3, max_passes=500)
-    whole, labels = solved(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32)
-    assert whole.records["rounds"].max() > 5
-    local = local_of(solver, X, Y)
-    local.checkpoint_dir = tmp_path
-    saved, write = [], kept.write_table
-    monkeypatch.setattr(
-        kept, "write_table", lambda path, table: saved.append(path) or write(path, table)
-    )
-    with pytest.raises(Stopped):
-        solver.solve(local, labels, lambda: len(saved) >= stop_after)
-    fresh = local_of(solver, X, Y)
-    fresh.checkpoint_dir = tmp_path
-    _, state = kept.DualCheckpoint(tmp_path / "pdsparse.arrow", 0.0).load()
-    assert state["passes"][0] == stop_after
-    saved.clear()
-    assert_same(solver.solve(fresh, labels), whole)
-    # Saved at the restart, and after each pass except the last.
-    assert len(saved) == whole.records["rounds"].max() - stop_after
 
 
 def test_damaged_stored_duals_are_set_aside(tmp_path, monkeypatch):

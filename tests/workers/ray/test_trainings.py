@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import ray as ray_module
 
-from tests.support.small_trainings import PARAMS, References, compare, kill, once_at, spec_of
+from tests.support.small_trainings import DISTINCT, References, compare, kill, once_at, spec_of
 from xcray.data.dataset import Dataset
 from xcray.model.model import Model
 from xcray.predict import Predictor
@@ -18,8 +18,8 @@ from xcray.training import train
 
 pytestmark = pytest.mark.usefixtures("ray")
 QUICK = [("ppdsparse", 2), ("dsmlr", 2)]
-DRILLS = [(name, 2) for name in PARAMS if name not in ("ppdsparse", "dsmlr", "memoir-paper")]
-DRILLS += [(name, 4) for name in ("ppdsparse", "indexed-bcd", "memoir", "stagewise")]
+DRILLS = [(name, 2) for name in DISTINCT if (name, 2) not in QUICK]
+DRILLS += [(name, 4) for name in ("indexed-bcd", "memoir")]
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_shrinking_does_not_change_the_solution(noisy: SVMProblem, inner: str) -
 def test_rows_on_disk_give_the_same_bits(
     tmp_path_factory: pytest.TempPathFactory, inner: str
 ) -> None:
-    problem = svm_problem(5, n=20_000, d=16, flipped=0.0)
+    problem = svm_problem(5, n=5_000, d=16, flipped=0.0)
     dataset = svm_dataset(problem, tmp_path_factory.mktemp("data") / "svm")
     build_forest_directory(dataset, 32)
     solver = IndexedBCDSolver(
