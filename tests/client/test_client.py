@@ -67,6 +67,7 @@ def test_data_sets_and_jobs(server: ServerSetup, tmp_path: Path) -> None:
     dataset = client.datasets.upload(file, name="docs", format="jsonl", test=file)
     result = client.datasets.wait(dataset["id"], seconds=120)
     assert (result["status"], result["stats"]["splits"]["test"]["n_rows"]) == ("READY", 20)
+    assert [each["code"] for each in result["stats"]["warnings"]] == ["COPIED_ROWS"]
     assert next(one["id"] for one in client.datasets.list()) == result["id"]
     found = client.datasets.histograms(result["id"], examples=2)
     assert found["parts"]["train"]["examples"][0]["labels"]
@@ -93,8 +94,16 @@ def test_data_sets_and_jobs(server: ServerSetup, tmp_path: Path) -> None:
     with pytest.raises(Conflict) as running:
         client.jobs.delete(job["id"])
     assert running.value.details["state"] == "PENDING"
-    client.jobs.stop(job["id"])
+    assert [client.jobs.stop(job["id"])["status"] for _ in range(2)] == ["STOPPED"] * 2
+    home = server.app_state.home
+    home.run(job["id"]).mkdir()
+    home.log(job["id"]).write_text("a line\n")
     client.jobs.delete(job["id"])
+    assert not home.run(job["id"]).exists()
+    assert not home.log(job["id"]).exists()
+    for ask in (client.jobs.get, client.jobs.logs, client.jobs.stop, client.jobs.resume):
+        with pytest.raises(NotFound):
+            ask(job["id"])
     client.datasets.delete(result["id"])
     with pytest.raises(NotFound):
         client.datasets.get(result["id"])
@@ -114,6 +123,9 @@ def test_a_bad_file_is_an_error_with_its_line(server: ServerSetup, tmp_path: Pat
     with pytest.raises(InputError) as caught:
         server.client.datasets.wait(dataset["id"], seconds=120)
     assert (caught.value.code, caught.value.details["line"]) == ("SVM_BAD_VALUE", 2)
+    with pytest.raises(Conflict) as refused:
+        server.client.jobs.submit(dataset=dataset["id"], model="m")
+    assert refused.value.code == "DATASET_NOT_READY"
     with pytest.raises(NotFound):
         server.client.datasets.upload(tmp_path / "none", name="bad", format="svmlight")
 

@@ -8,8 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numba
 import pytest
 
+from tests.support.waiting import until
 from xcray import training
 from xcray.cli.main import main
 from xcray.cli.setup.doctor import check_training
@@ -197,14 +197,6 @@ def test_models_are_described_and_compared(shell: Shell, tmp_path: Path) -> None
 # in separate processes, which get real signals
 
 
-def wait_for(wish: Callable[[], bool]) -> None:
-    """Wait until `wish` returns a true value."""
-    deadline = time.monotonic() + PATIENCE
-    while not wish():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.02)
-
-
 def command(line: str) -> subprocess.Popen[str]:
     """Start a command in its own process."""
     words = [sys.executable, "-m", "xcray", *shlex.split(line)]
@@ -217,7 +209,7 @@ def test_an_interrupted_training_resumes_to_the_same_model(shell: Shell, tmp_pat
     work = f"train {tmp_path}/data --out {tmp_path}/model --pool serial -p eps=0.0001"
     begun = command(work)
     parts = tmp_path / "model.run"
-    wait_for(lambda: begun.poll() is not None or len(list(parts.rglob("*.arrow"))) >= 2)
+    until(lambda: begun.poll() is not None or len(list(parts.rglob("*.arrow"))) >= 2)
     begun.send_signal(signal.SIGINT)
     _, err = begun.communicate(timeout=PATIENCE)
     assert begun.returncode == 130, err
@@ -238,7 +230,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("served")
     process = command(f"serve --port 0 --home {home} --pool threads --log-level error --json")
     try:
-        wait_for(lambda: (home / "serve.json").is_file() or process.poll() is not None)
+        until(lambda: (home / "serve.json").is_file() or process.poll() is not None)
         assert process.poll() is None, process.communicate()[1]
         yield str(json.loads((home / "serve.json").read_text())["url"])
     finally:
@@ -339,9 +331,9 @@ def test_doctor_tells_compilation_from_training(monkeypatch: pytest.MonkeyPatch)
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     home = tmp_path / "home"
     demo = command(f"demo --pool threads --home {home}")
-    wait_for(lambda: (home / "serve.json").is_file() or demo.poll() is not None)
+    until(lambda: (home / "serve.json").is_file() or demo.poll() is not None)
     # One child process builds the data set.
-    wait_for(lambda: len(processes.find_descendants([demo.pid])) >= 2 or demo.poll() is not None)
+    until(lambda: len(processes.find_descendants([demo.pid])) >= 2 or demo.poll() is not None)
     family = processes.find_descendants([demo.pid])
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=PATIENCE)

@@ -1,19 +1,22 @@
-"""Each solver over REST: a job in a process of its own, and answers of the model it publishes."""
+"""Each solver over REST: a job, and answers of the model that it publishes."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.live_service import serving, settings_for
 from xcray.client import Client
+from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.states import SUCCEEDED
+from xcray.service.app import create_app
+from xcray.service.app_state import AppState
 from xcray.solvers import SOLVERS
+
+pytestmark = pytest.mark.drill
 
 TOPICS = {"fruit": "apple pear plum", "tool": "hammer saw drill", "bird": "owl robin crow"}
 # parameters that make trainings of so few rows short
@@ -25,45 +28,36 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Yield a client of a service on this machine that has the data set `topics`."""
-    home = tmp_path_factory.mktemp("served")
-    words = [sys.executable, "-m", "xcray", "serve", "--port", "0", "--pool", "threads", "--json"]
-    env = {**os.environ, "XCRAY_HOME": str(home), "XCRAY_LOG_LEVEL": "error"}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as service:
-        try:
-            assert service.stdout is not None
-            line = next(line for line in service.stdout if '"url"' in line)
-            with Client(line.split('"')[3]) as connected:
-                upload(connected, home / "texts.jsonl")
-                yield connected
-        finally:
-            service.terminate()
-
-
-def upload(client: Client, file: Path) -> None:
-    """Upload texts with one label each, and wait for the data set."""
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, AppState]]:
+    """Yield a client of a service with the data set `topics`; the test runs the jobs."""
+    home = tmp_path_factory.mktemp("served") / "home"
+    app = create_app(settings_for(home))
     rows = [
         {"text": f"{word} {other} {topic}", "labels": [topic]}
         for topic, words in TOPICS.items()
         for word in words.split()
         for other in words.split()
     ]
+    file = home.parent / "texts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = client.datasets.upload(
-        file, name="topics", format="jsonl", options={"test_fraction": 0.2}
-    )
-    assert client.datasets.wait(data["id"])["status"] == "READY"
+    with serving(app) as url, Client(url) as client:
+        options = {"test_fraction": 0.2}
+        data = client.datasets.upload(file, name="topics", format="jsonl", options=options)
+        assert client.datasets.wait(data["id"])["status"] == "READY"
+        yield client, app.state.app_state
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("solver", sorted(SOLVERS))
-def test_a_job_publishes_a_model_that_answers(client: Client, solver: str) -> None:
-    job = client.jobs.submit(
-        dataset="topics", model=solver, solver=solver, params=SMALL.get(solver, {}), workers=1
-    )
-    ended = client.jobs.wait(job["id"])
-    assert ended["status"] == "SUCCEEDED", ended
+def test_a_job_publishes_a_model_that_answers(
+    service: tuple[Client, AppState], solver: str
+) -> None:
+    client, state = service
+    params = SMALL.get(solver, {})
+    how: dict[str, Any] = {"solver": solver, "params": params, "pool": "threads", "workers": 1}
+    client.jobs.submit(dataset="topics", model=solver, **how)
+    job = state.store.attempts.claim("test", lease_seconds=600)
+    assert job is not None
+    assert run_attempt(state.store, state.home, job.id, job.attempt) == SUCCEEDED
     for topic, words in TOPICS.items():
         [answer] = client.predict(solver, [f"{words} {topic}"], top_k=1)["predictions"]
         assert answer["labels"] == [topic]

@@ -11,18 +11,17 @@ import argparse
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.robustness.faults import __main__ as commands
-from tests.robustness.faults import stage, strace, table
+from tests.robustness.faults import stage, strace
 from tests.robustness.faults.catalogue import ROWS
 from tests.robustness.faults.invariants import check
 from tests.robustness.faults.ledger import Ledger
-from tests.robustness.faults.measurements import Measurements, percentile
+from tests.robustness.faults.measurements import Measurements, percentile, table_line
 from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
@@ -83,17 +82,13 @@ def test_every_row_of_the_catalogue_is_there() -> None:
 
 
 def test_a_row_that_hangs_is_ended_and_the_others_go_on() -> None:
-    chosen = argparse.Namespace(runs=1, seed=0, small=True, plain=False)
+    chosen = argparse.Namespace(runs=1, seed=0, small=True)
     slow = ROWS["F28"]._replace(limit=1.0)  # takes minutes without the limit
-    measurements = commands._run_in_subprocess(slow, chosen, threading.Event())
-    assert measurements is not None
+    measurements = commands.play_in_subprocess(slow, chosen)
     assert (measurements["row"], measurements["ok"]) == ("F28", False)
-    ended = threading.Event()
-    ended.set()
-    assert commands._run_in_subprocess(slow, chosen, ended) is None
 
 
-def test_the_last_line_of_a_row_has_its_measurements() -> None:
+def test_the_last_line_of_a_row_has_its_figures() -> None:
     assert commands._last('F3 BROKEN\n{"row": "F3"}\n') == {"row": "F3"}
     for cut in ("", "\n", '{"row": "F', "3", "Killed"):
         assert commands._last(cut) is None
@@ -167,20 +162,14 @@ def test_a_row_without_an_injected_fault_is_not_kept() -> None:
     assert measurements.as_dict()["broken"] == ["wrong: so"]
 
 
-def test_the_table_is_written_between_the_marks_of_a_page(tmp_path: Path) -> None:
-    page, measurements = (
-        tmp_path / "page.md",
-        Measurements("F3", "a fault", "a way", runs=5, recovery=[1.0, 3.0], redone=[0.25]),
+def test_a_row_is_a_line_of_the_table() -> None:
+    measurements = Measurements(
+        "F3", "a fault", "a way", runs=5, recovery=[1.0, 3.0], redone=[0.25]
     )
-    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    table.into(page, [measurements.as_dict()], runs=5, small=True)
-    text = page.read_text()
-    assert "old" not in text
-    assert "`python -m tests.robustness.faults all --runs 5 --small` of " in text
-    assert "Not played: F1, F2, F4, " in text
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "| F3 | a fault | a way | 5 | 0 | 0 | 0 | 2.0 / 3.0 | 25% |" in text
+    measurements.note("private namespaces")
+    measurements.note("so")
+    line = table_line(measurements.as_dict(), ("tests/a.py::test_b", "tests/a.py"))
+    assert line == "| F3 | a fault | a way | 5 | 0 | 0 | 0 | 2.0 / 3.0 | 25% | so | a.py |"
 
 
 def test_percentiles() -> None:

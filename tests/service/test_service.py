@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +23,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.support.live_service import LABELS, TEXTS, client_of, publish, raw, serving, settings_for
+from tests.support.waiting import until
 from xcray.errors import Conflict, ParameterError, Unavailable
 from xcray.jobs.states import SUCCEEDED
 from xcray.service.app import AppParts, create_app
@@ -90,16 +91,6 @@ def stub_service(folder: Path, **changes: Any) -> Iterator[Service]:
         yield Service(http, app.state.app_state, app)
 
 
-def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Wait until `look` returns a true value and return it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if result := look():
-            return result
-        time.sleep(0.02)
-    raise AssertionError("the condition did not become true in time")
-
-
 def settled(http: httpx.Client, dataset_id: str) -> dict[str, Any]:
     """Wait until a data set is no longer BUILDING and return it."""
 
@@ -107,7 +98,7 @@ def settled(http: httpx.Client, dataset_id: str) -> dict[str, Any]:
         body: dict[str, Any] = http.get(f"/v1/datasets/{dataset_id}").json()
         return None if body["status"] == "BUILDING" else body
 
-    result: dict[str, Any] = eventually(look)
+    result: dict[str, Any] = until(look)
     return result
 
 
@@ -154,36 +145,6 @@ def test_a_text_file_becomes_a_data_set(tmp_path: Path) -> None:
         assert not list((tmp_path / "home" / "datasets").iterdir())
         assert not list((tmp_path / "home" / "uploads").iterdir())
         assert not list((tmp_path / "home" / "builds").iterdir())
-
-
-def test_train_and_test_files_and_bad_lines(tmp_path: Path) -> None:
-    with client_of(create_app(settings_for(tmp_path / "home"))) as http:
-        ids = [
-            http.post("/v1/uploads", content=LINES.encode(), headers=OCTETS).json()["id"]
-            for _ in range(2)
-        ]
-        request = {"name": "both", "format": "jsonl", "uploads": {"train": ids[0], "test": ids[1]}}
-        both = http.post("/v1/datasets", json=request).json()
-        bad = http.post(
-            "/v1/datasets?name=bad&format=svmlight",
-            content=b"0 1:1\n0 2:nan\n0 x:1\n",
-            headers=OCTETS,
-        ).json()
-        job = settled(http, both["id"])
-        assert {part: split["n_rows"] for part, split in job["stats"]["splits"].items()} == {
-            "train": 20,
-            "test": 20,
-        }
-        assert [each["code"] for each in job["stats"]["warnings"]] == ["COPIED_ROWS"]
-        again = http.post("/v1/datasets", json=request)
-        assert (again.status_code, again.json()["code"]) == (404, "NOT_FOUND")
-        failed = settled(http, bad["id"])
-        assert failed["status"] == "FAILED"
-        assert failed["stats"]["problem"]["code"] == "SVM_NOT_FINITE"
-        assert [entry["line"] for entry in failed["stats"]["errors"]] == [2, 3]
-        assert str(tmp_path) not in json.dumps(failed)
-        refused = http.post("/v1/jobs", json={"dataset": bad["id"], "model": "m"})
-        assert (refused.status_code, refused.json()["code"]) == (409, "DATASET_NOT_READY")
 
 
 @pytest.mark.parametrize(
@@ -301,9 +262,7 @@ def test_uploads_and_builds_of_a_crashed_service_are_swept_and_resumed(tmp_path:
     with client_of(second) as http:
         assert settled(http, body["id"])["status"] == "READY"
         # Inputs are deleted after the result is reported.
-        eventually(
-            lambda: not any(list((home / place).iterdir()) for place in ("uploads", "builds"))
-        )
+        until(lambda: not any(list((home / place).iterdir()) for place in ("uploads", "builds")))
 
 
 @pytest.mark.parametrize(
@@ -357,7 +316,7 @@ def test_deleting_a_data_set_ends_its_build(tmp_path: Path) -> None:
     with client_of(app) as http:
         body = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
         mark = tmp_path / "home" / "builds" / body["id"] / "pid"
-        eventually(lambda: mark.is_file() and mark.read_text())
+        until(lambda: mark.is_file() and mark.read_text())
         pid = int(mark.read_text())
         assert http.delete(f"/v1/datasets/{body['id']}").status_code == 204
         with pytest.raises(ProcessLookupError):
@@ -410,32 +369,6 @@ def test_specs_are_checked_before_they_are_accepted(
     assert shared.http.get("/v1/jobs").json()["jobs"] == []
 
 
-def test_stop_resume_delete(service: Service) -> None:
-    job = submitted(service)
-    path = f"/v1/jobs/{job['id']}"
-    assert service.http.delete(path).status_code == 409
-    assert [service.http.post(f"{path}/stop").json()["status"] for _ in range(2)] == ["STOPPED"] * 2
-    assert service.http.post(f"{path}/resume").json()["status"] == "PENDING"
-    service.http.post(f"{path}/stop")
-    run, log = service.app_state.home.run(job["id"]), service.app_state.home.log(job["id"])
-    run.mkdir()
-    log.write_text("".join(f"line {i}\n" for i in range(1000)))
-    assert service.http.get(f"{path}/logs?tail=2").text == "line 998\nline 999\n"
-    assert service.http.get(f"{path}/timeline").status_code == 404
-    assert service.http.delete(path).status_code == 204
-    assert not run.exists()
-    assert not log.exists()
-    for verb, end in (
-        ("GET", ""),
-        ("GET", "/events"),
-        ("GET", "/logs"),
-        ("POST", "/stop"),
-        ("POST", "/resume"),
-        ("DELETE", ""),
-    ):
-        assert service.http.request(verb, path + end).status_code == 404
-
-
 def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
     """Return (id, event, data) of each event of a stream."""
     blocks = [
@@ -458,7 +391,7 @@ def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
 
     listener = threading.Thread(target=listen)
     listener.start()
-    eventually(lambda: ": alive" in "".join(reports))  # a sign of life while nothing happens
+    until(lambda: ": alive" in "".join(reports))  # a sign of life while nothing happens
     claimed = store.attempts.claim("test", lease_seconds=60)
     assert claimed is not None
     step = {"phase": "TRAINING", "done": 1, "total": 4, "eta": None, "note": "a\nb\u2028"}
@@ -493,7 +426,7 @@ def test_streams_end_when_the_service_drains_or_the_job_ends(service: Service) -
         streams = [
             pool.submit(service.http.get, f"/v1/jobs/{job['id']}/events") for job in (first, second)
         ]
-        eventually(lambda: b"xcray_event_streams 2.0" in service.app_state.metrics.render())
+        until(lambda: b"xcray_event_streams 2.0" in service.app_state.metrics.render())
         service.app_state.store.jobs.request_stop(first["id"])
         assert "STOPPED" in streams[0].result(PATIENCE).text
         service.app_state.draining = True
@@ -503,76 +436,6 @@ def test_streams_end_when_the_service_drains_or_the_job_ends(service: Service) -
 
 
 # Models
-
-
-def test_models_versions_and_aliases(service: Service, tmp_path: Path) -> None:
-    registry, http = service.app_state.registry, service.http
-    assert http.get("/v1/models").json() == {"models": [], "total": 0, "next_page_token": None}
-    for seed in (1, 2, 3):
-        assert publish(registry, "docs", tmp_path / f"staged-{seed}", seed=seed) == seed
-    model = http.get("/v1/models/docs").json()
-    assert (model["versions"], model["aliases"], model["latest"]["version"]) == (
-        [1, 2, 3],
-        {"latest": 3},
-        3,
-    )
-    assert http.get("/v1/models").json()["models"] == [model]
-    one = http.get("/v1/models/docs/versions/1").json()
-    assert (one["n_labels"], one["measures"], one["solver"]) == (4, {"P@1": 0.5}, "ppdsparse")
-    assert http.get("/v1/models/docs/versions/1/card").text.startswith("# Model card")
-    body = {"instances": [{"text": TEXTS[0]}], "top_k": 2}
-
-    def answered(reference: str) -> tuple[int, str]:
-        answer = http.post(f"/v1/models/{reference}:predict", json=body).json()["model"]
-        return answer["version"], answer["sha256"]
-
-    assert answered("docs")[0] == 3
-    assert answered("docs:1") == (1, one["sha256"])
-    for version in (1, 2, 1):
-        moved = http.put("/v1/models/docs/aliases/prod", json={"version": version})
-        assert moved.json()["aliases"] == {"latest": 3, "prod": version}
-        assert answered("docs@prod")[0] == version
-    assert http.delete("/v1/models/docs/versions/1").status_code == 409
-    assert http.delete("/v1/models/docs/aliases/prod").status_code == 204
-    assert http.delete("/v1/models/docs/versions/1").status_code == 204
-    assert http.post("/v1/models/docs:1:predict", json=body).status_code == 404
-    assert http.put("/v1/models/docs/aliases/prod", json={"version": 9}).status_code == 404
-    assert http.put("/v1/models/docs/aliases/latest", json={"version": 2}).status_code == 422
-    assert http.get("/v1/models/missing").status_code == 404
-    assert str(tmp_path) not in http.get("/v1/models/docs").text
-
-
-def test_explanations_add_up(service: Service, tmp_path: Path) -> None:
-    publish(service.app_state.registry, "docs", tmp_path / "staged")
-    instance = {"text": "read rows of a csv file in files"}
-    best = service.http.post(
-        "/v1/models/docs:predict", json={"instances": [instance], "top_k": 4}
-    ).json()["predictions"][0]
-    for rank, (label, score) in enumerate(zip(best["labels"], best["scores"], strict=True), 1):
-        why = service.http.post(
-            "/v1/models/docs:explain", json={"instance": instance, "label": label, "top": 2}
-        ).json()
-        assert (why["label"], why["rank"], len(why["contributions"]) <= 2) == (label, rank, True)
-        assert why["score"] == score
-        total = (
-            why["bias"] + why["rest"] + sum(part["contribution"] for part in why["contributions"])
-        )
-        assert total == pytest.approx(score, abs=1e-12)
-        assert all(part["feature"] in instance["text"] for part in why["contributions"])
-    assert (
-        service.http.post("/v1/models/docs:explain", json={"instance": instance}).json()["label"]
-        == best["labels"][0]
-    )
-    unknown = service.http.post(
-        "/v1/models/docs:explain", json={"instance": instance, "label": "nothing"}
-    )
-    assert (unknown.status_code, unknown.json()["code"]) == (404, "NOT_FOUND")
-    assert (
-        service.http.post(
-            "/v1/models/docs:explain", json={"instance": instance, "top": 0}
-        ).status_code
-        == 422
-    )
 
 
 def test_the_cache_loads_a_model_once_and_is_bounded(tmp_path: Path) -> None:
@@ -704,7 +567,7 @@ class Process:
         self.popen = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(home)], stderr=self.log, stdout=self.log
         )
-        eventually(self._announced)
+        until(self._announced)
         self.http = httpx.Client(
             base_url=json.loads((home / "serve.json").read_text())["url"],
             trust_env=False,
@@ -790,7 +653,7 @@ def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
             answer = pool.submit(
                 http.post, f"{url}/v1/models/docs:predict", json={"instances": [{"text": "a"}]}
             )
-            eventually(lambda: app.state.app_state.model_cache._loader._key_locks)
+            until(lambda: app.state.app_state.model_cache._loader._key_locks)
             threading.Timer(0.5, release.set).start()
         assert answer.result().json()["code"] == "UNREADABLE"
     assert b"" == raw_or_refused(url)

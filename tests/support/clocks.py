@@ -13,3 +13,13 @@ class WallClock:
 
     def __call__(self) -> float:
         return time.time() + self.ahead
+
+
+class Clock:
+    """A clock that the test advances by its attribute `seconds`."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def __call__(self) -> float:
+        return self.seconds

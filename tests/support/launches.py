@@ -1,7 +1,5 @@
 """A launcher that records its calls."""
 
-import time
-
 
 class Launches:
     """A launcher that records its calls; tests set which runners have ended."""
@@ -38,13 +36,3 @@ class Launches:
 
     def unstable_pools(self):
         return self.pools_shaken
-
-
-def until(wish, seconds=600.0, tick=lambda: None):
-    """Wait until `wish` returns a true value, and return that value."""
-    deadline = time.monotonic() + seconds
-    while not (value := wish()):
-        assert time.monotonic() < deadline, "timeout"
-        tick()
-        time.sleep(0.02)
-    return value

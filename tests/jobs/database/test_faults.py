@@ -18,12 +18,12 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from tests.support.job_store import SPEC, claim, raw, submit
-from tests.support.postgres import binaries, unhurried
+from tests.support.postgres import unhurried
+from tests.support.waiting import until
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError, Refused, Unavailable
 from xcray.jobs.database import engine
 from xcray.jobs.database.backup import back_up
 from xcray.jobs.database.db_errors import RetryableTransaction, translate_error
-from xcray.jobs.states import RUNNING
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobFilter, JobSubmission
 
@@ -197,43 +197,6 @@ def test_a_writer_killed_in_the_middle_loses_nothing_it_acknowledged(store_url, 
 # --- backup and restore
 
 
-def test_a_backup_taken_under_load_holds_all_that_was_acknowledged_before_and_restores(
-    store, path, tmp_path
-):
-    before = [submit(store, f"n{number}", idempotency_key=f"k{number}") for number in range(20)]
-    running = claim(store)
-    ending = threading.Event()
-    writer = JobStore(store.url)
-
-    def write() -> None:
-        while not ending.is_set():
-            submit(writer, "under way")
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        copy = tmp_path / "copy.db"
-        details = back_up(store.url, copy)
-    finally:
-        ending.set()
-        thread.join()
-        writer.close()
-    assert details["jobs"] >= 20
-    assert copy.stat().st_mode & 0o777 == 0o600
-    assert not list(tmp_path.glob(".copy*"))
-    store.close()
-    for file in tmp_path.glob("xcray.db*"):  # simulate the loss of the disk
-        file.unlink()
-    copy.rename(path)  # the service is restarted on the copy
-    restored = JobStore(store.url)
-    is_sound_copy = {job.id for job in restored.jobs.list_page(limit=1000)[0]}
-    assert {job.id for job in before} <= is_sound_copy
-    assert restored.jobs.get(running.id).status == RUNNING
-    assert submit(restored, "n3", idempotency_key="k3").id == before[3].id
-    assert claim(restored).name == "n1"
-    restored.close()
-
-
 def test_a_backup_replaces_a_file_only_on_request_and_copies_only_stores(store, path, tmp_path):
     submit(store)
     postgres_store = tmp_path / "there.db"
@@ -269,26 +232,6 @@ def timeout_stores(postgres_store):
 def test_a_backup_of_postgresql_is_refused_and_the_error_names_pg_dump(postgres_store, tmp_path):
     with pytest.raises(ParameterError, match="pg_dump"):
         back_up(postgres_store[0].url, tmp_path / "copy.db")
-
-
-def test_a_dump_of_postgresql_restores(postgres_store, tmp_path):
-    store, server = postgres_store
-    before = [submit(store, f"n{number}", idempotency_key=f"k{number}") for number in range(5)]
-    running = claim(store)
-    tools, dump, fresh = binaries(), tmp_path / "xcray.dump", server.database()
-    subprocess.run([tools / "pg_dump", "--format=custom", f"--file={dump}", store.url], check=True)
-    submit(store, "after the dump")
-    subprocess.run(
-        [tools / "pg_restore", "--clean", "--if-exists", f"--dbname={fresh}", dump], check=True
-    )
-    restored = JobStore(fresh, upgrade=False)
-    assert [job.id for job in restored.jobs.list_page()[0]] == [job.id for job in reversed(before)]
-    assert restored.jobs.get(running.id).status == RUNNING
-    assert submit(restored, "n3", idempotency_key="k3").id == before[3].id
-    # The id sequence continues after the dump.
-    assert submit(restored, "new").id not in {job.id for job in before}
-    assert claim(restored).name == "n1"
-    restored.close()
 
 
 def test_a_server_that_is_silent_makes_it_unavailable_for_a_while(timeout_stores):
@@ -361,14 +304,6 @@ def test_a_server_that_is_killed_and_started_again_has_all_that_was_acknowledged
     for error in refused:
         for secret in ("secret", "127.0.0.1", str(server.port), "INSERT"):
             assert secret not in error.message
-
-
-def until(wish, seconds=300.0):
-    """Wait until a condition is true."""
-    deadline = time.monotonic() + seconds
-    while not wish():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.01)
 
 
 def test_postgresql_errors_are_reported_without_secrets(postgres_store):

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.clocks import WallClock
+from tests.support.waiting import until
 from xcray.errors import Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
@@ -75,16 +75,6 @@ def submit(store: JobStore, spec: dict[str, Any] | None = None, **more: Any) -> 
     return store.jobs.submit(JobSubmission(spec or {"dataset": "/nowhere"}, name="a", **more))[0].id
 
 
-def until(wish: Callable[[], Any], step: Callable[[], None] = lambda: None) -> Any:
-    """Wait until a condition returns a true value and return it."""
-    deadline = time.monotonic() + 600
-    while not (value := wish()):
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        step()
-        time.sleep(0.02)
-    return value
-
-
 def test_every_crashing_job_gets_the_exact_number_of_attempts_and_others_succeed(
     store: JobStore, home: Home, clock: WallClock, poison: Callable[[str, str], None], tiny: Any
 ) -> None:
@@ -114,7 +104,7 @@ def test_every_crashing_job_gets_the_exact_number_of_attempts_and_others_succeed
         lambda: all(
             store.jobs.get(each).status in TERMINAL for each in (*bad.values(), twice, neighbour)
         ),
-        step,
+        tick=step,
     )
     supervisor.stop()
     for kind, job_id in bad.items():
@@ -154,14 +144,14 @@ def test_a_runner_that_never_exits_is_killed_when_its_job_is_stopped(
     supervisor = Supervisor(
         store, launcher, SupervisorOptions(stop_grace_seconds=0.2, start_seconds=600)
     )
-    process = until(lambda: launcher._runners.get(RunnerId(job_id, 1)), supervisor.step)
+    process = until(lambda: launcher._runners.get(RunnerId(job_id, 1)), tick=supervisor.step)
     if program is FORKS:
         until(lambda: len(descendants(process.pid)) == 5)
     below = descendants(process.pid)
     supervisor.step()
     assert process.poll() is None  # no stop was requested yet
     store.jobs.request_stop(job_id)
-    until(lambda: store.jobs.get(job_id).status == STOPPED, supervisor.step)
+    until(lambda: store.jobs.get(job_id).status == STOPPED, tick=supervisor.step)
     until(
         lambda: (
             not any(
@@ -203,16 +193,16 @@ def test_a_suspended_runner_is_replaced_and_killed(
         launcher,
         SupervisorOptions(stop_grace_seconds=0.2, start_seconds=600.0, max_running=2),
     )
-    first = until(lambda: launcher._runners.get(RunnerId(job_id, 1)), supervisor.step)
+    first = until(lambda: launcher._runners.get(RunnerId(job_id, 1)), tick=supervisor.step)
     until(lambda: state(first.pid) == "T")
     supervisor.step()
     clock.ahead += 601.0
     poison(job_id, None)  # type: ignore[arg-type]  # from now on the real runner
-    until(lambda: store.jobs.get(job_id).status in TERMINAL, supervisor.step)
+    until(lambda: store.jobs.get(job_id).status in TERMINAL, tick=supervisor.step)
     assert (store.jobs.get(job_id).status, store.jobs.get(job_id).attempt) == (SUCCEEDED, 2), (
         home.log(job_id).read_text()
     )
-    until(lambda: first.poll() is not None, supervisor.step)
+    until(lambda: first.poll() is not None, tick=supervisor.step)
     assert first.returncode == -signal.SIGKILL
     supervisor.stop()
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from numba.core import event
 
+from tests.support.waiting import until
 from xcray.errors import Stopped, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
@@ -63,6 +64,22 @@ def claimed(store: JobStore, **limits: Any) -> Job:
     job = store.attempts.claim("test", lease_seconds=600)
     assert job is not None
     return job
+
+
+def run_job(
+    store: JobStore,
+    home: Home,
+    job: Job,
+    training: Any,
+    number: int = 1,
+    *,
+    options: MonitorOptions = QUICK,
+    **more: Any,
+) -> str:
+    """Run an attempt of a job with a training and return its outcome."""
+    return run_attempt(
+        store, home, job.id, number, train_function=training, options=options, **more
+    )
 
 
 class ExitRecorder:
@@ -123,7 +140,7 @@ def test_progress_says_while_kernels_are_compiled(store: JobStore, home: Home) -
             wait_for_note("rows")
         raise Stopped("on request")
 
-    run_attempt(store, home, job.id, job.attempt, train_function=compile_and_stop, options=QUICK)
+    run_job(store, home, job, compile_and_stop, number=job.attempt)
     assert len(notes) == 5
     assert store.jobs.get(job.id).progress["phase"] == "LOADING"
 
@@ -133,12 +150,11 @@ def test_a_training_that_ignores_the_stop_is_ended_with_its_process(
 ) -> None:
     job = claimed(store)
     ends = ExitRecorder(begun=lambda: store.jobs.request_stop(job.id))
-    run_attempt(
+    run_job(
         store,
         home,
-        job.id,
-        1,
-        train_function=ends.train_ignoring_stop,
+        job,
+        ends.train_ignoring_stop,
         options=replace(QUICK, exit_process=ends, stop_grace_seconds=0.1),
     )
     assert store.jobs.get(job.id).status == STOPPED
@@ -153,12 +169,11 @@ def test_a_training_that_ignores_the_stop_releases_its_job_at_sigterm(
 ) -> None:
     job, ends, flag = claimed(store), ExitRecorder(), StopFlag()
     flag.set()
-    run_attempt(
+    run_job(
         store,
         home,
-        job.id,
-        1,
-        train_function=ends.train_ignoring_stop,
+        job,
+        ends.train_ignoring_stop,
         stop_flag=flag,
         options=replace(
             QUICK, exit_process=ends, stop_grace_seconds=0.05, release_grace_seconds=0.1
@@ -177,12 +192,12 @@ def test_running_time_is_limited_over_all_attempts(store: JobStore, home: Home, 
     store.attempts.release(job.id, 1)
     store.attempts.claim("test", lease_seconds=60)
     ending = {"exit_process": ends, "stop_grace_seconds": 0.1} if deaf else {}
-    run_attempt(
+    run_job(
         store,
         home,
-        job.id,
-        2,
-        train_function=ends.train_ignoring_stop if deaf else attentive,
+        job,
+        ends.train_ignoring_stop if deaf else attentive,
+        number=2,
         options=replace(QUICK, **ending),
     )
     failed = store.jobs.get(job.id)
@@ -192,7 +207,7 @@ def test_running_time_is_limited_over_all_attempts(store: JobStore, home: Home, 
     store.jobs.resume(job.id)
     assert store.attempts.claim("test", lease_seconds=60).attempt == 3
     # The resumed job gets the full time again.
-    assert run_attempt(store, home, job.id, 3, train_function=good, options=QUICK) == SUCCEEDED
+    assert run_job(store, home, job, good, number=3) == SUCCEEDED
 
 
 def test_a_job_past_its_expiry_time_fails(
@@ -204,7 +219,7 @@ def test_a_job_past_its_expiry_time_fails(
         monkeypatch.setattr(time, "time", lambda: now() + 3601)
         return attentive(**more)
 
-    run_attempt(store, home, job.id, 1, train_function=training, options=QUICK)
+    run_job(store, home, job, training)
     assert (store.jobs.get(job.id).status, store.jobs.get(job.id).reason) == (FAILED, "EXPIRED")
 
 
@@ -222,17 +237,7 @@ def test_a_stop_counts_until_publishing_begins(
         store.jobs.request_stop(early.id)
         return good(spec, **more)
 
-    assert (
-        run_attempt(
-            store,
-            home,
-            early.id,
-            1,
-            train_function=stopped_just_before,
-            options=QUICK,
-        )
-        == STOPPED
-    )
+    assert run_job(store, home, early, stopped_just_before) == STOPPED
     assert Registry(home.models).names() == []
 
     late, ends, real = claimed(store), ExitRecorder(), Registry.publish
@@ -244,7 +249,7 @@ def test_a_stop_counts_until_publishing_begins(
 
     monkeypatch.setattr(Registry, "publish", slowly)
     options = replace(QUICK, exit_process=ends, stop_grace_seconds=0.05)
-    assert run_attempt(store, home, late.id, 1, train_function=good, options=options) == SUCCEEDED
+    assert run_job(store, home, late, good, options=options) == SUCCEEDED
     assert Registry(home.models).versions("pydocs") == [1]
     assert store.jobs.get(late.id).status == SUCCEEDED
 
@@ -261,12 +266,11 @@ def test_a_fenced_attempt_that_publishes_reports_nothing_and_is_ended(
 
     monkeypatch.setattr(Publisher, "publish", stuck)
     assert (
-        run_attempt(
+        run_job(
             store,
             home,
-            job.id,
-            1,
-            train_function=good,
+            job,
+            good,
             options=replace(QUICK, exit_process=ends, stop_grace_seconds=0.05),
         )
         == FENCED
@@ -296,7 +300,7 @@ def test_a_suspended_training_checks_its_lease_before_it_continues(
         return good(spec, **more)
 
     options = replace(QUICK, stop_poll_seconds=600.0, heartbeat_seconds=600.0)
-    assert run_attempt(store, home, job.id, 1, train_function=training, options=options) == FENCED
+    assert run_job(store, home, job, training, options=options) == FENCED
     assert not after
 
 
@@ -321,29 +325,30 @@ def test_a_store_that_blocks_writes_does_not_delay_a_stop(
             free.set()
 
     monkeypatch.setattr(store.attempts, "heartbeat", stuck)
-    assert run_attempt(store, home, job.id, 1, train_function=training, options=QUICK) == STOPPED
+    assert run_job(store, home, job, training) == STOPPED
 
 
 def test_an_unavailable_store_does_not_stop_the_training(
     store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, looks, real = claimed(store), [], store.jobs.find
+    job, looks, beats = claimed(store), list[int](), list[int]()
 
-    def flaky(job_id: str) -> Job | None:
-        looks.append(job_id)
-        if len(looks) % 2:
-            raise Unavailable("locked")
-        return real(job_id)
+    def flaky(real: Any, calls: list[int]) -> Any:
+        def call(*args: Any, **how: Any) -> Any:
+            calls.append(1)
+            if len(calls) in (2, 3):
+                raise Unavailable("locked")
+            return real(*args, **how)
+
+        return call
 
     def training(spec: Any, **more: Any) -> TrainResult:
-        deadline = time.monotonic() + SOON
-        while len(looks) < 6:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(lambda: len(looks) >= 6 and len(beats) >= 6, SOON)
         return good(spec, **more)
 
-    monkeypatch.setattr(store.jobs, "find", flaky)
-    assert run_attempt(store, home, job.id, 1, train_function=training, options=QUICK) == SUCCEEDED
+    monkeypatch.setattr(store.jobs, "find", flaky(store.jobs.find, looks))
+    monkeypatch.setattr(store.attempts, "heartbeat", flaky(store.attempts.heartbeat, beats))
+    assert run_job(store, home, job, training) == SUCCEEDED
 
 
 CHILDREN = """
@@ -371,7 +376,7 @@ def test_a_process_exits_with_all_its_descendants(tmp_path: Path) -> None:
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.wait(SOON) == 70
-    wait_for(lambda: not any(alive(pid) for pid in below))
+    until(lambda: not any(alive(pid) for pid in below))
 
 
 def alive(pid: int) -> bool:
@@ -380,14 +385,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_for(wish: Callable[[], bool]) -> None:
-    """Wait until a condition is true."""
-    deadline = time.monotonic() + SOON
-    while not wish():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.02)
 
 
 # --- logs
@@ -433,17 +430,12 @@ def test_the_monitor_bounds_the_log_of_its_job(store: JobStore, home: Home) -> N
     def training(spec: Any, **more: Any) -> TrainResult:
         with open(path, "ab") as log:
             log.write(b"much ado\n" * 10_000)
-        wait_for(lambda: path.stat().st_size < 20_000)
+        until(lambda: path.stat().st_size < 20_000)
         return good(spec, **more)
 
     assert (
-        run_attempt(
-            store,
-            home,
-            job.id,
-            1,
-            train_function=training,
-            options=replace(QUICK, log_limit=LogLimit(path, 20_000)),
+        run_job(
+            store, home, job, training, options=replace(QUICK, log_limit=LogLimit(path, 20_000))
         )
         == SUCCEEDED
     )

@@ -55,6 +55,13 @@ def job(store):
     return store.attempts.claim("test", lease_seconds=60)
 
 
+def run_job(store, home, job, training, number=1, *, options=QUICK, **more):
+    """Run an attempt of a job with a training and return its outcome."""
+    return run_attempt(
+        store, home, job.id, number, train_function=training, options=options, **more
+    )
+
+
 def again(store, job_id, attempt):
     """Mark the attempt as lost and claim the next one."""
     store.attempts.mark_lost(job_id, attempt, max_attempts=99)
@@ -108,7 +115,7 @@ def raising(error):
 
 
 def test_a_training_is_published_and_the_job_has_its_result(store, home, registry, job):
-    assert run_attempt(store, home, job.id, 1, train_function=good, options=QUICK) == SUCCEEDED
+    assert run_job(store, home, job, good) == SUCCEEDED
     outcome = store.jobs.get(job.id)
     described = registry.describe("pydocs", 1)
     assert (outcome.status, outcome.phase) == (SUCCEEDED, "TRAINING")
@@ -134,7 +141,7 @@ def test_the_training_gets_its_spec_run_folder_and_job_id(store, home, job):
         entries.update(more, spec=spec)
         return good(spec, **more)
 
-    run_attempt(store, home, job.id, 1, train_function=training, options=QUICK)
+    run_job(store, home, job, training)
     assert (entries["spec"].dataset, entries["spec"].name, entries["spec"].pool) == (
         "/nowhere",
         "pydocs",
@@ -157,15 +164,7 @@ def test_a_spec_for_ray_gets_the_cluster_address_unless_it_has_one(store, home):
     for extra in ({}, {"ray_address": "own:1"}, {"pool": "threads"}):
         store.jobs.submit(JobSubmission({**SPEC, "pool": "ray", **extra}, name="pydocs"))
         mine = store.attempts.claim("test", lease_seconds=60)
-        run_attempt(
-            store,
-            home,
-            mine.id,
-            1,
-            train_function=training,
-            ray_address="cluster:1",
-            options=QUICK,
-        )
+        run_job(store, home, mine, training, ray_address="cluster:1")
     assert addresses == ["cluster:1", "own:1", None]
 
 
@@ -182,34 +181,20 @@ def test_a_partial_model_is_published_and_marked_in_the_result(store, home, job)
         result = good(spec, **inputs)
         return result._replace(report={**result.report, "partial": lacks})
 
-    assert run_attempt(store, home, job.id, 1, train_function=in_time, options=QUICK) == SUCCEEDED
+    assert run_job(store, home, job, in_time) == SUCCEEDED
     assert store.jobs.get(job.id).result["partial"] == lacks
 
 
 def test_two_jobs_of_one_name_are_two_versions(store, home, registry):
     for _ in range(2):
         store.jobs.submit(JobSubmission(SPEC, name="pydocs"))
-        run_attempt(
-            store,
-            home,
-            store.attempts.claim("test", lease_seconds=60).id,
-            1,
-            train_function=good,
-            options=QUICK,
-        )
+        run_job(store, home, store.attempts.claim("test", lease_seconds=60), good)
     assert registry.versions("pydocs") == [1, 2]
 
 
 def run_reporting_often(store, home, job, training):
     """Run the first attempt of a job with a report every 0.2 seconds."""
-    run_attempt(
-        store,
-        home,
-        job.id,
-        1,
-        train_function=training,
-        options=replace(QUICK, report_seconds=0.2),
-    )
+    run_job(store, home, job, training, options=replace(QUICK, report_seconds=0.2))
 
 
 def test_progress_events_are_throttled_and_phase_events_are_not(store, home, job):
@@ -268,9 +253,7 @@ def test_every_epoch_is_recorded_once(store, home, job):
     ],
 )
 def test_a_failure_has_a_reason_and_a_message(store, home, registry, job, error, reason, words):
-    assert (
-        run_attempt(store, home, job.id, 1, train_function=raising(error), options=QUICK) == FAILED
-    )
+    assert run_job(store, home, job, raising(error)) == FAILED
     failed = store.jobs.get(job.id)
     assert (failed.status, failed.reason) == (FAILED, reason)
     assert words in failed.message
@@ -293,9 +276,7 @@ def test_a_job_on_a_full_disk_waits_and_goes_on(home, error):
         job, _ = store.jobs.submit(JobSubmission(SPEC, name="pydocs"))
         for attempt in range(1, 6):  # more often than a job may be lost
             assert store.attempts.claim("test", lease_seconds=60).attempt == attempt
-            outcome = run_attempt(
-                store, home, job.id, attempt, train_function=raising(error), options=QUICK
-            )
+            outcome = run_job(store, home, job, raising(error), number=attempt)
             waiting = store.jobs.get(job.id)
             assert (outcome, waiting.status, waiting.reason) == (PENDING, PENDING, "DISK_FULL")
             assert "make room" in waiting.message
@@ -303,43 +284,26 @@ def test_a_job_on_a_full_disk_waits_and_goes_on(home, error):
             assert store.attempts.claim("test", lease_seconds=60) is None  # not before a pause
             clock.seconds += 1000
         store.attempts.claim("test", lease_seconds=60)
-        ended = run_attempt(store, home, job.id, 6, train_function=good, options=QUICK)
+        ended = run_job(store, home, job, good, number=6)
         assert ended == SUCCEEDED
 
 
 def test_the_log_has_the_traceback_of_an_unexpected_failure(store, home, job, caplog):
-    run_attempt(
-        store,
-        home,
-        job.id,
-        1,
-        train_function=raising(ZeroDivisionError("at the very bottom")),
-        options=QUICK,
-    )
+    run_job(store, home, job, raising(ZeroDivisionError("at the very bottom")))
     assert "at the very bottom" in caplog.text
 
 
 def test_an_invalid_spec_fails_with_its_own_reason(store, home):
     store.jobs.submit(JobSubmission({**SPEC, "pool": "swimming"}, name="pydocs"))
     job = store.attempts.claim("test", lease_seconds=60)
-    assert run_attempt(store, home, job.id, 1, train_function=never, options=QUICK) == FAILED
+    assert run_job(store, home, job, never) == FAILED
     assert store.jobs.get(job.id).reason == "PARAMETER"
 
 
 def test_an_unavailable_resource_is_retried_and_fails_in_the_end(store, home, job):
     trouble = raising(Unavailable("no Ray answers", code="RAY_UNREACHABLE"))
     for attempt, end in ((1, PENDING), (2, PENDING), (3, FAILED)):
-        assert (
-            run_attempt(
-                store,
-                home,
-                job.id,
-                attempt,
-                train_function=trouble,
-                options=QUICK,
-            )
-            == end
-        )
+        assert run_job(store, home, job, trouble, number=attempt) == end
         store.attempts._now = lambda later=1000 * attempt: time.time() + later
         if end == PENDING:
             assert store.attempts.claim("test", lease_seconds=1e6).attempt == attempt + 1
@@ -355,46 +319,12 @@ def test_a_stop_ends_the_training_and_keeps_finished_work(store, home, job):
         threading.Timer(0.1, store.jobs.request_stop, [job.id]).start()
         until_stopped(spec, run_dir=run_dir, **more)
 
-    assert run_attempt(store, home, job.id, 1, train_function=training, options=QUICK) == STOPPED
+    assert run_job(store, home, job, training) == STOPPED
     assert store.jobs.get(job.id).status == STOPPED
     assert parts.read_text() == "finished"
     store.jobs.resume(job.id)
     assert store.attempts.claim("test", lease_seconds=60).attempt == 2
-    assert run_attempt(store, home, job.id, 2, train_function=good, options=QUICK) == SUCCEEDED
-
-
-def test_sigterm_releases_the_job(store, home, job):
-    flag = StopFlag()
-    threading.Timer(0.1, flag.set).start()
-    assert (
-        run_attempt(
-            store,
-            home,
-            job.id,
-            1,
-            train_function=until_stopped,
-            stop_flag=flag,
-            options=QUICK,
-        )
-        == PENDING
-    )
-    assert store.attempts.claim("test", lease_seconds=60).attempt == 2
-
-
-def test_a_training_that_does_not_stop_is_ended_with_its_process(store, job):
-    ended = threading.Event()
-    heart = AttemptMonitor(
-        store,
-        job.id,
-        1,
-        StopFlag(),
-        replace(QUICK, stop_grace_seconds=0.1, exit_process=lambda _: ended.set()),
-    )
-    heart.start()
-    assert not ended.wait(0.3)
-    store.jobs.request_stop(job.id)
-    assert ended.wait(300)
-    heart.stop()
+    assert run_job(store, home, job, good, number=2) == SUCCEEDED
 
 
 def test_the_monitor_keeps_the_lease_and_the_cluster(home, tmp_path):
@@ -430,36 +360,13 @@ def test_the_monitor_keeps_the_lease_and_the_cluster(home, tmp_path):
     assert (tmp_path / "wanted").exists()
 
 
-def test_a_store_that_is_unavailable_for_a_while_does_not_end_the_attempt(
-    store, home, job, monkeypatch
-):
-    calls = []
-    real = store.attempts.heartbeat
-
-    def flaky(*args, **more):
-        calls.append(1)
-        if len(calls) in (2, 3):
-            raise Unavailable("locked")
-        return real(*args, **more)
-
-    def training(spec, **more):
-        deadline = time.monotonic() + 300
-        while len(calls) < 6 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return good(spec, **more)
-
-    monkeypatch.setattr(store.attempts, "heartbeat", flaky)
-    assert run_attempt(store, home, job.id, 1, train_function=training, options=QUICK) == SUCCEEDED
-    assert len(calls) >= 6
-
-
 # --- fencing, and at most one result
 
 
 def test_an_attempt_that_is_not_the_current_one_does_nothing(store, home, registry, job):
     again(store, job.id, 1)
     before = (store.jobs.get(job.id), store.jobs.list_events(job.id))
-    assert run_attempt(store, home, job.id, 1, train_function=never, options=QUICK) == FENCED
+    assert run_job(store, home, job, never) == FENCED
     assert run_attempt(store, home, "job_none", 1, train_function=never, options=QUICK) == FENCED
     assert (store.jobs.get(job.id), store.jobs.list_events(job.id)) == before
 
@@ -469,10 +376,10 @@ def test_an_attempt_that_lost_its_job_publishes_nothing(store, home, registry, j
         again(store, job.id, 1)
         return good(spec, **more)
 
-    assert run_attempt(store, home, job.id, 1, train_function=robbed, options=QUICK) == FENCED
+    assert run_job(store, home, job, robbed) == FENCED
     assert registry.names() == []
     assert store.jobs.get(job.id).status == RUNNING
-    assert run_attempt(store, home, job.id, 2, train_function=good, options=QUICK) == SUCCEEDED
+    assert run_job(store, home, job, good, number=2) == SUCCEEDED
     assert registry.versions("pydocs") == [1]
 
 
@@ -481,7 +388,7 @@ def test_a_fenced_training_is_stopped(store, home, job):
         again(store, job.id, 1)
         until_stopped(spec, **more)
 
-    assert run_attempt(store, home, job.id, 1, train_function=robbed, options=QUICK) == FENCED
+    assert run_job(store, home, job, robbed) == FENCED
     assert store.jobs.get(job.id).attempt == 2
 
 
@@ -490,12 +397,12 @@ def test_a_crash_between_publishing_and_finishing_gives_no_second_version(
 ):
     monkeypatch.setattr(store.attempts, "finish", raising(Crash()))
     with pytest.raises(Crash):
-        run_attempt(store, home, job.id, 1, train_function=good, options=QUICK)
+        run_job(store, home, job, good)
     monkeypatch.undo()
     assert registry.versions("pydocs") == [1]
     assert store.jobs.get(job.id).status == RUNNING
     again(store, job.id, 1)
-    assert run_attempt(store, home, job.id, 2, train_function=never, options=QUICK) == SUCCEEDED
+    assert run_job(store, home, job, never, number=2) == SUCCEEDED
     assert registry.versions("pydocs") == [1]
     result = store.jobs.get(job.id).result
     assert (result["version"], result["sha256"]) == (1, registry.describe("pydocs", 1).sha256)
@@ -505,10 +412,10 @@ def test_a_crash_between_publishing_and_finishing_gives_no_second_version(
 def test_a_crash_before_publishing_is_trained_again(store, home, registry, job, monkeypatch):
     monkeypatch.setattr(Registry, "publish", raising(Crash()))
     with pytest.raises(Crash):
-        run_attempt(store, home, job.id, 1, train_function=good, options=QUICK)
+        run_job(store, home, job, good)
     monkeypatch.undo()
     again(store, job.id, 1)
-    assert run_attempt(store, home, job.id, 2, train_function=good, options=QUICK) == SUCCEEDED
+    assert run_job(store, home, job, good, number=2) == SUCCEEDED
     assert registry.versions("pydocs") == [1]
 
 
@@ -526,9 +433,7 @@ def test_an_attempt_fenced_while_it_publishes_leaves_its_version_to_the_next(
         if not second:
             again(store, job.id, 1)
             thread = threading.Thread(
-                target=lambda: ends.append(
-                    run_attempt(store, home, job.id, 2, train_function=good, options=QUICK)
-                ),
+                target=lambda: ends.append(run_job(store, home, job, good, number=2)),
                 name="second",
             )
             second.append(thread)
@@ -538,7 +443,7 @@ def test_an_attempt_fenced_while_it_publishes_leaves_its_version_to_the_next(
         return real(self, name, staged)
 
     monkeypatch.setattr(Registry, "publish", stalled)
-    assert run_attempt(store, home, job.id, 1, train_function=good, options=QUICK) == FENCED
+    assert run_job(store, home, job, good) == FENCED
     second[0].join(300)
     assert ends == [SUCCEEDED]
     assert registry.versions("pydocs") == [1]
@@ -549,7 +454,7 @@ def test_an_attempt_fenced_while_it_publishes_leaves_its_version_to_the_next(
 def test_the_marker_is_not_part_of_the_model(store, home, registry, job):
     from xcray.model.model import Model
 
-    run_attempt(store, home, job.id, 1, train_function=good, options=QUICK)
+    run_job(store, home, job, good)
     path = registry.resolve("pydocs:1")
     assert (path / "job.json").exists()
     assert Model.open(path, verify=True).sha256 == store.jobs.get(job.id).result["sha256"]

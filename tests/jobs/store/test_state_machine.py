@@ -1,10 +1,6 @@
 """Any sequence of calls on the job store gives the same results as a model of dictionaries."""
 
-import argparse
 import itertools
-import json
-import tempfile
-import time
 from collections import Counter
 
 import pytest
@@ -21,7 +17,6 @@ from hypothesis.stateful import (
 )
 
 from tests.support.job_store import Clock, claim, submit
-from tests.support.postgres import private_postgres
 from xcray.errors import Conflict, Fenced, NotFound
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL, TRANSITIONS
 from xcray.jobs.store.job_store import JobStore
@@ -239,11 +234,11 @@ class StoreMachine(RuleBasedStateMachine):
             self.history_lengths[job_id] = len(walk)
 
 
-def play(empty_store, examples, steps=30):
+def play(empty_store, examples):
     StoreMachine.empty_store = staticmethod(empty_store)
     how = settings(
         max_examples=examples,
-        stateful_step_count=steps,
+        stateful_step_count=30,
         deadline=None,
         derandomize=True,
         database=None,
@@ -258,35 +253,3 @@ def test_any_sequence_of_calls_agrees_with_the_model_on_sqlite(tmp_path):
 
 def test_any_sequence_of_calls_agrees_with_the_model_on_postgresql(postgres):
     play(postgres.emptied, 8)
-
-
-def main() -> None:
-    """Play more examples by hand.
-
-    Usage: python tests/jobs/store/test_state_machine.py [--examples 2000] [--steps 50]
-    [--postgresql].
-    """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--examples", type=int, default=2000)
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--postgresql", action="store_true")
-    chosen, begun = parser.parse_args(), time.monotonic()
-    if chosen.postgresql:
-        with private_postgres() as server:
-            play(server.emptied, chosen.examples, chosen.steps)
-    else:
-        numbers = itertools.count()
-        with tempfile.TemporaryDirectory() as folder:
-            play(lambda: f"sqlite:///{folder}/{next(numbers)}.db", chosen.examples, chosen.steps)
-    figures = {
-        "store": "postgresql" if chosen.postgresql else "sqlite",
-        "examples": chosen.examples,
-        "steps": chosen.steps,
-    }
-    print(
-        json.dumps({**figures, "seconds": round(time.monotonic() - begun, 1), "disagreements": 0})
-    )
-
-
-if __name__ == "__main__":
-    main()

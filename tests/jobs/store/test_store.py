@@ -111,18 +111,6 @@ def test_jobs_of_another_tenant_are_not_found(store):
     assert store.jobs.get(job.id, "ours") == job
 
 
-def test_pages_are_newest_first_and_stay_correct_while_jobs_change(store):
-    ids = [submit(store).id for _ in range(7)]
-    page, token = store.jobs.list_page(limit=3)
-    assert [job.id for job in page] == ids[:3:-1]
-    submit(store)
-    store.jobs.request_stop(ids[3])
-    store.jobs.delete(ids[3])
-    page, token = store.jobs.list_page(limit=3, page_token=token)
-    assert [job.id for job in page] == [ids[2], ids[1], ids[0]]
-    assert token is None
-
-
 def test_a_full_last_page_has_no_next_page_token(store):
     for _ in range(4):
         submit(store)
@@ -130,13 +118,6 @@ def test_a_full_last_page_has_no_next_page_token(store):
     page, token = store.jobs.list_page(limit=2, page_token=token)
     assert len(page) == 2
     assert token is None
-
-
-def test_a_list_can_be_filtered_by_status(store):
-    first, second = submit(store), submit(store)
-    claim(store)
-    assert [job.id for job in store.jobs.list_page(JobFilter(status=RUNNING))[0]] == [first.id]
-    assert [job.id for job in store.jobs.list_page(JobFilter(status=PENDING))[0]] == [second.id]
 
 
 @pytest.mark.parametrize(
@@ -154,12 +135,6 @@ def test_an_unknown_status_is_refused():
 
 
 # --- claim, heartbeat, finish
-
-
-def test_claims_take_the_highest_priority_then_the_oldest(store):
-    low, old, new, high = (submit(store, priority=p) for p in (0, 1, 1, 2))
-    assert [claim(store).id for _ in range(4)] == [high.id, old.id, new.id, low.id]
-    assert claim(store) is None
 
 
 def test_a_claimed_job_runs_in_a_new_attempt(store, clock):
@@ -332,13 +307,6 @@ def test_the_length_of_a_message_is_bounded(store):
 # --- stop, resume, delete, release, launch failures, expiry
 
 
-def test_a_waiting_job_stops_at_once(store):
-    job = submit(store)
-    assert store.jobs.request_stop(job.id).status == STOPPED
-    assert store.jobs.request_stop(job.id).status == STOPPED
-    assert claim(store) is None
-
-
 def test_a_running_job_receives_the_stop_with_its_heartbeat(store):
     submit(store)
     job = claim(store)
@@ -348,13 +316,6 @@ def test_a_running_job_receives_the_stop_with_its_heartbeat(store):
     assert [e.kind for e in store.jobs.list_events(job.id)].count("stop") == 1
     assert store.attempts.heartbeat(job.id, 1, lease_seconds=9) is True
     assert store.attempts.finish(job.id, 1, STOPPED).stop_requested is False
-
-
-def test_a_stop_does_not_change_an_ended_job(store):
-    submit(store)
-    job = claim(store)
-    outcome = store.attempts.finish(job.id, 1, SUCCEEDED, result={})
-    assert store.jobs.request_stop(job.id) == outcome
 
 
 def test_resume_queues_a_stopped_or_failed_job_again(store):
@@ -478,15 +439,6 @@ def test_failed_launches_and_lost_runners_are_counted_separately(store, clock):
     for attempt, happens in enumerate((vanishes, launch_fails, vanishes, launch_fails), start=6):
         happens(attempt, PENDING)
     launch_fails(10, FAILED)
-
-
-def test_a_stopping_job_with_a_lost_runner_is_stopped(store, clock):
-    job = submit(store)
-    claim(store, lease=1)
-    store.jobs.request_stop(job.id)
-    store.attempts.expire()
-    clock.seconds += 2
-    assert [job.status for job in store.attempts.expire()] == [STOPPED]
 
 
 def test_a_job_can_be_marked_lost_before_its_lease_ends(store):

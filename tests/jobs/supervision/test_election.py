@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clocks import Clock
 from tests.support.live_service import PATIENCE, settings_for
 from xcray.errors import Unavailable
 from xcray.jobs.home import Home
@@ -26,19 +27,9 @@ from xcray.service.processes.home_lock import acquire_role
 LEASE = 6.0
 
 
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

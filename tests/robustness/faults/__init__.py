@@ -7,7 +7,6 @@ Usage: `python -m tests.robustness.faults F3 [--runs 5] [--seed 0] [--json FILE]
     service.py      `xcray serve` and `xcray runner` as processes, and their runners
     chaos.py        two replicas, two runners, random kills
     ledger.py       operations acknowledged to clients, append-only
-    table.py        measurements as Markdown
     invariants.py   I1 to I7, from ledger, store, files and processes
     strace.py       makes the n-th system call fail or kill the process
 

@@ -100,3 +100,20 @@ def percentile(values: list[float], share: float) -> float:
     """Return the smallest value that at least `share` of the values do not exceed; 0 if empty."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def table_line(row: dict[str, Any], tests: tuple[str, ...]) -> str:
+    """Return the line of a row in the table of docs/reliability.md."""
+    pace = ""
+    if row["recovery_p50"] is not None:
+        pace = f"{row['recovery_p50']:.1f} / {row['recovery_max']:.1f}"
+    redone = "" if row["redone_max"] is None else f"{row['redone_max']:.0%}"
+    details = [f"{name.replace('_', ' ')} {value}" for name, value in row["details"].items()]
+    notes = [note for note in row["notes"] if note != "private namespaces"]
+    also = dict.fromkeys(name.split("::")[0].removeprefix("tests/") for name in tests)
+    cells = [
+        *(row[name] for name in ("row", "title", "injected", "runs")),
+        *(row[name] for name in ("lost", "duplicated", "wrong")),
+        *(pace, redone, "; ".join([*details, *notes, *row["broken"][:2]]), ", ".join(also)),
+    ]
+    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"

@@ -23,7 +23,7 @@ from tests.robustness.faults.rows_runners import drained
 from tests.robustness.faults.rows_store import postgres
 from tests.robustness.faults.service import PATIENCE, Service, store_of
 from tests.robustness.faults.stage import Stage, until
-from tests.robustness.faults.work import QUICK, again, dataset, ended, ok, submit
+from tests.robustness.faults.work import QUICK, again, ok, submit
 from tests.support.postgres import PostgresServer
 from xcray.cli.terminal.processes import PROC
 from xcray.client import Client
@@ -59,7 +59,7 @@ def stop_all(stage: Stage, service: Service) -> float:
 def service_killed(stage: Stage) -> None:
     service = Service(stage)
     service.up()
-    data = dataset(service.http, stage.ledger)
+    data = service.dataset()
     expected = 40 if stage.small else 200 * stage.runs
     left, lock = iter(range(expected)), threading.Lock()
     done = threading.Event()
@@ -104,7 +104,7 @@ def service_killed(stage: Stage) -> None:
         stage.measurements.runs += 1
     stage.measurements.details["submitted"] = expected
     store = store_of(service.home)
-    stage.measurements.expect(len(stage.ledger.ids("job")) == expected, "a client gave up")
+    stage.expect(len(stage.ledger.ids("job")) == expected, "a client gave up")
     there = (
         len(store.jobs.list_page(limit=1000)[0])
         if expected < 1000
@@ -122,7 +122,7 @@ def service_killed(stage: Stage) -> None:
     "half an upload",
     "raw sockets: reset after 0, 1, 50, 99 %; Content-Length too small and too large; wrong sha256; the service "
     "killed in the middle",
-    "tests/service/test_service.py",
+    "tests/service/http/test_limits.py",
 )
 def half_uploads(stage: Stage) -> None:
     service = Service(stage, body_idle_timeout_seconds=2.0)
@@ -136,7 +136,7 @@ def half_uploads(stage: Stage) -> None:
         for declared in (len(body) // 2, len(body) + 1000):
             _declared(service, path, body, declared)
         wrong = service.http.post(path + "&sha256=" + "0" * 64, content=body, headers=OCTETS)
-        stage.measurements.expect(
+        stage.expect(
             wrong.status_code == 400 or wrong.status_code == 422,
             f"a wrong sha256 was answered {wrong.status_code}",
         )
@@ -202,7 +202,7 @@ def _nothing_there(stage: Stage, service: Service, what: str, but: int = 0) -> N
     listed = [
         each for each in ok(service.http.get("/v1/datasets"))["datasets"] if each["name"] == "half"
     ]
-    stage.measurements.expect(not listed, f"{what}: a half upload is listed")
+    stage.expect(not listed, f"{what}: a half upload is listed")
     began = time.monotonic()
     uploads = service.home.path / "uploads"
     until(lambda: not [*uploads.iterdir()], f"{what}: what was received is removed")
@@ -227,12 +227,12 @@ def _killed_in_the_middle(stage: Stage, service: Service, path: str, body: bytes
     "duplicate requests",
     "50 submits of one key at once to two worker processes; the same key with another body; a reply that is lost",
     "tests/jobs/store/test_store.py",
-    "tests/service/test_service.py",
+    "tests/service/http/test_api.py",
 )
 def asked_twice(stage: Stage) -> None:
     service = Service(stage, words=("--workers", "2"))
     service.up()
-    data = dataset(service.http, stage.ledger)
+    data = service.dataset()
     with ThreadPoolExecutor(50) as pool:
         for turn in range(stage.runs):
             body = {**QUICK, "dataset": data, "model": "m"}
@@ -241,7 +241,7 @@ def asked_twice(stage: Stage) -> None:
                 *pool.map(lambda _, b=body, t=turn, g=go: _once(service, b, f"k{t}", g), range(50))
             ]
             codes = sorted({each.status_code for each in answers})
-            stage.measurements.expect(set(codes) <= {200, 201}, f"answers to one key were {codes}")
+            stage.expect(set(codes) <= {200, 201}, f"answers to one key were {codes}")
             ids = {each.json()["id"] for each in answers if each.is_success}
             for each in ids:
                 stage.ledger.acknowledged("job", each, key=f"k{turn}")
@@ -252,15 +252,15 @@ def asked_twice(stage: Stage) -> None:
             other = service.http.post(
                 "/v1/jobs", json={**body, "model": "other"}, headers={"Idempotency-Key": f"k{turn}"}
             )
-            stage.measurements.expect(
+            stage.expect(
                 other.status_code == 409,
                 f"the key with another body was answered {other.status_code}",
             )
             _lost_reply(service, body, f"lost{turn}")
-            submit(service.http, stage.ledger, data, "m", f"lost{turn}")
+            service.submit(data, "m", f"lost{turn}")
             stage.measurements.runs += 51
     store = store_of(service.home)
-    stage.measurements.expect(
+    stage.expect(
         sum(store.jobs.count().values()) == 2 * stage.runs,
         f"{store.jobs.count()} for {2 * stage.runs} keys",
     )
@@ -300,8 +300,8 @@ def _lost_reply(service: Service, body: dict[str, Any], key: str) -> None:
 def slow_clients(stage: Stage) -> None:
     service = Service(stage, body_idle_timeout_seconds=3.0)
     service.up()
-    data = dataset(service.http, stage.ledger)
-    job = ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))
+    data = service.dataset()
+    job = service.ended(service.submit(data, "m", "k"))
     assert job["status"] == SUCCEEDED, job
     before = _paces(service, 100)
     idle = [
@@ -337,7 +337,7 @@ def slow_clients(stage: Stage) -> None:
             f"a {name} of one byte a second was still held after {seconds:.0f} s: a proxy in front must cut it"
         )
     stage.measurements.runs += 3 + len(idle)
-    stage.measurements.expect(
+    stage.expect(
         service.http.get("/healthz", timeout=10).status_code == 200,
         "the service does not answer others",
     )
@@ -379,11 +379,8 @@ def _drips(connection: socket.socket, byte: bytes) -> bool:
 def retry_storm(stage: Stage) -> None:
     service = Service(stage)
     service.up()
-    data = dataset(service.http, stage.ledger)
-    assert (
-        ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"]
-        == SUCCEEDED
-    )
+    data = service.dataset()
+    service.trained(data)
     before = percentile(_paces(service, 200), 0.99)
     ending, errors, paces = threading.Event(), [], []
     instance = {"indices": [1, 2], "values": [1.0, 1.0]}
@@ -421,7 +418,7 @@ def retry_storm(stage: Stage) -> None:
         "predictions": len(paces),
         "failed": len(errors),
     }
-    stage.measurements.expect(
+    stage.expect(
         not errors, f"{len(errors)} predictions failed in spite of retries, first: {errors[:1]}"
     )
     drained(stage, service)
@@ -437,8 +434,8 @@ def retry_storm(stage: Stage) -> None:
 def many_jobs(stage: Stage) -> None:
     service = Service(stage)
     service.up()
-    data = dataset(service.http, stage.ledger)
-    submit(service.http, stage.ledger, data, "m", "template")
+    data = service.dataset()
+    service.submit(data, "m", "template")
     until(lambda: ok(service.http.get("/v1/jobs"))["jobs"][0]["status"] in TERMINAL, "the first")
     store = store_of(service.home)
     spec = store.jobs.list_page()[0][0].spec
@@ -450,7 +447,7 @@ def many_jobs(stage: Stage) -> None:
     paces = []
     for number in range(min(expected, 500)):
         began = time.perf_counter()
-        submit(service.http, stage.ledger, data, "m", f"many{number}", priority=-1)
+        service.submit(data, "m", f"many{number}", priority=-1)
         paces.append(time.perf_counter() - began)
     lists = []
     for _ in range(100):
@@ -466,7 +463,7 @@ def many_jobs(stage: Stage) -> None:
     service.kill()
     with stage.measurements.recovering():
         service.up()
-    stage.measurements.expect(
+    stage.expect(
         store.jobs.count()[PENDING] >= expected * 0.9, f"after the restart {store.jobs.count()}"
     )
     began = time.monotonic()
@@ -493,11 +490,8 @@ def _resident(service: Service) -> int:
 def few_descriptors(stage: Stage) -> None:
     service = Service(stage)
     service.up()
-    data = dataset(service.http, stage.ledger)
-    assert (
-        ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"]
-        == SUCCEEDED
-    )
+    data = service.dataset()
+    service.trained(data)
     import resource
 
     for _ in range(stage.runs):
@@ -511,7 +505,7 @@ def few_descriptors(stage: Stage) -> None:
                 socket.create_connection(("127.0.0.1", service.port), timeout=2) for _ in range(100)
             )
         time.sleep(1.0)
-        stage.measurements.expect(service.alive, "the service ended without file descriptors")
+        stage.expect(service.alive, "the service ended without file descriptors")
         for connection in items:
             connection.close()
         with stage.measurements.recovering():
@@ -533,8 +527,8 @@ def few_descriptors(stage: Stage) -> None:
             60,
         )
         stage.measurements.runs += 1
-    submit(service.http, stage.ledger, data, "m", "after")
-    assert ended(service.http, stage.ledger.ids("job")[-1])["status"] == SUCCEEDED
+    service.submit(data, "m", "after")
+    assert service.ended(stage.ledger.ids("job")[-1])["status"] == SUCCEEDED
     drained(stage, service)
 
 
@@ -542,7 +536,7 @@ def few_descriptors(stage: Stage) -> None:
     "F30",
     "readiness is correct",
     "PostgreSQL killed, disk below its reserve, Ray away, model missing: /readyz, /healthz and predictions",
-    "tests/service/test_service.py",
+    "tests/service/observability/test_readiness.py",
     "tests/service/processes/test_manager.py",
 )
 def readiness(stage: Stage) -> None:
@@ -551,26 +545,21 @@ def readiness(stage: Stage) -> None:
         stage, ray_address="127.0.0.1:9", ray_dashboard="http://127.0.0.1:9", **_another(server)
     )
     service.up()
-    data = dataset(service.http, stage.ledger)
-    assert (
-        ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"]
-        == SUCCEEDED
-    )
+    data = service.dataset()
+    service.trained(data)
     response = until(
         lambda: (reply := ok(service.http.get("/readyz"))).get("degraded") and reply,
         "Ray is away",
         60,
     )
-    stage.measurements.expect(
+    stage.expect(
         response["ready"] and response["degraded"] == ["RAY"],
         f"with Ray away /readyz said {response}",
     )
     missing = service.http.post(
         "/v1/models/none:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
     )
-    stage.measurements.expect(
-        missing.status_code == 404, f"a missing model was answered {missing.status_code}"
-    )
+    stage.expect(missing.status_code == 404, f"a missing model was answered {missing.status_code}")
     other = Service(
         stage,
         "full",
@@ -586,7 +575,7 @@ def readiness(stage: Stage) -> None:
         "the disk alone is the reason",
         60,
     )
-    stage.measurements.expect(full.status_code == 503, f"with a full disk: {full.text}")
+    stage.expect(full.status_code == 503, f"with a full disk: {full.text}")
     for _ in range(min(stage.runs, 2) if server else 0):
         _without_store(stage, service, other, server)
     other.end()
@@ -620,11 +609,11 @@ def _without_store(stage: Stage, service: Service, strict: Service, server: Post
         "degraded",
         60,
     )
-    stage.measurements.expect(
+    stage.expect(
         service.http.post("/v1/models/m:predict", json=body).status_code == 200,
         "predictions depend on the store",
     )
-    stage.measurements.expect(
+    stage.expect(
         service.http.get("/readyz", timeout=60).status_code == 200,
         "predictions work, but the service is not ready",
     )
@@ -633,10 +622,8 @@ def _without_store(stage: Stage, service: Service, strict: Service, server: Post
         "not ready",
         60,
     )
-    stage.measurements.expect(response.status_code == 503, f"without a store: {response.text}")
-    stage.measurements.expect(
-        _health(service) == _health(strict) == 200, "liveness depends on the store"
-    )
+    stage.expect(response.status_code == 503, f"without a store: {response.text}")
+    stage.expect(_health(service) == _health(strict) == 200, "liveness depends on the store")
     server.start()
     with stage.measurements.recovering():
         service.ready()

@@ -14,7 +14,7 @@ from tests.robustness.faults.rows_api import OCTETS
 from tests.robustness.faults.rows_runners import drained
 from tests.robustness.faults.service import Service
 from tests.robustness.faults.stage import Stage, namespaces, small_disk, until
-from tests.robustness.faults.work import MIDDLE, QUICK, SLOW, dataset, ended, ok, submit
+from tests.robustness.faults.work import MIDDLE, QUICK, SLOW, ok
 from tests.support.live_service import text_model
 from xcray.errors import XcrayError
 from xcray.jobs.states import SUCCEEDED
@@ -41,8 +41,8 @@ def disk_full(stage: Stage) -> None:
     with small_disk(stage.folder / "disk", 160) as disk:
         service = Service(stage, home=disk / "home", disk_reserve_bytes=20_000_000)
         service.up()
-        data = dataset(service.http, stage.ledger, **MIDDLE)
-        job = ended(service.http, submit(service.http, stage.ledger, data, "m", "before", **SLOW))
+        data = service.dataset(**MIDDLE)
+        job = service.ended(service.submit(data, "m", "before", **SLOW))
         assert job["status"] == SUCCEEDED, job
         for turn in range(min(stage.runs, 2)):
             _below_reserve(stage, service, disk, data, turn)
@@ -69,7 +69,7 @@ def _below_reserve(stage: Stage, service: Service, disk: Path, data: str, turn: 
     """Check that uploads below the reserve are refused and everything else continues to work."""
     ballast = _fill(disk, 6_000_000)
     refused = service.http.post("/v1/uploads", content=b"a" * 1_000_000, headers=OCTETS)
-    stage.measurements.expect(
+    stage.expect(
         refused.status_code == 507,
         f"an upload below the reserve was answered {refused.status_code}",
     )
@@ -79,18 +79,14 @@ def _below_reserve(stage: Stage, service: Service, disk: Path, data: str, turn: 
         "/readyz says that the disk is full",
     )
     ready = service.http.get("/readyz")
-    stage.measurements.expect(ready.status_code == 503, f"/readyz says {ready.text}")
-    job = submit(service.http, stage.ledger, data, "m", f"low{turn}", priority=-1)
-    ok(service.http.get(f"/v1/jobs/{job}"))
+    stage.expect(ready.status_code == 503, f"/readyz says {ready.text}")
+    job = service.submit(data, "m", f"low{turn}", priority=-1)
+    service.job(job)
     ok(service.http.post(f"/v1/jobs/{job}/stop"))
-    ended(service.http, job)
+    service.ended(job)
     ok(service.http.delete(f"/v1/jobs/{job}"))
     stage.ledger.acknowledged("delete", job)
-    ok(
-        service.http.post(
-            "/v1/models/m:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
-        )
-    )
+    ok(service.predict())
     ballast.unlink()
     with stage.measurements.recovering():
         service.ready()
@@ -110,7 +106,7 @@ def _to_the_brim(stage: Stage, service: Service, disk: Path, data: str, turn: in
         for i in range(3)
     ]
     for number, answer in enumerate(answers):
-        stage.measurements.expect(
+        stage.expect(
             answer.status_code in (200, 201, 503, 507),
             f"a submit on a full disk was answered {answer.status_code}",
         )
@@ -121,23 +117,21 @@ def _to_the_brim(stage: Stage, service: Service, disk: Path, data: str, turn: in
     )
     for path in ("/v1/jobs", "/v1/datasets", "/v1/models", "/healthz"):
         response = service.http.get(path)
-        stage.measurements.expect(
+        stage.expect(
             response.status_code == 200,
             f"GET {path} on a full disk was answered {response.status_code}",
         )
-    predicted = service.http.post(
-        "/v1/models/m:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
-    )
-    stage.measurements.expect(
+    predicted = service.predict()
+    stage.expect(
         predicted.status_code == 200,
         f"a prediction on a full disk was answered {predicted.status_code}",
     )
     ballast.unlink()
     with stage.measurements.recovering():
         service.ready()
-        job = submit(service.http, stage.ledger, data, "m", f"after{turn}")
-    stage.measurements.expect(
-        ended(service.http, job)["status"] == SUCCEEDED,
+        job = service.submit(data, "m", f"after{turn}")
+    stage.expect(
+        service.ended(job)["status"] == SUCCEEDED,
         "a job after the disk was full did not succeed",
     )
     stage.measurements.runs += 1
@@ -150,16 +144,16 @@ def _while_training(
 
     The job is released. With free space it ends with the same model, without being resumed.
     """
-    job = submit(service.http, stage.ledger, data, "m", f"train{turn}", **SLOW)
+    job = service.submit(data, "m", f"train{turn}", **SLOW)
     until(
-        lambda: ok(service.http.get(f"/v1/jobs/{job}"))["phase"] == "TRAINING",
+        lambda: service.job(job)["phase"] == "TRAINING",
         "it trains",
         pause=0.02,
     )
     ballast = _fill(disk, 0)
 
     def met() -> Any:
-        response = ok(service.http.get(f"/v1/jobs/{job}"))
+        response = service.job(job)
         return (response["status"] != "RUNNING" or response["attempt"] > 1) and response
 
     try:
@@ -174,15 +168,15 @@ def _while_training(
         service.ready()
 
         def over() -> Any:
-            reply = ok(service.http.get(f"/v1/jobs/{job}"))
-            stage.measurements.expect(
+            reply = service.job(job)
+            stage.expect(
                 reply["status"] != "FAILED",
                 f"a training failed on a full disk: {reply['reason']}: {reply['message']}",
             )
             return reply["status"] in (SUCCEEDED, "FAILED") and reply
 
         done = until(over, "the training ends well once there is space")
-    stage.measurements.expect(
+    stage.expect(
         (done["result"] or {}).get("sha256") == sha, "after a full disk the model has other bits"
     )
     stage.measurements.runs += 1
@@ -229,9 +223,7 @@ def _flip(stage: Stage, model: Path, times: int) -> int:
         place, bit = stage.random.randrange(len(content)), 1 << stage.random.randrange(8)
         content[place] ^= bit
         path.write_bytes(content)
-        stage.measurements.expect(
-            _refused(model), f"a flipped bit {place} of {path.name} was not seen"
-        )
+        stage.expect(_refused(model), f"a flipped bit {place} of {path.name} was not seen")
         content[place] ^= bit
         path.write_bytes(content)
     return times
@@ -253,15 +245,15 @@ def _classes_of_harm(stage: Stage, model: Path) -> None:
             harms["of another model"] = theirs
         for what, content in harms.items():
             path.write_bytes(content)
-            stage.measurements.expect(_refused(model), f"{path.name} {what} was not seen")
+            stage.expect(_refused(model), f"{path.name} {what} was not seen")
             stage.measurements.runs += 1
         path.unlink()
-        stage.measurements.expect(_refused(model), f"{path.name} missing was not seen")
+        stage.expect(_refused(model), f"{path.name} missing was not seen")
         path.write_bytes(whole)
-    stage.measurements.expect(not _refused(model), "the repaired model is refused")
+    stage.expect(not _refused(model), "the repaired model is refused")
     manifest = json.loads((model / MANIFEST).read_text())
     (model / MANIFEST).write_text(json.dumps({**manifest, "schema_version": 99}))
-    stage.measurements.expect(_refused(model), "a model of a newer format was not seen")
+    stage.expect(_refused(model), "a model of a newer format was not seen")
 
 
 def _served(stage: Stage) -> None:
@@ -278,12 +270,12 @@ def _served(stage: Stage) -> None:
     service.up()
     body = {"instances": [{"text": "read a csv file"}]}
     bad = service.http.post("/v1/models/docs:2:predict", json=body)
-    stage.measurements.expect(
+    stage.expect(
         bad.status_code in (500, 503) and bad.json()["code"] == "CORRUPT",
         f"a harmed version: {bad.status_code} {bad.text[:200]}",
     )
     good = service.http.post("/v1/models/docs:1:predict", json=body)
-    stage.measurements.expect(good.status_code == 200, f"the version before: {good.status_code}")
+    stage.expect(good.status_code == 200, f"the version before: {good.status_code}")
     stage.measurements.runs += 1
     service.end()
 
@@ -306,9 +298,7 @@ def _crash(stage: Stage, verb: str, what: str, calls: tuple[str, ...], most: int
             # The lambda is called at once, so it sees the current loop variables.
             code = strace.inject(lambda: do(folder), call, what, when)  # noqa: B023
             state = verbs.state(verb, folder)
-            stage.measurements.expect(
-                state in ("old", "new"), f"{verb}, {what} at {call} {when}: {state}"
-            )
+            stage.expect(state in ("old", "new"), f"{verb}, {what} at {call} {when}: {state}")
             if code == 0 and state != "new":
                 stage.measurements.lose(
                     f"{verb}, {what} at {call} {when}: said to be done, but it is {state}"
@@ -316,7 +306,7 @@ def _crash(stage: Stage, verb: str, what: str, calls: tuple[str, ...], most: int
             if state == "old":
                 do(folder)
                 after = verbs.state(verb, folder)
-                stage.measurements.expect(
+                stage.expect(
                     after == "new", f"{verb} after {what} at {call} {when}, done again: {after}"
                 )
             stage.measurements.runs += 1

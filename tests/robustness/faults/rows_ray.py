@@ -21,7 +21,7 @@ from tests.robustness.faults.catalogue import row
 from tests.robustness.faults.rows_runners import drained, same_model
 from tests.robustness.faults.service import Service
 from tests.robustness.faults.stage import Stage, kill, until
-from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
+from tests.robustness.faults.work import MIDDLE, SLOW, at_share
 from xcray.cli.terminal.processes import PROC, find_descendants
 from xcray.data.build import BuildOptions, build
 from xcray.telemetry.progress import Progress
@@ -145,12 +145,8 @@ def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
         for turn in range(min(stage.runs, 3)):
             killer = Killer(stage, f"k{turn}", (0.1, 0.5, 0.9)[turn % 3], kill)
             result = lab.train(f"k{turn}", how, "ray", 2, killer)
-            stage.measurements.expect(
-                killer.triggered, "the training ended before a worker was killed"
-            )
-            stage.measurements.expect(
-                result.sha256 == sha, "after a killed worker the model has other bits"
-            )
+            stage.expect(killer.triggered, "the training ended before a worker was killed")
+            stage.expect(result.sha256 == sha, "after a killed worker the model has other bits")
             stage.measurements.redone.append(
                 lab.lost_seconds(f"k{turn}") / max(float(result.report["core_seconds"]), 1e-9)
             )
@@ -238,12 +234,8 @@ def raylet_killed(stage: Stage) -> None:
                     lambda _, output=raylets: [kill(pid) for pid in output] and None,
                 )
                 result = lab.train(f"n{turn}", PPD, "ray", 3, killer)
-                stage.measurements.expect(
-                    killer.triggered and bool(raylets), "no raylet was killed"
-                )
-                stage.measurements.expect(
-                    result.sha256 == sha, "after a dead node the model has other bits"
-                )
+                stage.expect(killer.triggered and bool(raylets), "no raylet was killed")
+                stage.expect(result.sha256 == sha, "after a dead node the model has other bits")
                 stage.measurements.redone.append(
                     lab.lost_seconds(f"n{turn}") / max(float(result.report["core_seconds"]), 1e-9)
                 )
@@ -263,11 +255,11 @@ def raylet_killed(stage: Stage) -> None:
 def head_killed(stage: Stage) -> None:
     service = Service(stage)
     service.up()
-    data = dataset(service.http, stage.ledger, **MIDDLE)
-    plain = ended(service.http, submit(service.http, stage.ledger, data, "plain", "plain", **SLOW))
+    data = service.dataset(**MIDDLE)
+    plain = service.ended(service.submit(data, "plain", "plain", **SLOW))
     how = {**SLOW, "pool": "ray", "workers": 2}
     for turn in range(min(1, stage.runs)):
-        job = submit(service.http, stage.ledger, data, "m", f"h{turn}", **how)
+        job = service.submit(data, "m", f"h{turn}", **how)
         state = at_share(service.http, job, 0.2)
         heads = named([os.getpid()], "gcs_server")
         assert len(heads) == 1, f"heads: {heads}"
@@ -276,23 +268,21 @@ def head_killed(stage: Stage) -> None:
         began = time.monotonic()
 
         def runs_again(job: str = job, attempt: int = state["attempt"]) -> bool:
-            predicted = service.http.post(
-                "/v1/models/plain:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
-            )
-            stage.measurements.expect(
+            predicted = service.predict("plain")
+            stage.expect(
                 predicted.status_code == 200, f"a prediction was answered {predicted.status_code}"
             )
-            stage.measurements.expect(
+            stage.expect(
                 service.http.get("/healthz").status_code == 200, "the service is not alive"
             )
-            now = ok(service.http.get(f"/v1/jobs/{job}"))
+            now = service.job(job)
             return now["status"] == "SUCCEEDED" or (
                 now["attempt"] > attempt and now["phase"] == "TRAINING"
             )
 
         until(runs_again, "the job trains again", 240, 0.2)
         stage.measurements.recovery.append(time.monotonic() - began)
-        same_model(stage, ended(service.http, job, 240), plain["result"]["sha256"])
+        same_model(stage, service.ended(job, 240), plain["result"]["sha256"])
         stage.measurements.runs += 1
     drained(stage, service)
 
@@ -314,9 +304,7 @@ def store_full(stage: Stage) -> None:
         began = time.monotonic()
         result = lab.train("full", how, "ray", 2)
         seconds = time.monotonic() - began
-    stage.measurements.expect(
-        result.sha256 == sha, "with a full object store the model has other bits"
-    )
+    stage.expect(result.sha256 == sha, "with a full object store the model has other bits")
     stage.measurements.details |= {
         "slower": f"{seconds / plain:.1f} x",
         "weights_mb": round(20_000 * 3000 * 4 / 1e6),
@@ -346,9 +334,9 @@ def messages_lost(stage: Stage) -> None:
         local_ray(num_cpus=2, object_store_memory=STORE),
     ):
         result = lab.train("lossy", PPD, "ray", 2)
-    stage.measurements.expect(result.sha256 == sha, "with lost messages the model has other bits")
+    stage.expect(result.sha256 == sha, "with lost messages the model has other bits")
     lost_seconds = lab.batches_lost("lossy")
-    stage.measurements.expect(bool(lost_seconds), "no message was lost that mattered")
+    stage.expect(bool(lost_seconds), "no message was lost that mattered")
     stage.measurements.details |= {
         "batches_lost": len(lost_seconds),
         "seconds_of_work_lost": round(sum(lost_seconds), 1),

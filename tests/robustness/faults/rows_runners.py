@@ -17,7 +17,7 @@ from tests.robustness.faults import invariants
 from tests.robustness.faults.catalogue import row
 from tests.robustness.faults.service import Service, attempts, store_of
 from tests.robustness.faults.stage import Stage, kill, until
-from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, settled, submit
+from tests.robustness.faults.work import MIDDLE, SLOW, at_share, ok, settled
 from xcray.errors import XcrayError
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
@@ -34,8 +34,8 @@ def working(stage: Stage, **settings: Any) -> tuple[Service, str, str]:
     """
     service = Service(stage, **settings)
     service.up()
-    data = dataset(service.http, stage.ledger, **MIDDLE)
-    job = ended(service.http, submit(service.http, stage.ledger, data, "plain", "plain", **SLOW))
+    data = service.dataset(**MIDDLE)
+    job = service.ended(service.submit(data, "plain", "plain", **SLOW))
     assert job["status"] == SUCCEEDED, job
     return service, data, job["result"]["sha256"]
 
@@ -54,10 +54,10 @@ def drained(stage: Stage, service: Service, **how: Any) -> None:
 
 def same_model(stage: Stage, job: dict[str, Any], sha: str) -> None:
     """Check that the job SUCCEEDED with a model of this SHA-256."""
-    if stage.measurements.expect(
+    if stage.expect(
         job["status"] == SUCCEEDED, f"job {job['id']} is {job['status']}: {job['message']}"
     ):
-        stage.measurements.expect(job["result"]["sha256"] == sha, f"job {job['id']} has other bits")
+        stage.expect(job["result"]["sha256"] == sha, f"job {job['id']} has other bits")
 
 
 def newest_part(service: Service, job: str) -> float:
@@ -69,7 +69,7 @@ def on_again(service: Service, job: str, attempt: int) -> dict[str, Any]:
     """Wait until a later attempt of a job trains or the job has ended; return the job."""
 
     def look() -> Any:
-        response = ok(service.http.get(f"/v1/jobs/{job}"))
+        response = service.job(job)
         later = response["attempt"] > attempt and response["phase"] not in ("QUEUED", "STARTING")
         return (later or response["status"] in TERMINAL) and response
 
@@ -78,7 +78,7 @@ def on_again(service: Service, job: str, attempt: int) -> dict[str, Any]:
 
 def hit(stage: Stage, service: Service, data: str, name: str, share: float) -> tuple[str, int, int]:
     """Submit a job and return its id, attempt and process id at a share of its training."""
-    job = submit(service.http, stage.ledger, data, "m", name, **SLOW)
+    job = service.submit(data, "m", name, **SLOW)
     state = at_share(service.http, job, share)
     pid = attempts(service.home.path, job).get(f"{job} a{state['attempt']}")
     assert pid is not None, (
@@ -106,9 +106,9 @@ def runner_killed(stage: Stage) -> None:
                 service.kill()
                 service.up()
             on_again(service, job, attempt)
-        outcome = ended(service.http, job)
+        outcome = service.ended(job)
         same_model(stage, outcome, sha)
-        stage.measurements.expect(
+        stage.expect(
             outcome["attempt"] == attempt + 1, f"{outcome['attempt']} attempts for one kill"
         )
         spent = ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"]
@@ -131,7 +131,7 @@ def stopped(stage: Stage) -> None:
         kill(pid, signal.SIGSTOP)
         with stage.measurements.recovering():
             on_again(service, job, attempt)
-        outcome = ended(service.http, job)
+        outcome = service.ended(job)
         kill(pid, signal.SIGCONT)
         until(
             lambda pid=pid: pid not in attempts(service.home.path).values(),
@@ -139,7 +139,7 @@ def stopped(stage: Stage) -> None:
             60,
         )
         same_model(stage, outcome, sha)
-        same_model(stage, ok(service.http.get(f"/v1/jobs/{job}")), sha)
+        same_model(stage, service.job(job), sha)
         stage.measurements.runs += 1
     # It takes one busy timeout; tests/jobs/store/test_store.py has a test with a shorter timeout.
     if not stage.small:
@@ -178,28 +178,28 @@ def _stopped_writer(stage: Stage, service: Service) -> None:
         asker.start()
         while asker.is_alive():
             response = service.http.get(f"/v1/jobs/{job}", timeout=30)
-            stage.measurements.expect(
+            stage.expect(
                 response.status_code == 200,
                 f"a read was answered {response.status_code} while a writer was stopped",
             )
             time.sleep(0.2)
         asker.join()
         waited, answer = time.monotonic() - began, answers[0]
-        stage.measurements.expect(
+        stage.expect(
             answer.status_code == 503,
             f"a write was answered {answer.status_code} while a writer was stopped",
         )
-        stage.measurements.expect("retry-after" in answer.headers, "503 without Retry-After")
+        stage.expect("retry-after" in answer.headers, "503 without Retry-After")
         stage.measurements.details["seconds_to_503"] = round(waited, 1)
     finally:
         holder.kill()
         holder.wait()
         holder.stdout.close()  # type: ignore[union-attr]
     with stage.measurements.recovering():
-        late = submit(service.http, stage.ledger, "small", "late", "late")
+        late = service.submit("small", "late", "late")
     stage.measurements.runs += 1
     ok(service.http.post(f"/v1/jobs/{late}/stop"))
-    ended(service.http, late)
+    service.ended(late)
 
 
 @row(
@@ -220,7 +220,7 @@ def asked_to_end(stage: Stage) -> None:
             kill(pid, signal.SIGTERM)
         with stage.measurements.recovering():
             on_again(service, job, attempt)
-        same_model(stage, ended(service.http, job), sha)
+        same_model(stage, service.ended(job), sha)
         stage.measurements.redone.append(
             min(1.0, lost / ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"])
         )
@@ -237,7 +237,7 @@ def asked_to_end(stage: Stage) -> None:
     service.signal(signal.SIGTERM)
     service.kill()
     service.up()
-    same_model(stage, ended(service.http, job), sha)
+    same_model(stage, service.ended(job), sha)
     stage.measurements.runs += 1
     drained(stage, service)
 
@@ -267,18 +267,14 @@ def _in_flight(stage: Stage, service: Service) -> str:
     service.signal(signal.SIGTERM)
     time.sleep(0.3)
     ready = httpx.get(f"{service.url}/readyz", trust_env=False, timeout=10)
-    stage.measurements.expect(
-        ready.status_code == 503, f"readiness said {ready.status_code} after SIGTERM"
-    )
+    stage.expect(ready.status_code == 503, f"readiness said {ready.status_code} after SIGTERM")
     report.set()
     asker.join(60)
-    stage.measurements.expect(
+    stage.expect(
         bool(answers) and answers[0].status_code == 201, f"an upload in flight got {answers}"
     )
     assert service.popen is not None
-    stage.measurements.expect(
-        service.popen.wait(60) == 0, f"the service ended with {service.popen.returncode}"
-    )
+    stage.expect(service.popen.wait(60) == 0, f"the service ended with {service.popen.returncode}")
     stage.measurements.runs += 1
     return str(ok(answers[0])["id"])
 
@@ -312,12 +308,8 @@ def cancelled(stage: Stage) -> None:
 
 def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) -> None:
     """Stop a job twice at a given moment; it must end once, and its process must exit."""
-    blocker = (
-        submit(service.http, stage.ledger, data, "m", f"{name}-before", **SLOW)
-        if moment == "queued"
-        else None
-    )
-    job = submit(service.http, stage.ledger, data, "m", name, **SLOW)
+    blocker = service.submit(data, "m", f"{name}-before", **SLOW) if moment == "queued" else None
+    job = service.submit(data, "m", name, **SLOW)
     reached = {
         "queued": lambda state: True,
         "starting": lambda state: state["status"] == RUNNING,
@@ -328,11 +320,7 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
         "ended": lambda state: False,
     }[moment]
     state = until(
-        lambda: (
-            (s := ok(service.http.get(f"/v1/jobs/{job}")))
-            and (reached(s) or s["status"] in TERMINAL)
-            and s
-        ),
+        lambda: (s := service.job(job)) and (reached(s) or s["status"] in TERMINAL) and s,
         moment,
         pause=0.01,
     )
@@ -344,16 +332,16 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
     again = ok(service.http.post(f"/v1/jobs/{job}/stop"))
     stage.ledger.acknowledged("stop", job)
     if state["status"] in TERMINAL:
-        stage.measurements.expect(
+        stage.expect(
             again["status"] == state["status"], f"stopping an ended job made it {again['status']}"
         )
-    outcome = ended(service.http, job)
+    outcome = service.ended(job)
     if moment == "queued":
-        stage.measurements.expect(
+        stage.expect(
             (outcome["status"], outcome["attempt"]) == (STOPPED, 0),
             f"a queued job became {outcome['status']}",
         )
-    stage.measurements.expect(
+    stage.expect(
         outcome["status"] in (STOPPED, SUCCEEDED),
         f"a stopped job became {outcome['status']}: {outcome['message']}",
     )
@@ -361,7 +349,7 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
     stage.measurements.recovery.append(time.monotonic() - start)
     if blocker is not None:
         ok(service.http.post(f"/v1/jobs/{blocker}/stop"))
-        ended(service.http, blocker)
+        service.ended(blocker)
 
 
 def _race(stage: Stage, store: JobStore, turn: int) -> None:
@@ -389,7 +377,7 @@ def _race(stage: Stage, store: JobStore, turn: int) -> None:
         )
     other.join()
     end = store.jobs.get(job.id)
-    stage.measurements.expect(
+    stage.expect(
         end.status in (STOPPED, FAILED) and not end.stop_requested, f"a race left {end.status}"
     )
     with suppress(XcrayError):
@@ -457,64 +445,55 @@ def poison(stage: Stage) -> None:
     }
     service = Service(stage, job_log_bytes=LOG_BYTES, **more)
     service.up()
-    data = dataset(service.http, stage.ledger)
-    kinds = (
-        ["segfault", "exit"]
-        if stage.small
-        else ["segfault", "exit", "kill", "memory", "log", "hang"]
-    )
+    data = service.dataset()
+    kinds = ["segfault", "exit"]
+    kinds += [] if stage.small else ["kill", "memory", "log", "hang"]
+    began = time.monotonic()
+    jobs = _poisoned(service, data, kinds, marks)
     for kind in kinds:
-        service_job = _poisoned(stage, service, data, kind, marks)
-        neighbour = submit(service.http, stage.ledger, data, "neighbour", f"n-{kind}")
-        neighbour_job = ended(service.http, neighbour)
-        stage.measurements.expect(
-            neighbour_job["status"] == SUCCEEDED,
-            f"the job next to {kind} is {neighbour_job['status']}",
+        neighbour = service.ended(service.submit(data, "neighbour", f"n-{kind}"))
+        stage.expect(
+            neighbour["status"] == SUCCEEDED, f"a job next to {kind} is {neighbour['status']}"
         )
-        began = time.monotonic()
-        job = ended(service.http, service_job)
+    for kind in kinds:
+        job = service.ended(jobs[kind])
         if kind == "hang":  # three times the start limit of a runner
             stage.measurements.details["a_hang_given_up_after_s"] = round(time.monotonic() - began)
         else:
             stage.measurements.recovery.append(time.monotonic() - began)
         # An attempt without memory can report the error or die first.
-        reasons = (
-            ("CRASH_LOOP", "OUT_OF_MEMORY", "INTERNAL") if kind == "memory" else ("CRASH_LOOP",)
-        )
-        stage.measurements.expect(
+        reasons = ["CRASH_LOOP", *(["OUT_OF_MEMORY", "INTERNAL"] if kind == "memory" else [])]
+        stage.expect(
             job["status"] == FAILED and job["reason"] in reasons,
             f"{kind} ended as {job['status']} {job['reason']}",
         )
-        stage.measurements.expect(
+        stage.expect(
             job["attempt"] == 3 or job["reason"] != "CRASH_LOOP",
             f"{kind} had {job['attempt']} attempts as {job['reason']}",
         )
         if kind == "memory":
             stage.measurements.details["out_of_memory_ended_as"] = job["reason"]
-        log = service.home.log(service_job)
-        stage.measurements.expect(
-            log.stat().st_size <= 1.1 * LOG_BYTES,
-            f"the log of {kind} has {log.stat().st_size} bytes",
-        )
-        stage.measurements.expect(
-            service.http.get("/healthz").status_code == 200, f"the service is not well after {kind}"
-        )
+        size = service.home.log(jobs[kind]).stat().st_size
+        stage.expect(size <= 1.1 * LOG_BYTES, f"the log of {kind} has {size} bytes")
+        health = service.http.get("/healthz").status_code
+        stage.expect(health == 200, f"the service is not well after {kind}")
         stage.measurements.runs += 1
     stage.measurements.details["attempts"] = 3
     drained(stage, service)
 
 
-def _poisoned(stage: Stage, service: Service, data: str, kind: str, marks: Path) -> str:
-    """Submit a job whose attempts die.
+def _poisoned(service: Service, data: str, kinds: list[str], marks: Path) -> dict[str, str]:
+    """Submit a job of each kind, whose attempts die, and return their ids.
 
-    Two earlier jobs occupy the queue until the job has been marked as faulty.
+    Two earlier jobs occupy the queue until the jobs have been marked as faulty.
     """
     (marks / "hold").touch()
-    holds = [submit(service.http, stage.ledger, data, "before", f"{kind}-{i}") for i in range(2)]
-    job = submit(service.http, stage.ledger, data, "poison", kind, priority=-1)
-    assert ok(service.http.get(f"/v1/jobs/{job}"))["status"] == PENDING
-    (marks / job).write_text(kind)
+    holds = [service.submit(data, "before", f"before-{i}") for i in range(2)]
+    jobs = {kind: service.submit(data, "poison", kind, priority=-1) for kind in kinds}
+    for kind, job in jobs.items():
+        assert service.job(job)["status"] == PENDING
+        (marks / job).write_text(kind)
     (marks / "hold").unlink()
     for each in holds:
-        ended(service.http, each)
-    return job
+        service.ended(each)
+    return jobs

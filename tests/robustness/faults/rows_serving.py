@@ -24,7 +24,7 @@ TEXT = "read rows of a csv file"
     "models change while they are asked",
     "an alias is moved between versions, versions are published and deleted, under 4 clients "
     "that ask; each reply must be one version's, whole",
-    "tests/service/prediction/test_predict.py",
+    "tests/service/models/test_version_switch.py",
 )
 def switched(stage: Stage) -> None:
     service = Service(stage, models_loaded=2)
@@ -98,13 +98,13 @@ def truncated(stage: Stage) -> None:
         name = f"docs{turn}"
         _publish(stage, registry, 1, name)
         loaded = {_status(service.http, each) for each in (name, "other") for _ in range(24)}
-        stage.measurements.expect(loaded == {200}, f"before the fault: {loaded}")
+        stage.expect(loaded == {200}, f"before the fault: {loaded}")
         for path in registry.resolve(name).rglob("*.arrow"):
             os.truncate(path, 0)
         with stage.measurements.recovering():
             _await_status(service.http, name, 503)
             _await_status(service.http, "other", 200)
-        stage.measurements.expect(service.alive, "the process manager ended")
+        stage.expect(service.alive, "the process manager ended")
         stage.measurements.runs += 1
     drained(stage, service)
 

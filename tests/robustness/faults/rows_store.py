@@ -24,7 +24,7 @@ from tests.robustness.faults.ledger import Ledger
 from tests.robustness.faults.rows_runners import drained, same_model, working
 from tests.robustness.faults.service import MAIN, Service, environment, runner_process, store_of
 from tests.robustness.faults.stage import Stage
-from tests.robustness.faults.work import MIDDLE, SLOW, again, at_share, dataset, ended, ok, submit
+from tests.robustness.faults.work import MIDDLE, SLOW, again, at_share, ended, ok, submit
 from tests.support.next_release import ADDED, next_steps, program, upgrade_to
 from tests.support.postgres import PostgresServer, private_postgres
 from xcray.errors import Conflict
@@ -75,25 +75,23 @@ def clocks(stage: Stage) -> None:
             one.jobs.submit(JobSubmission({"n": turn, "i": i}, name="clock"))[0] for i in range(2)
         )
         claimed = two.attempts.claim("me", lease_seconds=60)
-        stage.measurements.expect(
+        stage.expect(
             claimed is not None and claimed.id == first.id,
             "jobs are not taken in the order they came",
         )
         ahead[:] = [stage.random.choice((-DAY, 0.0, DAY)) for _ in stores]
         for each in stores:
-            stage.measurements.expect(
+            stage.expect(
                 each.attempts.expire() == [], "a jump of the clock took a job from its runner"
             )
         three.attempts.heartbeat(first.id, 1, lease_seconds=60)
         outcome = three.attempts.finish(first.id, 1, STOPPED)
-        stage.measurements.expect(
+        stage.expect(
             str(outcome.finished) >= str(outcome.started) >= outcome.created,
             f"a duration is negative: {outcome}",
         )
         other = one.attempts.claim("me", lease_seconds=60)
-        stage.measurements.expect(
-            other is not None and other.id == second.id, "the second job was not found"
-        )
+        stage.expect(other is not None and other.id == second.id, "the second job was not found")
         two.attempts.finish(second.id, 1, STOPPED)
         stage.measurements.runs += 1
     for each in stores:
@@ -119,15 +117,13 @@ def _jumping_service(stage: Stage) -> None:
     }
     service, data, sha = working(stage, **fake)
     for turn, jump in enumerate(("+1d", "-1d")):
-        job = submit(service.http, stage.ledger, data, "m", f"j{turn}", **SLOW)
+        job = service.submit(data, "m", f"j{turn}", **SLOW)
         at_share(service.http, job, 0.3)
         file.write_text(jump)
-        outcome = ended(service.http, job)
+        outcome = service.ended(job)
         same_model(stage, outcome, sha)
-        stage.measurements.expect(
-            outcome["attempt"] == 1, f"a clock that jumped by {jump} cost an attempt"
-        )
-        stage.measurements.expect(
+        stage.expect(outcome["attempt"] == 1, f"a clock that jumped by {jump} cost an attempt")
+        stage.expect(
             outcome["finished"] >= outcome["started"] >= outcome["created"],
             f"after {jump} a duration is negative",
         )
@@ -178,9 +174,7 @@ def _claims(stage: Stage, url: str, jobs: int) -> None:
         if times > 1:
             stage.measurements.double(f"{job} was claimed {times} times")
     for process in claimers:
-        stage.measurements.expect(
-            process.returncode == 0, f"a claimer ended with {process.returncode}"
-        )
+        stage.expect(process.returncode == 0, f"a claimer ended with {process.returncode}")
     if len(claimed) != jobs or store.jobs.count()[STOPPED] != jobs:
         stage.measurements.lose(f"{jobs} jobs, {len(claimed)} claims, {store.jobs.count()}")
     stage.measurements.runs += jobs
@@ -211,7 +205,7 @@ def replicas(stage: Stage) -> None:
     ]
     for each in runners:
         each.start()
-    data = dataset(apis[0].http, stage.ledger)
+    data = apis[0].dataset()
     expected = 4 if stage.small else 4 * stage.runs
     answers = Counter[int]()
     jobs = []
@@ -222,11 +216,11 @@ def replicas(stage: Stage) -> None:
         jobs.append(job)
     for number, job in enumerate(jobs):
         outcome = ended(apis[number % 2].http, job)
-        stage.measurements.expect(
+        stage.expect(
             (outcome["status"], outcome["attempt"]) == (SUCCEEDED, 1),
             f"{job} is {outcome['status']} in attempt {outcome['attempt']}",
         )
-    stage.measurements.expect(set(answers) == {200}, f"the other replica answered {dict(answers)}")
+    stage.expect(set(answers) == {200}, f"the other replica answered {dict(answers)}")
     stage.measurements.runs += expected
     _end(stage, home, url, [*apis, *runners])
 
@@ -302,12 +296,12 @@ def _killed_commit(stage: Stage, url: str, turn: int) -> None:
     store.close()
     for job in set(reports) - there:
         stage.measurements.lose(f"{job} was acknowledged and is gone")
-    stage.measurements.expect(
+    stage.expect(
         len(there - set(reports)) <= 1,
         f"{len(there - set(reports))} jobs were stored and not acknowledged",
     )
     with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as raw:
-        stage.measurements.expect(
+        stage.expect(
             raw.execute("PRAGMA integrity_check").fetchone() == ("ok",), "the file is not sound"
         )
     stage.measurements.runs += 1
@@ -334,9 +328,7 @@ def _backup(stage: Stage) -> None:
     writer.kill()
     writer.wait()
     writer.stdout.close()
-    if not stage.measurements.expect(
-        process.returncode == 0, f"a backup under load: {process.stderr[-300:]}"
-    ):
+    if not stage.expect(process.returncode == 0, f"a backup under load: {process.stderr[-300:]}"):
         return
     restored = JobStore(f"sqlite:///{copy}")
     there = {job.id for job in invariants.all_jobs(restored)}
@@ -390,13 +382,11 @@ def _newer(stage: Stage) -> None:
     upgrade_to(cuts, f"sqlite:///{file}")
     try:
         JobStore(f"sqlite:///{file}").close()
-        stage.measurements.expect(False, "an older program opened a newer store")
+        stage.expect(False, "an older program opened a newer store")
     except Conflict as error:
-        stage.measurements.expect(
-            "newer" in str(error), f"an older program on a newer store: {error}"
-        )
+        stage.expect("newer" in str(error), f"an older program on a newer store: {error}")
     with contextlib.closing(sqlite3.connect(file)) as raw:
-        stage.measurements.expect(
+        stage.expect(
             raw.execute("SELECT id FROM jobs").fetchall() == [(job.id,)],
             "an older program changed a newer store",
         )
@@ -416,12 +406,12 @@ def database_away(stage: Stage) -> None:
     service, data, sha = working(stage, store=server.database())
     for turn in range(1 if stage.small else min(stage.runs, 2)):
         if not turn and not stage.small:  # each request takes a full timeout, so do this once
-            job = submit(service.http, stage.ledger, data, "m", f"p{turn}", **SLOW)
+            job = service.submit(data, "m", f"p{turn}", **SLOW)
             at_share(service.http, job, 0.1)
             with server.paused():
                 _answers_without(stage, service, data, 30.0, turn)
             _back(stage, service, job, sha)
-        job = submit(service.http, stage.ledger, data, "m", f"q{turn}", **SLOW)
+        job = service.submit(data, "m", f"q{turn}", **SLOW)
         at_share(service.http, job, 0.1)
         server.kill()
         _answers_without(stage, service, data, 1.0 if stage.small else 5.0, turn + 10)
@@ -442,7 +432,7 @@ def _answers_without(stage: Stage, service: Service, data: str, seconds: float, 
     began, patience = time.monotonic(), 60.0
     while True:
         alive = service.http.get("/healthz", timeout=patience)
-        stage.measurements.expect(alive.status_code == 200, f"/healthz said {alive.status_code}")
+        stage.expect(alive.status_code == 200, f"/healthz said {alive.status_code}")
         body = {"dataset": data, "model": "m", **SLOW}
         start = time.monotonic()
         refused = service.http.post(
@@ -452,21 +442,19 @@ def _answers_without(stage: Stage, service: Service, data: str, seconds: float, 
             max(time.monotonic() - start, stage.measurements.details.get("refused_after_s", 0)), 1
         )
         report = refused.status_code == 503 and "retry-after" in refused.headers
-        stage.measurements.expect(
-            report, f"a submit was answered {refused.status_code} {refused.text[:200]}"
-        )
+        stage.expect(report, f"a submit was answered {refused.status_code} {refused.text[:200]}")
         predicted = service.http.post(
             "/v1/models/plain:predict",
             json={"instances": [{"indices": [1], "values": [1.0]}]},
             timeout=patience,
         )
-        stage.measurements.expect(
+        stage.expect(
             predicted.status_code == 200, f"a prediction was answered {predicted.status_code}"
         )
         if time.monotonic() - began > seconds:
             break
     ready = service.http.get("/readyz", timeout=patience)
-    stage.measurements.expect(ready.status_code == 503, f"/readyz said {ready.status_code}")
+    stage.expect(ready.status_code == 503, f"/readyz said {ready.status_code}")
     stage.measurements.runs += 1
 
 
@@ -475,7 +463,7 @@ def _back(stage: Stage, service: Service, job: str, sha: str) -> None:
     with stage.measurements.recovering():
         service.ready()
         ok(again(lambda: service.http.get(f"/v1/jobs/{job}")))
-    same_model(stage, ended(service.http, job), sha)
+    same_model(stage, service.ended(job), sha)
 
 
 @row(
@@ -502,10 +490,10 @@ def _followed(stage: Stage, tree: Path, turn: int) -> None:
     old.words[old.words.index("--port") + 1] = str(new.port)
     new.settings["PYTHONPATH"], old.http, old.port = str(tree), new.http, new.port
     old.up(120)
-    data = dataset(old.http, stage.ledger, **MIDDLE)
-    first = submit(old.http, stage.ledger, data, "m", f"v{turn}-first", **SLOW)
-    running = submit(old.http, stage.ledger, data, "m", f"v{turn}-running", **SLOW)
-    sha = ended(old.http, first)["result"]["sha256"]
+    data = old.dataset(**MIDDLE)
+    first = old.submit(data, "m", f"v{turn}-first", **SLOW)
+    running = old.submit(data, "m", f"v{turn}-running", **SLOW)
+    sha = old.ended(first)["result"]["sha256"]
     at_share(old.http, running, 0.3)
     ids, ending = [], threading.Event()
 
@@ -535,22 +523,22 @@ def _followed(stage: Stage, tree: Path, turn: int) -> None:
     time.sleep(1.0)
     ending.set()
     asker.join()
-    same_model(stage, ended(new.http, running), sha)
+    same_model(stage, new.ended(running), sha)
     for job in ids:
-        stage.measurements.expect(
-            ended(new.http, job)["status"] == SUCCEEDED,
+        stage.expect(
+            new.ended(job)["status"] == SUCCEEDED,
             f"{job}, submitted around the change, did not succeed",
         )
     stage.measurements.details["submitted_around_it"] = stage.measurements.details.get(
         "submitted_around_it", 0
     ) + len(ids)
-    stage.measurements.expect(
+    stage.expect(
         inspect_store(f"sqlite:///{new.home.path / 'xcray.db'}")["revision"] > HEAD,
         "the store is not at the next release",
     )
     drained(stage, new, swept=False)
     old.up(120)
-    back = submit(old.http, stage.ledger, data, "m", f"v{turn}-back", **SLOW)
-    same_model(stage, ended(old.http, back), sha)
+    back = old.submit(data, "m", f"v{turn}-back", **SLOW)
+    same_model(stage, old.ended(back), sha)
     old.end()
     stage.measurements.runs += 2

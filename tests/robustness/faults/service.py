@@ -15,9 +15,11 @@ from typing import Any, Final
 
 import httpx
 
+from tests.robustness.faults import work
 from tests.robustness.faults.stage import ROOT, Stage, free_port, kill, until
 from xcray.cli.terminal.processes import PROC, list_processes
 from xcray.jobs.home import Home
+from xcray.jobs.states import SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 
 INHERITED_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONHASHSEED", "VIRTUAL_ENV")
@@ -131,6 +133,32 @@ class Service(Process):
         serve = (*MAIN, "serve", "--home", str(self.home.path), "--port", str(self.port), *words)
         super().__init__(stage, name, serve, {"poll_seconds": 0.05, **settings})
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE)
+        self.ledger = stage.ledger
+
+    def dataset(self, name: str = "small", **options: Any) -> str:
+        """Build a data set; see `work.dataset`."""
+        return work.dataset(self.http, self.ledger, name, **options)
+
+    def submit(self, data: str, model: str, key: str, **more: Any) -> str:
+        """Submit a job; see `work.submit`."""
+        return work.submit(self.http, self.ledger, data, model, key, **more)
+
+    def ended(self, job: str, seconds: float = 900.0) -> dict[str, Any]:
+        """Wait until a job has ended and return it."""
+        return work.ended(self.http, job, seconds)
+
+    def job(self, job: str) -> Any:
+        """Return a job."""
+        return work.ok(self.http.get(f"/v1/jobs/{job}"))
+
+    def trained(self, data: str) -> None:
+        """Train the model `m` on a data set."""
+        assert self.ended(self.submit(data, "m", "k"))["status"] == SUCCEEDED
+
+    def predict(self, model: str = "m") -> httpx.Response:
+        """Ask a model for the labels of one row."""
+        body = {"instances": [{"indices": [1], "values": [1.0]}]}
+        return self.http.post(f"/v1/models/{model}:predict", json=body)
 
     def up(self, seconds: float = PATIENCE) -> float:
         """Start the service, wait until it is ready, and return the seconds this took."""

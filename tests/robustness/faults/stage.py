@@ -70,6 +70,10 @@ class Stage(NamedTuple):
     small: bool
     closing: list[Callable[[], None]]
 
+    def expect(self, holds: bool, sentence: str) -> bool:
+        """Count a wrong state unless `holds` is true; return `holds`."""
+        return self.measurements.expect(holds, sentence)
+
     def place(self, name: str) -> Path:
         """Create a new folder and return it."""
         path = self.folder / name
@@ -83,7 +87,7 @@ def enter(
     """Run this command, `python -m MODULE ARGUMENTS`, again in private namespaces.
 
     Returns inside the namespaces, or at once where they are not allowed. From then on SIGTERM
-    raises AskedToEnd.
+    raises Terminated.
     """
     if os.environ.get(INSIDE) is None:
         kind = None if plain else allowed()

@@ -18,8 +18,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from tests.support.clocks import Clock
 from tests.support.live_service import PATIENCE, client_of, serving, settings_for
 from tests.support.raw_requests import ask
+from tests.support.waiting import until
 from xcray.errors import Unavailable
 from xcray.jobs.store.tokens import KeyLimits, create_token
 from xcray.service.app import AppParts, create_app
@@ -36,16 +38,6 @@ from xcray.service.prediction import fast_decode
 from xcray.service.prediction.fast_decode import decode_fast
 
 OCTETS = {"Content-Type": "application/octet-stream"}
-
-
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 # Callers
@@ -306,7 +298,7 @@ def test_single_bytes_do_not_keep_a_connection_open(
             time.sleep(0.05)
         reader.join(PATIENCE)
     assert b"408" in messages[0]
-    wait_for(lambda: not list((slow_home / "uploads").iterdir()))
+    until(lambda: not list((slow_home / "uploads").iterdir()))
 
 
 def test_connections_above_the_limit_are_refused_and_others_work(own_home: Path) -> None:
@@ -324,7 +316,7 @@ def test_connections_above_the_limit_are_refused_and_others_work(own_home: Path)
             return select.select(idle, [], [], 0)[0]
 
         try:
-            wait_for(lambda: len(closed()) >= 21)
+            until(lambda: len(closed()) >= 21)
             refused = closed()
             assert len(refused) == 21
             assert all(b"503" in until_closed(each) for each in refused)
@@ -410,7 +402,7 @@ def test_the_memory_of_all_bodies_is_bounded(own_home: Path) -> None:
                 each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs
             ]
             # If the request came earlier, it would hold memory and the half body would be refused.
-            wait_for(lambda: limits.held_bytes >= 90_000)
+            until(lambda: limits.held_bytes >= 90_000)
             answer = poll(
                 lambda: http.post(
                     "/v1/jobs", content=b" " * 100_000, headers={"Content-Type": "application/json"}
@@ -433,14 +425,6 @@ def poll(ask_once: Callable[[], httpx.Response], status: int) -> httpx.Response:
         assert time.monotonic() < ends, f"{answer.status_code} and never {status}"
         time.sleep(0.02)
     return answer
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    """Wait until a condition is true."""
-    ends = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < ends, "the condition did not become true in time"
-        time.sleep(0.02)
 
 
 # Uploads (F11)
@@ -485,11 +469,11 @@ def test_an_interrupted_upload_leaves_nothing(
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 100000\r\n\r\n"
     connection = socket.create_connection((parts.host, parts.port or 80))
     connection.sendall(head.encode() + b"x" * int(100_000 * share))
-    wait_for(lambda: len(upload_names(app)) == 1)  # it is being received under a hidden name
+    until(lambda: len(upload_names(app)) == 1)  # it is being received under a hidden name
     assert upload_names(app)[0].startswith(".")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # RST
     connection.close()
-    wait_for(lambda: not upload_names(app))
+    until(lambda: not upload_names(app))
     assert http.get("/v1/datasets").json()["datasets"] == []
     assert http.post("/v1/uploads", content=b"whole", headers=OCTETS).status_code == 201
 
@@ -548,10 +532,10 @@ def test_the_total_of_uploads_of_a_tenant_is_bounded(http: httpx.Client, app: Fa
     head = b"POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 40000\r\n\r\n"
     with closing(socket.create_connection((parts.host, parts.port or 80))) as half:
         half.sendall(head)
-        wait_for(lambda: len(upload_names(app)) == 2)
+        until(lambda: len(upload_names(app)) == 2)
         # 40,000 bytes are reserved for the other upload.
         assert http.post("/v1/uploads", content=b"x" * 20_000, headers=OCTETS).status_code == 507
-    wait_for(lambda: upload_names(app) == [first])
+    until(lambda: upload_names(app) == [first])
     app.state.app_state.uploads.remove(first)
     assert http.post("/v1/uploads", content=b"x" * 60_000, headers=OCTETS).status_code == 201
 

@@ -96,6 +96,11 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
         *("NOT_CALIBRATED", ("train with calibrate=true",)),
     ),
     ("GET", "/v1/solvers/dsmr", None, 404, "NOT_FOUND", ("did you mean 'dsmlr'",)),
+    (
+        *("POST", "/v1/models/docs:explain", {"instance": TEXT, "label": "nothing"}, 404),
+        *("NOT_FOUND", ("nothing",)),
+    ),
+    ("POST", "/v1/models/docs:explain", {"instance": TEXT, "top": 0}, 422, "RANGE", ("top",)),
 ]
 
 

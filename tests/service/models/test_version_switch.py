@@ -21,6 +21,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from tests.support.clocks import Clock
 from tests.support.live_service import client_of, publish, settings_for, text_model
 from xcray.errors import Corrupt, NotFound, Refused, Unavailable
 from xcray.model.model import Model
@@ -34,17 +35,7 @@ from xcray.service.models.loading import FIRST_RETRY_SECONDS
 from xcray.service.observability.metrics import Metrics
 
 BODY = {"instances": [{"text": "read rows of a csv file"}], "top_k": 4}
-SWITCHES = int(os.environ.get("SWITCHES", "8"))  # use 1000 for a long run by hand
-
-
-class Clock:
-    """Clock that advances only when a test advances it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+SWITCHES = int(os.environ.get("SWITCHES", "4"))  # use 1000 for a long run by hand
 
 
 class CacheSetup(NamedTuple):
@@ -127,7 +118,7 @@ def test_requests_wait_for_the_new_version_after_the_time_limit(
     cache_setup.gate.clear()
     publish(cache_setup.registry, "docs", tmp_path / "m3", seed=3)
     assert cache_setup.cache.get(target("docs")).version == 2
-    cache_setup.clock.now = 60.5
+    cache_setup.clock.seconds = 60.5
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(cache_setup.cache.get, target("docs"))
         assert not late.done()
@@ -163,14 +154,14 @@ def test_a_replaced_version_is_unmapped(cache_setup: CacheSetup, tmp_path: Path)
     cache_setup.cache.refresh_name("default", "docs")
     settle(cache_setup.cache)
     assert cache_setup.cache.get(target("docs@prod")).version == 2
-    cache_setup.clock.now = 4.0
+    cache_setup.clock.seconds = 4.0
     cache_setup.cache.poll()
     # The old version is kept for a moment, so that a rollback is quick.
     assert cache_setup.cache.loaded_versions("default") == {
         ("docs", 1),
         ("docs", 2),
     }
-    cache_setup.clock.now = 10.0
+    cache_setup.clock.seconds = 10.0
     cache_setup.cache.poll()
     assert cache_setup.cache.loaded_versions("default") == {("docs", 2)}
     # Requests that still use the version can finish.
@@ -217,7 +208,7 @@ def test_a_corrupt_version_is_not_activated(cache_setup: CacheSetup, tmp_path: P
     for _ in range(3):
         assert cache_setup.cache.get(target("docs")).version == 2
         settle(cache_setup.cache)
-    cache_setup.clock.now = 1000.0  # requests do not wait for a version that cannot be loaded
+    cache_setup.clock.seconds = 1000.0  # requests do not wait for a version that cannot be loaded
     assert cache_setup.cache.get(target("docs")).version == 2
     settle(cache_setup.cache)
     states = {state.version: state for state in cache_setup.cache.states("default", "docs")}
@@ -229,7 +220,7 @@ def test_a_corrupt_version_is_not_activated(cache_setup: CacheSetup, tmp_path: P
     with pytest.raises(Corrupt):
         cache_setup.cache.get(target("docs:3"))
     repair()
-    cache_setup.clock.now += 10 * FIRST_RETRY_SECONDS
+    cache_setup.clock.seconds += 10 * FIRST_RETRY_SECONDS
     cache_setup.cache.poll()
     settle(cache_setup.cache)
     assert cache_setup.cache.get(target("docs")).version == 3
@@ -520,6 +511,9 @@ def test_aliases_over_http(tmp_path: Path) -> None:
             answer = http.put(path, json=body)
             assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
         assert http.put(path, json={"version": 9}).status_code == 404
+        assert http.put("/v1/models/docs/aliases/latest", json={"version": 2}).status_code == 422
+        assert http.put(path, json={"version": 1}).json()["aliases"] == {"latest": 3, "prod": 1}
+        assert http.delete("/v1/models/docs/versions/1").status_code == 409
         split = {
             "split": [{"version": 1, "weight": 0.5}, {"version": 2, "weight": 0.5}],
             "shadow": {"version": 3, "share": 0.5},

@@ -14,14 +14,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.live_service import LABELS, TEXTS, client_of, publish, settings_for
+from tests.support.clocks import Clock
+from tests.support.live_service import TEXTS, client_of, publish, settings_for
 from xcray.errors import InputError
-from xcray.index.search_result import SearchResult
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.runner.monitor import MonitorOptions
@@ -37,7 +36,6 @@ from xcray.service.observability import request_log as logs
 from xcray.service.observability.metrics import MAX_CODES, Metrics
 from xcray.service.observability.probe import BackgroundProbe
 from xcray.service.observability.store_metrics import StoreCollector
-from xcray.service.prediction.encode import encode_predict_reply
 from xcray.telemetry.logging import (
     JSONFormatter,
     LogContext,
@@ -54,19 +52,9 @@ ROOT = Path(__file__).parents[3]
 CANARY = "xck_aaaaaaaaaaaaaaaaaaaa_" + "S3cret" * 7 + "x"
 
 
-class Clock:
-    """A wall clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000_000.0)
 
 
 @pytest.fixture
@@ -137,11 +125,11 @@ def test_waits_ends_and_losses_are_counted_in_the_transaction_of_the_change(
     store: JobStore, clock: Clock
 ) -> None:
     job, _ = store.jobs.submit(JobSubmission({"a": 1}, name="x"))
-    clock.now += 7.0
+    clock.seconds += 7.0
     assert store_metrics(store)["xcray_jobs_oldest_pending_seconds", ()] == 7.0
     store.attempts.claim("me", lease_seconds=10.0)
     store.attempts.mark_lost(job.id, 1)
-    clock.now += 400.0
+    clock.seconds += 400.0
     again = store.attempts.claim("me", lease_seconds=10.0)
     assert again is not None
     store.attempts.finish(job.id, again.attempt, FAILED, reason="SOME_READERS_CODE", message="no")
@@ -164,7 +152,7 @@ def test_waits_ends_and_losses_are_counted_in_the_transaction_of_the_change(
 
 def test_a_clock_that_jumps_back_gives_no_negative_wait(store: JobStore, clock: Clock) -> None:
     store.jobs.submit(JobSubmission({"a": 1}, name="x"))
-    clock.now -= 3600.0
+    clock.seconds -= 3600.0
     assert store.statistics.read().longest_wait <= 0.0
     store.attempts.claim("me", lease_seconds=10.0)
     assert store_metrics(store)["xcray_job_queue_wait_seconds_sum", ()] == 0.0
@@ -380,12 +368,12 @@ def test_a_store_that_hangs_delays_no_scrape() -> None:
 
 
 def test_a_background_probe_caches_its_result_and_reports_its_age() -> None:
-    clock, request = Clock(), list[int]()
+    clock, request = Clock(1_000_000.0), list[int]()
     question = BackgroundProbe("xcray-test", lambda: request.append(1) or len(request), clock)
     assert question.get(2.0, 10.0).value == 1
-    clock.now += 1.0
+    clock.seconds += 1.0
     assert question.get(2.0, 10.0) == (1, None, 1.0, 0.0)
-    clock.now += 2.0
+    clock.seconds += 2.0
     assert question.get(2.0, 10.0).value == 2
     assert len(request) == 2
 
@@ -575,22 +563,3 @@ def test_an_error_of_heavy_work_holds_no_reference_to_the_body() -> None:
         names.append(trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
     assert "work" not in names
-
-
-def test_a_large_reply_written_in_pieces_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tests.support.live_service import text_model
-    from xcray.predict import Predictor
-    from xcray.service.models.loading import LoadedModel
-    from xcray.service.prediction import encode
-
-    loaded = LoadedModel("default", "m", 1, Predictor(text_model(tmp_path / "m")))
-    n, k = 7, len(LABELS)
-    rng = np.random.default_rng(0)
-    answer = loaded.predictor.search(list(TEXTS) + list(TEXTS)[:3], k)
-    assert isinstance(answer, SearchResult)
-    shares, empty = rng.random((n, k)), rng.random(n) < 0.5
-    whole = encode_predict_reply(loaded, answer, True, shares, empty)
-    monkeypatch.setattr(encode, "LABELS_PER_CHUNK", 2 * k)
-    assert encode_predict_reply(loaded, answer, True, shares, empty) == whole

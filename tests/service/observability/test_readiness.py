@@ -14,6 +14,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from tests.support.clocks import Clock
 from tests.support.live_service import client_of, publish, settings_for
 from xcray.errors import Unavailable
 from xcray.jobs.database.migrations import HEAD
@@ -28,16 +29,6 @@ from xcray.service.readiness_checks import StalledQueueCheck
 
 # Seconds until a wait is given up: a slow machine may have to compile kernels.
 PATIENCE = 600.0
-
-
-class Clock:
-    """A monotonic clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def read_readiness(http: httpx.Client) -> dict[str, Any]:
@@ -80,14 +71,14 @@ def test_a_hanging_check_counts_as_failed_and_delays_nothing() -> None:
     while "RAY" in readiness.status().degraded:
         assert "STORE" in asyncio.run(readiness.refresh()).reasons  # not ready while unknown
     for _ in range(3):
-        clock.now += HANG_SECONDS
+        clock.seconds += HANG_SECONDS
         assert asyncio.run(readiness.refresh()).reasons == ["STORE"]
     assert sum(thread.name == "xcray-check-STORE" for thread in threading.enumerate()) == 1
     state.set()
     assert asyncio.run(readiness.refresh(PATIENCE)) == ([], [])  # and no check is running
     draining[0] = True
     assert readiness.status() == (["DRAINING"], [])
-    clock.now += STALE_SECONDS  # the last results are too old to be valid
+    clock.seconds += STALE_SECONDS  # the last results are too old to be valid
     assert readiness.status() == (["DRAINING", "STORE"], ["RAY"])
     assert readiness.failing_checks() == {"DRAINING": True, "STORE": True, "RAY": True}
 
@@ -106,7 +97,7 @@ def test_a_slow_check_keeps_its_last_result_for_a_while() -> None:
     readiness.timeout = 0.05
     fails[0] = True
     assert asyncio.run(readiness.refresh()).reasons == []  # running for less than HANG_SECONDS
-    clock.now += HANG_SECONDS
+    clock.seconds += HANG_SECONDS
     assert readiness.status().reasons == ["STORE"]
     fails[0] = False
     turn.release()
@@ -184,7 +175,7 @@ def test_a_check_with_a_grace_period_degrades_first_and_fails_later() -> None:
         assert stands() == ([], [])
         fails[0] = True
         assert stands() == (["DISK"], ["STORE", "RAY"])
-        clock.now += 59.0
+        clock.seconds += 59.0
         assert stands() == (["DISK"], ["STORE", "RAY"])
         assert readiness.failing_checks() == {
             "DRAINING": False,
@@ -192,7 +183,7 @@ def test_a_check_with_a_grace_period_degrades_first_and_fails_later() -> None:
             "DISK": True,
             "RAY": True,
         }
-        clock.now += 1.0
+        clock.seconds += 1.0
         assert stands() == (["STORE", "DISK"], ["RAY"])
 
 
@@ -219,14 +210,14 @@ def test_pending_jobs_without_a_polling_runner() -> None:
         lambda: StoreStatistics({}, waiting[0], (), ((QUEUE_POLLS, {}, looks[0]),)), 60.0, clock
     )
     idle.check()
-    clock.now += 59.0
+    clock.seconds += 59.0
     idle.check()
-    clock.now += 2.0
+    clock.seconds += 2.0
     with pytest.raises(Unavailable, match="xcray runner"):
         idle.check()
     looks[0] += 1.0  # a runner polled the queue
     idle.check()
-    clock.now += 61.0
+    clock.seconds += 61.0
     waiting[0] = 0.0  # an empty queue needs no runner
     idle.check()
 

@@ -12,18 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.clocks import Clock
 from xcray.errors import Unavailable
 from xcray.service.prediction.batcher import Batcher
-
-
-class Clock:
-    """Clock that advances only when a test advances it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Model:
@@ -43,7 +34,7 @@ class Model:
         self.threads.append(threading.current_thread() is not threading.main_thread())
         self.wait_for_calls.release()
         assert self.go.wait(30)
-        self.clock.now += self.row_seconds * len(values)
+        self.clock.seconds += self.row_seconds * len(values)
         if "bad" in values:
             raise ValueError("bad row")
         return [f"answer to {each}" for each in values]

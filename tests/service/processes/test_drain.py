@@ -17,13 +17,13 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.support import missing_tools as without
 from tests.support.live_service import TEXTS, publish, settings_for
+from tests.support.waiting import until
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.processes.server import Server
@@ -33,16 +33,6 @@ SERVE = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]
 BODY = {"instances": [{"text": text} for text in TEXTS]}
 PATIENCE = 180.0
 DRAIN = 60  # seconds; longer than all checks before a second signal ends the drain
-
-
-def until(look: Any, seconds: float = PATIENCE) -> Any:
-    """Wait until `look` returns a true value and return it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if result := look():
-            return result
-        time.sleep(0.05)
-    raise AssertionError("the condition did not become true in time")
 
 
 class RequestLoop:

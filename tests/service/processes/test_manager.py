@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 
 from tests.support.live_service import client_of, publish, settings_for
 from tests.support.service_processes import children, worker_processes
+from tests.support.waiting import until
 from xcray.errors import Conflict, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.supervision.launch import ProcessLauncher
@@ -177,25 +177,15 @@ def test_only_the_leader_builds_data_sets_of_all_workers(tmp_path: Path) -> None
         client_of(create_app(settings, parts=parts, role=AppRole(leader_eligible=False))) as other,
     ):
         quick = other.post("/v1/datasets", json={"name": "quick", "format": "pydocs"}).json()["id"]
-        eventually(lambda: leader.get(f"/v1/datasets/{quick}").json()["status"] == "READY")
+        until(lambda: leader.get(f"/v1/datasets/{quick}").json()["status"] == "READY")
         slow = other.post("/v1/datasets", json={"name": "slow", "format": "pydocs"}).json()["id"]
-        eventually(lambda: (settings.home / "builds" / slow / "begun").exists())
+        until(lambda: (settings.home / "builds" / slow / "begun").exists())
         assert other.delete(f"/v1/datasets/{slow}").status_code == 204
         third = leader.post("/v1/datasets", json={"name": "third", "format": "pydocs"}).json()["id"]
         # Builds run one at a time, so the slow one is gone.
-        eventually(lambda: other.get(f"/v1/datasets/{third}").json()["status"] == "READY")
+        until(lambda: other.get(f"/v1/datasets/{third}").json()["status"] == "READY")
         # Inputs are deleted after the result is reported.
-        eventually(lambda: not list((settings.home / "builds").iterdir()))
-
-
-def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Wait until `look` returns a true value and return it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if result := look():
-            return result
-        time.sleep(0.05)
-    raise AssertionError("the condition did not become true in time")
+        until(lambda: not list((settings.home / "builds").iterdir()))
 
 
 SERVE = """
@@ -223,7 +213,7 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=log, stdout=log)
         try:
-            report = eventually(
+            report = until(
                 lambda: (
                     (home / "serve.json").is_file()
                     and json.loads((home / "serve.json").read_text())
@@ -246,11 +236,9 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
             workers = worker_processes(process.pid)
             assert len(workers) == 2
             os.kill(workers[0], signal.SIGKILL)
-            eventually(
-                lambda: len(new := worker_processes(process.pid)) == 2 and workers[0] not in new
-            )
-            eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
-            eventually(
+            until(lambda: len(new := worker_processes(process.pid)) == 2 and workers[0] not in new)
+            until(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
+            until(
                 lambda: (
                     httpx.get(f"{report['url']}/readyz", trust_env=False, timeout=PATIENCE).json()[
                         "degraded"
@@ -264,7 +252,7 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
             assert "xcray_predict_instances_total 25.0" in figures
             publish(registry, "docs", tmp_path / "again", seed=1)
             # Each process loads the version at its own time.
-            eventually(lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2})
+            until(lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2})
             last = worker_processes(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
@@ -282,7 +270,7 @@ def test_a_truncated_model_ends_its_workers_and_the_service_answers_again(tmp_pa
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=log, stdout=log)
         try:
-            url = eventually(
+            url = until(
                 lambda: (
                     (home / "serve.json").is_file()
                     and json.loads((home / "serve.json").read_text())["url"]
@@ -303,13 +291,11 @@ def test_a_truncated_model_ends_its_workers_and_the_service_answers_again(tmp_pa
             workers = worker_processes(process.pid)
             for path in registry.resolve("docs").rglob("*.arrow"):
                 os.truncate(path, 0)
-            eventually(
-                lambda: ask("docs") and not set(workers) & set(worker_processes(process.pid))
-            )
-            refused = eventually(lambda: (reply := ask("docs"))[0] == 503 and reply[1])
+            until(lambda: ask("docs") and not set(workers) & set(worker_processes(process.pid)))
+            refused = until(lambda: (reply := ask("docs"))[0] == 503 and reply[1])
             assert "docs" in refused
             assert process.poll() is None
-            eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
+            until(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
             assert {ask("docs")[0] for _ in range(8)} == {503}
             assert {ask("other")[0] for _ in range(8)} == {200}
         finally:
@@ -345,7 +331,7 @@ def test_forked_workers_have_exit_codes_and_request_ids_of_their_own(
 ) -> None:
     workers, ids = zip(*[forked(server, command) for command in ("3", "9", "wait")], strict=True)
     workers[2].send_signal(signal.SIGKILL)
-    eventually(lambda: all(worker.poll() is not None for worker in workers))
+    until(lambda: all(worker.poll() is not None for worker in workers))
     assert [worker.poll() for worker in workers] == [3, 9, -signal.SIGKILL]
     assert len(set(ids)) == 3
 
@@ -359,7 +345,7 @@ def test_workers_outlive_a_killed_fork_server_and_others_come_from_a_new_one(
     second, _ = forked(server, "5")
     assert first.poll() is None
     first.send_signal(signal.SIGKILL)
-    eventually(lambda: second.poll() is not None and first.poll() is not None)
+    until(lambda: second.poll() is not None and first.poll() is not None)
     assert (first.poll(), second.poll()) == (fork_server.UNKNOWN_EXIT, 5)
 
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
+from tests.support.clocks import Clock
 from tests.support.live_service import client_of, settings_for
 from xcray.cli.main import main
 from xcray.client import Client
@@ -100,16 +101,6 @@ def test_scopes_limits_and_durations_are_checked() -> None:
 # The lookup cache
 
 
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 class Keys:
     """A store of keys that counts queries and can be unavailable."""
 
@@ -160,7 +151,7 @@ class AuthenticatorSetup:
 
     def __init__(self, **how: Any) -> None:
         self.keys = Keys()
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.identify = Authenticator(self.keys, clock=self.clock, wall_clock=self.clock, **how)
 
     async def ask(self, token: str) -> Caller:
@@ -233,7 +224,7 @@ def test_all_replicas_refuse_a_revoked_key(tmp_path: Path) -> None:
     stores = [JobStore(url), JobStore(url)]
     token = create_token()
     stores[0].keys.add("default", "n", ["read"], token.digest, key_id=token.key_id)
-    clock = Clock()
+    clock = Clock(1000.0)
 
     async def test() -> None:
         replicas = [Authenticator(store.keys, clock=clock) for store in stores]
@@ -522,7 +513,7 @@ def test_a_flood_of_refused_requests_is_counted_not_recorded() -> None:
             return 0
 
     async def flood() -> None:
-        clock = Clock()
+        clock = Clock(1000.0)
         auditor = Auditor(Entries(), 1000, clock)  # type: ignore[arg-type]  # the two methods it needs
         scope = {
             "method": "GET",

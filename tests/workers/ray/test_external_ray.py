@@ -11,7 +11,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from tests.support.launches import Launches, until
+from tests.support.launches import Launches
+from tests.support.waiting import until
 from xcray.errors import Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, PENDING, RUNNING
