@@ -30,7 +30,8 @@ from xcray.arrays import csr_from
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound
 from xcray.model.directory import MANIFEST, seal_manifest
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.storage.arrow import write_table
 from xcray.storage.atomic import file_digests
 

@@ -21,8 +21,9 @@ import numpy as np
 from xcray.arrays import csr_from
 from xcray.client import Client
 from xcray.data.text.pipeline import TextPipeline
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
 from xcray.model.registry import Registry
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 
 WORDS: Final = [f"word{i}" for i in range(2000)]
 LABELS: Final = 200

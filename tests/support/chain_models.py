@@ -13,7 +13,8 @@ from xcray.data.dataset import Dataset
 from xcray.features.fourier import random_fourier
 from xcray.index.simplex import project_on_simplex
 from xcray.index.staged import Stage, StageCalibration
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 
 D, K, OUTPUTS = 6, 4, 5
 LABELS = ["red", "green", "blue", "grey"]

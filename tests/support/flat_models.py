@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from xcray.model.directory import Staging
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 
 CONTENT = tuple(field.name for field in fields(ModelContent))
 

@@ -19,8 +19,9 @@ from fastapi import FastAPI
 
 from xcray.arrays import csr_from
 from xcray.data.text.pipeline import TextPipeline
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
 from xcray.model.registry import Registry
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.service.processes.server import Server
 from xcray.service.processes.sockets import listen
 from xcray.service.settings import Settings

@@ -261,7 +261,7 @@ from xcray.training.block_store import BlockStore
 from xcray.storage.arrow import read_csr
 from xcray.kernels.sparse import transpose
 from xcray.model.directory import Staging
-from xcray.model.model import ModelContent, TrainingRecord, write_model
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 
 folder, allowed, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 

@@ -22,8 +22,9 @@ from xcray.errors import InputError, excerpt, similar_or_all
 from xcray.index.search import SearchIndex
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.sparse import take_pattern_rows, take_rows
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
 from xcray.model.registry import Registry
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.solvers import make_solver, solver_class
 from xcray.solvers.declarations import StoppingRule
 from xcray.solvers.solved_labels import SolvedLabels

@@ -16,7 +16,8 @@ from xcray.estimators.least_squares import RowWorkerFactory
 from xcray.estimators.linear import CHUNK_ROWS, LinearEstimator
 from xcray.index.staged import Stage, link_of
 from xcray.kernels.sparse import row_range
-from xcray.model.model import Model, ModelContent
+from xcray.model.model import Model
+from xcray.model.write import ModelContent
 from xcray.solvers.least_squares.staged_solvers import StagesSolver
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
 from xcray.solvers.synchronous_contract import TrainingRows, top_k

@@ -16,8 +16,8 @@ from xcray.index.staged import link_of
 from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
-from xcray.model.model import ModelContent, TrainingRecord, write_model
 from xcray.model.stages import n_weights
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.solvers import make_solver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.cores import available_cores

@@ -19,8 +19,8 @@ from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.supervision.launch import submission_id
-from xcray.model.model import ModelContent, TrainingRecord, write_model
 from xcray.model.registry import Registry
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.training import Progress, TrainResult
 from xcray.workers.pool import StopFlag
 

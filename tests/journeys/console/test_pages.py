@@ -16,7 +16,7 @@ from tests.support.console_service import Live, question_lines, upload
 from tests.support.service_processes import until
 from xcray.data.text.pipeline import TextPipeline
 from xcray.jobs.home import Home
-from xcray.model.model import TrainingRecord, write_model
+from xcray.model.write import TrainingRecord, write_model
 from xcray.service.models.registries import Registries
 
 pytestmark = pytest.mark.drill

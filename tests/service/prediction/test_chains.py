@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.chain_models import FEATURES, LABELS, ROWS, K, replay, staged_content
 from tests.support.live_service import client_of, settings_for
-from xcray.model.model import TrainingRecord, write_model
+from xcray.model.write import TrainingRecord, write_model
 from xcray.service.app import create_app
 
 INSTANCES = [

@@ -14,7 +14,8 @@ from tests.support.chain_models import LABELS, ROWS, STAGES, D, K, replay, stage
 from xcray.errors import Corrupt, ParameterError, ShapeMismatch
 from xcray.index.staged import StagedScorer, link_of
 from xcray.model import directory
-from xcray.model.model import Model, TrainingRecord, write_model
+from xcray.model.model import Model
+from xcray.model.write import TrainingRecord, write_model
 from xcray.predict import Predictor
 from xcray.predict.label_details import label_details, list_labels
 from xcray.storage.atomic import file_digests

@@ -10,7 +10,8 @@ import pytest
 from xcray.arrays import csr
 from xcray.model import diff as module
 from xcray.model.diff import diff
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 
 
 def random_model(path: Path, labels: list[str], features: list[str], seed: int) -> Model:

@@ -28,7 +28,8 @@ from xcray.model.exchange import onnx as onnx_graphs
 from xcray.model.exchange.formats import FORMATS, export_model, import_model
 from xcray.model.exchange.scikit_learn import weights_from
 from xcray.model.exchange.weights import ForeignWeights, save_weights
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.predict import Predictor
 
 K, D = 5, 12

@@ -7,7 +7,8 @@ import pytest
 
 from xcray.arrays import CSR, csr_from
 from xcray.errors import NotFound, suggestion
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.predict import label_details as under_test
 from xcray.predict.label_details import cosine_similarities, label_details, list_labels
 

@@ -239,7 +239,7 @@ def write_random_model(path: Path, labels: int, link: str, n_features: int = FEA
     import numpy as np
 
     from xcray.arrays import csr
-    from xcray.model.model import ModelContent, TrainingRecord, write_model
+    from xcray.model.write import ModelContent, TrainingRecord, write_model
 
     rng, each = np.random.default_rng(0), 4
     columns = np.arange(labels * each) * 7 % n_features

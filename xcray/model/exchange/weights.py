@@ -13,7 +13,8 @@ import numpy as np
 from xcray.arrays import CSR, Float32, csr, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import InputError, ShapeMismatch, excerpt
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 
 IMPORTED: Final = "imported"  # the solver in the manifest of a model of another program
 

@@ -19,7 +19,8 @@ from xcray.kernels.sparse import take_rows
 from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
-from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.model.model import Model
+from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.solvers import make_solver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import create_staging_directory, discard_directory
