@@ -198,7 +198,7 @@ def service(
     (home / "serve.json").unlink(missing_ok=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
     command = [sys.executable, "-c", SERVE, "serve", "--home", str(home), "--port", "0"]
-    command += ["--workers", str(workers)]
+    command += ["--processes", str(workers)]
     with open(home / "serve.log", "ab") as log:
         process = subprocess.Popen(command, env={**clean, **settings}, stdout=log, stderr=log)
         if cores:

@@ -156,7 +156,7 @@ def settings() -> str:
 def figures() -> list[tuple[Metric, tuple[str, ...]]]:
     """Return all metrics of the service and of the store with their labels."""
     empty = StoreStatistics({}, 0.0, ())
-    gauges = Metrics(DiskCollector(Path("/"), 0), FailingChecksCollector(dict))
+    gauges = Metrics(DiskCollector(Path("/")), FailingChecksCollector(dict))
     labels = {
         **gauges.labels,
         **{exposed_name(name): of for name, (_, of) in COUNTERS.items()},

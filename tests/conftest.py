@@ -170,6 +170,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("\n".join(output))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def quick_service() -> None:
+    """Services in this process poll often, whatever the disk and however many wrong keys."""
+    from xcray.service import constants
+
+    constants.EVENT_POLL_SECONDS = 0.02
+    constants.EVENT_HEARTBEAT_SECONDS = 0.2
+    constants.DISK_RESERVE_BYTES = 0
+    constants.FAILED_KEYS_PER_MINUTE = 0
+
+
 @pytest.fixture(autouse=True)
 def own_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Set a private home for each test and yield it; most tests need no directory on disk."""

@@ -69,7 +69,6 @@ PACKAGES = (
 BAR = 1100  # required requests per second at 300 clients
 PARTS = ("training", "variants")
 VARIANTS = {
-    "all in threads": {"XCRAY_PREDICT_BATCH_MS": "0"},
     "no log of requests": {"XCRAY_LOG_LEVEL": "warning"},
 }
 

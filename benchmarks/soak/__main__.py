@@ -44,10 +44,8 @@ MORE_FDS: Final = (
     5  # additional descriptors allowed at the end, such as a store connection or a log
 )
 SETTINGS: Final = {
-    "XCRAY_KEEP_JOBS": "200",
+    "XCRAY_KEEP_JOBS_DAYS": "0.01",
     "XCRAY_MAX_RUNNING_JOBS": "2",
-    "XCRAY_UNLOAD_DELAY_SECONDS": "5",
-    "XCRAY_DISK_RESERVE_BYTES": "0",
     "XCRAY_LOG_LEVEL": "warning",
 }
 

@@ -35,7 +35,7 @@ from ray import serve
 from xcray.service.ray_serve import application
 started = time.perf_counter()
 serve.start(http_options={"host": "127.0.0.1", "port": 8000})
-serve.run(application({"home": "/tmp/served", "insecure_dev": True, "disk_reserve_bytes": 0}), name="xcray", route_prefix="/")
+serve.run(application({"home": "/tmp/served", "insecure_dev": True}), name="xcray", route_prefix="/")
 with urlopen("http://127.0.0.1:8000/healthz", timeout=30) as answer:
     print(answer.status)
 print(round(time.perf_counter() - started, 1))

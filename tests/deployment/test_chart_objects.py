@@ -231,7 +231,6 @@ def test_probes_and_settings(name: str) -> None:
         ]
         assert paths == ["/healthz", "/healthz", "/readyz"]
         settings = environment(container)
-        assert settings["XCRAY_DETACH_JOBS"] == "false"
         assert settings["XCRAY_POOL"] == ("ray" if name in CLUSTERED else "threads")
         address = "xcray-ray-head-svc:6379" if name in CLUSTERED else None
         assert settings.get("XCRAY_RAY_ADDRESS") == address

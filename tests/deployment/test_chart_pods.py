@@ -36,7 +36,7 @@ CLUSTER: dict[str, Any] = {
     "mode": "cluster",
     "auth": {"existingSecret": "admin"},
     "store": {"existingSecret": "store"},
-    "settings": {"job_nice": 0, "disk_reserve_bytes": 0},
+    "settings": {"job_nice": 0},
 }
 
 
@@ -73,10 +73,8 @@ def test_every_variable_is_a_setting_of_the_program(name: str) -> None:
             settings = read_settings(results)
             values += len(names)
             if container["name"] in ("api", "runner"):
-                address = settings.host if container["name"] == "api" else settings.runner_host
-                check_address(settings.model_copy(update={"host": address}), has_keys=lambda: True)
+                check_address(settings, has_keys=lambda: True)
                 assert {IP, "xcray", f"xcray.{NAMESPACE}.svc"} <= settings.served_hosts
-                assert settings.detach_jobs is False
                 # The API, and the pod of `helm test`.
                 assert settings.has_shared_store or len(pods(objects)) == 2
     assert values > 10

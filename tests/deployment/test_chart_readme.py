@@ -33,9 +33,8 @@ DECIDED = {
         "ray_dashboard",
         "ray_token_path",
         "max_running_jobs",
-        "detach_jobs",
     ),
-    *("runner_host", "runner_port", "workers", "drain_seconds", "grace_seconds", "public_metrics"),
+    *("runner_port", "processes", "drain_seconds", "grace_seconds", "public_metrics"),
     *("models_mirror", "models_follow"),
 }
 

@@ -26,6 +26,7 @@ from tests.support.live_service import LABELS, TEXTS, client_of, publish, raw, s
 from tests.support.waiting import until
 from xcray.errors import Conflict, ParameterError, Unavailable
 from xcray.jobs.states import SUCCEEDED
+from xcray.service import constants
 from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
 from xcray.service.models.cache import ModelCache, ModelTarget
@@ -324,8 +325,9 @@ def test_deleting_a_data_set_ends_its_build(tmp_path: Path) -> None:
         assert not mark.parent.exists()
 
 
-def test_a_full_disk_refuses_only_uploads(tmp_path: Path) -> None:
-    app = create_app(settings_for(tmp_path / "home", disk_reserve_bytes=10**18))
+def test_a_full_disk_refuses_only_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "disk_reserve", lambda total: 10**18)
+    app = create_app(settings_for(tmp_path / "home"))
     with client_of(app) as http:
         refused = http.post("/v1/uploads", content=b"x", headers=OCTETS)
         assert (refused.status_code, refused.json()["code"]) == (507, "DISK_FULL")
@@ -554,7 +556,7 @@ import sys
 from pathlib import Path
 from xcray.service.processes.server import serve
 from xcray.service.settings import Settings
-serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, max_running_jobs=1, job_nice=0, poll_seconds=0.05))
+serve(Settings(home=Path(sys.argv[1]), port=0, max_running_jobs=1, job_nice=0))
 """
 
 

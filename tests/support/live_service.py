@@ -41,9 +41,6 @@ def settings_for(home: Path, **changes: Any) -> Settings:
     """Return settings of a service in a folder of the test, independent of the environment."""
     fixed: dict[str, Any] = {
         "home": home,
-        "disk_reserve_bytes": 0,
-        "poll_seconds": 0.02,
-        "heartbeat_seconds": 0.2,
         "port": 0,
     }
     return Settings(**{**fixed, **changes})

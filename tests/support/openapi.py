@@ -33,6 +33,7 @@ from xcray.errors import Fenced, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
+from xcray.service import constants
 from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
 from xcray.service.http.auth import Caller, Unauthorised, bearer_token
@@ -173,7 +174,8 @@ def service(folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
     """Serve an app with one object of each kind; yield its description, address and known names."""
     stub = folder / "stub.py"
     stub.write_text(STUB)
-    settings = settings_for(folder / "home", requests_per_minute=0, failed_keys_per_minute=0)
+    constants.FAILED_KEYS_PER_MINUTE = 0
+    settings = settings_for(folder / "home", requests_per_minute=0)
     with closing(JobStore(Home(settings.home).store_url)) as store:
         app = create_app(
             settings,

@@ -41,7 +41,6 @@ def process(
     }
     environment |= {
         "XCRAY_HOME": str(home),
-        "XCRAY_DISK_RESERVE_BYTES": "0",
         "XCRAY_LEASE_SECONDS": lease,
         "XCRAY_PORT": "0",
     }
@@ -111,5 +110,5 @@ def children(pid: int) -> list[int]:
 
 
 def worker_processes(manager: int) -> list[int]:
-    """Return the workers of `serve --workers N`: the children of its fork server."""
+    """Return the workers of `serve --processes N`: the children of its fork server."""
     return [worker for server in children(manager) for worker in children(server)]

@@ -23,7 +23,7 @@ from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.keys import KeyTable
 from xcray.jobs.supervision.election import Leadership
 from xcray.model.registry import Registry
-from xcray.service import openapi
+from xcray.service import constants, openapi
 from xcray.service.app_state import AppState, JobSupervisor
 from xcray.service.datasets import builds
 from xcray.service.datasets.uploads import UploadStore
@@ -159,12 +159,14 @@ def _create_state(
             settings.models_loaded,
             parts.opener,
             tenants=registries.tenants,
-            switch_timeout_seconds=settings.switch_timeout_seconds,
-            unload_delay_seconds=settings.unload_delay_seconds,
+            switch_timeout_seconds=constants.SWITCH_TIMEOUT_SECONDS,
+            unload_delay_seconds=constants.UNLOAD_DELAY_SECONDS,
         ),
         shadows=ShadowRunner(registries.of, metrics),
         batcher=Batcher(
-            settings.prediction_threads, settings.predict_rows, settings.predict_batch_ms / 1e3
+            settings.prediction_threads,
+            constants.QUEUED_REQUESTS * settings.max_instances,
+            constants.PREDICT_BATCH_SECONDS,
         ),
         metrics=metrics,
         check_spec=parts.check_spec or _normalise_spec,
@@ -181,7 +183,7 @@ def _create_metrics(settings: Settings, home: Home, store: JobStore) -> Metrics:
     """Return the metrics of an app, which observe the transactions of the store too."""
     metrics = Metrics(
         StoreCollector(store.statistics.read),
-        DiskCollector(home.path, settings.disk_reserve_bytes),
+        DiskCollector(home.path),
     )
     traced = tracing.enable_tracing("xcray")
     observe = metrics.observe_transaction
@@ -211,7 +213,7 @@ def _build_app(
     if all_routes:
         fast_routes = (*predict.FAST_ROUTES, *inference.FAST_ROUTES)
         app.add_middleware(PredictFastPath, routes=fast_routes)
-    auditor = Auditor(app_state.store.audit, settings.audit_entries)
+    auditor = Auditor(app_state.store.audit, constants.AUDIT_ENTRIES)
     app.add_middleware(
         AccessMiddleware,
         settings=settings,
@@ -266,7 +268,7 @@ def _key_authenticator(
 ) -> Callable[[Request], Awaitable[auth.Caller]]:
     """Return an authenticator that uses the keys of the store."""
     return auth.Authenticator(
-        keys, admits_everyone=settings.admits_everyone, grace_seconds=settings.keys_grace_seconds
+        keys, admits_everyone=settings.admits_everyone, grace_seconds=constants.KEYS_GRACE_SECONDS
     )
 
 
@@ -275,7 +277,7 @@ def _maintenance_loop(
 ) -> MaintenanceLoop:
     """Return the maintenance loop, which is active while this process is the leader."""
     settings = app_state.settings
-    exclusive_home = exclusive_home and settings.workers == 1 and not settings.has_shared_store
+    exclusive_home = exclusive_home and settings.processes == 1 and not settings.has_shared_store
     return MaintenanceLoop(
         app_state.builder,
         app_state.uploads,
@@ -305,7 +307,7 @@ def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[
             sync_worker.start()
         try:
             # A worker process listens after this; until then, others receive its connections.
-            if app_state.settings.workers > 1:
+            if app_state.settings.processes > 1:
                 await app_state.preloading.wait_for_first_attempt()
             # The first caller then gets the result of a check, not "unknown".
             await app_state.readiness.refresh(HANG_SECONDS)

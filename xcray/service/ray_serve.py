@@ -50,7 +50,7 @@ def replica_settings(args: Mapping[str, Any]) -> Settings:
 
     Its proxy is publicly reachable, so a key is required unless insecure_dev is set.
     """
-    return Settings(**{"host": "0.0.0.0", "behind_proxy": True, **args, "workers": 1})
+    return Settings(**{"host": "0.0.0.0", "behind_proxy": True, **args, "processes": 1})
 
 
 @serve.deployment(

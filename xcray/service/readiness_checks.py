@@ -9,6 +9,7 @@ from typing import Final
 from xcray.errors import Refused, Unavailable
 from xcray.jobs.store.metric_deltas import QUEUE_POLLS
 from xcray.jobs.store.statistics import StoreStatistics
+from xcray.service import constants
 from xcray.service.app_state import AppState
 from xcray.service.observability.readiness import Check, Readiness
 from xcray.service.supervision import has_space
@@ -32,7 +33,7 @@ def build_readiness(app_state: AppState) -> Readiness:
         **app_state.required_checks,
     }
     queue_check = StalledQueueCheck(
-        lambda: app_state.store.statistics.read(), app_state.settings.runner_stale_seconds
+        lambda: app_state.store.statistics.read(), constants.RUNNER_STALE_SECONDS
     )
     optional: dict[str, Check] = {
         "RUNNER": queue_check.check,
@@ -40,7 +41,7 @@ def build_readiness(app_state: AppState) -> Readiness:
     }
     optional |= app_state.checks
     optional |= {carrier.code: carrier.check for carrier in app_state.sync_workers}
-    graces = dict.fromkeys(("STORE", "SCHEMA"), app_state.settings.keys_grace_seconds)
+    graces = dict.fromkeys(("STORE", "SCHEMA"), constants.KEYS_GRACE_SECONDS)
     return Readiness(required, optional, lambda: app_state.draining, graces=graces)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from xcray.errors import ParameterError
 from xcray.jobs.home import store_url_in
+from xcray.service.constants import GB, MB
 from xcray.system.cores import available_cores
 from xcray.system.user_directories import default_home
 
-MB = 1_000_000
-GB = 1_000_000_000
 PREFIX = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?/[!$&'()*+,./0-9:;=A-Za-z_~-]*")
 FOLDER = re.compile(
     r"(?:(?:s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]+|file://)(?:/[^@?\s]*)?(?:\?[^@\s]*)?"
@@ -44,7 +42,10 @@ class Settings(BaseSettings):
             "Upgrade an older job store at the start; if false, run `xcray store upgrade`."
         ),
     )
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on; `xcray runner` serves health and metrics on it.",
+    )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 selects a free port.")
     insecure_dev: bool = Field(
         False, description="Listen on a public address without keys. For closed networks only."
@@ -87,16 +88,6 @@ class Settings(BaseSettings):
             "Object storage folder from which models are copied to this home when they appear."
         ),
     )
-    models_follow_seconds: float = Field(
-        30.0, ge=1, description="Poll interval of that folder in seconds."
-    )
-    runner_stale_seconds: float = Field(
-        60.0,
-        gt=0,
-        description=(
-            "Seconds without a queue poll, while jobs are pending, until readiness reports RUNNER."
-        ),
-    )
 
     pool: Literal["serial", "threads", "ray"] = Field(
         "threads", description="Pool of jobs that do not set one."
@@ -130,38 +121,11 @@ class Settings(BaseSettings):
         le=3600,
         description="Seconds without a heartbeat after which a runner or a leader is replaced.",
     )
-    stop_grace_seconds: float = Field(
-        3.0,
-        gt=0,
-        le=600,
-        description="Seconds that a training has to stop before its process is terminated.",
-    )
-    detach_jobs: bool = Field(
-        default_factory=lambda: os.getpid() != 1,
-        description=(
-            "Whether local runners continue after SIGTERM; otherwise they release their "
-            "jobs (as in a container, which ends with the service)."
-        ),
-    )
-    runner_host: str = Field(
-        "127.0.0.1", description="Address on which `xcray runner` serves health and metrics."
-    )
     runner_port: int = Field(
-        0, ge=0, le=65535, description="Port of that address; 0 selects a free port."
-    )
-    keep_jobs: int = Field(
-        100_000, ge=0, description="Maximum number of ended jobs; older ones are deleted."
+        0, ge=0, le=65535, description="Port of `xcray runner`; 0 selects a free port."
     )
     keep_jobs_days: float = Field(
         30.0, gt=0, description="Days after which an ended job and its log are deleted."
-    )
-    keep_runs_hours: float = Field(
-        24.0, ge=0, description="Hours after which the run folder of a published job is emptied."
-    )
-    job_log_bytes: int = Field(
-        50 * MB,
-        ge=10_000,
-        description="Maximum size of a job log; a longer log keeps only its head and tail.",
     )
     job_nice: int = Field(
         10,
@@ -179,17 +143,7 @@ class Settings(BaseSettings):
     predict_body_bytes: int = Field(
         10 * MB, ge=1000, description="Maximum body size of a predict or explain request."
     )
-    body_bytes: int = Field(
-        1 * MB, ge=1000, description="Maximum JSON body size of other requests."
-    )
     upload_bytes: int = Field(20 * GB, ge=1, description="Maximum size of an upload.")
-    tenant_upload_bytes: int = Field(
-        100 * GB,
-        ge=0,
-        description=(
-            "Maximum total size of uploads of a tenant that are not used by a data set yet."
-        ),
-    )
     tenant_datasets: int = Field(
         10_000, ge=0, description="Maximum number of data sets of a tenant."
     )
@@ -199,28 +153,13 @@ class Settings(BaseSettings):
     dataset_uris_private: bool = Field(
         False, description="Whether hosts of these URIs can have private addresses."
     )
-    dataset_uri_seconds: float = Field(
-        300.0, gt=0, description="Time limit for fetching one file, in seconds."
-    )
-    max_concurrent_uploads: int = Field(
-        4, ge=1, description="Maximum number of concurrent uploads."
-    )
-    disk_reserve_bytes: int = Field(
-        2 * GB,
-        ge=0,
-        description="Disk space that uploads must leave free (at least 5 % of the disk).",
-    )
     max_instances: int = Field(
-        1024, ge=1, description="Maximum number of instances of a predict request."
+        1024,
+        ge=1,
+        description="Maximum number of instances of a predict request; twice as many can wait.",
     )
     max_top_k: int = Field(
         1000, ge=1, description="Maximum top_k; it is clipped to the number of labels."
-    )
-    header_bytes: int = Field(
-        16_384, ge=1000, description="Maximum total size of the headers of a request."
-    )
-    body_idle_timeout_seconds: float = Field(
-        60.0, gt=0, description="Maximum pause while receiving a request body, in seconds."
     )
     max_body_memory_bytes: int = Field(
         256 * MB,
@@ -228,14 +167,6 @@ class Settings(BaseSettings):
         description="Maximum memory of all request bodies in a process, received and decoded.",
     )
     connections: int = Field(2000, ge=1, description="Maximum number of connections of a process.")
-    header_timeout_seconds: float = Field(
-        15.0, gt=0, description="Maximum time to receive the request headers, in seconds."
-    )
-    min_body_bytes_per_second: int = Field(
-        1000,
-        ge=0,
-        description="Minimum rate of a request body, averaged over ten seconds.",
-    )
 
     requests_per_minute: int = Field(
         600_000,
@@ -253,24 +184,6 @@ class Settings(BaseSettings):
         description=(
             "Maximum number of concurrent requests of a key, or of an address without keys."
         ),
-    )
-    failed_keys_per_minute: int = Field(
-        60,
-        ge=0,
-        description=(
-            "Failed authentications per minute of an address that get 401; further ones get 429; "
-            "0: unlimited."
-        ),
-    )
-    keys_grace_seconds: float = Field(
-        60.0,
-        ge=0,
-        description=("How long cached keys stay valid while the store is unavailable, in seconds."),
-    )
-    audit_entries: int = Field(
-        100_000,
-        ge=1000,
-        description="Maximum number of audit log entries; older ones are deleted.",
     )
     public_docs: bool = Field(
         False,
@@ -292,57 +205,14 @@ class Settings(BaseSettings):
     build_seconds: int = Field(
         3600, ge=1, description="CPU time limit of a process that builds a data set, in seconds."
     )
-    max_concurrent_builds: int = Field(
-        1, ge=1, description="Maximum number of concurrent data set builds."
-    )
     models_loaded: int = Field(4, ge=1, description="Maximum number of models in memory.")
-    switch_timeout_seconds: float = Field(
-        300.0,
-        ge=0,
-        description=(
-            "How long the old version serves while a new one is loaded; after that, requests wait."
-        ),
-    )
-    unload_delay_seconds: float = Field(
-        10.0,
-        ge=0,
-        description="Seconds that a version stays loaded after nothing refers to it any more.",
-    )
-    workers: int = Field(
+    processes: int = Field(
         1,
         ge=1,
         le=256,
         description="Number of processes that serve requests.",
     )
-    predict_threads: int = Field(
-        0,
-        ge=0,
-        description=("Threads per process for expensive predictions; 0: cores divided by workers."),
-    )
-    predict_batch_ms: float = Field(
-        2.0,
-        ge=0,
-        le=1000,
-        description=(
-            "Predictions estimated to take at most this long run immediately; "
-            "also the maximum duration of one batch."
-        ),
-    )
-    predict_rows: int = Field(
-        2048,
-        ge=1,
-        description=(
-            "Maximum number of queued or running instances; further requests get 503 "
-            "with Retry-After."
-        ),
-    )
 
-    heartbeat_seconds: float = Field(
-        15.0, gt=0, description="Interval of heartbeat comments in an event stream, in seconds."
-    )
-    poll_seconds: float = Field(
-        0.25, gt=0, description="Poll interval of an event stream, in seconds."
-    )
     drain_seconds: float = Field(
         0.0,
         ge=0,
@@ -420,7 +290,7 @@ class Settings(BaseSettings):
     @property
     def prediction_threads(self) -> int:
         """Return the number of prediction threads per process."""
-        return self.predict_threads or max(1, available_cores() // self.workers)
+        return max(1, available_cores() // self.processes)
 
     @property
     def served_hosts(self) -> frozenset[str]:

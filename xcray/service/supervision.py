@@ -23,6 +23,7 @@ from xcray.jobs.supervision.launch import (
 )
 from xcray.jobs.supervision.retention import Retention, RetentionLimits
 from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
+from xcray.service import constants
 from xcray.service.app_state import JobSupervisor
 from xcray.service.settings import Settings
 from xcray.workers.ray.local_cluster import Cluster, ExternalRay, ManagedLocalRay
@@ -83,7 +84,7 @@ def supervision(
         url,
         nice=settings.job_nice,
         options=options,
-        max_log_bytes=settings.job_log_bytes,
+        max_log_bytes=constants.JOB_LOG_BYTES,
         max_suspended_seconds=settings.lease_seconds,
     )
     launcher = LauncherByPool(RayJobLauncher(home, cluster, url, options=options), here)
@@ -95,14 +96,14 @@ def supervision(
                 SupervisorOptions(
                     max_running=settings.max_running_jobs,
                     max_attempts=settings.max_attempts,
-                    stop_grace_seconds=settings.stop_grace_seconds,
+                    stop_grace_seconds=constants.STOP_GRACE_SECONDS,
                 ),
                 quota=RunningQuota(store.keys, settings.max_running_of_tenant),
                 has_space=partial(has_space, settings),
             ),
             checks,
         )
-        if not settings.detach_jobs:
+        if constants.RELEASE_JOBS:
             launcher.release_jobs()
     finally:
         cluster.close()
@@ -110,7 +111,8 @@ def supervision(
 
 def has_space(settings: Settings) -> bool:
     """Return whether at least half of the disk's reserve is left. Raises OSError."""
-    return shutil.disk_usage(settings.home).free >= settings.disk_reserve_bytes // 2
+    disk = shutil.disk_usage(settings.home)
+    return disk.free >= constants.disk_reserve(disk.total) // 2
 
 
 def leadership_for(settings: Settings, store: JobStore) -> Leadership:
@@ -127,7 +129,9 @@ def leadership_for(settings: Settings, store: JobStore) -> Leadership:
 
 def retention_of(settings: Settings, home: Home, store: JobStore) -> Retention:
     """Return the retention policy of the settings."""
-    policy = RetentionLimits(settings.keep_jobs, settings.keep_jobs_days, settings.keep_runs_hours)
+    policy = RetentionLimits(
+        constants.KEEP_JOBS, settings.keep_jobs_days, constants.KEEP_RUNS_HOURS
+    )
     return Retention(store, home, policy)
 
 
@@ -135,8 +139,8 @@ def runner_options(settings: Settings) -> list[str]:
     """Return the command-line options of runners."""
     options = {
         "lease": settings.lease_seconds,
-        "patience": settings.stop_grace_seconds,
-        "log-bytes": settings.job_log_bytes,
+        "patience": constants.STOP_GRACE_SECONDS,
+        "log-bytes": constants.JOB_LOG_BYTES,
     }
     return [f"--{name}={value:g}" for name, value in options.items()]
 

@@ -275,8 +275,6 @@ envFrom:
 - name: XCRAY_PUBLIC_METRICS
   value: "true"
 {{- end }}
-- name: XCRAY_DETACH_JOBS  # a pod ends with all its processes: jobs are requeued
-  value: "false"
 - name: XCRAY_MAX_RUNNING_JOBS
   value: {{ .Values.runner.maxRunningJobs | quote }}
 - name: XCRAY_POOL

@@ -18,6 +18,7 @@ from xcray.errors import Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.supervision.election import AlwaysLeader, LeaderElection
+from xcray.service import constants
 from xcray.service.datasets.builds import READY, Builder
 from xcray.service.datasets.uploads import UploadStore
 from xcray.service.maintenance import MaintenanceLoop
@@ -227,8 +228,8 @@ def test_recent_uploads_of_other_processes_are_kept(
     part.mkdir()
     (part / "body").write_bytes(b"half")
     now = time.time()
-    assert desk.sweep(now + 9 * settings.body_idle_timeout_seconds, exclusive=False) == 0
-    assert desk.sweep(now + 11 * settings.body_idle_timeout_seconds, exclusive=False) == 1
+    assert desk.sweep(now + 9 * constants.BODY_IDLE_SECONDS, exclusive=False) == 0
+    assert desk.sweep(now + 11 * constants.BODY_IDLE_SECONDS, exclusive=False) == 1
 
 
 def test_processes_with_a_shared_store_use_separate_files(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def service_killed(stage: Stage) -> None:
     "tests/service/http/test_limits.py",
 )
 def half_uploads(stage: Stage) -> None:
-    service = Service(stage, body_idle_timeout_seconds=2.0)
+    service = Service(stage, BODY_IDLE_SECONDS=2.0)
     service.up()
     body = b"".join(b'{"text": "row %d of a file", "labels": ["a"]}\n' % i for i in range(20_000))
     path = "/v1/datasets?name=half&format=jsonl"
@@ -230,7 +230,7 @@ def _killed_in_the_middle(stage: Stage, service: Service, path: str, body: bytes
     "tests/service/http/test_api.py",
 )
 def asked_twice(stage: Stage) -> None:
-    service = Service(stage, words=("--workers", "2"))
+    service = Service(stage, words=("--processes", "2"))
     service.up()
     data = service.dataset()
     with ThreadPoolExecutor(50) as pool:
@@ -298,7 +298,7 @@ def _lost_reply(service: Service, body: dict[str, Any], key: str) -> None:
     "tests/robustness/test_bad_input.py",
 )
 def slow_clients(stage: Stage) -> None:
-    service = Service(stage, body_idle_timeout_seconds=3.0)
+    service = Service(stage, BODY_IDLE_SECONDS=3.0)
     service.up()
     data = service.dataset()
     job = service.ended(service.submit(data, "m", "k"))
@@ -564,8 +564,9 @@ def readiness(stage: Stage) -> None:
         stage,
         "full",
         stage.folder / "full",
-        disk_reserve_bytes=1 << 60,
-        keys_grace_seconds=0.0,
+        DISK_RESERVE_BYTES=1 << 60,
+        DISK_RESERVE_SHARE=1e6,
+        KEYS_GRACE_SECONDS=0.0,
         **_another(server),
     )
     other.start()

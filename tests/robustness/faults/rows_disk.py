@@ -39,7 +39,9 @@ def disk_full(stage: Stage) -> None:
             "F8 needs mounts of its own (unshare --mount): run it as root, or where user namespaces are allowed"
         )
     with small_disk(stage.folder / "disk", 160) as disk:
-        service = Service(stage, home=disk / "home", disk_reserve_bytes=20_000_000)
+        service = Service(
+            stage, home=disk / "home", DISK_RESERVE_BYTES=20_000_000, DISK_RESERVE_SHARE=0.125
+        )
         service.up()
         data = service.dataset(**MIDDLE)
         job = service.ended(service.submit(data, "m", "before", **SLOW))

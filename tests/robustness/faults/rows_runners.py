@@ -443,7 +443,7 @@ def poison(stage: Stage) -> None:
         "PYTHONPATH": hooks,
         "faults_poison": marks,
     }
-    service = Service(stage, job_log_bytes=LOG_BYTES, **more)
+    service = Service(stage, JOB_LOG_BYTES=LOG_BYTES, **more)
     service.up()
     data = service.dataset()
     kinds = ["segfault", "exit"]

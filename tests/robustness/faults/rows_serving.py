@@ -90,7 +90,7 @@ def switched(stage: Stage) -> None:
     "tests/service/processes/test_manager.py",
 )
 def truncated(stage: Stage) -> None:
-    service = Service(stage, words=("--workers", "2"))
+    service = Service(stage, words=("--processes", "2"))
     registry = Registry(service.home.models)
     _publish(stage, registry, 0, "other")
     service.up()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -21,12 +22,12 @@ from xcray.cli.terminal.processes import PROC, list_processes
 from xcray.jobs.home import Home
 from xcray.jobs.states import SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.service import constants as service_constants
 
 INHERITED_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONHASHSEED", "VIRTUAL_ENV")
 QUIET: Final = {
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "XCRAY_DISK_RESERVE_BYTES": "0",
     "XCRAY_JOB_NICE": "0",  # with a low priority, jobs would take minutes on a busy machine
     "NO_COLOR": "1",
     "XCRAY_LOG_LEVEL": "warning",
@@ -34,6 +35,16 @@ QUIET: Final = {
 # seconds for a reply or a start, including the compilation of kernels; only detects hangs
 PATIENCE: Final = 600.0
 MAIN: Final = (sys.executable, "-m", "xcray")
+CONSTANTS: Final = {name for name in vars(service_constants) if name.isupper()}
+# the same command with other constants of the service: the first argument, as JSON
+WITH_CONSTANTS: Final = """
+import json, sys
+from xcray.cli.main import main
+from xcray.service import constants
+
+vars(constants).update(json.loads(sys.argv.pop(1)))
+sys.exit(main())
+"""
 
 
 def environment(folder: Path, more: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -117,7 +128,7 @@ class Process:
 
 
 class Service(Process):
-    """`xcray serve` on a home; settings are given by their names."""
+    """`xcray serve` on a home; settings are given by their names, constants in capitals."""
 
     def __init__(
         self,
@@ -130,8 +141,11 @@ class Service(Process):
         self.home = Home(home or stage.folder / "home")
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        serve = (*MAIN, "serve", "--home", str(self.home.path), "--port", str(self.port), *words)
-        super().__init__(stage, name, serve, {"poll_seconds": 0.05, **settings})
+        constants = {"EVENT_POLL_SECONDS": 0.05, "DISK_RESERVE_BYTES": 0}
+        constants |= {each: settings.pop(each) for each in [*settings] if each in CONSTANTS}
+        program = (sys.executable, "-c", WITH_CONSTANTS, json.dumps(constants))
+        serve = (*program, "serve", "--home", str(self.home.path), "--port", str(self.port), *words)
+        super().__init__(stage, name, serve, settings)
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE)
         self.ledger = stage.ledger
 

@@ -17,6 +17,7 @@ import pytest
 from tests.support.live_service import settings_for
 from tests.support.raw_requests import ask
 from xcray.errors import InputError, Refused, Unavailable, XcrayError
+from xcray.service import constants
 from xcray.service.app import AppParts, create_app
 from xcray.service.datasets.fetching import fetch, is_public
 from xcray.service.settings import Settings
@@ -287,7 +288,10 @@ def test_invalid_responses_are_refused(own_home: Path, canary: Canary) -> None:
 @pytest.mark.parametrize(
     "begun", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"]
 )
-def test_a_slow_response_is_given_up(own_home: Path, begun: bytes) -> None:
+def test_a_slow_response_is_given_up(
+    own_home: Path, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DATASET_URI_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ended = threading.Event()
 
@@ -303,7 +307,7 @@ def test_a_slow_response_is_given_up(own_home: Path, begun: bytes) -> None:
 
         threading.Thread(target=drip, daemon=True).start()
         prefix = f"http://data.example:{listener.getsockname()[1]}/"
-        mine = settings(own_home, prefix, dataset_uris_private=True, dataset_uri_seconds=0.3)
+        mine = settings(own_home, prefix, dataset_uris_private=True)
         try:
             with pytest.raises(InputError) as caught:
                 list(fetch(f"{prefix}a", mine, resolved))

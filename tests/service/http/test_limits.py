@@ -24,6 +24,7 @@ from tests.support.raw_requests import ask
 from tests.support.waiting import until
 from xcray.errors import Unavailable
 from xcray.jobs.store.tokens import KeyLimits, create_token
+from xcray.service import constants
 from xcray.service.app import AppParts, create_app
 from xcray.service.http.auth import ANONYMOUS, Caller
 from xcray.service.http.limits import (
@@ -146,7 +147,8 @@ def test_failed_keys_are_limited_per_network_in_bounded_memory() -> None:
 def test_wrong_keys_are_slowed_down_and_valid_ones_are_not(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = create_app(settings_for(own_home, failed_keys_per_minute=3))
+    monkeypatch.setattr(constants, "FAILED_KEYS_PER_MINUTE", 3)
+    app = create_app(settings_for(own_home))
     clock = Clock()
     monkeypatch.setattr(FailedKeys.__init__, "__defaults__", (clock,))
     credential = create_token()
@@ -216,17 +218,12 @@ def slow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def slow(slow_home: Path) -> Iterator[str]:
     """Start a service with short timeouts and yield its URL."""
-    app = create_app(
-        settings_for(
-            slow_home,
-            header_timeout_seconds=0.3,
-            body_idle_timeout_seconds=0.5,
-            min_body_bytes_per_second=100_000,
-            connections=20,
-        )
-    )
-    with serving(app) as url:
-        yield url
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HEADER_TIMEOUT_SECONDS", 0.3)
+        patch.setattr(constants, "BODY_IDLE_SECONDS", 0.5)
+        patch.setattr(constants, "MIN_BODY_BYTES_PER_SECOND", 100_000)
+        with serving(create_app(settings_for(slow_home, connections=20))) as url:
+            yield url
 
 
 def until_closed(connection: socket.socket) -> bytes:
@@ -301,14 +298,15 @@ def test_single_bytes_do_not_keep_a_connection_open(
     until(lambda: not list((slow_home / "uploads").iterdir()))
 
 
-def test_connections_above_the_limit_are_refused_and_others_work(own_home: Path) -> None:
+def test_connections_above_the_limit_are_refused_and_others_work(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Connections above the limit are refused at once and the others work.
 
     The limit is 20: the client's connection and 19 silent ones.
     """
-    with client_of(
-        create_app(settings_for(own_home, header_timeout_seconds=600, connections=20))
-    ) as client:
+    monkeypatch.setattr(constants, "HEADER_TIMEOUT_SECONDS", 600)
+    with client_of(create_app(settings_for(own_home, connections=20))) as client:
         client.get("/healthz")
         idle = [connected(str(client.base_url)) for _ in range(40)]
 
@@ -434,9 +432,11 @@ def poll(ask_once: Callable[[], httpx.Response], status: int) -> httpx.Response:
 def uploading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, FastAPI]]:
     """Yield a client of a service with small quotas of uploads, and its app."""
     home = tmp_path_factory.mktemp("uploads") / "home"
-    app = create_app(settings_for(home, tenant_upload_bytes=250_000, upload_bytes=200_000))
-    with client_of(app) as client:
-        yield client, app
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "UPLOADS_PER_TENANT", 1.25)
+        app = create_app(settings_for(home, upload_bytes=200_000))
+        with client_of(app) as client:
+            yield client, app
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit, hash_point, pick_version
 from xcray.predict import Predictor
+from xcray.service import constants
 from xcray.service.app import create_app
 from xcray.service.app_state import AppState
 from xcray.service.models.cache import ModelCache, ModelTarget, open_predictor
@@ -389,12 +390,15 @@ def test_tenants_have_their_own_models(tmp_path: Path) -> None:
     app_state.model_cache.close()
 
 
-def test_switches_under_load_mix_no_versions_and_fail_no_request(tmp_path: Path) -> None:
+def test_switches_under_load_mix_no_versions_and_fail_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Publishing, moving aliases, splits, deletes and load at once.
 
     The labels of each reply are those of the version that it names.
     """
-    app = create_app(settings_for(tmp_path / "home", unload_delay_seconds=0.05))
+    monkeypatch.setattr(constants, "UNLOAD_DELAY_SECONDS", 0.05)
+    app = create_app(settings_for(tmp_path / "home"))
     registry: Registry = app.state.app_state.registry
     hashes: dict[int, str] = {}
     staged = tmp_path / "staged"

@@ -22,6 +22,7 @@ from xcray.jobs.database.schema import STORE_SCHEMA
 from xcray.jobs.store.metric_deltas import QUEUE_POLLS
 from xcray.jobs.store.statistics import StoreStatistics
 from xcray.model.registry import Registry
+from xcray.service import constants
 from xcray.service.app import create_app
 from xcray.service.models import preloading
 from xcray.service.observability.readiness import HANG_SECONDS, STALE_SECONDS, Readiness
@@ -105,8 +106,11 @@ def test_a_slow_check_keeps_its_last_result_for_a_while() -> None:
         threading.Event().wait(0.01)
 
 
-def test_a_hanging_store_affects_readiness_but_not_liveness(tmp_path: Path) -> None:
-    app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=0.0))
+def test_a_hanging_store_affects_readiness_but_not_liveness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "KEYS_GRACE_SECONDS", 0.0)
+    app = create_app(settings_for(tmp_path / "home"))
     store, state = app.state.app_state.store, threading.Event()
     with client_of(app) as http:
         assert read_readiness(http) == {"ready": True, "reasons": [], "degraded": []}
@@ -123,8 +127,11 @@ def test_a_hanging_store_affects_readiness_but_not_liveness(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("grace", [0.0, 2 * PATIENCE])
-def test_a_store_upgraded_by_another_release(tmp_path: Path, grace: float) -> None:
-    app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=grace))
+def test_a_store_upgraded_by_another_release(
+    tmp_path: Path, grace: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "KEYS_GRACE_SECONDS", grace)
+    app = create_app(settings_for(tmp_path / "home"))
     engine = sa.create_engine(app.state.app_state.store.url)
 
     def at(revision: int, oldest: int) -> None:

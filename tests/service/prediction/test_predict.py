@@ -29,6 +29,7 @@ from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
 from xcray.predict import Predictor
+from xcray.service import constants
 from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
 from xcray.service.http import auth
@@ -353,7 +354,9 @@ def test_the_fast_path_authenticates(tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
 
 
-def test_a_full_batcher_refuses_at_once_and_recovers(tmp_path: Path) -> None:
+def test_a_full_batcher_refuses_at_once_and_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The number of waiting rows is bounded, and other requests get a retry time."""
     reached, go = threading.Event(), threading.Event()
 
@@ -368,8 +371,9 @@ def test_a_full_batcher_refuses_at_once_and_recovers(tmp_path: Path) -> None:
     def open_and_record(path: Path) -> Predictor:
         return Slow(Model.open(path))
 
+    monkeypatch.setattr(constants, "PREDICT_BATCH_SECONDS", 0.0)
     app = create_app(
-        settings_for(tmp_path / "home", predict_rows=10, predict_batch_ms=0),
+        settings_for(tmp_path / "home", max_instances=5),
         parts=AppParts(opener=open_and_record),
     )
     publish(app.state.app_state.registry, "docs", tmp_path / "staged")

@@ -121,13 +121,12 @@ def test_sigterm_fails_no_accepted_request(tmp_path: Path, workers: int) -> None
         str(home),
         "--port",
         "0",
-        "--workers",
+        "--processes",
         str(workers),
     ]
     environment = {
         **os.environ,
         "XCRAY_DRAIN_SECONDS": f"{DRAIN}",
-        "XCRAY_DISK_RESERVE_BYTES": "0",
         "XCRAY_PRELOAD": '["docs"]',
     }
     with open(tmp_path / "log", "wb") as log:

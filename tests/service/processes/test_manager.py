@@ -33,6 +33,7 @@ from xcray.service.processes.manager import (
 )
 from xcray.service.processes.sockets import listen, reserve_address
 from xcray.service.settings import Settings
+from xcray.system.cores import available_cores
 from xcray.system.processes import lower_priority
 
 pytestmark = pytest.mark.drill
@@ -171,7 +172,7 @@ def test_only_the_leader_builds_data_sets_of_all_workers(tmp_path: Path) -> None
         "time.sleep(600 if slow else 0)\n(folder / 'outcome.json').write_text('{\"stats\": {}}')\n"
     )
     parts = AppParts(build_command=(sys.executable, str(stub)))
-    settings = settings_for(tmp_path / "home", workers=2)
+    settings = settings_for(tmp_path / "home", processes=2)
     with (
         client_of(create_app(settings, parts=parts)) as leader,
         client_of(create_app(settings, parts=parts, role=AppRole(leader_eligible=False))) as other,
@@ -193,7 +194,7 @@ import sys
 from pathlib import Path
 from xcray.service.processes.server import serve
 from xcray.service.settings import Settings
-serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, workers=2))
+serve(Settings(home=Path(sys.argv[1]), port=0, processes=2))
 """
 
 
@@ -390,10 +391,10 @@ def test_a_runner_lowers_the_priority_of_its_session(
     assert reports == [10, 10, 0, 5]
 
 
-def test_workers_are_a_setting() -> None:
-    assert (Settings().workers, Settings(workers=3).workers) == (1, 3)
-    assert Settings(predict_threads=5, workers=2).prediction_threads == 5
-    assert Settings(workers=256).prediction_threads == 1
+def test_processes_are_a_setting() -> None:
+    assert (Settings().processes, Settings(processes=3).processes) == (1, 3)
+    assert Settings(processes=2).prediction_threads == max(1, available_cores() // 2)
+    assert Settings(processes=256).prediction_threads == 1
 
 
 def test_threads_share_the_memory_of_the_allocator() -> None:

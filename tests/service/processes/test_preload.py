@@ -74,7 +74,7 @@ def get_readiness(address: tuple[str, int]) -> dict[str, Any]:
 def test_a_worker_listens_when_its_models_are_loaded(tmp_path: Path) -> None:
     publish(Registry(tmp_path / "home" / "models"), "docs", tmp_path / "staged")
     opener = GatedOpener()
-    settings = settings_for(tmp_path / "home", workers=2, preload=("docs",))
+    settings = settings_for(tmp_path / "home", processes=2, preload=("docs",))
     with served(settings, opener) as (address, ready):
         try:
             assert opener.called.wait(PATIENCE)
@@ -89,7 +89,7 @@ def test_a_worker_listens_when_its_models_are_loaded(tmp_path: Path) -> None:
 
 def test_a_worker_listens_although_a_model_is_missing(tmp_path: Path) -> None:
     """Otherwise its API could not be used to train or publish the model."""
-    settings = settings_for(tmp_path / "home", workers=2, preload=("missing",))
+    settings = settings_for(tmp_path / "home", processes=2, preload=("missing",))
     with served(settings, open_predictor) as (address, ready):
         assert ready.wait(PATIENCE)
         assert get_readiness(address)["reasons"] == ["MODELS"]
@@ -118,7 +118,7 @@ def test_a_restarted_worker_joins_when_its_models_are_loaded(tmp_path: Path) -> 
     home = tmp_path / "home"
     publish(Registry(home / "models"), "docs", tmp_path / "staged")
     variables = {"XCRAY_PRELOAD": '["docs"]'}
-    with process(home, "serve", "--workers", "2", variables=variables) as manager:
+    with process(home, "serve", "--processes", "2", variables=variables) as manager:
         url = read_process_file(home, manager, "serve")["url"]
         workers = set(worker_processes(manager.pid))
         assert (len(workers), count_listeners(url)) == (2, 2)

@@ -83,7 +83,6 @@ def test_keys_and_tokens_do_not_leak(
         **os.environ,
         "XCRAY_HOME": str(own_home),
         "XCRAY_RAY_TOKEN_PATH": str(token),
-        "XCRAY_DISK_RESERVE_BYTES": "0",
     }
     # with a low priority, jobs would take minutes next to other work
     environment["XCRAY_JOB_NICE"] = "0"

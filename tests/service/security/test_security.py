@@ -113,8 +113,7 @@ class AppSetup:
     """An app with one key per scope and a key of another tenant."""
 
     def __init__(self, home: Path, **changes: Any) -> None:
-        unlimited = {"failed_keys_per_minute": 0}  # a table of operations refuses hundreds
-        self.app: FastAPI = create_app(settings_for(home, **{**unlimited, **changes}))
+        self.app: FastAPI = create_app(settings_for(home, **changes))
         self.app_state = self.app.state.app_state
         self.store: JobStore = self.app_state.store
         self.tokens = {scope: self.key([scope]) for scope in WITH_KEY}

@@ -221,7 +221,7 @@ def test_a_service_mirrors_and_another_follows_without_a_restart(
     publish(published, "news", tmp_path / "staged", seed=1)
     first = create_app(settings_for(tmp_path / "a", models_mirror=uri))
     second = create_app(
-        settings_for(tmp_path / "b", models_follow=uri, models_follow_seconds=1, preload=["news"]),
+        settings_for(tmp_path / "b", models_follow=uri, preload=["news"]),
         role=AppRole(leader_eligible=False),
     )
     for worker in second.state.app_state.sync_workers:

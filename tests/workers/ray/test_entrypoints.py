@@ -116,7 +116,6 @@ def test_serve_answers_with_the_same_bytes(
     args = {
         "home": str(own_home),
         "preload": ["news"],
-        "disk_reserve_bytes": 0,
         "allowed_hosts": ["127.0.0.1"],
     }
     body = {"instances": [{"text": "read a csv file"}, {"text": "open a socket"}], "top_k": 3}

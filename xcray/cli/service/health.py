@@ -56,16 +56,14 @@ def find_endpoints(port: int | None) -> list[tuple[str, int]]:
 
     Raises ParameterError if a port is invalid.
     """
-    host, runner = (
-        os.environ.get(name, "").strip("[]") for name in ("XCRAY_HOST", "XCRAY_RUNNER_HOST")
-    )
-    if port is not None:
-        return [(LOOPBACK_ADDRESSES.get(host, host), port)]
-    endpoints = [
-        (LOOPBACK_ADDRESSES.get(host, host), _port_from_environment("XCRAY_PORT", 8000)),
-        (LOOPBACK_ADDRESSES.get(runner, runner), _port_from_environment("XCRAY_RUNNER_PORT", 0)),
-    ]
-    return [(name, number) for name, number in endpoints if number]
+    host = os.environ.get("XCRAY_HOST", "").strip("[]")
+    ports = [port]
+    if port is None:
+        ports = [
+            _port_from_environment("XCRAY_PORT", 8000),
+            _port_from_environment("XCRAY_RUNNER_PORT", 0),
+        ]
+    return [(LOOPBACK_ADDRESSES.get(host, host), number) for number in ports if number]
 
 
 def probe(host: str, port: int, path: str) -> str:

@@ -35,7 +35,7 @@ def serve(
         str | None,
         typer.Option(help="Address of a running Ray. [default: jobs on ray start a local Ray]"),
     ] = None,
-    workers: Annotated[
+    processes: Annotated[
         int | None,
         typer.Option(min=1, max=256, help="Number of serving processes. [default: 1]"),
     ] = None,
@@ -74,7 +74,7 @@ def serve(
         "ray_address": ray_address,
         "log_level": log_level,
     }
-    options |= {"workers": workers, "store": store, "insecure_dev": insecure_dev or None}
+    options |= {"processes": processes, "store": store, "insecure_dev": insecure_dev or None}
     settings = make_settings(options)
     run(settings, with_runner=runner, on_ready=lambda url: print_address(url, settings, json))
 

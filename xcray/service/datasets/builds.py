@@ -25,6 +25,7 @@ from xcray.jobs.home import Home
 from xcray.jobs.job import DatasetRecord, new_id
 from xcray.jobs.store.datasets import DatasetTable
 from xcray.jobs.supervision.election import AlwaysLeader, Leadership
+from xcray.service import constants
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
@@ -73,7 +74,7 @@ class Builder:
         self._is_leader = False
         self._root = home.path / "builds"
         self._root.mkdir(mode=0o700, exist_ok=True)
-        self._slots = asyncio.Semaphore(settings.max_concurrent_builds)
+        self._slots = asyncio.Semaphore(constants.MAX_CONCURRENT_BUILDS)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._recorded: set[str] = set()  # ids in `_tasks` whose outcome is recorded
 

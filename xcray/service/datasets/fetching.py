@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from xcray.errors import InputError, ParameterError, Refused, Unavailable
+from xcray.service import constants
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
 
@@ -49,16 +50,16 @@ def fetch(uri: str, settings: Settings, resolve: Resolver | None = None) -> Iter
         host, port, settings.dataset_uris_private, resolve or _system_resolver
     )
     connection = _PinnedConnection(scheme, host, port, address)
-    timer = threading.Timer(settings.dataset_uri_seconds, connection.abort)
+    timer = threading.Timer(constants.DATASET_URI_SECONDS, connection.abort)
     timer.daemon = True
     timer.start()
     try:
         yield from _read_blocks(connection, path, settings.upload_bytes)
         if connection.is_aborted.is_set():  # an aborted transfer can look complete
-            raise _timeout_error(settings)
+            raise _timeout_error()
     except (OSError, http.client.HTTPException, InputError) as error:
         if connection.is_aborted.is_set():
-            raise _timeout_error(settings) from None
+            raise _timeout_error() from None
         if isinstance(error, InputError):
             raise
         LOGGER.warning("a file can't be fetched", extra={"host": host, "detail": str(error)})
@@ -71,9 +72,9 @@ def fetch(uri: str, settings: Settings, resolve: Resolver | None = None) -> Iter
         connection.close()
 
 
-def _timeout_error(settings: Settings) -> InputError:
+def _timeout_error() -> InputError:
     """Return the error for a file that takes too long."""
-    seconds = settings.dataset_uri_seconds
+    seconds = constants.DATASET_URI_SECONDS
     return InputError(
         f"the file did not arrive within {seconds:g} s: send it with POST /v1/uploads",
         code="URI_SLOW",

@@ -29,6 +29,7 @@ from fastapi import Request
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, Refused, Unavailable
 from xcray.jobs.home import check_id
 from xcray.jobs.job import new_id
+from xcray.service import constants
 from xcray.service.http import body
 from xcray.service.http.auth import ANONYMOUS, Caller
 from xcray.service.observability.request_log import LOGGER
@@ -76,7 +77,7 @@ class UploadStore:
         )
         buffer = bytearray()
         try:
-            async for chunk in body.body_chunks(request, self._settings.body_idle_timeout_seconds):
+            async for chunk in body.body_chunks(request, constants.BODY_IDLE_SECONDS):
                 buffer += chunk
                 upload.check(len(buffer))
                 if len(buffer) >= BLOCK_BYTES:
@@ -124,7 +125,7 @@ class UploadStore:
         pause within a body.
         """
         now = time.time() if now is None else now
-        max_age = -float("inf") if exclusive else 10 * self._settings.body_idle_timeout_seconds
+        max_age = -float("inf") if exclusive else 10 * constants.BODY_IDLE_SECONDS
         abandoned = [
             path
             for path in self._root.iterdir()
@@ -162,15 +163,15 @@ class UploadStore:
             raise body.body_too_large(self._settings.upload_bytes)
         self._check_disk(declared)
         with self._lock:
-            if self._n_active >= self._settings.max_concurrent_uploads:
+            if self._n_active >= constants.MAX_CONCURRENT_UPLOADS:
                 raise Unavailable(
                     f"{self._n_active} uploads are being received: try again later", code="BUSY"
                 )
             self._n_active += 1
         quota = caller.limits.upload_bytes
-        upload = _IncomingUpload(
-            self, caller, self._settings.tenant_upload_bytes if quota is None else quota
-        )
+        if quota is None:
+            quota = constants.UPLOADS_PER_TENANT * self._settings.upload_bytes
+        upload = _IncomingUpload(self, caller, quota)
         try:
             upload.reserve(declared)
             upload.open()
@@ -182,11 +183,7 @@ class UploadStore:
     def _check_disk(self, more: int) -> None:
         """Raise Refused DISK_FULL if the reserve for running jobs and the store would be used."""
         disk = shutil.disk_usage(self._root)
-        reserve = (
-            max(self._settings.disk_reserve_bytes, disk.total // 20)
-            if self._settings.disk_reserve_bytes
-            else 0
-        )
+        reserve = constants.disk_reserve(disk.total)
         if disk.free - more < reserve:
             raise Refused(
                 f"the disk has {disk.free:,} bytes free, {reserve:,} must stay free: delete data "

@@ -14,6 +14,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcray.errors import InputError
+from xcray.service import constants
 from xcray.service.http.audit import READ_ONLY, SAFE_METHODS, Auditor, action_of
 from xcray.service.http.auth import Authenticator, Caller, Forbidden, Unauthorised
 from xcray.service.http.limits import FailedKeys, Limiter, Ticket
@@ -45,7 +46,7 @@ class AccessMiddleware:
         self._auditor = auditor
         self._authenticate = authenticate
         self._limits = limits
-        self._failed_keys = FailedKeys(settings.failed_keys_per_minute)
+        self._failed_keys = FailedKeys(constants.FAILED_KEYS_PER_MINUTE)
         closed = {
             "/openapi.json": settings.public_docs,
             "/metrics": settings.public_metrics,

@@ -3,7 +3,7 @@
 `Authorization: Bearer xck_ID_SECRET`. Key lookups are cached for `REFRESH_SECONDS`, refreshed in
 the background, and expire after `EXPIRY_SECONDS`, so a revoked key is refused everywhere within
 five seconds. Only while the store does not answer, a key that was valid stays valid for
-`keys_grace_seconds` more, so that predictions survive a restart of the store.
+`grace_seconds` more, so that predictions survive a restart of the store.
 
 A service whose store has no keys, listening on a loopback address, admits every caller as the
 default tenant.

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from xcray.errors import InputError, excerpt
+from xcray.service import constants
 from xcray.service.http.limits import hold_body_bytes, hold_decoded_bytes
 from xcray.service.http.offload import run_in_heavy_thread
 from xcray.service.http.problems import validation_error
@@ -35,20 +36,19 @@ BODY_MODELS: dict[str, type[BaseModel]] = {}  # body models of all routes, by na
 
 
 def json_body(
-    model: type[M], limit: str = "body_bytes", check: EarlyCheck | None = None
+    model: type[M], for_predictions: bool = False, check: EarlyCheck | None = None
 ) -> Callable[[Request], Awaitable[M]]:
     """Return a dependency that reads the body as `model`.
 
-    limit: name of the setting with the maximum size. check: raises for errors that are cheap to
-    detect before full validation.
+    for_predictions: the body can be as large as a predict request. check: raises for errors that
+    are cheap to detect before full validation.
     """
 
     async def read(request: Request) -> M:
         check_media_type(request, ("application/json",))
         settings: Settings = request.app.state.settings
-        body = await read_body(
-            request, getattr(settings, limit), settings.body_idle_timeout_seconds
-        )
+        limit = settings.predict_body_bytes if for_predictions else constants.JSON_BODY_BYTES
+        body = await read_body(request, limit)
         early = partial(check, settings) if check is not None else None
         if len(body) <= MAX_INLINE_BYTES:
             return parse_body(model, body, early)
@@ -134,10 +134,10 @@ def first_header(request: Request, name: bytes) -> str | None:
     return None if value is None else str(value, "latin-1")
 
 
-async def read_body(request: Request, limit: int, idle_timeout: float) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
     """Return the whole body, decompressed, when there is memory to decode it.
 
-    Raises InputError BODY_TOO_LARGE above `limit` bytes and SLOW_BODY after `idle_timeout` seconds
+    Raises InputError BODY_TOO_LARGE above `limit` bytes and SLOW_BODY after BODY_IDLE_SECONDS
     without data; CONTENT_DAMAGED for other data than gzip where that is its encoding; Unavailable
     BUSY while other requests hold too much memory.
     """
@@ -146,7 +146,7 @@ async def read_body(request: Request, limit: int, idle_timeout: float) -> bytes:
         raise body_too_large(limit)
     parts, size, more = [], 0, True
     while more:
-        chunk, more = await _next_chunk(request, idle_timeout)
+        chunk, more = await _next_chunk(request, constants.BODY_IDLE_SECONDS)
         size += len(chunk)
         if size > limit:
             raise body_too_large(limit)

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from xcray.service import constants
 from xcray.service.settings import Settings
 
 MAX_HEADER_BYTES_READ: Final = 65_536
@@ -48,13 +49,13 @@ class ConnectionLimits(NamedTuple):
     @classmethod
     def from_settings(cls, settings: Settings) -> ConnectionLimits:
         """Return the limits of the settings."""
-        window = min(RATE_WINDOW_SECONDS, settings.body_idle_timeout_seconds)
+        window = min(RATE_WINDOW_SECONDS, constants.BODY_IDLE_SECONDS)
         return cls(
             settings.connections,
-            settings.header_timeout_seconds,
-            settings.min_body_bytes_per_second,
+            constants.HEADER_TIMEOUT_SECONDS,
+            constants.MIN_BODY_BYTES_PER_SECOND,
             window,
-            settings.body_idle_timeout_seconds,
+            constants.BODY_IDLE_SECONDS,
         )
 
     @property

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcray.errors import InputError, XcrayError, excerpt
+from xcray.service import constants
 from xcray.service.http import problems
 from xcray.service.http.cors import CorsPolicy, Headers
 from xcray.service.http.problems import status_of
@@ -61,7 +62,6 @@ class EdgeMiddleware:
         self._app = app
         self._draining = draining
         self._hosts = settings.served_hosts
-        self._header_bytes = settings.header_bytes
         self._metrics = metrics
         self._cors = CorsPolicy(settings)
         # counter and histogram by route, method and status: finding a series takes longer than
@@ -122,8 +122,8 @@ class EdgeMiddleware:
 
     def _check_request(self, method: str, head: RequestHead, query: bytes) -> None:
         """Raise InputError for a request that must not reach a route."""
-        if head.header_count > MAX_HEADERS or head.size > self._header_bytes:
-            limits = f"{MAX_HEADERS} of {self._header_bytes} bytes together"
+        if head.header_count > MAX_HEADERS or head.size > constants.HEADER_BYTES:
+            limits = f"{MAX_HEADERS} of {constants.HEADER_BYTES} bytes together"
             raise InputError(
                 f"the headers are too large: send at most {limits}", code="HEADERS_TOO_LARGE"
             )

@@ -19,8 +19,8 @@ from xcray.errors import InputError, NotFound, Unavailable
 from xcray.jobs.job import Event
 from xcray.jobs.states import TERMINAL
 from xcray.jobs.store.job_store import JobStore
+from xcray.service import constants
 from xcray.service.observability.metrics import Metrics
-from xcray.service.settings import Settings
 
 EVENTS_PER_PAGE = 500
 STREAM_HEADERS = {
@@ -35,7 +35,6 @@ MAX_POLL_SECONDS = 1.0  # between two polls of a job without new events
 class StreamingService(Protocol):
     """What a stream of events reads of the service."""
 
-    settings: Settings
     metrics: Metrics
     store: JobStore
     draining: bool
@@ -61,7 +60,7 @@ async def stream_events(
     It ends when the job has ended and all events were sent, the job is deleted, or the service
     drains.
     """
-    poll_interval, last_sent_at = service.settings.poll_seconds, time.monotonic()
+    poll_interval, last_sent_at = constants.EVENT_POLL_SECONDS, time.monotonic()
     service.metrics.streams.inc()
     try:
         yield b"retry: 1000\n\n"
@@ -78,18 +77,18 @@ async def stream_events(
                 yield b"".join(_encode_event(event) for event in events)
                 after, poll_interval, last_sent_at = (
                     events[-1].seq,
-                    service.settings.poll_seconds,
+                    constants.EVENT_POLL_SECONDS,
                     time.monotonic(),
                 )
             elif ended:
                 return
-            elif time.monotonic() - last_sent_at >= service.settings.heartbeat_seconds:
+            elif time.monotonic() - last_sent_at >= constants.EVENT_HEARTBEAT_SECONDS:
                 yield b": alive\n\n"
                 last_sent_at = time.monotonic()
             if len(events) < EVENTS_PER_PAGE and not (ended and events):
                 await asyncio.sleep(poll_interval)
                 poll_interval = min(
-                    poll_interval * 1.2, max(MAX_POLL_SECONDS, service.settings.poll_seconds)
+                    poll_interval * 1.2, max(MAX_POLL_SECONDS, constants.EVENT_POLL_SECONDS)
                 )
         yield (
             b": the service drains; reconnect to resume after the last id\nretry: %d\n\n"

@@ -33,7 +33,7 @@ async def handle_infer(request: Request, tenant: str, name: str, version: int | 
     settings = app_state.settings
     # Triton's client sends no Content-Type; the length header shows whether tensors follow.
     check_media_type(request, (JSON_TYPE, BINARY_TYPE), default=JSON_TYPE)
-    body = await read_body(request, settings.predict_body_bytes, settings.body_idle_timeout_seconds)
+    body = await read_body(request, settings.predict_body_bytes)
     decode = partial(decode_request, body, _header_length(request), name, settings)
     if len(body) <= INLINE_BODY_BYTES:
         decoded = decode()

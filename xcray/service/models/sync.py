@@ -17,6 +17,7 @@ from xcray.errors import Stopped, Unavailable, XcrayError
 from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.jobs.supervision.election import Leadership
 from xcray.model.objectstore.sync import Follower, Mirror, SyncResult, TenantModels
+from xcray.service import constants
 from xcray.service.models.registries import Registries
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
@@ -168,7 +169,7 @@ def sync_workers(
             )
 
         failed = metrics.model_transfer_failures.labels("follow").inc
-        seconds = settings.models_follow_seconds
+        seconds = constants.MODELS_FOLLOW_SECONDS
         workers.append(
             SyncWorker(
                 "FOLLOW", follow, lambda: True, seconds, failed, home.models / ".follow.lock"

@@ -30,6 +30,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from xcray.index.search_result import SearchResult
+from xcray.service import constants
 
 # prometheus_client sums the metrics of all processes through files in this folder.
 MULTIPROCESS_DIR_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -307,10 +308,8 @@ class FailingChecksCollector(Collector):
 class DiskCollector(Collector):
     """Collector of disk usage of the home."""
 
-    def __init__(self, path: Path, reserve: int) -> None:
-        """Create it. reserve: bytes that uploads must leave free."""
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._reserve = reserve
 
     def collect(self) -> Iterable[Metric]:
         """Return free, total and reserved bytes."""
@@ -318,7 +317,7 @@ class DiskCollector(Collector):
         for name, description, value in (
             ("free", "free bytes on the disk of the home directory", disk.free),
             ("size", "size of the disk of the home directory", disk.total),
-            ("reserve", "bytes on this disk that uploads must leave free", self._reserve),
+            ("reserve", "bytes that uploads must leave free", constants.disk_reserve(disk.total)),
         ):
             yield GaugeMetricFamily(
                 f"xcray_disk_{name}_bytes", f"{REPLICA_PREFIX}{description}.", value

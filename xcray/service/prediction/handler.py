@@ -78,7 +78,7 @@ async def handle_predict(request: Request, app_state: AppState, target: ModelTar
     started = time.perf_counter()
     settings = app_state.settings
     check_media_type(request, ("application/json",))
-    body = await read_body(request, settings.predict_body_bytes, settings.body_idle_timeout_seconds)
+    body = await read_body(request, settings.predict_body_bytes)
     with span("parse", bytes=len(body)):
         query = await _decode(body, settings)
     count_instances(request.scope, len(query.instances))

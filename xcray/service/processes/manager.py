@@ -274,7 +274,7 @@ def run_workers(
         child.close()
         multiprocess.mark_process_dead(child.pid, str(metrics))  # type: ignore[no-untyped-call]
 
-    manager = WorkerManager(settings.workers, spawn, time.monotonic, close_worker)
+    manager = WorkerManager(settings.processes, spawn, time.monotonic, close_worker)
     with _counted_signals() as signals:
         try:
             _start_workers(manager, settings, signals)
@@ -337,7 +337,7 @@ def _start_workers(manager: WorkerManager, settings: Settings, signals: _SignalC
     deadline = time.monotonic() + timeout
     while not signals:
         manager.poll_workers()
-        if manager.ready_count == settings.workers:
+        if manager.ready_count == settings.processes:
             return
         if manager.failed_at_start or time.monotonic() > deadline:
             raise Unavailable(

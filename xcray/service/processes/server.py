@@ -66,7 +66,7 @@ def serve(
         )
         check_address(settings, store.keys.has_any)
         address = stack.enter_context(
-            contextlib.closing((listen if settings.workers == 1 else reserve_address)(settings))
+            contextlib.closing((listen if settings.processes == 1 else reserve_address)(settings))
         )
         supervisor, checks = (
             stack.enter_context(supervision(settings, home, store))
@@ -74,7 +74,7 @@ def serve(
             else (None, cluster_checks(settings, home))
         )
         url = _public_url(settings, address)
-        if settings.workers == 1:
+        if settings.processes == 1:
             app = create_app(
                 settings,
                 parts=AppParts(store=store, supervisor=supervisor, checks=checks),
@@ -96,9 +96,7 @@ def run_jobs(settings: Settings, *, on_ready: Callable[[str], None] | None = Non
     `on_ready` is called with the URL of health and metrics. Raises Conflict (another process runs
     the jobs of this home, or the port is taken).
     """
-    settings = settings.model_copy(
-        update={"host": settings.runner_host, "port": settings.runner_port, "workers": 1}
-    )
+    settings = settings.model_copy(update={"port": settings.runner_port, "processes": 1})
     limit_arenas()
     configure_logging(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
@@ -132,7 +130,7 @@ def _serve_with_workers(
     on_ready: Callable[[str], None] | None,
 ) -> None:
     """Serve with several worker processes; this one supervises the jobs, if configured."""
-    info = {**_service_info(url), "workers": settings.workers}
+    info = {**_service_info(url), "workers": settings.processes}
 
     def write_ready_count(ready_count: int) -> None:
         write_json(role_lock.info_path, {**info, "alive": ready_count})
@@ -140,8 +138,8 @@ def _serve_with_workers(
     def start() -> None:
         if supervisor is not None:
             supervisor.start()
-        write_ready_count(settings.workers)
-        LOGGER.info("started", extra={"workers": settings.workers})
+        write_ready_count(settings.processes)
+        LOGGER.info("started", extra={"workers": settings.processes})
         if on_ready is not None:
             on_ready(url)
 

@@ -106,7 +106,7 @@ def submit(
     request: Request,
     caller: Submitter,
     reference: str,
-    body: Annotated[InputRequest, Depends(json_body(BatchRequest, "predict_body_bytes"))],
+    body: Annotated[InputRequest, Depends(json_body(BatchRequest, for_predictions=True))],
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Queue a batch prediction with the version that `reference` currently resolves to.

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from xcray import __version__
 from xcray.errors import InputError, NotFound, XcrayError
+from xcray.service import constants
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.http.auth import ModelReader, PredictCaller, Submitter
 from xcray.service.http.body import check_media_type, openapi_body, parse_body, read_body
@@ -212,8 +213,7 @@ def _requested_version(body: RepositoryRequest) -> int | None:
 
 async def _optional_body(request: Request, model: type[M]) -> M:
     """Return an optional JSON body, with defaults if it is empty. Raises InputError."""
-    settings = app_state_of(request).settings
-    body = await read_body(request, settings.body_bytes, settings.body_idle_timeout_seconds)
+    body = await read_body(request, constants.JSON_BODY_BYTES)
     if not body:
         return model()
     # Triton's clients send JSON to the repository without a type, or as binary data.

@@ -269,7 +269,7 @@ def put_set(
     caller: Submitter,
     name: str,
     set: str,
-    body: Annotated[SetRequest, Depends(json_body(SetRequest, "predict_body_bytes"))],
+    body: Annotated[SetRequest, Depends(json_body(SetRequest, for_predictions=True))],
     if_match: IfMatch = None,
 ) -> Response:
     """Store labels as a named set. The next request uses it, with every version."""

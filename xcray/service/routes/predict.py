@@ -30,7 +30,7 @@ from xcray.service.schemas import (
 router = APIRouter(prefix="/v1/models", tags=["predictions"])
 
 ExplainBody: TypeAlias = Annotated[
-    ExplainRequest, Depends(json_body(ExplainRequest, "predict_body_bytes"))
+    ExplainRequest, Depends(json_body(ExplainRequest, for_predictions=True))
 ]
 
 
