@@ -3,7 +3,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from xcray import Model, Predictor, TrainSpec, train
+from xcray import Predictor, TrainSpec, train
 from xcray.data.build import BuildOptions, build
 
 OPTIONS = {
@@ -25,7 +25,7 @@ def main() -> None:
         )
         result = train(spec, run_dir=Path(folder, "run"), out=Path(folder, "model"))
 
-        predictor = Predictor(Model.open(result.model_path))
+        predictor = Predictor(result.model_path)
         answer = predictor.search(dataset["test"].X, k=20, probabilities=True)
         probabilities = predictor.probabilities(answer)
         for label in predictor.scored_labels(answer, probabilities)[0][:3]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from xcray import Model, Predictor, TrainSpec, train
+from xcray import Predictor, TrainSpec, train
 from xcray.data.build import BuildOptions, build
 
 TOPICS = {
@@ -25,7 +25,7 @@ def main() -> None:
         spec = TrainSpec(dataset=f"{folder}/data", pool="serial", params={"lam": 0.01})
         model = train(spec, run_dir=Path(folder, "run"), out=Path(folder, "model")).model_path
 
-        predictor = Predictor(Model.open(model))
+        predictor = Predictor(model)
         texts = ["a ripe apple and a plum", "the owl and the robin"]
         top = predictor.predict(texts, k=1)
         for text, (best,) in zip(texts, predictor.scored_labels(top), strict=True):

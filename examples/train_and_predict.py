@@ -3,7 +3,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from xcray import Model, Predictor, TrainSpec, train
+from xcray import Predictor, TrainSpec, train
 from xcray.data.build import BuildOptions, build
 
 OPTIONS = {
@@ -21,7 +21,7 @@ def main() -> None:
         result = train(spec, run_dir=Path(folder, "run"), out=Path(folder, "model"))
         print(f"P@1 on held-out rows: {result.measures['P@1']:.2f}")
 
-        predictor = Predictor(Model.open(result.model_path))
+        predictor = Predictor(result.model_path)
         top = predictor.predict(dataset["test"].X, k=3)
         for label in predictor.scored_labels(top)[0]:
             print(f"label {label.label}: score {label.score:+.3f}")

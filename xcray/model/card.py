@@ -35,9 +35,9 @@ search is exact; equal scores are ordered by label number.
 ## How to use it
 
 ```python
-from xcray import Model, Predictor
+from xcray import Predictor
 
-predictor = Predictor(Model.open("DIRECTORY"))
+predictor = Predictor("DIRECTORY")
 predictor.scored_labels(predictor.predict({example}, k=5))
 ```
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -33,13 +34,17 @@ class ScoredLabel(NamedTuple):
 class Predictor:
     """A model with its search index. Thread-safe."""
 
-    def __init__(self, model: Model, *, threads: int = 1) -> None:
+    def __init__(self, model: Model | str | Path, *, threads: int = 1) -> None:
         """Create a predictor.
 
-        threads: cores used per batch (>= 1); results do not depend on it. Raises ParameterError.
+        model: an open model, or the path of its directory, whose checksums are then compared.
+        threads: cores used per batch (>= 1); results do not depend on it. Raises ParameterError,
+        and NotFound or Corrupt for a directory.
         """
         if threads < 1:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
+        if isinstance(model, str | Path):
+            model = Model.open(model)
         self.model = model
         self.threads = threads
         self.scorer = model.scorer(threads)

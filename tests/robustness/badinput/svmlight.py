@@ -113,6 +113,12 @@ BAD = [
     ),
     Bad("S45", b"id,text,label\n1,hello,2\n", "FORMAT_MISMATCH", 1, hint="csv"),
     Bad("S45-numbers", b"1,2,3\n4,5,6\n7,8,9\n", "FORMAT_MISMATCH", 1, hint="csv"),
+    Bad(
+        "S45-lfs",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n",
+        "FORMAT_MISMATCH",
+        hint="git lfs pull",
+    ),
     Bad("S45-json", b'{"text": "a"}\n', "FORMAT_MISMATCH", 1, hint="jsonl"),
     Bad(
         "S45-parquet",

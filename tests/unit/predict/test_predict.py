@@ -128,7 +128,7 @@ def test_texts_in_names_out(reader: Predictor) -> None:
 
 
 def test_a_saved_and_opened_model_reads_text_the_same(reader: Predictor) -> None:
-    again = Predictor(Model.open(reader.model.path))
+    again = Predictor(str(reader.model.path))
     np.testing.assert_array_equal(again.predict(TEXTS).scores, reader.predict(TEXTS).scores)
 
 

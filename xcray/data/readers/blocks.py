@@ -46,6 +46,7 @@ ARCHIVE_SUFFIXES = (
     ".tbz2",
     ".txz",
 )
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 BOM = b"\xef\xbb\xbf"
 
@@ -192,6 +193,12 @@ class Source:
         """Raise DataError by the first bytes unless they look like UTF-8 text with line feeds."""
         if head.startswith(ZIP_MAGIC):
             raise self._zip_error(head)
+        if head.startswith(LFS_POINTER):
+            raise self.error(
+                "FORMAT_MISMATCH",
+                "is a pointer of Git LFS, not the file itself",
+                hint="fetch the file with `git lfs pull`",
+            )
         if head.startswith(b"PAR1\x15"):
             raise self.error(
                 "FORMAT_MISMATCH", "looks like Parquet", hint="read it with format=parquet"
