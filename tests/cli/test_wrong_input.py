@@ -67,7 +67,7 @@ LOCAL = [
     ("train data -o x --ray-address 10.0.0.1:6379", 2, "--ray-address needs --pool ray"),
     ("retrain model --dataset data -o x", 2, "in --labels"),
     ("retrain model --dataset data -o x --labels nothing", 2, "names like 'csv', 'json'"),
-    ("tune data --grid lam=1 -o x --select P@9", 2, "--select is 'P@9'", "4 labels"),
+    ("tune data --grid lam=1 -o x --select F1@3", 2, "the measure 'F1@3' must be", "P@1+nDCG@5"),
     ("tune data --grid lam=1 -o x --holdout 2", 2, "--holdout is '2.0'"),
     ("calibrate modle data -o x", 2, "no model directory modle; did you mean 'model'"),
     ("evaluate model", 2, "xcray evaluate MODEL... DATA"),
