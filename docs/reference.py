@@ -42,7 +42,12 @@ PYTHON = {
         "xcray.data.synthetic",
     ),
     "models": ("xcray.model.registry", "xcray.model.card", "xcray.model.diff"),
-    "measures": ("xcray.measures", "xcray.plots.picture", "xcray.plots.trainings"),
+    "measures": (
+        "xcray.measures",
+        "xcray.training.calibration.measures",
+        "xcray.plots.picture",
+        "xcray.plots.trainings",
+    ),
     "client": ("xcray.client.resources", "xcray.client.models", "xcray.client.types"),
     "solvers": tuple(
         f"xcray.solvers.{name}"

@@ -15,11 +15,11 @@ test rows. Positions beyond the predicted width count as misses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Int64, Pattern, TopK, frozen, pattern
+from xcray.arrays import Float64, Int32, Pattern, TopK, frozen, pattern
 from xcray.errors import ParameterError, ShapeMismatch
 
 # Jain et al. 2016, section 4.2; other values are used for the Wikipedia and Amazon data sets
@@ -101,7 +101,7 @@ def psp_at_k(top: TopK, Y: Pattern, k: int, weights: Any) -> float:
     labels. 0 if no row has a label.
     """
     gains, best = weighted_hits(top, Y, _checked_k(k), weights)
-    return _ratio(gains[:, :k].sum(), best[:, :k].sum())
+    return ratio(gains[:, :k].sum(), best[:, :k].sum())
 
 
 def psndcg_at_k(top: TopK, Y: Pattern, k: int, weights: Any) -> float:
@@ -112,13 +112,13 @@ def psndcg_at_k(top: TopK, Y: Pattern, k: int, weights: Any) -> float:
     scripts.
     """
     gains, best = weighted_hits(top, Y, _checked_k(k), weights)
-    return _ratio(_discounted(gains, k, ideal_dcg(Y, k)), _discounted(best, k, ideal_dcg(Y, k)))
+    return ratio(_discounted(gains, k, ideal_dcg(Y, k)), _discounted(best, k, ideal_dcg(Y, k)))
 
 
 def label_coverage(top: TopK, Y: Pattern, k: int) -> float:
     """Return the share of labels in Y that are hit among the first k of at least one row."""
     hit = top.labels[:, :k][matches(top, Y)[:, : _checked_k(k)]]
-    return _ratio(_count_distinct(hit), _count_distinct(_ones(Y)))
+    return ratio(_count_distinct(hit), _count_distinct(_ones(Y)))
 
 
 def accuracy(top: TopK, Y: Pattern) -> float:
@@ -132,7 +132,7 @@ def subset_accuracy(predicted: Pattern, Y: Pattern) -> float:
     per_row = (
         np.bincount(common // max(Y.n_cols, 1), minlength=Y.n_rows) if Y.n_rows else np.zeros(0)
     )
-    return _ratio(
+    return ratio(
         np.count_nonzero((per_row == np.diff(Y.indptr)) & (per_row == np.diff(predicted.indptr))),
         Y.n_rows,
     )
@@ -162,8 +162,8 @@ def f1(predicted: Pattern, Y: Pattern) -> dict[str, float]:
     totals = np.bincount(_ones(Y), minlength=K) + np.bincount(_ones(predicted), minlength=K)
     per_label = 2.0 * hit / np.maximum(totals, 1)
     return {
-        "micro-F1": _ratio(2.0 * hit.sum(), totals.sum()),
-        "macro-F1": _ratio(per_label.sum(), K),
+        "micro-F1": ratio(2.0 * hit.sum(), totals.sum()),
+        "macro-F1": ratio(per_label.sum(), K),
     }
 
 
@@ -251,7 +251,7 @@ def by_frequency(
         )
         for row, n_hits, n_true, n_asked in zip(out, n_correct, true, n_predicted, strict=True):
             parts = (("P", k * Y.n_rows), ("recall", n_true), ("precision", n_asked))
-            row.update({f"{name}@{k}": _ratio(n_hits, whole) for name, whole in parts})
+            row.update({f"{name}@{k}": ratio(n_hits, whole) for name, whole in parts})
     return out
 
 
@@ -278,95 +278,19 @@ def matches(top: TopK, Y: Pattern) -> Any:
     return (cells[at] == predicted_cells) & (top.labels >= 0)
 
 
-class Reliability(NamedTuple):
-    """Groups of predictions with similar probability, ascending: predicted and observed frequency.
-
-    counts: (m,) int64, size of each group; predicted: (m,) float64, mean probability; observed:
-    (m,) float64, share of hits.
-    """
-
-    counts: Int64
-    predicted: Float64
-    observed: Float64
-
-
-def reliability(probabilities: Any, hits: Any, n_bins: int = 15) -> Reliability:
-    """Return groups of equal mass: predictions sorted by probability, cut into `n_bins`.
-
-    probabilities, hits: arrays of the same shape. Equal probabilities stay in one group, so there
-    can be fewer groups, and the result does not depend on the order of the input. Raises
-    ShapeMismatch, and ParameterError for n_bins below 1 or probabilities outside 0 to 1. Source:
-    Nguyen and O'Connor, EMNLP 2015.
-    """
-    p, h = np.asarray(probabilities, np.float64).ravel(), np.asarray(hits, bool).ravel()
-    if np.shape(probabilities) != np.shape(hits):
-        raise ShapeMismatch(
-            f"there are {np.shape(probabilities)} probabilities for {np.shape(hits)} answers"
-        )
-    if n_bins < 1 or not ((p >= 0) & (p <= 1)).all():
-        raise ParameterError(
-            f"probabilities must be numbers from 0 to 1, and n_bins at least 1, not {n_bins}"
-        )
-    values, group, count = np.unique(p, return_inverse=True, return_counts=True)
-    # the middle one of equal probabilities decides the bin of all of them
-    middle = np.cumsum(count) - (count + 1) // 2
-    bin_of = (middle * n_bins // max(len(p), 1))[group.ravel()]
-    size = np.bincount(bin_of, minlength=n_bins)
-    some = size > 0
-    predicted, observed = (
-        np.bincount(bin_of, weights, n_bins)[some] / size[some] for weights in (p, h)
-    )
-    return Reliability(size[some], predicted, observed)
-
-
-def ece(probabilities: Any, hits: Any, n_bins: int = 15) -> float:
-    """Return the expected calibration error (Guo et al., ICML 2017, eq. 3).
-
-    The sum over groups of |share of hits - mean probability| count / all, with groups as in
-    `reliability` (theirs are of equal width). Over the first k labels of each row it is ECE@k
-    (Ullah et al., KDD 2025): `ece(p[:, :k], hits[:, :k])`. Groups are finite, so a perfect forecast
-    does not get 0, see `ece_floor`. hits: as returned by `matches`. 0 without predictions.
-    """
-    groups = reliability(probabilities, hits, n_bins)
-    return _ratio(
-        (groups.counts * np.abs(groups.predicted - groups.observed)).sum(), groups.counts.sum()
-    )
-
-
-def ece_floor(probabilities: Any, n_bins: int = 15) -> float:
-    """Return about the `ece` of a perfect forecast, by the normal approximation.
-
-    E|share - p| = sqrt(2 / pi) sqrt(sum p (1 - p)) / count for a group of independent predictions.
-    """
-    p = np.sort(np.asarray(probabilities, np.float64).ravel())
-    groups = np.array_split(p, n_bins)
-    return _ratio(sum(np.sqrt(2 / np.pi * (group * (1 - group)).sum()) for group in groups), len(p))
-
-
-def brier(probabilities: Any, hits: Any) -> float:
-    """Return the mean of (probability - hit)^2; 0 without predictions.
-
-    Of two calibrated forecasts, the sharper one has the lower score.
-    """
-    p, h = np.asarray(probabilities, np.float64), np.asarray(hits, bool)
-    if p.shape != h.shape:
-        raise ShapeMismatch(f"there are {p.shape} probabilities for {h.shape} answers")
-    return _ratio(((p - h) ** 2).sum(), p.size)
-
-
 def _precision(hits: Any, Y: Pattern, k: int) -> float:
     """Return P@k from the hits."""
-    return _ratio(hits[:, :k].sum(), k * Y.n_rows)
+    return ratio(hits[:, :k].sum(), k * Y.n_rows)
 
 
 def _recall(hits: Any, Y: Pattern, k: int) -> float:
     """Return recall@k from the hits."""
-    return _ratio((hits[:, :k].sum(axis=1) / np.maximum(np.diff(Y.indptr), 1)).sum(), Y.n_rows)
+    return ratio((hits[:, :k].sum(axis=1) / np.maximum(np.diff(Y.indptr), 1)).sum(), Y.n_rows)
 
 
 def _ndcg(hits: Any, Y: Pattern, k: int) -> float:
     """Return nDCG@k from the hits."""
-    return _ratio(_discounted(hits, k, ideal_dcg(Y, k)), Y.n_rows)
+    return ratio(_discounted(hits, k, ideal_dcg(Y, k)), Y.n_rows)
 
 
 def discounts(k: int) -> Float64:
@@ -443,6 +367,6 @@ def _checked_k(k: int) -> int:
     return int(k)
 
 
-def _ratio(part: Any, whole: Any) -> float:
+def ratio(part: Any, whole: Any) -> float:
     """Return part / whole; 0 if whole is 0."""
     return float(part) / float(whole) if whole else 0.0

@@ -38,7 +38,7 @@ from tests.robustness.faults.stage import Stage, stage, until
 from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
 from tests.support.ray_nodes import Nodes, nodes
 from xcray.jobs.states import PENDING, RUNNING
-from xcray.jobs.supervision.launch import _job_client
+from xcray.jobs.supervision.ray_launch import _job_client
 from xcray.workers.ray.local_cluster import ExternalRay
 
 ASK: Final = {"instances": [{"indices": [1, 5, 9], "values": [1.0, 0.5, 0.2]}]}

@@ -29,7 +29,7 @@ from benchmarks.harness import run_benchmark
 from xcray.arrays import csr_from
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound
-from xcray.model.directory import MANIFEST, seal_manifest
+from xcray.model.manifest import MANIFEST, seal_manifest
 from xcray.model.model import Model
 from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.storage.arrow import write_table

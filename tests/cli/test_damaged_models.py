@@ -13,7 +13,7 @@ import pytest
 
 from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
-from xcray.model import directory
+from xcray.model.manifest import seal_manifest
 from xcray.storage.arrow import read_table, write_table
 from xcray.storage.atomic import file_digests
 
@@ -115,5 +115,5 @@ def test_forged_arrays_with_valid_checksums_are_refused(
     manifest = json.loads((model / "manifest.json").read_text())
     del manifest["seal"]
     manifest["files"] = file_digests(model, skip=["manifest.json"])
-    (model / "manifest.json").write_text(directory.seal_manifest(manifest))
+    (model / "manifest.json").write_text(seal_manifest(manifest))
     refuses(command, model, name, capsys)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.live_service import client_of, settings_for
 from xcray.jobs.store.jobs import JobSubmission
-from xcray.jobs.supervision.launch import submission_id
+from xcray.jobs.supervision.ray_launch import submission_id
 from xcray.service.app import create_app
 
 

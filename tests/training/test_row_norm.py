@@ -21,7 +21,7 @@ from xcray.index.search import SearchIndex
 from xcray.kernels import row_norm
 from xcray.kernels.row_norm import has_equal_lengths, normalize_columns, normalize_rows, row_lengths
 from xcray.kernels.sparse import row_range, transpose
-from xcray.model.directory import MANIFEST, read_manifest, row_norm_of
+from xcray.model.manifest import MANIFEST, read_manifest, row_norm_of
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.model.write import ModelContent, TrainingRecord, write_model

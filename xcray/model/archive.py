@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from xcray.model.directory import MANIFEST, read_manifest
+from xcray.model.manifest import MANIFEST, read_manifest
 
 BLOCK: Final = tarfile.BLOCKSIZE
 CHUNK_BYTES: Final = 1 << 20

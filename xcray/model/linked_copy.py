@@ -10,7 +10,8 @@ from typing import Any
 
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import render_card
-from xcray.model.directory import CARD, MANIFEST, seal_manifest
+from xcray.model.directory import CARD
+from xcray.model.manifest import MANIFEST, seal_manifest
 from xcray.model.model import Model
 from xcray.model.write import calibration_entries
 from xcray.storage.atomic import (

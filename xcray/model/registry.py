@@ -16,9 +16,9 @@ from xcray.errors import Conflict, NotFound, ParameterError, excerpt
 from xcray.model.aliases import LATEST, Aliases
 from xcray.model.calibration import CALIBRATION
 from xcray.model.corrupt_marks import CorruptMarks
-from xcray.model.directory import read_manifest
 from xcray.model.install import install_directory
 from xcray.model.label_sets import LabelSetCache, LabelSets
+from xcray.model.manifest import read_manifest
 from xcray.model.pins import Pins
 from xcray.model.registry_files import LOCK, RegistryFiles, append_history
 from xcray.model.traffic_split import TrafficSplit, versions_of_alias

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from xcray.errors import NotFound, excerpt, similar_or_all
-from xcray.model.directory import MANIFEST
+from xcray.model.manifest import MANIFEST
 from xcray.storage.atomic import NAME_PATTERN, check_name, read_json, write_json
 from xcray.system.file_lock import exclusive_lock
 

@@ -25,15 +25,8 @@ from xcray.index.search import SearchIndex
 from xcray.index.staged import Stage, StagedScorer
 from xcray.kernels.row_norm import ROW_NORMS
 from xcray.model.calibration import CALIBRATION, Calibration
-from xcray.model.directory import (
-    BIAS,
-    LISTS,
-    SCHEMA_VERSION,
-    WEIGHTS,
-    LinearPart,
-    ModelParts,
-    Staging,
-)
+from xcray.model.directory import LinearPart, ModelParts, Staging
+from xcray.model.manifest import BIAS, LISTS, SCHEMA_VERSION, WEIGHTS
 from xcray.model.model import Model
 from xcray.model.stages import n_weights, stages_hash
 from xcray.storage.arrow import write_matrix

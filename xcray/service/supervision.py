@@ -14,13 +14,8 @@ from xcray.jobs.job import Job
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.quotas import RunningQuota
 from xcray.jobs.supervision.election import AlwaysLeader, LeaderElection, Leadership
-from xcray.jobs.supervision.launch import (
-    Launcher,
-    ProcessLauncher,
-    RayJobLauncher,
-    RunnerId,
-    submission_id,
-)
+from xcray.jobs.supervision.launch import Launcher, ProcessLauncher, RunnerId
+from xcray.jobs.supervision.ray_launch import RayJobLauncher, submission_id
 from xcray.jobs.supervision.retention import Retention, RetentionLimits
 from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 from xcray.service import constants

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict
-from xcray.model.directory import MANIFEST
+from xcray.model.manifest import MANIFEST
 from xcray.model.model import Model
 from xcray.solvers import make_solver
 from xcray.training.run import TrainResult

@@ -18,7 +18,7 @@ from xcray.jobs.runner.monitor import AttemptMonitor, MonitorOptions
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
-from xcray.jobs.supervision.launch import submission_id
+from xcray.jobs.supervision.ray_launch import submission_id
 from xcray.model.registry import Registry
 from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.training import Progress, TrainResult

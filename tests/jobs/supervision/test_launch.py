@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from xcray.jobs.home import Home
-from xcray.jobs.supervision import launch
-from xcray.jobs.supervision.launch import RayJobLauncher, RunnerId
+from xcray.jobs.supervision import ray_launch
+from xcray.jobs.supervision.launch import RunnerId
+from xcray.jobs.supervision.ray_launch import RayJobLauncher
 from xcray.workers.ray.local_cluster import ExternalRay
 
 
@@ -39,8 +40,8 @@ def test_a_full_disk_while_a_log_is_copied_does_not_end_polling(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(launcher, "_ensure_cluster", lambda: None)
-    monkeypatch.setattr(launch, "_job_status", lambda *_: "FAILED")
-    monkeypatch.setattr(launch, "_copy_ray_log", keep)
+    monkeypatch.setattr(ray_launch, "_job_status", lambda *_: "FAILED")
+    monkeypatch.setattr(ray_launch, "_copy_ray_log", keep)
     launcher._runners[runner] = "xcray-job"
     with pytest.raises(OSError, match="No space"):
         poll_to_end(launcher)

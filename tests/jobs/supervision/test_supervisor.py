@@ -19,13 +19,8 @@ from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
-from xcray.jobs.supervision.launch import (
-    STORE_VARIABLE,
-    ProcessLauncher,
-    RayJobLauncher,
-    RunnerId,
-    runner_command,
-)
+from xcray.jobs.supervision.launch import STORE_VARIABLE, ProcessLauncher, RunnerId, runner_command
+from xcray.jobs.supervision.ray_launch import RayJobLauncher
 from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 from xcray.model.registry import Registry
 from xcray.workers.ray.local_cluster import ExternalRay, ManagedLocalRay

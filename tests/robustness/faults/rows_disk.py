@@ -18,7 +18,7 @@ from tests.robustness.faults.work import MIDDLE, QUICK, SLOW, ok
 from tests.support.live_service import text_model
 from xcray.errors import XcrayError
 from xcray.jobs.states import SUCCEEDED
-from xcray.model.directory import MANIFEST
+from xcray.model.manifest import MANIFEST
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support.live_service import text_model
 from xcray.errors import XcrayError
-from xcray.model.directory import MANIFEST, seal_manifest
+from xcray.model.manifest import MANIFEST, seal_manifest
 from xcray.model.model import Model
 from xcray.predict.predictor import Predictor
 from xcray.storage.atomic import file_digests

@@ -20,8 +20,8 @@ from xcray.jobs.home import Home
 from xcray.jobs.job import Job
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
-from xcray.jobs.supervision import launch
-from xcray.jobs.supervision.launch import RayJobLauncher
+from xcray.jobs.supervision import ray_launch
+from xcray.jobs.supervision.ray_launch import RayJobLauncher
 from xcray.workers.ray.local_cluster import ClusterInfo
 
 # Seconds until a wait is given up: a slow machine may have to compile kernels.
@@ -179,7 +179,7 @@ def test_the_ray_token_is_sent_in_a_header_only(
             """Return the address of the cluster."""
             return info
 
-    monkeypatch.setattr(launch, "_job_client", lambda _: Dashboard())
+    monkeypatch.setattr(ray_launch, "_job_client", lambda _: Dashboard())
     store = JobStore(Home(own_home).store_url)
     store.jobs.submit(JobSubmission({"pool": "ray"}, name="n", job_id="job_a"))
     job: Job | None = store.attempts.claim("me", lease_seconds=10)

@@ -23,7 +23,7 @@ from xcray.errors import Conflict, Corrupt, InputError, NotCalibrated, Parameter
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.measures import matches
 from xcray.model.calibration import CALIBRATION
-from xcray.model.directory import read_manifest
+from xcray.model.manifest import read_manifest
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.storage.atomic import file_digests

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.naive import calibration as naive
-from xcray import measures
 from xcray.errors import Corrupt, InputError, ParameterError, ShapeMismatch
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.storage.arrow import write_table
-from xcray.training.calibration import isotonic
+from xcray.training.calibration import isotonic, measures
 from xcray.training.calibration.isotonic import (
     MIN_ANSWERS,
     RankedLabels,

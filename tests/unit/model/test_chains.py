@@ -13,7 +13,7 @@ import pytest
 from tests.support.chain_models import LABELS, ROWS, STAGES, D, K, replay, staged_content
 from xcray.errors import Corrupt, ParameterError, ShapeMismatch
 from xcray.index.staged import StagedScorer, link_of
-from xcray.model import directory
+from xcray.model.manifest import seal_manifest
 from xcray.model.model import Model
 from xcray.model.write import TrainingRecord, write_model
 from xcray.predict import Predictor
@@ -34,7 +34,7 @@ def reseal(path: Path, change: Any) -> None:
     del manifest["seal"]
     change(manifest)
     manifest["files"] = file_digests(path, skip=["manifest.json"])
-    (path / "manifest.json").write_text(directory.seal_manifest(manifest))
+    (path / "manifest.json").write_text(seal_manifest(manifest))
 
 
 def test_scores_are_those_of_the_chain_in_float64(model: Model) -> None:

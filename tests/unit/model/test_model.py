@@ -16,8 +16,8 @@ from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, ShapeMismatch, XcrayError
 from xcray.index import packed
 from xcray.index.search import SearchIndex
-from xcray.model import directory
 from xcray.model.diff import diff
+from xcray.model.manifest import seal_manifest
 from xcray.model.model import Model
 from xcray.storage.arrow import write_matrix, write_table
 from xcray.storage.atomic import file_digests, sha256_file
@@ -250,7 +250,7 @@ def resealed(path: Path, **changes: Any) -> None:
     manifest["files"] = (
         changes["files"] if "files" in changes else file_digests(path, skip=["manifest.json"])
     )
-    (path / "manifest.json").write_text(directory.seal_manifest(manifest))
+    (path / "manifest.json").write_text(seal_manifest(manifest))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from xcray.errors import (
     Unavailable,
     XcrayError,
 )
-from xcray.model.directory import read_manifest, seal_manifest
+from xcray.model.manifest import read_manifest, seal_manifest
 from xcray.model.model import Model
 from xcray.model.objectstore.pull import pull_to_directory, pull_to_registry
 from xcray.model.objectstore.remote_registry import push

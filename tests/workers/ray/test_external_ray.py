@@ -18,8 +18,9 @@ from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, PENDING, RUNNING
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
-from xcray.jobs.supervision import launch
-from xcray.jobs.supervision.launch import RayJobLauncher, RunnerId
+from xcray.jobs.supervision import ray_launch
+from xcray.jobs.supervision.launch import RunnerId
+from xcray.jobs.supervision.ray_launch import RayJobLauncher
 from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 from xcray.workers.ray import session as ray_session
 from xcray.workers.ray.local_cluster import ExternalRay
@@ -223,7 +224,7 @@ def test_a_lease_that_expires_while_ray_is_unstable_costs_no_attempt(tmp_path):
 
 
 def test_an_outage_of_an_external_cluster_is_detected_without_a_job(home, monkeypatch):
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(ray_launch, "POLL_SECONDS", 0.0)
     with dashboard(WELL) as (server, url):
         launcher = RayJobLauncher(home, ExternalRay(url.removeprefix("http://"), url))
 
@@ -238,13 +239,13 @@ def test_an_outage_of_an_external_cluster_is_detected_without_a_job(home, monkey
         until(availability_is(False))
         # The leases of its jobs have not expired yet.
         assert launcher.unstable_pools() == {"ray"}
-        monkeypatch.setattr(launch, "UNSTABLE_SECONDS", 0.0)
+        monkeypatch.setattr(ray_launch, "UNSTABLE_SECONDS", 0.0)
         assert not launcher.unstable_pools()
 
 
 @pytest.mark.ray
 def test_a_job_that_a_new_cluster_does_not_list_has_ended(home, store, monkeypatch):
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(ray_launch, "POLL_SECONDS", 0.0)
     submit(store, ON_RAY)
     job = store.attempts.claim("me", lease_seconds=60)
     fields = {"/api/jobs/": (200, b'{"job_id": "x", "submission_id": "x"}')}
@@ -259,8 +260,8 @@ def test_a_job_that_a_new_cluster_does_not_list_has_ended(home, store, monkeypat
 
 @pytest.mark.ray
 def test_a_launch_does_not_wait_forever_for_a_dashboard(home, store, monkeypatch):
-    monkeypatch.setattr(launch, "REQUEST_TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr(launch, "SUBMIT_SECONDS", 0.0)
+    monkeypatch.setattr(ray_launch, "REQUEST_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(ray_launch, "SUBMIT_SECONDS", 0.0)
     submit(store, ON_RAY)
     job = store.attempts.claim("me", lease_seconds=60)
     with dashboard(WELL) as (server, url):
@@ -275,7 +276,7 @@ def test_a_launch_does_not_wait_forever_for_a_dashboard(home, store, monkeypatch
 @pytest.mark.ray
 def test_a_submission_is_retried_and_a_lost_answer_is_detected(home, store, monkeypatch):
     """Submissions are retried; if the answer is lost, as for the second job, Ray's state counts."""
-    monkeypatch.setattr(launch, "SUBMIT_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(ray_launch, "SUBMIT_PAUSE_SECONDS", 0.0)
     for _ in range(2):
         submit(store, ON_RAY)
     first, second = (store.attempts.claim("me", lease_seconds=60) for _ in range(2))
@@ -292,7 +293,7 @@ def test_a_submission_is_retried_and_a_lost_answer_is_detected(home, store, monk
     with dashboard({**WELL, "/api/jobs/": refuses}) as (server, url):
         cluster = ExternalRay(url.removeprefix("http://"), url)
         launcher, tries = RayJobLauncher(home, cluster), []
-        client = launch._job_client
+        client = ray_launch._job_client
 
         def flaky_client(info):
             tries.append(1)
@@ -300,13 +301,13 @@ def test_a_submission_is_retried_and_a_lost_answer_is_detected(home, store, monk
                 server.answers["/api/jobs/"] = takes
             return client(info)
 
-        monkeypatch.setattr(launch, "_job_client", flaky_client)
+        monkeypatch.setattr(ray_launch, "_job_client", flaky_client)
         launcher.launch(first)
         assert len(tries) > 4
         tries.clear()
         server.answers |= {
             "/api/jobs/": refuses,
-            f"/api/jobs/{launch.submission_id(second)}": (200, known),
+            f"/api/jobs/{ray_launch.submission_id(second)}": (200, known),
         }
         launcher.launch(second)
         assert launcher.list_runners() == [RunnerId(first.id, 1), RunnerId(second.id, 1)]

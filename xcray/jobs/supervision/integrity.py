@@ -19,7 +19,7 @@ from xcray.jobs.states import PENDING, RUNNING, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobFilter
 from xcray.model.aliases import LATEST
-from xcray.model.directory import read_manifest
+from xcray.model.manifest import read_manifest
 from xcray.model.registry import Registry
 from xcray.storage.atomic import NAME_PATTERN, verify_files
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
-from xcray.model.directory import MANIFEST, parse_manifest, read_manifest
+from xcray.model.manifest import MANIFEST, parse_manifest, read_manifest
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
 from xcray.storage.atomic import check_name, discard_directory

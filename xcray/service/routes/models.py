@@ -12,8 +12,8 @@ from fastapi.responses import PlainTextResponse
 
 from xcray.errors import Corrupt, NotFound, ParameterError, excerpt, similar_or_all
 from xcray.model.card import render_card as card_of
-from xcray.model.directory import read_manifest
 from xcray.model.label_sets import StoredLabelSet
+from xcray.model.manifest import read_manifest
 from xcray.model.model import Model
 from xcray.model.registry import ModelVersion, Registry
 from xcray.model.traffic_split import TrafficSplit, VersionShare

@@ -20,9 +20,10 @@ from xcray.data.dataset import Dataset, Split
 from xcray.errors import InputError
 from xcray.kernels.fingerprint import fingerprints
 from xcray.kernels.sparse import take_pattern_rows, take_rows
-from xcray.measures import brier, ece, ece_floor, matches, reliability
+from xcray.measures import matches
 from xcray.model.calibration import Calibration
 from xcray.training.calibration.isotonic import MIN_ANSWERS, RankedLabels, fit_curves
+from xcray.training.calibration.measures import brier, ece, ece_floor, reliability
 
 # Labels per row that the curves are fitted to: enough for filtered answers.
 CANDIDATES: Final = 100
