@@ -8,7 +8,7 @@ import pytest
 from xcray.arrays import csr, frozen
 from xcray.errors import Conflict
 from xcray.kernels.training.ppdsparse.state import STATE
-from xcray.solvers.solved_labels import SolvedLabels, merge
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.training.block_store import BlockStore
 
 RUN = {"solver": "ppdsparse", "params": {"lam": 0.01}, "dataset": "abc"}
@@ -40,29 +40,6 @@ def parts(path, run=RUN) -> BlockStore:
 def merged(result: BlockStore, path, **how) -> SolvedLabels:
     """Return all labels of the parts in `result`, merged through a file in `path`."""
     return result.merge(path / "weights.arrow", **how)
-
-
-def test_committed_blocks_come_back_in_label_order(tmp_path):
-    first = parts(tmp_path)
-    first.commit(block([4, 1]))
-    first.commit(block([0]))
-    again = parts(tmp_path)
-    assert again.missing.tolist() == [2, 3, 5]
-    again.commit(block([5, 3, 2]))
-    assert merged(again, tmp_path).digest() == block(range(6)).digest()
-    assert merged(parts(tmp_path), tmp_path).digest() == block(range(6)).digest()
-
-
-def test_overlapping_parts_count_once(tmp_path):
-    result = parts(tmp_path)
-    for labels in ([0, 1, 2], [2, 3], [3, 4, 5], [0, 5]):
-        result.commit(block(labels))
-    assert merged(result, tmp_path).digest() == block(range(6)).digest()
-
-
-def test_a_missing_label_is_named():
-    with pytest.raises(ValueError, match="label 2"):
-        merge([block([0, 1]), block([3])], 4, 7)
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "rename"])

@@ -265,16 +265,6 @@ def test_a_softmax_model_can_be_calibrated(tiny: Dataset, tmp_path: Path) -> Non
     assert "ECE@1" in result.measures
 
 
-def test_too_little_memory_is_refused(tiny: Dataset, tmp_path: Path) -> None:
-    for solver in ("dsmlr", "lbfgs"):
-        with pytest.raises(Refused, match="memory_limit leaves"):
-            train(
-                spec_of(tiny, solver, memory_limit=1 << 20),
-                run_dir=tmp_path / solver,
-                out=tmp_path / "model",
-            )
-
-
 def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: References, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     store = JobStore(home.store_url)

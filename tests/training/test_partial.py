@@ -216,9 +216,3 @@ def test_partial_from_the_command_line(
 def test_bad_times_name_the_fix(seconds: Any) -> None:
     with pytest.raises(ParameterError, match="max_seconds must be a number above 0"):
         TrainSpec.from_dict({"dataset": "d", "max_seconds": seconds})
-
-
-def test_time_is_part_of_a_spec() -> None:
-    spec = TrainSpec.from_dict({"dataset": "d", "max_seconds": 60})
-    assert TrainSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
-    assert spec.max_seconds == 60

@@ -96,10 +96,6 @@ class Backlog:
         """Remove and return all remaining labels."""
         return self._cut(self._begin, self._end)
 
-    def remaining(self) -> Batch:
-        """Return all remaining labels without removing them."""
-        return self._slice(self._begin, self._end)
-
     def _count_affordable(self, rates: Sequence[float], limit: float, from_back: bool) -> int:
         """Return how many labels from one end fit into `limit`, at least 1."""
         count = 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -87,27 +86,6 @@ class CostModel:
             for j in range(len(row)):
                 row[j] = keep * row[j] + z[i] * z[j] / predicted
         self._fit()
-
-    def state(self) -> dict[str, Any]:
-        """Return the fitted state, JSON-ready."""
-        sums = {"A": [list(row) for row in self._A], "b": list(self._b)}
-        return {
-            "guess": list(self._guess),
-            "theta": list(self._theta),
-            **sums,
-            "guessed": self._expected,
-            "took": self._measured,
-        }
-
-    @classmethod
-    def restore(cls, state: dict[str, Any]) -> CostModel:
-        """Return the model that produced `state`."""
-        model = cls(state["guess"])
-        model._theta, model._b = list(state["theta"]), list(state["b"])
-        model._A = [list(row) for row in state["A"]]
-        model._expected, model._measured = state["guessed"], state["took"]
-        model._set_rates()
-        return model
 
     def _fit(self) -> None:
         """Minimise over theta with an active set: repeat until the signs of the gradient agree."""

@@ -198,32 +198,6 @@ class LabelScheduler:
         """Seconds of all work, by the current fit."""
         return self._model.price(self._total_terms)
 
-    def state(self) -> dict[str, Any]:
-        """Return the unfinished labels with their terms and values, and the fit, JSON-ready."""
-        left = [
-            *(flight.batch for flight in (*self._retries, *self._in_flight.values())),
-            self._backlog.remaining(),
-        ]
-        values = [
-            value for batch in left if batch.values is not None for value in batch.values.tolist()
-        ]
-        return {
-            "labels": [label for batch in left for label in batch.labels.tolist()],
-            "terms": [terms for batch in left for terms in batch.terms.tolist()],
-            "values": values if self._by_value else None,
-            "model": self._model.state(),
-        }
-
-    @classmethod
-    def restore(cls, state: dict[str, Any], **options: Any) -> LabelScheduler:
-        """Return a schedule for the unfinished labels of `state`; `options` of the constructor."""
-        model = CostModel.restore(state["model"])
-        schedule = cls(
-            state["labels"], state["terms"], model.rates, values=state["values"], **options
-        )
-        schedule._model = model
-        return schedule
-
     def _on_joined(self, event: Joined, now: float) -> list[Command]:
         """Assign batches to a new worker."""
         self._workers.add(event.worker)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any
 
 from xcray.errors import ParameterError
 from xcray.schedule.routes import BlockPass, check_invariant, shards_by_worker
@@ -108,17 +107,6 @@ class Nomad:
         self._change_load(w, -1)
         target = self._next_worker(block, w)
         return (block_pass.worker,) if target is None else (self._names[target], block_pass.worker)
-
-    def state(self) -> dict[str, Any]:
-        """Return the sweeps done by each block and completed by each shard."""
-        return {
-            "block_sweeps": list(self._block_sweep),
-            "shard_sweeps": [
-                sweep
-                for sweep, shards in zip(self._worker_sweep, self._shards, strict=True)
-                for _ in shards
-            ],
-        }
 
     def check(self, running: Sequence[BlockPass]) -> None:
         """Raise AssertionError if blocks and workers disagree, or if a block waits needlessly."""

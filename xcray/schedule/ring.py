@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil
-from typing import Any
 
 from xcray.schedule.routes import BlockPass, check_invariant, shards_by_worker
 
@@ -133,14 +132,6 @@ class Ring:
         for each in range(self._blocks):
             self._offer(each)
         return tuple(self._ready)
-
-    def state(self) -> dict[str, Any]:
-        """Return the sweeps done by each block and completed by each shard."""
-        n = len(self._owners)
-        return {
-            "block_sweeps": [steps // n for steps in self._steps],
-            "shard_sweeps": [n_taken // self._blocks for n_taken in self._taken],
-        }
 
     def check(self, running: Sequence[BlockPass]) -> None:
         """Raise AssertionError if blocks and shards disagree on the cells that are done."""

@@ -62,7 +62,6 @@ class RotationSchedule:
             )
         self._workers = shards_by_worker(owners)
         self._max_in_flight = max_in_flight
-        self._shape = {"order": order, "shards": len(owners), "blocks": blocks, "sweeps": sweeps}
         self._route: RoutingPolicy
         if order in ("sync", "ring"):
             self._route = Ring(
@@ -114,24 +113,6 @@ class RotationSchedule:
             for in_flight in self._in_flight.values()
             for block_pass in in_flight.values()
         ]
-
-    def state(self) -> dict[str, Any]:
-        """Return the state of all blocks, JSON-ready, for diagnosis.
-
-        It is not a checkpoint: an interrupted interval starts again.
-        """
-        passes = [
-            {**block_pass._asdict(), "shards": list(block_pass.shards)}
-            for block_pass in self.running_passes()
-        ]
-        cells = {"done_cells": self.done_cells, "total_cells": self.total_cells}
-        return {
-            **self._shape,
-            **cells,
-            "in_flight": passes,
-            "reason": self._reason,
-            **self._route.state(),
-        }
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is violated, as far as the state shows it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from xcray.errors import ParameterError
 
@@ -33,9 +33,6 @@ class RoutingPolicy(Protocol):
 
     def complete_pass(self, block_pass: BlockPass) -> Sequence[str]:
         """Record a finished pass; return the workers that may have a next one now, in order."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the sweeps done by each block and completed by each shard, JSON-ready."""
 
     def check(self, running: Sequence[BlockPass]) -> None:
         """Raise AssertionError if the state is inconsistent with itself or the running passes."""

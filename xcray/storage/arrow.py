@@ -340,11 +340,6 @@ def _n_cols(path: Path, table: pa.Table) -> int:
         raise Corrupt(f"{path.name} has no number of columns in its metadata") from None
 
 
-def write_names(path: Path, names: Iterable[str]) -> None:
-    """Write a table of names, one row per name, in order."""
-    write_table(path, pa.table({"name": pa.array(list(names), pa.large_string())}))
-
-
 def read_names(path: Path) -> pa.LargeStringArray:
     """Map a table of names; `names[i].as_py()` is the i-th. Raises NotFound or Corrupt."""
     column = read_table(path).column("name")

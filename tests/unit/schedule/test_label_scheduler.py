@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from random import Random
 
 import numpy as np
@@ -238,22 +237,6 @@ def test_a_cancelled_worker_is_free_when_it_reports():
     assert schedule.on(Done("c", 0, 1.0), 14.4) == [Finish()]
 
 
-def test_state_is_json_and_can_be_restored():
-    terms = np.random.default_rng(0).random((60, 3))
-    schedule = LabelScheduler(range(60), terms, [1.0, 2.0, 1.0], values=terms[:, 0])
-    for worker in "ab":
-        schedule.on(Joined(worker))
-    for task_id in range(20):
-        schedule.on(Done("ab"[task_id % 2], task_id, 0.5))
-    state = json.loads(json.dumps(schedule.state()))
-    again = LabelScheduler.restore(state)
-    assert again.total_labels == schedule.total_labels - schedule.done_labels
-    assert again.total_cost == pytest.approx(schedule.total_cost - schedule.done_cost)
-    assert json.loads(json.dumps(again.state()))["model"] == state["model"]
-    place = dict(zip(state["labels"], state["terms"], strict=True))
-    assert all(place[label] == terms[label].tolist() for label in place)
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.floats(0, 100), min_size=1, max_size=60),
@@ -262,7 +245,7 @@ def test_state_is_json_and_can_be_restored():
     st.integers(0, 2**32),
 )
 def test_every_label_is_solved_once_under_random_events(costs, n_workers, by_value, seed):
-    """Every label is done exactly once under random joins, losses, cancellations and restores.
+    """Every label is done exactly once under random joins, losses and cancellations.
 
     No batch is in more than two places, and while labels are left, a worker solves some of them.
     """
@@ -309,16 +292,6 @@ def test_every_label_is_solved_once_under_random_events(costs, n_workers, by_val
             commands = join()
         elif fate < 0.2:
             commands = schedule.on(Tick(), now)
-        elif fate < 0.22:
-            assert sorted([*done, *schedule.state()["labels"]]) == list(range(len(costs)))
-            schedule, off = (
-                LabelScheduler.restore(
-                    json.loads(json.dumps(schedule.state())), max_attempts=10**9
-                ),
-                set(),
-            )
-            entries = {}
-            commands = [*join(), *join()]
         elif entries[worker]:
             task = entries[worker].pop(random.choice(sorted(entries[worker])))
             if (worker, task.id) in off and random.random() < 0.5:
