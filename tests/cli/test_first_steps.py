@@ -54,6 +54,14 @@ def test_solvers_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[
     assert [each["name"] for each in document] == list(SOLVERS)
     assert document[0]["parameters"] == json.loads(json.dumps(parameter_table("ppdsparse")))
     assert all(each["help"] and each["family"] for each in document)
+    baselines = {each["name"] for each in document if each["baseline"]}
+    assert baselines == {
+        *("memoir-paper", "memoir-scripts", "lc"),
+        *("block-minimisation", "selective-block-minimisation", "pegasos"),
+    }
+    assert run("solvers") == 0
+    solvers, _, others = capsys.readouterr().out.partition("baseline\t")
+    assert all((f"\n{name}\t" in others) and (f"\n{name}\t" not in solvers) for name in baselines)
     assert run("solvers", "dsmlr") == 0
     assert "lbfgs_switch_tol" in capsys.readouterr().out
     assert run("solvers", "svm") == 2

@@ -277,4 +277,5 @@ class SolverInfo(TypedDict):
     name: str
     help: str
     family: str
+    baseline: bool
     parameters: list[dict[str, Any]]

@@ -32,11 +32,8 @@ BUILT_IN: Final = {
     "pdsparse": "xcray.solvers.pdsparse:PDSparseSolver",
     "crammer-singer": "xcray.solvers.presets:CrammerSingerSolver",
     "memoir": "xcray.solvers.memoir.solver:MemoirSolver",
-    "memoir-paper": "xcray.solvers.presets:MemoirPaperSolver",
-    "memoir-scripts": "xcray.solvers.presets:MemoirScriptsSolver",
     "dsmlr": "xcray.solvers.dsmlr:DSMLRSolver",
     "lbfgs": "xcray.solvers.lbfgs:LBFGSSolver",
-    "lc": "xcray.solvers.lc:LCSolver",
     "least-squares": "xcray.solvers.least_squares.solver:LeastSquaresSolver",
     "generalized-least-squares": (
         "xcray.solvers.least_squares.solver:GeneralizedLeastSquaresSolver"
@@ -46,6 +43,10 @@ BUILT_IN: Final = {
     ),
     "stagewise": "xcray.solvers.least_squares.staged_solvers:StagewiseSolver",
     "indexed-bcd": "xcray.solvers.indexed_bcd.solver:IndexedBCDSolver",
+    # baselines
+    "memoir-paper": "xcray.solvers.presets:MemoirPaperSolver",
+    "memoir-scripts": "xcray.solvers.presets:MemoirScriptsSolver",
+    "lc": "xcray.solvers.lc:LCSolver",
     "block-minimisation": "xcray.solvers.indexed_bcd.baselines:BlockMinimisationSolver",
     "selective-block-minimisation": (
         "xcray.solvers.indexed_bcd.baselines:SelectiveBlockMinimisationSolver"
@@ -122,7 +123,7 @@ def parameter_table(name: str) -> list[dict[str, Any]]:
 
 
 def describe_solver(name: str) -> dict[str, Any]:
-    """Return name, help, family and "parameters" (`parameter_table`) of a solver, JSON-ready.
+    """Return name, help, family, baseline and "parameters" (`parameter_table`), JSON-ready.
 
     Raises ParameterError for an unknown solver.
     """
@@ -132,5 +133,6 @@ def describe_solver(name: str) -> dict[str, Any]:
         "name": name,
         "help": " ".join(help.split()),
         "family": cls.family,
+        "baseline": cls.baseline,
         "parameters": parameter_table(name),
     }

@@ -31,13 +31,15 @@ class Solver(Protocol):
     revision: incremented with every change of the bits of a model or of the fields of records, so
     that no run mixes parts of two revisions. link: from scores to probabilities. records: schema of
     the per-label records. exports: what the training publishes. compile_cases: trainings that
-    compile all its kernels.
+    compile all its kernels. baseline: whether it is for comparisons with a paper; others are better
+    for the same problem.
     """
 
     revision: ClassVar[int]
     records: ClassVar[RecordSchema]
     exports: ClassVar[Exports] = "weights"
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (CompileCase(),)
+    baseline: ClassVar[bool] = False
 
     @property
     def link(self) -> Link:

@@ -234,6 +234,7 @@ class LCSolver(Parameters, SynchronousSolver):
 
     # incremented with every change of the bits of a model
     revision: ClassVar[int] = 1
+    baseline: ClassVar[bool] = True
     link: ClassVar[Link] = "softmax"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (CompileCase({"max_rounds": 3}, "single"),)

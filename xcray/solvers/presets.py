@@ -76,6 +76,7 @@ class MemoirPaperSolver(MemoirSolver):
     paper builds its index once per batch.
     """
 
+    baseline: ClassVar[bool] = True
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of MEMOIR
 
     lam: float = parameter(1.0, "weight of the penalty", above=0.0)

@@ -28,8 +28,13 @@ def solvers(
     if json:
         output.print_json({"solvers": descriptions})
     elif name is None:
-        rows = [[each["name"], each["family"], each["help"]] for each in descriptions]
-        output.print_table(["solver", "family", "what it solves"], rows)
+        for title, is_baseline in (("solver", False), ("baseline", True)):
+            rows = [
+                [each["name"], each["family"], each["help"]]
+                for each in descriptions
+                if each["baseline"] == is_baseline
+            ]
+            output.print_table([title, "family", "what it solves"], rows)
     else:
         output.print_line(f"{descriptions[0]['name']}: {descriptions[0]['help']}")
         rows = [

@@ -31,12 +31,14 @@ class ParameterView(View):
 class SolverView(View):
     """A solver with its parameters.
 
-    family: how the work is distributed: independent, rotation or synchronous.
+    family: how the work is distributed: independent, rotation or synchronous. baseline: for
+    comparisons with a paper; other solvers are better for the same problem.
     """
 
     name: str
     help: str
     family: str
+    baseline: bool
     parameters: list[ParameterView]
 
 

@@ -49,6 +49,8 @@ class BaselineProgress(NamedTuple):
 class Baseline(HingeOneVsRest):
     """Base of the baselines, which train on rows in memory, in the order of the data."""
 
+    baseline: ClassVar[bool] = True
+
     C: float = parameter(1.0, "weight of a row's loss", above=0.0)
     seed: int = parameter(
         0, "seed of random orders; every label has its own stream", low=0, high=2**31 - 1

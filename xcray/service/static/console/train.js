@@ -59,7 +59,8 @@ export function Train({ query }) {
     job: query.from ? await get(`/v1/jobs/${segment(query.from)}`) : null,
   }), []);
   if (!found) return html`<h1>Train</h1><${Trouble} error=${error} />`;
-  const { solvers, training, sets, job } = found, old = job?.spec || {};
+  const { training, sets, job } = found, old = job?.spec || {};
+  const solvers = found.solvers.filter((each) => !each.baseline || each.name === old.solver);
   const solver = solvers.find((each) => each.name === (name ?? old.solver)) || solvers[0];
   const given = job ? setOptions(training, job) : {};
   const bodyOf = (form) => {
