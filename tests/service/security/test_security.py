@@ -460,6 +460,9 @@ def test_other_origins_get_no_cors_headers(app_setup: AppSetup) -> None:
                 "admin", "DELETE", "/v1/jobs/job_x", headers={"origin": bad}
             )
             assert (response.status, response.code) == (403, "ORIGIN"), bad
+        own = {"host": "LOCALHOST:1", "origin": "http://localhost:1"}
+        response = await app_setup.ask("admin", "DELETE", "/v1/jobs/job_x", headers=own)
+        assert (response.status, response.code) == (404, "NOT_FOUND")
 
     asyncio.run(send_requests())
 
