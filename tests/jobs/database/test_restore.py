@@ -94,18 +94,8 @@ class Installation:
     def copy_store(self) -> None:
         """Copy the store: the first half of a backup."""
         if self._server is None:
-            assert (
-                main(
-                    [
-                        "store",
-                        "backup",
-                        str(self.backups / "xcray.db"),
-                        "--home",
-                        str(self.home.path),
-                    ]
-                )
-                == 0
-            )
+            backup = f"store backup {self.backups}/xcray.db --home {self.home.path}"
+            assert main(backup.split()) == 0
         else:
             dump = f"--file={self.backups / 'xcray.dump'}"
             subprocess.run([binaries() / "pg_dump", "--format=custom", dump, self.url], check=True)
@@ -151,21 +141,8 @@ def verify(
 ) -> dict[str, Any]:
     """Return the report of `xcray store verify`."""
     capsys.readouterr()
-    assert (
-        main(
-            [
-                "store",
-                "verify",
-                "--whole",
-                "--json",
-                "--home",
-                str(installation.home.path),
-                "--store",
-                installation.url,
-            ]
-        )
-        == code
-    )
+    verify = f"store verify --whole --json --home {installation.home.path}"
+    assert main([*verify.split(), "--store", installation.url]) == code
     return dict(json.loads(capsys.readouterr().out))
 
 

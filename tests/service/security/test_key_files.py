@@ -85,17 +85,8 @@ class KeyFileSetup:
         self, token: str, *more: str, code: int = 0, name: str = "bootstrap"
     ) -> dict[str, object]:
         """Run the command of the hook and return its output, which must not contain the secret."""
-        how = [
-            "--scopes",
-            "admin",
-            "--name",
-            name,
-            "--secret-file",
-            str(self.file(token)),
-            "--json",
-            *more,
-        ]
-        assert main(["keys", "create", *how]) == code
+        how = ["--name", name, "--secret-file", str(self.file(token)), "--json", *more]
+        assert main(["keys", "create", "--scopes", "admin", *how]) == code
         output = self.capsys.readouterr()
         assert token.rpartition("_")[2] not in output.out + output.err
         return json.loads(output.err if code else output.out)  # type: ignore[no-any-return]
@@ -147,16 +138,8 @@ def test_a_revoked_key_stays_revoked_when_the_hook_runs_again(setup: KeyFileSetu
     key_id = str(setup.create(sprig(7), "--if-absent")["id"])
     assert main(["keys", "revoke", key_id]) == 0
     setup.capsys.readouterr()
-    how = [
-        "--scopes",
-        "admin",
-        "--name",
-        "bootstrap",
-        "--secret-file",
-        str(setup.file(sprig(7))),
-        "--if-absent",
-    ]
-    assert main(["keys", "create", *how]) == 0
+    how = f"--scopes admin --name bootstrap --secret-file {setup.file(sprig(7))} --if-absent"
+    assert main(["keys", "create", *how.split()]) == 0
     assert "is not changed" in setup.capsys.readouterr().err
     store = setup.store()
     assert store.keys.list_all()[0].revoked is not None
@@ -170,22 +153,8 @@ def test_the_hook_does_not_change_a_store_that_was_not_upgraded(
     monkeypatch.setenv("XCRAY_STORE_UPGRADE", "false")
     file = tmp_path / "key"
     file.write_text(sprig(1))
-    assert (
-        main(
-            [
-                "keys",
-                "create",
-                "--scopes",
-                "admin",
-                "--secret-file",
-                str(file),
-                "--home",
-                str(tmp_path / "h"),
-                "--json",
-            ]
-        )
-        == 1
-    )
+    create = f"keys create --scopes admin --secret-file {file} --home {tmp_path}/h --json"
+    assert main(create.split()) == 1
     assert json.loads(capsys.readouterr().err)["code"] == "SCHEMA_OLDER"
 
 
@@ -259,36 +228,20 @@ def test_a_service_accepts_both_keys_during_the_grace_period(
     for token in tokens:
         file = tmp_path / "key"
         file.write_text(token)
-        how = [
-            "--scopes",
-            "read",
-            "--name",
-            "app",
-            "--secret-file",
-            str(file),
-            "--if-absent",
-            "--older-expire",
-            "1h",
-        ]
-        assert main(["keys", "create", *how]) == 0
+        create = f"keys create --scopes read --name app --secret-file {file} --if-absent"
+        assert main([*create.split(), "--older-expire", "1h"]) == 0
+
+    def status(token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return http.get("/v1/jobs", headers=headers).status_code
+
     with client_of(create_app(settings_for(home))) as http:
-        status = [
-            http.get("/v1/jobs", headers={"Authorization": f"Bearer {token}"}).status_code
-            for token in tokens
-        ]
-        assert status == [200, 200]
-        assert (
-            http.get("/v1/jobs", headers={"Authorization": f"Bearer {sprig(3)}"}).status_code == 401
-        )
+        assert [status(token) for token in (*tokens, sprig(3))] == [200, 200, 401]
         store = JobStore(f"sqlite:///{home / 'xcray.db'}")
         store.keys.retire([f"key_{tokens[0][4:24]}"], 0.0)  # the grace period is over
         store.close()
     with client_of(create_app(settings_for(home))) as http:
-        status = [
-            http.get("/v1/jobs", headers={"Authorization": f"Bearer {token}"}).status_code
-            for token in tokens
-        ]
-        assert status == [401, 200]
+        assert [status(token) for token in tokens] == [401, 200]
 
 
 def test_a_secret_is_created_without_a_store_and_readable_by_its_owner_only(

@@ -375,19 +375,9 @@ def http(key: str, app: FastAPI) -> Iterator[httpx.Client]:
 def test_commands_create_list_and_revoke_keys(
     key: str, own_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = [
-        "keys",
-        "create",
-        "--scopes",
-        "predict,submit",
-        "--tenant",
-        "t",
-        "--name",
-        "ci",
-        "--expires",
-        "90d",
-    ]
-    assert main([*results, "--limit", "requests_per_minute=600", "--json"]) == 0
+    how = ["--tenant", "t", "--name", "ci", "--expires", "90d", "--json"]
+    how += ["--limit", "requests_per_minute=600"]
+    assert main(["keys", "create", "--scopes", "predict,submit", *how]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["tenant"], document["scopes"], document["limits"]) == (
         "t",
