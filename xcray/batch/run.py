@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ from xcray.batch.parquet import plan_parquet
 from xcray.batch.plan import BatchPlan
 from xcray.batch.row_schema import TEXT
 from xcray.batch.spec import BatchPredictSpec
+from xcray.data.feature_space import reads_zero_based
 from xcray.errors import Conflict, InputError, Stopped, Unavailable, XcrayError, missing_ray
 from xcray.model.model import Model
 from xcray.predict import Predictor
@@ -100,6 +102,9 @@ class _BatchRun:
         self.metrics = RunMetrics(0, 0)  # no workers yet
         self.report_progress("LOADING", 0, 0)
         self.model = Model.open(spec.model)
+        if spec.format == "svmlight":
+            zero_based = reads_zero_based(spec.zero_based, self.model.first_index)
+            self.spec = spec = replace(spec, zero_based=zero_based)
         self.predictor = Predictor(self.model)
         if spec.probabilities:
             self.predictor.require_probabilities()

@@ -17,7 +17,7 @@ from typing import Any
 from xcray.data.dataset import Dataset
 from xcray.data.demo import TEXT_PARAMS, documents
 from xcray.data.documents import build_documents
-from xcray.data.feature_space import FeatureSpace
+from xcray.data.feature_space import FeatureSpace, reads_zero_based
 from xcray.data.matrices import build_matrices, split_rows
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.label_names import LabelNames
@@ -222,12 +222,16 @@ def _matrix_files(
     like = _matrix_feature_space(options)
     if like is not None:
         read = replace(read, n_features=like.n_features)
+        if format == "svmlight":
+            zero_based = reads_zero_based(read.zero_based, like.first_index)
+            read = replace(read, zero_based=zero_based)
     numbers = (
         {name: k for k, name in enumerate(names.names)}
         if names is not None and named_labels
         else None
     )
     collectors = build_matrices(format, sources, writer, read, split, numbers)
+    options = replace(options, read=replace(options.read, zero_based=read.zero_based))
     provenance = _provenance(format, sources, options, collectors)
     return writer.finish(
         label_names=names and names.names, feature_names=like and like.names, source=provenance

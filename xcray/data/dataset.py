@@ -161,6 +161,14 @@ class Dataset:
         return self.splits.get("test")
 
     @property
+    def first_index(self) -> int | None:
+        """The index of the first feature in the files that the data set was built from.
+
+        0 or 1 for svmlight; None for formats that have no choice.
+        """
+        return first_index_of(self.manifest)
+
+    @property
     def files(self) -> dict[str, Any]:
         """Sizes and checksums of the files in the directory, by name."""
         return dict(self.manifest["files"])
@@ -190,6 +198,14 @@ def open_verified(path: Path | str) -> Dataset:
     files that do not change are hashed once. Raises as `Dataset.open`.
     """
     return Dataset.open(path, VerifiedFiles(default_home() / VERIFIED_FILE))
+
+
+def first_index_of(manifest: Mapping[str, Any]) -> int | None:
+    """Return `Dataset.first_index` of the manifest of a data set."""
+    source = manifest.get("source") or {}
+    if source.get("format") != "svmlight":
+        return None
+    return 0 if source.get("options", {}).get("zero_based") else 1
 
 
 def _require_sound(file: str, code: int, row: int) -> None:

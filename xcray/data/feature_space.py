@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from xcray.data.dataset import FEATURES, MANIFEST, TEXT, default_names
+from xcray.data.dataset import FEATURES, MANIFEST, TEXT, default_names, first_index_of
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound, ParameterError, excerpt
 from xcray.storage.arrow import read_names
@@ -18,12 +18,13 @@ class FeatureSpace(NamedTuple):
     """The features of a model or data set.
 
     text: the pipeline that makes features from text, or None. names: names of the D features;
-    None if they are the numbers 0 to D - 1.
+    None if they are the numbers 0 to D - 1. first_index: see `Dataset.first_index`.
     """
 
     text: TextPipeline | None
     n_features: int
     names: pa.LargeStringArray | None
+    first_index: int | None = None
 
     @classmethod
     def read(cls, path: Path | str | None) -> FeatureSpace | None:
@@ -59,7 +60,8 @@ class FeatureSpace(NamedTuple):
                     f"its {MANIFEST} has n_features={n_features}"
                 )
         plain = names is None or names.equals(default_names(n_features))
-        return cls(text, n_features, None if plain else names)
+        first_index = manifest.get("first_index", first_index_of(manifest))
+        return cls(text, n_features, None if plain else names, first_index)
 
     def require_pipeline(self) -> TextPipeline:
         """Return the text pipeline. Raises ParameterError if there is none."""
@@ -68,3 +70,18 @@ class FeatureSpace(NamedTuple):
                 "like was not built from text; give features as well: svmlight or xc"
             )
         return self.text
+
+
+def reads_zero_based(zero_based: bool, first_index: int | None) -> bool:
+    """Return whether rows for an existing feature space have indices from 0.
+
+    zero_based: what the caller says; first_index: what the feature space was read with. Without a
+    word of the caller the rows are read like the rows of the feature space. Raises ParameterError
+    if the two differ: each feature would be its neighbour.
+    """
+    if zero_based and first_index == 1:
+        raise ParameterError(
+            "zero_based: the model or data set was built from indices that start at 1, so each "
+            "feature would be its neighbour; leave the option out"
+        )
+    return zero_based or first_index == 0

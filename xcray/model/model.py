@@ -131,6 +131,12 @@ class Model:
         return "none" if self.linear is None else self.search.row_norm
 
     @property
+    def first_index(self) -> int | None:
+        """Index of the first feature in svmlight files for this model: 0 or 1; None: unknown."""
+        value = self.manifest.get("first_index")
+        return value if value in (0, 1) else None
+
+    @property
     def sha256(self) -> str:
         """Content hash over weights, names, training settings and calibration.
 

@@ -279,11 +279,14 @@ def read_rows(file: Path, zero_based: bool, model: Model | None) -> CSR:
     import numpy as np
 
     from xcray.arrays import csr
+    from xcray.data.feature_space import reads_zero_based
     from xcray.data.readers.error_log import ErrorCollector
     from xcray.data.readers.options import ReadOptions
     from xcray.data.readers.svmlight import read_svmlight
 
     width = None if model is None else model.n_features
+    if model is not None:
+        zero_based = reads_zero_based(zero_based, model.first_index)
     options = ReadOptions(zero_based=zero_based, n_features=width)
     try:
         chunks = [X for X, _ in read_svmlight(file, options, ErrorCollector())]

@@ -148,7 +148,12 @@ def save_weights(
         text=None if data is None else data.text,
         row_norm=weights.row_norm,
     )
-    record = TrainingRecord(IMPORTED, origin, "" if data is None else data.content_hash)
+    record = TrainingRecord(
+        IMPORTED,
+        origin,
+        "" if data is None else data.content_hash,
+        first_index=None if data is None else data.first_index,
+    )
     return write_model(path, content, record)
 
 
