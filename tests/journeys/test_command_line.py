@@ -98,11 +98,11 @@ def shell(
 
 
 def test_a_data_set_is_built_and_shown(shell: Shell, tmp_path: Path) -> None:
-    document = shell.json("data info data --verify")
+    document = shell.json("data show data --verify")
     assert (document["n_labels"], document["text"], document["skipped"]) == (5, True, 0)
     assert sum(split["n_rows"] for split in document["splits"].values()) == 120
     assert document["frequent_labels"][0][0] == "thing"
-    shown = shell.out("data info data")
+    shown = shell.out("data show data")
     assert "content hash" in shown
     assert "thing (" in shown
     sizes = "-o synthetic.rows=50 -o synthetic.labels=7 -o synthetic.features=30"
