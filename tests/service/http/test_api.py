@@ -24,7 +24,7 @@ from xcray.service.app_state import AppState
 from xcray.service.http.etags import counter_etag
 from xcray.service.observability.log_tail import read_from, read_last_lines
 from xcray.service.routes.datasets import dataset_fields as members_of_dataset
-from xcray.service.routes.jobs import job_fields
+from xcray.service.routes.job_replies import job_fields
 from xcray.service.schemas import DatasetView, JobView
 
 OCTETS = {"Content-Type": "application/octet-stream"}

@@ -31,7 +31,7 @@ from xcray.service.datasets.builds import allowed_path
 from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.idempotency import IdempotencyKey, replay_response
-from xcray.service.routes.jobs import submission_reply
+from xcray.service.routes.job_replies import submission_reply
 from xcray.service.schemas import JobView, Strict, View
 from xcray.service.schemas.base import ID_PATTERN
 from xcray.service.schemas.declared import declared_values, with_parameters

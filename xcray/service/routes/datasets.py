@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
 from xcray.errors import (
     Conflict,
-    InputError,
     NotFound,
     ParameterError,
-    Refused,
     excerpt,
     suggestion,
 )
-from xcray.jobs.job import DatasetRecord, body_digest, new_id
+from xcray.jobs.job import DatasetRecord, body_digest
 from xcray.jobs.store.jobs import JobFilter
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets import builds as building
-from xcray.service.datasets.fetching import fetch
 from xcray.service.datasets.histograms import dataset_histograms
-from xcray.service.datasets.statistics import statistics
-from xcray.service.http.auth import Caller, Reader, Submitter
+from xcray.service.http.auth import Reader, Submitter
 from xcray.service.http.body import check_media_type, json_body, openapi_body
 from xcray.service.http.etags import (
     NOT_MODIFIED,
@@ -41,6 +36,13 @@ from xcray.service.http.etags import (
 )
 from xcray.service.http.idempotency import IdempotencyKey, creation_reply, replay_response
 from xcray.service.http.strict_json import loads
+from xcray.service.routes.dataset_requests import (
+    RAW_CONTENT_TYPES,
+    UPLOAD_FORMATS,
+    accept_request,
+    accept_upload,
+    check_options,
+)
 from xcray.service.schemas import (
     DatasetHistogramsView,
     DatasetPage,
@@ -53,28 +55,6 @@ from xcray.storage.atomic import check_name
 
 router = APIRouter(tags=["data sets"])
 
-UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "npz")
-GENERATED_FORMATS = ("pydocs", "synthetic")
-RAW_CONTENT_TYPES = (
-    "application/octet-stream",
-    "application/x-ndjson",
-    "text/csv",
-    "text/plain",
-    "text/tab-separated-values",
-)
-# server paths, patterns that could run for hours in the service, and values that the server sets
-# itself
-CLOSED_OPTIONS = frozenset(
-    {
-        "expected_bytes",
-        "expected_sha256",
-        "label_names_file",
-        "labels_file",
-        "name",
-        "test_rows_file",
-        "token_pattern",
-    }
-)
 _BYTES = {
     kind: {"schema": {"type": "string", "format": "binary", "minLength": 1}}
     for kind in RAW_CONTENT_TYPES[:3]
@@ -150,7 +130,7 @@ async def create(
     if kind == "application/json" and format is None:
         body = await json_body(DatasetRequest)(request)
         record, created = await asyncio.to_thread(
-            _from_request, app_state, caller, body, idempotency_key
+            accept_request, app_state, caller, body, idempotency_key
         )
     else:
         record, created = await _from_body(
@@ -296,7 +276,7 @@ async def _from_body(
             code="FORMAT",
         )
     check_name(name)
-    reader_options = _check_options(
+    reader_options = check_options(
         {} if options is None else loads(options.encode("utf-8", "surrogatepass"))
     )
     received = await app_state.uploads.receive(request, sha256)
@@ -309,7 +289,7 @@ async def _from_body(
         else None
     )
     accept = partial(
-        _accept,
+        accept_upload,
         app_state,
         tenant,
         name,
@@ -323,176 +303,6 @@ async def _from_body(
         return await asyncio.to_thread(accept)
     finally:
         await asyncio.to_thread(app_state.uploads.remove, received.id)
-
-
-def _from_request(
-    app_state: AppState, caller: Caller, body: DatasetRequest, key: str | None
-) -> tuple[DatasetRecord, bool]:
-    """Accept the data set of a JSON request; return whether it is new."""
-    tenant = caller.tenant
-    digest = body_digest(body.model_dump(mode="json", exclude_unset=True)) if key else None
-    existing = app_state.store.datasets.find_by_key(tenant, key, digest)
-    if existing is not None:  # a repeated request: its uploads are already used
-        return existing, False
-    options = _check_options(body.options)
-    if body.format in GENERATED_FORMATS:
-        if body.uploads or body.path or body.uri:
-            raise ParameterError(
-                f"format {body.format} takes neither uploads nor a path", code="FORMAT"
-            )
-        return _accept(app_state, tenant, body.name, body.format, options, {}, key, digest)
-    if body.uri is not None:
-        return _from_uri(app_state, caller, body, options, key, digest)
-    if body.path is not None and body.uploads is None:
-        path = building.allowed_path(body.path, app_state.settings.dataset_roots)
-        if body.format == "dataset":
-            return _register_folder(app_state, tenant, body.name, path, key, digest)
-        return _accept(
-            app_state,
-            tenant,
-            body.name,
-            body.format,
-            options,
-            {"train": path},
-            key,
-            digest,
-            take=False,
-        )
-    if (
-        body.uploads is None
-        or "train" not in body.uploads
-        or body.path is not None
-        or body.format not in UPLOAD_FORMATS
-    ):
-        raise ParameterError(
-            f"format {body.format} needs uploads {{'train': id}} from POST /v1/uploads, or a path",
-            code="FORMAT",
-        )
-    sources = {
-        str(part): app_state.uploads.path(upload_id, tenant)
-        for part, upload_id in body.uploads.items()
-    }
-    if len(set(sources.values())) < len(sources):
-        raise ParameterError("train and test are the same upload: send two files", code="FORMAT")
-    record, created = _accept(
-        app_state, tenant, body.name, body.format, options, sources, key, digest
-    )
-    for upload_id in body.uploads.values():
-        app_state.uploads.remove(upload_id)
-    return record, created
-
-
-def _from_uri(
-    app_state: AppState,
-    caller: Caller,
-    body: DatasetRequest,
-    options: Mapping[str, Any],
-    key: str | None,
-    digest: str | None,
-) -> tuple[DatasetRecord, bool]:
-    """Download a file from an allowed URI and accept it as the training file."""
-    if body.uploads is not None or body.path is not None or body.format not in UPLOAD_FORMATS:
-        raise ParameterError(
-            f"set one of uri, uploads and path, and a format of {', '.join(UPLOAD_FORMATS)}",
-            code="FORMAT",
-        )
-    received = app_state.uploads.receive_blocks(
-        caller, fetch(str(body.uri), app_state.settings), body.sha256
-    )
-    app_state.metrics.uploaded.inc(received.n_bytes)
-    try:
-        return _accept(
-            app_state,
-            caller.tenant,
-            body.name,
-            body.format,
-            options,
-            {"train": received.path},
-            key,
-            digest,
-        )
-    finally:
-        app_state.uploads.remove(received.id)
-
-
-def _accept(
-    app_state: AppState,
-    tenant: str,
-    name: str,
-    format: str,
-    options: Mapping[str, Any],
-    sources: Mapping[str, Path],
-    key: str | None,
-    digest: str | None,
-    *,
-    take: bool = True,
-) -> tuple[DatasetRecord, bool]:
-    """Return the record of a data set to build, and whether it is new."""
-    existing = app_state.store.datasets.find_by_key(tenant, key, digest)
-    if existing is not None:
-        return existing, False
-    _check_quota(app_state, tenant)
-    return app_state.builder.accept(
-        tenant,
-        name,
-        format,
-        options,
-        sources,
-        move_sources=take and bool(sources),
-        key=key,
-        digest=digest,
-    )
-
-
-def _register_folder(
-    app_state: AppState, tenant: str, name: str, path: Path, key: str | None, digest: str | None
-) -> tuple[DatasetRecord, bool]:
-    """Record an existing data set directory without copying it."""
-    _check_quota(app_state, tenant)
-    stats = {"format": "dataset", **statistics(Dataset.open(path))}
-    dataset_id = new_id("ds")
-    record = app_state.store.datasets.add(
-        name,
-        str(path),
-        tenant=tenant,
-        status=building.READY,
-        stats=stats,
-        dataset_id=dataset_id,
-        idempotency_key=key,
-        digest=digest,
-    )
-    return record, record.id == dataset_id
-
-
-def _check_quota(app_state: AppState, tenant: str) -> None:
-    """Raise Refused DATASET_QUOTA if the tenant has reached its limit."""
-    limit = app_state.settings.tenant_datasets
-    if app_state.store.datasets.count(tenant) >= limit:
-        raise Refused(
-            f"this tenant has {limit:,} data sets, which is the limit: delete some",
-            code="DATASET_QUOTA",
-            limit=limit,
-        )
-
-
-def _check_options(options: Any) -> Mapping[str, Any]:
-    """Return reader options after checking that a remote caller is allowed to set them.
-
-    Raises ParameterError.
-    """
-    if not isinstance(options, dict):
-        raise InputError("options must be a JSON object", code="TYPE")
-    closed = CLOSED_OPTIONS & (
-        set(options)
-        | {name for value in options.values() if isinstance(value, dict) for name in value}
-    )
-    if closed:
-        raise ParameterError(f"option {min(closed)!r} can't be set over HTTP", code="FORBIDDEN")
-    try:
-        BuildOptions.from_dict(options)
-    except (TypeError, ValueError) as error:
-        raise ParameterError(f"invalid options: {error}") from None
-    return options
 
 
 def _check_unused(app_state: AppState, record: DatasetRecord, tenant: str) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-import pyarrow as pa
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from xcray.api.options import JobOptions, TrainingOptions
 from xcray.errors import InputError, NotFound
-from xcray.jobs.job import TRAIN, Job, body_digest, format_utc
+from xcray.jobs.job import body_digest
 from xcray.jobs.states import TERMINAL
 from xcray.jobs.store.jobs import JobFilter, JobSubmission
 from xcray.jobs.store.paging import page_start, page_token_after
@@ -34,9 +31,16 @@ from xcray.service.http.etags import (
     counter_etag,
     reply,
 )
-from xcray.service.http.idempotency import IdempotencyKey, creation_reply, replay_response
+from xcray.service.http.idempotency import IdempotencyKey, replay_response
 from xcray.service.observability import log_tail as log_pages
 from xcray.service.routes.datasets import find_ready
+from xcray.service.routes.job_replies import (
+    job_fields,
+    job_reply,
+    job_timeline,
+    published_model,
+    submission_reply,
+)
 from xcray.service.schemas import (
     EstimateView,
     JobPage,
@@ -51,7 +55,7 @@ from xcray.service.schemas import (
 from xcray.service.schemas.declared import declared_values
 from xcray.service.supervision import ray_job_link
 from xcray.telemetry import tracing
-from xcray.training.report.timeline import read_timeline, timeline_document
+from xcray.training.report.timeline import timeline_document
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -106,10 +110,6 @@ TimeFilter: TypeAlias = Annotated[
         examples=["2026-01-31T12:00:00Z"],
     ),
 ]
-_VIEW_FIELDS = tuple(
-    name for name in JobView.model_fields if name not in ("spec", "expires", "ray_job")
-)
-_HIDDEN_SPEC_FIELDS = frozenset({"dataset_id", "ray_address", "shown", tracing.TRACEPARENT})
 
 
 @router.post(
@@ -353,7 +353,7 @@ def labels(
     """
     app_state = app_state_of(request)
     job = app_state.store.jobs.get(job_id, caller.tenant)
-    model = Model.open(_model_path(app_state, job), verify=False)
+    model = Model.open(published_model(app_state, job), verify=False)
     if model.label_table is None:
         raise NotFound(f"the model of job {job.id} has no report by label")
     start = page_start(page_token, limit) or 0
@@ -372,7 +372,7 @@ def stop(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = N
     The call is idempotent and has no effect on a finished job.
     """
     expected = _expected_events(request, caller, job_id)
-    return _job_reply(
+    return job_reply(
         request,
         app_state_of(request).store.jobs.request_stop(job_id, caller.tenant, if_events=expected),
     )
@@ -382,7 +382,7 @@ def stop(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = N
 def resume(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> Response:
     """Queue a stopped or failed job again; only the remaining work is done."""
     expected = _expected_events(request, caller, job_id)
-    return _job_reply(
+    return job_reply(
         request, app_state_of(request).store.jobs.resume(job_id, caller.tenant, if_events=expected)
     )
 
@@ -399,48 +399,6 @@ def delete(request: Request, caller: Submitter, job_id: str, if_match: IfMatch =
     )
     shutil.rmtree(app_state.home.run(job_id), ignore_errors=True)
     app_state.home.log(job_id).unlink(missing_ok=True)
-
-
-def job_fields(job: Job) -> dict[str, Any]:
-    """Return a job as described by `JobView`, with its data set by id and without server paths.
-
-    Lists contain these dicts directly, because a validated `JobView` per job takes many times as
-    long.
-    """
-    fields = {name: getattr(job, name) for name in _VIEW_FIELDS}
-    display = job.spec.get("shown", {})
-    spec = {
-        name: value for name, value in job.spec.items() if name not in _HIDDEN_SPEC_FIELDS
-    } | display
-    if "dataset_id" in job.spec:
-        spec["dataset"] = job.spec["dataset_id"]
-    expires = None if job.expires is None else format_utc(job.expires)
-    return {**fields, "spec": spec, "expires": expires, "ray_job": None}
-
-
-def job_timeline(app_state: AppState, job: Job) -> pa.Table:
-    """Return the timeline of a job: from its model, which outlives the run, else from the run.
-
-    Raises NotFound if there is none.
-    """
-    if job.result:
-        with suppress(NotFound):  # the version was deleted: the run may still exist
-            return read_timeline(_model_path(app_state, job))
-    try:
-        return read_timeline(app_state.home.run(job.id))
-    except NotFound:
-        raise NotFound(f"job {job.id} has no timeline (yet)") from None
-
-
-def submission_reply(request: Request, job: Job, created: bool) -> Response:
-    """Return the reply to a submission: 201, or 200 if the idempotency key was used before."""
-    etag = counter_etag(job.events)
-    return creation_reply(request, job_fields(job), etag, f"/v1/jobs/{job.id}", created=created)
-
-
-def _job_reply(request: Request, job: Job) -> Response:
-    """Return the reply of a request that changed a job."""
-    return reply(request, job_fields(job), counter_etag(job.events))
 
 
 def _expected_events(request: Request, caller: Caller, job_id: str) -> int | None:
@@ -476,15 +434,3 @@ def _training_spec(app_state: AppState, body: TrainingRequest, dataset: str) -> 
     options = {"pool": app_state.settings.pool, **declared_values(body, TrainingOptions)}
     named = {"dataset": dataset, "solver": body.solver, "params": body.params, "name": body.model}
     return app_state.check_spec({**named, **options})
-
-
-def _model_path(app_state: AppState, job: Job) -> Path:
-    """Return the directory of the version that a job published.
-
-    Raises NotFound if the job has not published one or it was deleted.
-    """
-    if not job.result or job.kind != TRAIN:
-        raise NotFound(f"job {job.id} has published no model; it is {job.status}")
-    return app_state.registry_of(job.tenant).resolve(
-        f"{job.result['model']}:{job.result['version']}"
-    )

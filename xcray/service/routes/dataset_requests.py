@@ -1,0 +1,217 @@
+"""Requests for data sets: uploads, generated and fetched ones, their options and quotas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from xcray.data.build import BuildOptions
+from xcray.data.dataset import Dataset
+from xcray.errors import (
+    InputError,
+    ParameterError,
+    Refused,
+)
+from xcray.jobs.job import DatasetRecord, body_digest, new_id
+from xcray.service.app_state import AppState
+from xcray.service.datasets import builds as building
+from xcray.service.datasets.fetching import fetch
+from xcray.service.datasets.statistics import statistics
+from xcray.service.http.auth import Caller
+from xcray.service.schemas import (
+    DatasetRequest,
+)
+
+UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "npz")
+GENERATED_FORMATS = ("pydocs", "synthetic")
+RAW_CONTENT_TYPES = (
+    "application/octet-stream",
+    "application/x-ndjson",
+    "text/csv",
+    "text/plain",
+    "text/tab-separated-values",
+)
+# server paths, patterns that could run for hours in the service, and values that the server sets
+# itself
+CLOSED_OPTIONS = frozenset(
+    {
+        "expected_bytes",
+        "expected_sha256",
+        "label_names_file",
+        "labels_file",
+        "name",
+        "test_rows_file",
+        "token_pattern",
+    }
+)
+
+
+def accept_request(
+    app_state: AppState, caller: Caller, body: DatasetRequest, key: str | None
+) -> tuple[DatasetRecord, bool]:
+    """Accept the data set of a JSON request; return whether it is new."""
+    tenant = caller.tenant
+    digest = body_digest(body.model_dump(mode="json", exclude_unset=True)) if key else None
+    existing = app_state.store.datasets.find_by_key(tenant, key, digest)
+    if existing is not None:  # a repeated request: its uploads are already used
+        return existing, False
+    options = check_options(body.options)
+    if body.format in GENERATED_FORMATS:
+        if body.uploads or body.path or body.uri:
+            raise ParameterError(
+                f"format {body.format} takes neither uploads nor a path", code="FORMAT"
+            )
+        return accept_upload(app_state, tenant, body.name, body.format, options, {}, key, digest)
+    if body.uri is not None:
+        return accept_uri(app_state, caller, body, options, key, digest)
+    if body.path is not None and body.uploads is None:
+        path = building.allowed_path(body.path, app_state.settings.dataset_roots)
+        if body.format == "dataset":
+            return register_folder(app_state, tenant, body.name, path, key, digest)
+        return accept_upload(
+            app_state,
+            tenant,
+            body.name,
+            body.format,
+            options,
+            {"train": path},
+            key,
+            digest,
+            take=False,
+        )
+    if (
+        body.uploads is None
+        or "train" not in body.uploads
+        or body.path is not None
+        or body.format not in UPLOAD_FORMATS
+    ):
+        raise ParameterError(
+            f"format {body.format} needs uploads {{'train': id}} from POST /v1/uploads, or a path",
+            code="FORMAT",
+        )
+    sources = {
+        str(part): app_state.uploads.path(upload_id, tenant)
+        for part, upload_id in body.uploads.items()
+    }
+    if len(set(sources.values())) < len(sources):
+        raise ParameterError("train and test are the same upload: send two files", code="FORMAT")
+    record, created = accept_upload(
+        app_state, tenant, body.name, body.format, options, sources, key, digest
+    )
+    for upload_id in body.uploads.values():
+        app_state.uploads.remove(upload_id)
+    return record, created
+
+
+def accept_uri(
+    app_state: AppState,
+    caller: Caller,
+    body: DatasetRequest,
+    options: Mapping[str, Any],
+    key: str | None,
+    digest: str | None,
+) -> tuple[DatasetRecord, bool]:
+    """Download a file from an allowed URI and accept it as the training file."""
+    if body.uploads is not None or body.path is not None or body.format not in UPLOAD_FORMATS:
+        raise ParameterError(
+            f"set one of uri, uploads and path, and a format of {', '.join(UPLOAD_FORMATS)}",
+            code="FORMAT",
+        )
+    received = app_state.uploads.receive_blocks(
+        caller, fetch(str(body.uri), app_state.settings), body.sha256
+    )
+    app_state.metrics.uploaded.inc(received.n_bytes)
+    try:
+        return accept_upload(
+            app_state,
+            caller.tenant,
+            body.name,
+            body.format,
+            options,
+            {"train": received.path},
+            key,
+            digest,
+        )
+    finally:
+        app_state.uploads.remove(received.id)
+
+
+def accept_upload(
+    app_state: AppState,
+    tenant: str,
+    name: str,
+    format: str,
+    options: Mapping[str, Any],
+    sources: Mapping[str, Path],
+    key: str | None,
+    digest: str | None,
+    *,
+    take: bool = True,
+) -> tuple[DatasetRecord, bool]:
+    """Return the record of a data set to build, and whether it is new."""
+    existing = app_state.store.datasets.find_by_key(tenant, key, digest)
+    if existing is not None:
+        return existing, False
+    check_quota(app_state, tenant)
+    return app_state.builder.accept(
+        tenant,
+        name,
+        format,
+        options,
+        sources,
+        move_sources=take and bool(sources),
+        key=key,
+        digest=digest,
+    )
+
+
+def register_folder(
+    app_state: AppState, tenant: str, name: str, path: Path, key: str | None, digest: str | None
+) -> tuple[DatasetRecord, bool]:
+    """Record an existing data set directory without copying it."""
+    check_quota(app_state, tenant)
+    stats = {"format": "dataset", **statistics(Dataset.open(path))}
+    dataset_id = new_id("ds")
+    record = app_state.store.datasets.add(
+        name,
+        str(path),
+        tenant=tenant,
+        status=building.READY,
+        stats=stats,
+        dataset_id=dataset_id,
+        idempotency_key=key,
+        digest=digest,
+    )
+    return record, record.id == dataset_id
+
+
+def check_quota(app_state: AppState, tenant: str) -> None:
+    """Raise Refused DATASET_QUOTA if the tenant has reached its limit."""
+    limit = app_state.settings.tenant_datasets
+    if app_state.store.datasets.count(tenant) >= limit:
+        raise Refused(
+            f"this tenant has {limit:,} data sets, which is the limit: delete some",
+            code="DATASET_QUOTA",
+            limit=limit,
+        )
+
+
+def check_options(options: Any) -> Mapping[str, Any]:
+    """Return reader options after checking that a remote caller is allowed to set them.
+
+    Raises ParameterError.
+    """
+    if not isinstance(options, dict):
+        raise InputError("options must be a JSON object", code="TYPE")
+    closed = CLOSED_OPTIONS & (
+        set(options)
+        | {name for value in options.values() if isinstance(value, dict) for name in value}
+    )
+    if closed:
+        raise ParameterError(f"option {min(closed)!r} can't be set over HTTP", code="FORBIDDEN")
+    try:
+        BuildOptions.from_dict(options)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"invalid options: {error}") from None
+    return options
