@@ -40,13 +40,12 @@ def tune(
         ),
     ] = None,
     select: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="MEASURE",
-            help="Measure to maximise: P, recall, nDCG, PSP or PSnDCG, @k, or a sum. "
-            "[default: P@1+nDCG@5]",
+            help="Measure to maximise: P, recall, nDCG, PSP or PSnDCG, @k, or a sum.",
         ),
-    ] = None,
+    ] = DEFAULT_MEASURE,
     holdout: Annotated[
         float, typer.Option(help="Share of the training rows to evaluate on, chosen by hash.")
     ] = 0.2,
@@ -88,15 +87,14 @@ def tune(
         "pool": pool,
         "workers": workers,
     }
-    measure = select or DEFAULT_MEASURE
     spec = TuneSpec(
-        TrainSpec.from_dict(values), parse_grid(grid), measure, holdout, seed, warm=not cold
+        TrainSpec.from_dict(values), parse_grid(grid), select, holdout, seed, warm=not cold
     )
     working_directory = run_directory(run_dir, out)
     result = run_search(spec, out, working_directory, json)
     if run_dir is None:
         shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists
-    print_result(result, measure, json)
+    print_result(result, select, json)
 
 
 def parse_grid(pairs: list[str] | None) -> dict[str, tuple[float, ...]]:
@@ -124,7 +122,7 @@ def run_search(spec: Any, out: Path, folder_kept: Path, quiet: bool) -> TuneResu
     """Run the search with progress and Ctrl-C handling. Raises Stopped with a hint to resume."""
     from xcray.training.tune import tune
 
-    with resumable_run(lambda: f"finished points are folder_kept in {folder_kept}", quiet) as (
+    with resumable_run(lambda: f"finished settings are kept in {folder_kept}", quiet) as (
         show,
         flag,
     ):

@@ -73,11 +73,6 @@ class Caller:
 ANONYMOUS: Final = Caller()
 
 
-async def admit_anyone(request: Request) -> Caller:
-    """Return the anonymous caller: the authenticator of a service without keys."""
-    return ANONYMOUS
-
-
 class _KeyLookup:
     """Result of a key lookup in the store, and its time on the monotonic clock."""
 
