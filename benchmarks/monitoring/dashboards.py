@@ -52,6 +52,8 @@ EMPTY: Final[dict[str, str]] = {  # panels that are expected to have no data in 
     "xcray-cluster: Free space on volumes": KUBERNETES,
 }
 
+Story = tuple[Callable[..., None], tuple[Any, ...]]  # a function and its arguments
+
 
 class Workload:
     """Jobs that run next to the traffic, one after the other until the time is up."""
@@ -278,7 +280,7 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
                 Traffic(url, folder, models, record, ending),
                 Workload(url, home, folder, ending),
             )
-            stories: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+            stories: list[Story] = [
                 *((traffic.repeat, (seed, traffic.predict)) for seed in range(2)),
                 (traffic.repeat, (9, traffic.explain)),
                 (traffic.switching, (60.0 * minutes, max(6, int(3 * minutes)))),
@@ -287,19 +289,7 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
                 (work.refused, ()),
                 (follow_ray, (result, home, ending)),
             ]
-            threads = [
-                threading.Thread(target=run_scenario, args=(story, args, record), daemon=True)
-                for story, args in stories
-            ]
-            for thread in threads:
-                thread.start()
-            try:
-                ending.wait(60.0 * minutes)
-            finally:
-                end = time.time()  # before the jobs end, so that the panels show running work
-                ending.set()
-                for thread in threads:
-                    thread.join(120)
+            end = run_for(60.0 * minutes, stories, record, ending)
             panels = panel_query(result, begin, end)
             fields = {
                 **verdict(result, panels),
@@ -317,6 +307,24 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
     print_summary(output)
     wrong = [f"no data: {name}" for name in output["wrongly_empty"]] + output["rules_that_fail"]
     return {**output, "wrong": wrong}
+
+
+def run_for(seconds: float, stories: list[Story], record: Record, ending: threading.Event) -> float:
+    """Run the stories in threads and return the time of their end."""
+    threads = [
+        threading.Thread(target=run_scenario, args=(story, args, record), daemon=True)
+        for story, args in stories
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        ending.wait(seconds)
+    finally:
+        end = time.time()  # before the jobs end, so that the panels show running work
+        ending.set()
+        for thread in threads:
+            thread.join(120)
+    return end
 
 
 def print_summary(output: Mapping[str, Any]) -> None:
