@@ -14,7 +14,7 @@ from xcray.jobs.states import FAILED, PENDING, RUNNING, STATUSES, STOPPED, SUCCE
 from xcray.jobs.store import event_retention
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobFilter, JobSubmission
-from xcray.jobs.store.transitions import MAX_MESSAGE_CHARS
+from xcray.jobs.store.transitions import MAX_MESSAGE_CHARS, find_row, update_row
 
 
 @pytest.fixture
@@ -202,6 +202,19 @@ def test_an_old_attempt_cannot_write(store, clock):
         assert (store.jobs.get(old.id), store.jobs.list_events(old.id)) == before
         claim(store)
     assert store.jobs.get(old.id).attempt == 2
+
+
+def test_a_row_that_changed_since_it_was_read_is_not_overwritten(store):
+    submit(store)
+    job = claim(store)
+    with store._database.read() as connection:
+        row = find_row(connection, job.id, None)
+    store.attempts.append_event(job.id, 1, "progress", {"done": 1})
+    with (
+        pytest.raises(Fenced, match="changed at the same moment"),
+        store._database.write() as again,
+    ):
+        update_row(again, row, message="late")
 
 
 def test_writes_to_an_ended_or_deleted_job_are_refused(store):
