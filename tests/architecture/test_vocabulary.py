@@ -129,7 +129,10 @@ def test_no_earlier_name_is_used() -> None:
 
 
 def test_no_name_of_the_package_has_an_earlier_word() -> None:
-    names = {str(path.relative_to(ROOT)): earlier_words(parse(path)) for path in SOURCES}
+    # Parse only what contains one of the words.
+    words = re.compile(rf"(?:\b|_)(?:{'|'.join(EARLIER_WORDS)})(?:\b|_)", re.IGNORECASE)
+    paths = [path for path in SOURCES if words.search(path.read_text(encoding="utf-8"))]
+    names = {str(path.relative_to(ROOT)): earlier_words(parse(path)) for path in paths}
     assert {path: lines for path, lines in names.items() if lines} == {}
 
 
