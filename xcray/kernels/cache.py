@@ -7,10 +7,13 @@ this one imports. Functions outside this package are cached as numba does it.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,6 +75,39 @@ class KernelCacheLocator:
         return getattr(self.locator, name)
 
 
+class LockedCacheFile(caching.IndexDataCacheFile):
+    """Numba's index and data files of a kernel, for processes that save and load at once.
+
+    Numba alone can give two new signatures of a kernel the same data file, and it writes the index
+    before the data, so a process could load the code of another signature or of older sources.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        """Save compiled code while no other process saves or loads."""
+        with locked(self._cache_path, fcntl.LOCK_EX):
+            super().save(key, data)  # type: ignore[no-untyped-call]
+
+    def load(self, key: Any) -> Any:
+        """Return the compiled code of a signature; None if it is missing."""
+        with locked(self._cache_path, fcntl.LOCK_SH):
+            return super().load(key)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def locked(folder: str, mode: int) -> Iterator[None]:
+    """Hold a lock on a folder of compiled code, if it exists and its file system has locks."""
+    if not os.path.isdir(folder):
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, mode)
+        yield
+    finally:
+        os.close(handle)
+
+
 def is_compiled(kernel: Any) -> bool:
     """Return whether a kernel needs no compilation: it is in this process or in numba's cache."""
     return bool(kernel.signatures or kernel._cache._cache_file._load_index())
@@ -86,7 +122,8 @@ def load_compiled(kernel: Any) -> None:
 
 
 def register() -> None:
-    """Make numba ask this locator first, and then those that it asked before."""
+    """Make numba lock its files, and ask this locator first, then those that it asked before."""
+    vars(caching)["IndexDataCacheFile"] = LockedCacheFile
     own = f"{__name__}.{KernelCacheLocator.__name__}"
     settings = vars(numba.config)  # numba creates them from its variables NUMBA_*
     chosen = settings["CACHE_LOCATOR_CLASSES"] or ",".join(NUMBA_LOCATORS)

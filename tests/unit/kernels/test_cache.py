@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numba
@@ -76,6 +77,15 @@ def test_a_kernel_is_compiled_again_when_a_file_that_it_calls_changes(tmp_path: 
     unrelated = tmp_path / "xcray" / "kernels" / "merge.py"
     unrelated.write_text(unrelated.read_text() + "\n")
     assert run_fingerprints(tmp_path) == (second, 1)
+
+
+def test_signatures_that_are_saved_at_once_keep_their_code(tmp_path: Path) -> None:
+    assert type(random.mix._cache._cache_file) is cache.LockedCacheFile
+    files = [cache.LockedCacheFile(str(tmp_path), "kernel", "stamp") for _ in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda number: files[number].save(number, b"%d" % number), range(16)))
+    assert [files[0].load(number) for number in range(16)] == [b"%d" % n for n in range(16)]
+    assert cache.LockedCacheFile(str(tmp_path / "none"), "kernel", "stamp").load(1) is None
 
 
 def test_functions_outside_the_package_are_cached_as_numba_does_it() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from itertools import product
 from json import dumps
 from pathlib import Path
@@ -26,6 +29,9 @@ ROWS: Final = 400
 FEATURES: Final = 100
 # labels and features whose numbers do not fit into two bytes: these have kernels of their own
 MANY: Final = (1 << 16) + 1
+
+
+Step = Callable[..., None]
 
 
 class Training(NamedTuple):
@@ -89,26 +95,51 @@ def compile_kernels(
 def compile_all(folder: Path) -> Iterator[str]:
     """Read, train and predict in all variants on small data sets; yield the name of each step.
 
-    One step at a time with one worker: numba's cache must not receive two signatures of a kernel at
-    the same moment.
+    Two processes compile at the same time: one PPDSparse and what needs its models, the other the
+    search and all other solvers.
     """
     write_data(folder)
     yield "readers"
-    for name, training in trainings().items():
-        train(folder, name, training)
-        predict_all(folder / name)
-        yield name
-    train_from_disk(folder)
-    yield "rows on disk"
-    edit_labels(folder)
-    yield "changed labels"
-    predict_files(folder)
-    yield "files of rows"
-    for labels, link in product((3000, MANY), ("identity", "softmax")):
-        predict_all(write_random_model(folder / f"{link}-{labels}", labels, link))
-        yield f"a model of {labels:,} labels, {link}"
+    others = [name for name, training in trainings().items() if training.solver != "ppdsparse"]
+    steps: list[tuple[str, Step, tuple[Any, ...]]] = [
+        *((name, run_training, (name,)) for name in trainings() if name not in others),
+        ("changed labels", edit_labels, ()),
+        ("files of rows", predict_files, ()),
+    ]
+    more: list[tuple[str, Step, tuple[Any, ...]]] = [
+        *(
+            (f"a model of {labels:,} labels, {link}", predict_random_model, (labels, link))
+            for labels, link in product((3000, MANY), ("identity", "softmax"))
+        ),
+        (f"a model of {MANY:,} features", write_wide_model, ()),
+        *((name, run_training, (name,)) for name in others),
+        ("rows on disk", train_from_disk, ()),
+    ]
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        runs: dict[Future[None], str] = {}
+        for part in (steps, more):
+            pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
+            runs |= {pool.submit(step, folder, *args): name for name, step, args in part}
+        for run in as_completed(runs):
+            run.result()
+            yield runs[run]
+
+
+def run_training(folder: Path, name: str) -> None:
+    """Run a training of `trainings`, and predict with its model."""
+    train(folder, name, trainings()[name])
+    predict_all(folder / name)
+
+
+def predict_random_model(folder: Path, labels: int, link: str) -> None:
+    """Predict with a model of random weights."""
+    predict_all(write_random_model(folder / f"{link}-{labels}", labels, link))
+
+
+def write_wide_model(folder: Path) -> None:
+    """Write a model of features whose numbers do not fit into two bytes."""
     write_random_model(folder / "wide", MANY, "identity", MANY)
-    yield f"a model of {MANY:,} features"
 
 
 def compile_training(folder: Path) -> Iterator[str]:
