@@ -167,11 +167,6 @@ def f1(predicted: Pattern, Y: Pattern) -> dict[str, float]:
     }
 
 
-def micro_f1(predicted: Pattern, Y: Pattern) -> float:
-    """Return F1 over all cells pooled."""
-    return f1(predicted, Y)["micro-F1"]
-
-
 def macro_f1(predicted: Pattern, Y: Pattern) -> float:
     """Return the mean F1 of the labels."""
     return f1(predicted, Y)["macro-F1"]

@@ -24,7 +24,6 @@ ARRAYS_FILE: Final = "pipeline.arrow"
 KINDS: Final[Mapping[str, str]] = {
     "pca": "xcray.features.pca:PCA",
     "random-fourier": "xcray.features.fourier:RandomFourier",
-    "random-logits": "xcray.features.logits:RandomLogits",
     "columns": "xcray.features.columns:Columns",
     "chain": "xcray.features.chain:Chain",
 }

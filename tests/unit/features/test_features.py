@@ -14,7 +14,6 @@ from xcray.errors import Corrupt, NotFound, ParameterError, ShapeMismatch
 from xcray.features.chain import Chain
 from xcray.features.columns import column_blocks, select_columns
 from xcray.features.fourier import median_distance, random_fourier
-from xcray.features.logits import random_logits
 from xcray.features.pca import PCA, fit_pca
 from xcray.features.pipeline import FeaturePipeline, load_pipeline
 from xcray.kernels.cosine import add_phase_and_cosine
@@ -30,7 +29,6 @@ def rows_of(n: int = 60, d: int = 7, share: float = 1.0) -> Any:
 PIPELINES: dict[str, FeaturePipeline] = {
     "pca": fit_pca(rows_of(), 3),
     "fourier": random_fourier(7, 5, 4.0, seed=1),
-    "logits": random_logits(7, 5, 4.0, seed=1),
     "columns": select_columns(7, np.array([5, 0, 2])),
     "chain": Chain((fit_pca(rows_of(), 3), random_fourier(3, 4, 9.0, seed=2, block=1))),
 }
@@ -70,13 +68,6 @@ def test_random_numbers_depend_on_seed_and_block_only() -> None:
         random_fourier(7, 5, 4.5, seed=1, block=2),
     ):
         assert other.fingerprint != first.fingerprint
-
-
-def test_random_logits_are_logistic_functions() -> None:
-    X, pipeline = rows_of() * 100, random_logits(7, 5, 4.0, seed=1)
-    Z = X.astype(np.float64) @ pipeline.weights + pipeline.offset
-    # projections are up to 3,000 in size, where float32 has steps of 2e-4
-    assert pipeline.transform(X) == pytest.approx(np.exp(-np.logaddexp(0.0, -Z)), abs=1e-4)
 
 
 @pytest.mark.parametrize("centred", [True, False])
