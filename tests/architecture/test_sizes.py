@@ -33,7 +33,6 @@ LONG_FILES = {
     "solvers/newton.py",
     "solvers/pdsparse.py",
     "solvers/ppdsparse.py",
-    "training/capacity/preflight.py",
     "training/edit/apply.py",
     "training/rotation/trainer.py",
     "workers/ray/pool.py",

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from xcray.errors import Corrupt, NotFound, ParameterError, Refused, Unavailable, XcrayError
 from xcray.system.child_process import inherited_environment, limit_this_process
-from xcray.training.capacity.preflight import Estimate, check_fits, free_bytes, memory_limits
+from xcray.training.capacity.disk import free_bytes
+from xcray.training.capacity.preflight import Estimate, check_fits, memory_limits
 from xcray.training.selection.coordinate_search import MAX_TRAININGS
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import estimate_training

@@ -24,12 +24,11 @@ from xcray.telemetry.progress import LABELS_SOLVED
 from xcray.training.capacity.preflight import (
     PROCESS_BYTES,
     Estimate,
-    entries_per_label,
     estimate,
     memory_limits,
-    worker_bytes,
     worker_count,
 )
+from xcray.training.capacity.worker_memory import entries_per_label, worker_bytes
 from xcray.training.observer import TrainingObserver
 from xcray.training.report.summary import label_table, summarize_block
 from xcray.training.solve_labels import (

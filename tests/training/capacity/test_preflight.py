@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from xcray.arrays import frozen
+from xcray.arrays import csr, frozen
 from xcray.cli.main import app
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
@@ -27,14 +28,8 @@ from xcray.training import TrainSpec, train
 from xcray.training.block_store import BlockStore
 from xcray.training.capacity import monitor, preflight
 from xcray.training.capacity.monitor import ResourceMonitor
-from xcray.training.capacity.preflight import (
-    check_fits,
-    entries_per_label,
-    estimate,
-    memory_limits,
-    merge_budget,
-    worker_bytes,
-)
+from xcray.training.capacity.preflight import check_fits, estimate, memory_limits, merge_budget
+from xcray.training.capacity.worker_memory import entries_per_label, worker_bytes
 from xcray.training.strategies import estimate_training
 
 Usage = namedtuple("Usage", "total used free")
@@ -210,11 +205,9 @@ def test_too_little_disk_is_refused_before_and_during_the_training(
     middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = estimate_training(spec(middle), probe_seconds=0.0)
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, result.disk))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, result.disk))
     check_fits(result, {}, tmp_path / "run" / "deep", tmp_path / "model")
-    monkeypatch.setattr(
-        preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, result.disk - 1)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, result.disk - 1))
     with pytest.raises(
         Refused, match="free some space, choose another disk, or make the model smaller"
     ) as caught:
@@ -231,11 +224,11 @@ def test_the_needed_disk_follows_the_weights_of_finished_labels(
     parts = BlockStore(tmp_path / "run", {}, n_labels=K, n_features=D)
     labels = frozen(np.arange(0, K, 2), np.int32)
     rows = frozen(np.tile(np.arange(D), len(labels)), np.int32)
-    W = preflight.csr(np.arange(len(labels) + 1) * D, rows, np.ones(len(rows)), D)
+    W = csr(np.arange(len(labels) + 1) * D, rows, np.ones(len(rows)), D)
     result = estimate_training(spec(middle), probe_seconds=0.0)
     watched = ResourceMonitor(result, np.ones(K), parts, tmp_path / "run", tmp_path / "model")
     monkeypatch.setattr(monitor, "POLL_SECONDS", -1.0)
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1000))
     watched.poll()  # no label is finished yet
     parts.commit(
         SolvedLabels(
@@ -256,9 +249,7 @@ def test_the_needed_disk_follows_the_weights_of_finished_labels(
     ) as caught:
         watched.poll()
     assert caught.value.details["needed"] == pytest.approx(expected, rel=1e-6)
-    monkeypatch.setattr(
-        preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, int(expected) + 1000)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, int(expected) + 1000))
     watched.poll()
 
 

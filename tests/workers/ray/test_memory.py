@@ -14,7 +14,8 @@ from xcray.schedule.events import Joined
 from xcray.solvers import make_solver
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.system.memory import MemoryUsage
-from xcray.training.capacity.preflight import PROCESS_BYTES, worker_bytes
+from xcray.training.capacity.preflight import PROCESS_BYTES
+from xcray.training.capacity.worker_memory import worker_bytes
 from xcray.workers.ray.pool import RayPool
 from xcray.workers.solver_task import SolverTask, shared_arrays
 

@@ -26,12 +26,11 @@ from xcray.training.capacity.preflight import (
     RAY_BYTES,
     RAY_DRIVER_BYTES,
     Estimate,
-    mapped_bytes,
     merge_budget,
     model_bytes,
-    split_sizes,
     worker_place,
 )
+from xcray.training.capacity.worker_memory import mapped_bytes, split_sizes
 from xcray.training.spec import TrainSpec
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import numpy as np
 from xcray.arrays import Float64
 from xcray.system.memory import MemoryUsage, anonymous_bytes
 from xcray.training.block_store import BlockStore
+from xcray.training.capacity.disk import check_disk
 from xcray.training.capacity.preflight import (
     MODEL_BYTES_PER_LABEL,
     PART_BYTES_PER_LABEL,
     Estimate,
-    check_disk,
     compare_estimate,
 )
 

@@ -2,32 +2,37 @@
 
 Memory is of two kinds. The data and the finished weights are mapped files: one copy per node,
 shared by all workers, which the system can drop and read again. Anonymous memory must be present:
-the program, the scratch memory of the workers (O(N + D), see `worker_bytes`), the driver's records
+the program, the scratch memory of the workers (O(N + D), see `worker_memory`), the driver's records
 per label, and one range of weights while merging. Only anonymous memory is compared with the
 limits. Every figure is an estimate; the training's report compares it with the measured value.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Int64, csr, frozen, pattern
-from xcray.data.dataset import Dataset, Split
+from xcray.arrays import Float64, Int32, Int64, frozen
+from xcray.data.dataset import Dataset
 from xcray.errors import Refused
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES
-from xcray.solvers.contract import SolverState, TaskSolver
+from xcray.solvers.contract import TaskSolver
 from xcray.solvers.declarations import TaskNeeds
 from xcray.system.cores import available_cores
 from xcray.system.memory import anonymous_bytes, available_bytes
 from xcray.system.units import format_bytes, parse_bytes
 from xcray.training.calibration.fit import calibration_bytes
+from xcray.training.capacity.disk import check_disk
+from xcray.training.capacity.worker_memory import (
+    entries_per_label,
+    mapped_bytes,
+    scratch_bytes,
+    split_sizes,
+)
 from xcray.training.spec import TrainSpec
 
 MIB: Final = 1 << 20
@@ -300,30 +305,6 @@ def check_fits(estimate: Estimate, limits: Mapping[str, int], run_dir: Path, out
     )
 
 
-def check_disk(parts: int, model: int, run_dir: Path, out: Path, basis: str) -> None:
-    """Raise Refused, with sizes, unless the disks have enough free space.
-
-    parts: bytes to write in `run_dir`. model: bytes to write in `out`.
-    """
-    needed = (
-        {run_dir: parts, out: model}
-        if _device(run_dir) != _device(out)
-        else {run_dir: parts + model}
-    )
-    for folder, size in needed.items():
-        free = free_bytes(folder)
-        if size > free:
-            raise Refused(
-                f"the training needs about {format_bytes(size)} more on the disk of "
-                f"{folder.name} {basis}, {format_bytes(free)} are free: free some space, choose "
-                "another disk, or make the model smaller (a larger prune or lam); "
-                "finished batches are kept",
-                code="DISK",
-                needed=size,
-                available=free,
-            )
-
-
 def compare_estimate(estimate: Estimate, actual: Mapping[str, float]) -> dict[str, Any]:
     """Return estimated value, actual value, and actual over estimated, by name; JSON."""
     estimated = estimate.as_dict()
@@ -337,30 +318,6 @@ def compare_estimate(estimate: Estimate, actual: Mapping[str, float]) -> dict[st
     }
 
 
-def entries_per_label(train: Split) -> Float64:
-    """Return the entries of X in each label's rows: (K,) float64."""
-    lengths = np.diff(train.X.indptr).astype(np.float64)
-    labels = np.repeat(np.arange(train.YT.n_rows), np.diff(train.YT.indptr))
-    return np.bincount(labels, lengths[train.YT.indices], train.YT.n_rows).astype(np.float64)
-
-
-def split_sizes(train: Split) -> tuple[int, int, int, int]:
-    """Return N, D, K and the entries of X."""
-    return len(train.X.indptr) - 1, train.X.n_cols, train.YT.n_rows, train.X.nnz
-
-
-def worker_bytes(solver: TaskSolver, train: Split, weights: int) -> tuple[int, int]:
-    """Return the bytes of a worker process on a part of a data set, and its reserved bytes.
-
-    Without those of its libraries; see `scratch_bytes`. weights: of the model.
-    """
-    entries = 3.0 * float(entries_per_label(train).max(initial=0.0))
-    own, reserved = scratch_bytes(solver, split_sizes(train), entries)
-    needs = solver.task_needs(train.X)
-    own += needs.n_bytes + needs.process_bytes
-    return own + needs.bytes_per_weight * weights, reserved
-
-
 def model_bytes(weights: int, labels: int, features: int) -> int:
     """Return the bytes of a model on disk, including its search lists and names."""
     return (
@@ -368,29 +325,6 @@ def model_bytes(weights: int, labels: int, features: int) -> int:
         + (MODEL_BYTES_PER_LABEL + 16) * labels
         + 40 * features
     )
-
-
-def scratch_bytes(
-    solver: TaskSolver, sizes: tuple[int, int, int, int], max_entries: float
-) -> tuple[int, int]:
-    """Return (scratch bytes of a worker, bytes that it reserves and can leave empty).
-
-    sizes: N, D, K and the entries of X. max_entries: entries of the rows that one label works on.
-    The sizes are measured: the solver loads five synthetic problems, each
-    with one size doubled, and the bytes of its arrays are linear in these sizes. Arrays that grow
-    with the entries of X are only reserved; they fill as far as a label's active set reaches
-    (`max_entries`).
-    """
-    base = np.full(4, PROBE_SIZE)
-    first = _local_bytes(solver, *base)
-    steps = [
-        (_local_bytes(solver, *(base * np.where(np.arange(4) == i, 2, 1))) - first) / PROBE_SIZE
-        for i in range(4)
-    ]
-    fixed = max(0.0, first - float(base @ np.array(steps)))
-    linear = np.array(steps) * np.array(sizes, np.float64)
-    filled = steps[3] * min(float(sizes[3]), max_entries)
-    return int(fixed + linear[:3].sum() + filled), int(linear[3] - filled)
 
 
 def run_probe(
@@ -443,62 +377,3 @@ def worker_place(spec: TrainSpec) -> str:
         return "thread"
     host = (spec.ray_address or "localhost").rpartition("//")[2]
     return "process" if host.startswith(("127.", "localhost", "[::1]")) else "cluster"
-
-
-def free_bytes(folder: Path) -> int:
-    """Return the free bytes on the disk where `folder` is or will be."""
-    return shutil.disk_usage(_existing(folder)).free
-
-
-def _device(folder: Path) -> int:
-    """Return the device number of the disk where `folder` is or will be."""
-    return _existing(folder).stat().st_dev
-
-
-def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest existing ancestor."""
-    return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
-
-
-def mapped_bytes(dataset: Dataset) -> int:
-    """Return the bytes of the data set's mapped files."""
-    return sum(int(entry["bytes"]) for entry in dataset.files.values())
-
-
-PROBE_SIZE: Final = 512  # rows, features, labels and entries of the made-up problem
-
-
-def _local_bytes(solver: TaskSolver, rows: int, features: int, labels: int, entries: int) -> int:
-    """Return the bytes of a solver's own arrays for a synthetic problem."""
-    indices = np.arange(entries) % features
-    X = csr(np.linspace(0, entries, rows + 1).astype(np.int64), indices, np.ones(entries), features)
-    XT = csr(
-        np.linspace(0, entries, features + 1).astype(np.int64),
-        np.arange(entries) % rows,
-        np.ones(entries),
-        rows,
-    )
-    YT = pattern(
-        np.linspace(0, PROBE_SIZE, labels + 1).astype(np.int64), np.arange(PROBE_SIZE) % rows, rows
-    )
-    inputs = {_address(array) for matrix in (X, XT, YT) for array in matrix[:-1]}
-    local: SolverState = solver.load(X, XT, YT)
-    sizes = {_address(array): array.nbytes for array in _arrays(local)}  # views count once
-    return sum(size for address, size in sizes.items() if address not in inputs)
-
-
-def _address(array: np.ndarray) -> int:
-    """Return the address of the first element."""
-    return int(array.__array_interface__["data"][0])
-
-
-def _arrays(value: Any) -> Iterator[np.ndarray]:
-    """Yield every array in nested tuples, lists and dataclasses."""
-    if isinstance(value, np.ndarray):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from _arrays(entry)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _arrays(getattr(value, field.name))
