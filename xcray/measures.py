@@ -126,18 +126,6 @@ def accuracy(top: TopK, Y: Pattern) -> float:
     return precision_at_k(top, Y, 1)
 
 
-def subset_accuracy(predicted: Pattern, Y: Pattern) -> float:
-    """Return the share of rows whose predicted set equals the true set, also if it is empty."""
-    common = _common(predicted, Y)
-    per_row = (
-        np.bincount(common // max(Y.n_cols, 1), minlength=Y.n_rows) if Y.n_rows else np.zeros(0)
-    )
-    return ratio(
-        np.count_nonzero((per_row == np.diff(Y.indptr)) & (per_row == np.diff(predicted.indptr))),
-        Y.n_rows,
-    )
-
-
 def predicted_sets(
     top: TopK, n_labels: int, *, k: int | None = None, threshold: float = -np.inf
 ) -> Pattern:

@@ -35,7 +35,6 @@ from xcray.training.edit.apply import LabelChange, check_features, match_labels,
 GROUPS: Final = ("tail", "middle", "head")  # labels with a third of the training positives each
 N_SAMPLES = 200
 CONFIDENCE = 0.95
-ENDS: Final = ("low", "high")
 NO_LABELS: Int64 = frozen([], np.int64)
 
 
