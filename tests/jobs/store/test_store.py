@@ -273,9 +273,9 @@ def test_progress_and_phases_are_the_jobs_own(store):
 def short_history(monkeypatch):
     """Lower the limits of a job's history so that a test reaches them quickly."""
     for name, value in (
-        ("MAX_SERIES_EVENTS", 50),
-        ("MAX_OTHER_EVENTS", 40),
-        ("CHECK_INTERVAL", 25),
+        ("MAX_SERIES_EVENTS", 20),
+        ("MAX_OTHER_EVENTS", 16),
+        ("CHECK_INTERVAL", 10),
     ):
         monkeypatch.setattr(event_retention, name, value)
 
@@ -283,27 +283,27 @@ def short_history(monkeypatch):
 @pytest.mark.parametrize("kind", ["progress", "epoch"])
 def test_the_history_of_a_job_stays_bounded_while_it_runs(store, short_history, kind):
     submit(store)
-    job, total, most = claim(store), 300, 0
+    job, total, most = claim(store), 120, 0
     for done in range(total):
         store.attempts.append_event(job.id, 1, kind, {"phase": "TRAINING", "done": done})
         most = max(most, raw(store, "SELECT count(*) FROM events")[0][0])
-    assert most <= 50 + 25 + 2
+    assert most <= 20 + 10 + 2
     store.attempts.finish(job.id, 1, SUCCEEDED, result={})
     events = store.jobs.list_events(job.id, limit=1000)
     selection = [e.data["done"] for e in events if e.kind == kind]
-    assert 25 <= len(selection) <= 51
+    assert 10 <= len(selection) <= 21
     assert (selection[0], selection[-1]) == (0, total - 1)
     # The remaining events are spread evenly over the job.
-    assert max(after - before for before, after in itertools.pairwise(selection)) <= 3 * total / 50
+    assert max(after - before for before, after in itertools.pairwise(selection)) <= 3 * total / 20
     assert [e.data["status"] for e in events if e.kind == "status"] == [PENDING, RUNNING, SUCCEEDED]
 
 
 def test_status_events_of_a_job_are_bounded(store, short_history):
     job = submit(store)
-    for attempt in range(1, 60):
+    for attempt in range(1, 26):
         claim(store)
         store.attempts.release(job.id, attempt)
-        assert raw(store, "SELECT count(*) FROM events")[0][0] <= 40 + 25
+        assert raw(store, "SELECT count(*) FROM events")[0][0] <= 16 + 10
     assert store.jobs.get(job.id).attempt == attempt
     assert store.jobs.list_events(job.id)[-1].data["status"] == PENDING
 
