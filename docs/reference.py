@@ -48,7 +48,12 @@ PYTHON = {
         "xcray.plots.picture",
         "xcray.plots.trainings",
     ),
-    "client": ("xcray.client.resources", "xcray.client.models", "xcray.client.types"),
+    "client": (
+        "xcray.client.resources",
+        "xcray.client.models",
+        "xcray.api.job_replies",
+        "xcray.api.model_replies",
+    ),
     "solvers": tuple(
         f"xcray.solvers.{name}"
         for name in (

@@ -1,1 +1,1 @@
-"""What callers of a training, a batch prediction and the REST API can set, declared once."""
+"""What the command line, the service and the client have in common: options and replies."""

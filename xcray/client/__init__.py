@@ -15,10 +15,11 @@ from typing import Any, Self, TypeAlias, cast
 
 import httpx
 
+from xcray.api.job_replies import Ready, SolverView
+from xcray.api.model_replies import ExplainReply, PredictReply
 from xcray.client.connection import Connection
 from xcray.client.models import Models
 from xcray.client.resources import Datasets, Jobs, quote_reference
-from xcray.client.types import ExplanationInfo, Predictions, ReadinessInfo, SolverInfo
 
 __all__ = ["Client"]
 
@@ -66,12 +67,12 @@ class Client:
         """Close the connections."""
         self._connection.close()
 
-    def readiness(self) -> ReadinessInfo:
+    def readiness(self) -> Ready:
         """Return whether the service accepts requests, and why if it does not.
 
         Raises Unavailable if it does not answer.
         """
-        return cast(ReadinessInfo, self._connection.get_status("/readyz")[1])
+        return cast(Ready, self._connection.get_status("/readyz")[1])
 
     def metrics(self) -> str:
         """Return the metrics in the text format of Prometheus; needs the scope metrics or admin."""
@@ -88,7 +89,7 @@ class Client:
         deadline_ms: float | None = None,
         probabilities: bool = False,
         certificate: bool = False,
-    ) -> Predictions:
+    ) -> PredictReply:
         """Predict the best labels of texts, or of sparse rows {"indices": [...], "values": [...]}.
 
         model: name, name@alias or name:version. allow, deny: label names, or "set:NAME" for a label
@@ -104,7 +105,7 @@ class Client:
         body = {"instances": [_instance(each) for each in instances], "top_k": top_k}
         body |= {name: value for name, value in {**filters, **extras}.items() if value is not None}
         return cast(
-            Predictions,
+            PredictReply,
             self._connection.request(
                 "POST",
                 f"/v1/models/{quote_reference(model)}:predict",
@@ -115,7 +116,7 @@ class Client:
 
     def explain(
         self, model: str, instance: Instance, *, label: str | None = None, top: int = 10
-    ) -> ExplanationInfo:
+    ) -> ExplainReply:
         """Return the features that contribute most to the score of a label.
 
         label: default is the best label.
@@ -124,7 +125,7 @@ class Client:
             {} if label is None else {"label": label}
         )
         return cast(
-            ExplanationInfo,
+            ExplainReply,
             self._connection.request(
                 "POST",
                 f"/v1/models/{quote_reference(model)}:explain",
@@ -133,9 +134,9 @@ class Client:
             ),
         )
 
-    def solvers(self) -> list[SolverInfo]:
+    def solvers(self) -> list[SolverView]:
         """Return the solvers with their parameters: types, defaults, ranges, help."""
-        return cast("list[SolverInfo]", self._connection.request("GET", "/v1/solvers")["solvers"])
+        return cast("list[SolverView]", self._connection.request("GET", "/v1/solvers")["solvers"])
 
     def health(self) -> dict[str, Any]:
         """Return the liveness status and the version of xcray."""

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 import httpx
 
 from xcray import errors
-from xcray.client.types import EventInfo
+from xcray.api.job_replies import EventInfo
 from xcray.errors import InputError, NotFound, Unavailable, XcrayError
 
 BLOCK_BYTES: Final = 1 << 20

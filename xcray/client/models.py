@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from xcray.client.resources import Resource, quote_part, quote_reference
-from xcray.client.types import (
-    LabelDetails,
-    LabelInfo,
-    LabelSet,
-    LabelSetSummary,
-    ModelInfo,
-    Version,
+from xcray.api.model_replies import (
+    LabelSummaryView,
+    LabelView,
+    ModelView,
+    SetSummary,
+    SetView,
+    VersionView,
 )
+from xcray.client.resources import Resource, quote_part, quote_reference
 from xcray.errors import Conflict, Corrupt, excerpt
 from xcray.storage.atomic import (
     create_staging_directory,
@@ -29,17 +29,17 @@ from xcray.storage.atomic import (
 class Models(Resource):
     """/v1/models."""
 
-    def list(self) -> list[ModelInfo]:
+    def list(self) -> list[ModelView]:
         """Return all models, by name."""
-        return cast("list[ModelInfo]", self._connection.request("GET", "/v1/models")["models"])
+        return cast("list[ModelView]", self._connection.request("GET", "/v1/models")["models"])
 
-    def get(self, name: str) -> ModelInfo:
+    def get(self, name: str) -> ModelView:
         """Return one model."""
-        return cast(ModelInfo, self._connection.request("GET", f"/v1/models/{quote_part(name)}"))
+        return cast(ModelView, self._connection.request("GET", f"/v1/models/{quote_part(name)}"))
 
-    def version(self, name: str, version: int) -> Version:
+    def version(self, name: str, version: int) -> VersionView:
         """Return one version."""
-        return cast(Version, self._connection.request("GET", self._path(name, version)))
+        return cast(VersionView, self._connection.request("GET", self._path(name, version)))
 
     def card(self, name: str, version: int) -> str:
         """Return the model card, in Markdown."""
@@ -90,7 +90,7 @@ class Models(Resource):
         """Delete a version that no alias points to."""
         self._connection.request("DELETE", self._path(name, version))
 
-    def set_alias(self, name: str, alias: str, version: int) -> ModelInfo:
+    def set_alias(self, name: str, alias: str, version: int) -> ModelView:
         """Point an alias to a version."""
         return self._put_alias(name, alias, {"version": version})
 
@@ -102,7 +102,7 @@ class Models(Resource):
         *,
         shadow: int | None = None,
         share: float = 1.0,
-    ) -> ModelInfo:
+    ) -> ModelView:
         """Point an alias to several versions with weights that sum to 1.
 
         Example: `split_alias("news", "prod", {3: 0.9, 4: 0.1}, shadow=5)`. shadow: a version that
@@ -148,7 +148,7 @@ class Models(Resource):
             "DELETE", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}"
         )
 
-    def labels(self, model: str, *, contains: str | None = None) -> Iterator[LabelInfo]:
+    def labels(self, model: str, *, contains: str | None = None) -> Iterator[LabelSummaryView]:
         """Yield the labels of name, name@alias or name:version, by number.
 
         contains: only names that contain this text, in any case.
@@ -156,32 +156,30 @@ class Models(Resource):
         place = f"/v1/models/{quote_reference(model)}/labels"
         return self._pages(place, "labels", {"contains": contains, "limit": 1000})
 
-    def label(
-        self, model: str, label: str, *, features: int = 10, similar: int = 10
-    ) -> LabelDetails:
+    def label(self, model: str, label: str, *, features: int = 10, similar: int = 10) -> LabelView:
         """Return one label: training rows, gap, largest weights, most similar labels."""
         place = f"/v1/models/{quote_reference(model)}/labels/{quote_part(label)}"
         query = {"features": features, "similar": similar}
-        return cast(LabelDetails, self._connection.request("GET", place, query=query))
+        return cast(LabelView, self._connection.request("GET", place, query=query))
 
-    def sets(self, name: str) -> Sequence[LabelSetSummary]:
+    def sets(self, name: str) -> Sequence[SetSummary]:
         """Return the label sets."""
         return cast(
-            "list[LabelSetSummary]",
+            "list[SetSummary]",
             self._connection.request("GET", f"/v1/models/{quote_part(name)}/label-sets")["sets"],
         )
 
-    def get_set(self, name: str, set: str, *, version: int | None = None) -> LabelSet:
+    def get_set(self, name: str, set: str, *, version: int | None = None) -> SetView:
         """Return one label set, with the labels that a version (default: the latest) lacks."""
         return cast(
-            LabelSet,
+            SetView,
             self._connection.request("GET", self._set_path(name, set), query={"version": version}),
         )
 
-    def put_set(self, name: str, set: str, labels: Sequence[str]) -> LabelSet:
+    def put_set(self, name: str, set: str, labels: Sequence[str]) -> SetView:
         """Create or replace a label set; predictions can allow or deny "set:NAME"."""
         return cast(
-            LabelSet,
+            SetView,
             self._connection.request("PUT", self._set_path(name, set), body={"labels": [*labels]}),
         )
 
@@ -189,10 +187,10 @@ class Models(Resource):
         """Delete a label set."""
         self._connection.request("DELETE", self._set_path(name, set))
 
-    def _put_alias(self, name: str, alias: str, body: dict[str, Any]) -> ModelInfo:
+    def _put_alias(self, name: str, alias: str, body: dict[str, Any]) -> ModelView:
         """Change the target of an alias."""
         return cast(
-            ModelInfo,
+            ModelView,
             self._connection.request(
                 "PUT", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}", body=body
             ),

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import quote
 
+from xcray.api.job_replies import (
+    DatasetView,
+    EstimateView,
+    EventInfo,
+    JobView,
+    OutputView,
+    TimelineView,
+)
 from xcray.api.options import BatchOptions, JobOptions, TrainingOptions
 from xcray.client.connection import Connection
-from xcray.client.types import (
-    DatasetInfo,
-    EstimateInfo,
-    EventInfo,
-    JobInfo,
-    Output,
-    TimelineInfo,
-)
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, Unavailable, excerpt
 from xcray.parameters import takes
 from xcray.storage.atomic import (
@@ -65,7 +65,7 @@ class Datasets(Resource):
         format: str,
         test: str | Path | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> DatasetInfo:
+    ) -> DatasetView:
         """Upload a file (svmlight, xc, jsonl, csv or tsv) and build a data set from it.
 
         test: a file of held-out rows. Returns while the data set is BUILDING; see `wait`.
@@ -78,7 +78,7 @@ class Datasets(Resource):
 
     def build(
         self, name: str, format: str, options: Mapping[str, Any] | None = None
-    ) -> DatasetInfo:
+    ) -> DatasetView:
         """Build a data set that needs no file: pydocs or synthetic."""
         return self._create({"name": name, "format": format, "options": dict(options or {})})
 
@@ -89,7 +89,7 @@ class Datasets(Resource):
         name: str,
         format: str = "dataset",
         options: Mapping[str, Any] | None = None,
-    ) -> DatasetInfo:
+    ) -> DatasetView:
         """Build a data set from a file or directory on the server.
 
         The path must be below a folder that the operator allows.
@@ -98,17 +98,17 @@ class Datasets(Resource):
             {"name": name, "format": format, "options": dict(options or {}), "path": str(path)}
         )
 
-    def list(self) -> Iterator[DatasetInfo]:
+    def list(self) -> Iterator[DatasetView]:
         """Iterate over all data sets, newest first."""
         return self._pages("/v1/datasets", "datasets")
 
-    def get(self, dataset_id: str) -> DatasetInfo:
+    def get(self, dataset_id: str) -> DatasetView:
         """Return one data set."""
         return cast(
-            DatasetInfo, self._connection.request("GET", f"/v1/datasets/{quote_part(dataset_id)}")
+            DatasetView, self._connection.request("GET", f"/v1/datasets/{quote_part(dataset_id)}")
         )
 
-    def wait(self, dataset_id: str, *, seconds: float = 3600.0) -> DatasetInfo:
+    def wait(self, dataset_id: str, *, seconds: float = 3600.0) -> DatasetView:
         """Wait until the data set is READY and return it.
 
         Raises InputError with the first invalid line if it FAILED, Unavailable after `seconds`.
@@ -151,9 +151,9 @@ class Datasets(Resource):
         """Delete a data set."""
         self._connection.request("DELETE", f"/v1/datasets/{quote_part(dataset_id)}")
 
-    def _create(self, body: Mapping[str, Any]) -> DatasetInfo:
+    def _create(self, body: Mapping[str, Any]) -> DatasetView:
         """Send POST /v1/datasets."""
-        return cast(DatasetInfo, self._connection.create("/v1/datasets", body=body))
+        return cast(DatasetView, self._connection.create("/v1/datasets", body=body))
 
 
 FINAL_STATUSES: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
@@ -173,7 +173,7 @@ class Jobs(Resource):
         params: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
         **options: Any,
-    ) -> JobInfo:
+    ) -> JobView:
         """Submit a training.
 
         dataset: id or name. model: the name to publish under. params: solver parameters. By default
@@ -181,7 +181,7 @@ class Jobs(Resource):
         """
         named = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {})}
         body = {**named, **options}
-        return cast(JobInfo, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
+        return cast(JobView, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
 
     @takes(TrainingOptions)
     def estimate(
@@ -192,12 +192,12 @@ class Jobs(Resource):
         solver: str = "ppdsparse",
         params: Mapping[str, Any] | None = None,
         **options: Any,
-    ) -> EstimateInfo:
+    ) -> EstimateView:
         """Estimate memory, disk and time of a training without submitting it; see `submit`."""
         named = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {})}
         body, path = {**named, **options}, "/v1/jobs:estimate"
         found = self._connection.request("POST", path, body=body, is_repeatable=True)
-        return cast(EstimateInfo, found)
+        return cast(EstimateView, found)
 
     @takes(BatchOptions, JobOptions)
     def predict(
@@ -209,7 +209,7 @@ class Jobs(Resource):
         path: str | None = None,
         idempotency_key: str | None = None,
         **options: Any,
-    ) -> JobInfo:
+    ) -> JobView:
         """Submit a batch prediction of an uploaded file, or of a path on the server.
 
         model: name, name@alias or name:version. format: parquet, svmlight, xc, jsonl, csv, tsv or
@@ -220,11 +220,11 @@ class Jobs(Resource):
         source = {"path": path} if file is None else {"upload": self._upload(Path(file))}
         body = {"format": format, **source, **options}
         place = f"/v1/models/{quote_reference(model)}:batchPredict"
-        return cast(JobInfo, self._connection.create(place, key=idempotency_key, body=body))
+        return cast(JobView, self._connection.create(place, key=idempotency_key, body=body))
 
-    def output(self, job_id: str) -> Output:
+    def output(self, job_id: str) -> OutputView:
         """Return the output of a batch prediction: its files and skipped rows."""
-        return cast(Output, self._connection.request("GET", f"{self._path(job_id)}/output"))
+        return cast(OutputView, self._connection.request("GET", f"{self._path(job_id)}/output"))
 
     def download(self, job_id: str, folder: str | Path) -> Path:
         """Download the files of a batch prediction to a new directory and verify checksums.
@@ -263,7 +263,7 @@ class Jobs(Resource):
         created_after: str | None = None,
         created_before: str | None = None,
         page: int = 100,
-    ) -> Iterator[JobInfo]:
+    ) -> Iterator[JobView]:
         """Iterate over jobs that match all given filters, newest first.
 
         status: one or several. kind: train or predict. dataset: an id. created_after,
@@ -273,9 +273,9 @@ class Jobs(Resource):
         times = {"created_after": created_after, "created_before": created_before}
         return self._pages("/v1/jobs", "jobs", {**filters, **times, "limit": page})
 
-    def get(self, job_id: str) -> JobInfo:
+    def get(self, job_id: str) -> JobView:
         """Return one job."""
-        return cast(JobInfo, self._connection.request("GET", self._path(job_id)))
+        return cast(JobView, self._connection.request("GET", self._path(job_id)))
 
     def events(self, job_id: str, *, after: int = 0) -> Iterator[EventInfo]:
         """Yield the events after number `after`, each once, until the job has ended."""
@@ -283,7 +283,7 @@ class Jobs(Resource):
 
     def wait(
         self, job_id: str, *, on_event: Callable[[EventInfo], object] | None = None
-    ) -> JobInfo:
+    ) -> JobView:
         """Wait until the job has ended and return it; `on_event` is called with each event."""
         for event in self.events(job_id):
             if on_event is not None:
@@ -316,13 +316,13 @@ class Jobs(Resource):
             if not text:
                 time.sleep(pause)
 
-    def timeline(self, job_id: str, *, limit: int = 5000) -> TimelineInfo:
+    def timeline(self, job_id: str, *, limit: int = 5000) -> TimelineView:
         """Return which worker did what and when, in at most `limit` entries.
 
         Adjacent entries of a worker are merged. A running job returns the timeline so far.
         """
         return cast(
-            TimelineInfo,
+            TimelineView,
             self._connection.request(
                 "GET", f"{self._path(job_id)}/timeline", query={"limit": limit}
             ),
@@ -340,17 +340,17 @@ class Jobs(Resource):
         """
         return self._pages(f"{self._path(job_id)}/labels", "labels", {"limit": 1000})
 
-    def stop(self, job_id: str) -> JobInfo:
+    def stop(self, job_id: str) -> JobView:
         """Request a stop. Finished work is kept."""
         return cast(
-            JobInfo,
+            JobView,
             self._connection.request("POST", f"{self._path(job_id)}/stop", is_repeatable=True),
         )
 
-    def resume(self, job_id: str) -> JobInfo:
+    def resume(self, job_id: str) -> JobView:
         """Queue a stopped or failed job again."""
         return cast(
-            JobInfo,
+            JobView,
             self._connection.request("POST", f"{self._path(job_id)}/resume", is_repeatable=True),
         )
 

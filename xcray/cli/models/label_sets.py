@@ -13,7 +13,7 @@ from xcray.cli.training.labels import read_names
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
-    from xcray.client.types import LabelSet
+    from xcray.api.model_replies import SetView
 
 app = typer.Typer(
     name="label-sets",
@@ -104,7 +104,7 @@ def delete(
         output.print_line(f"set {name} of {model} deleted")
 
 
-def print_unknown(model: str, label_set: LabelSet) -> None:
+def print_unknown(model: str, label_set: SetView) -> None:
     """Print a note about labels that the model lacks."""
     if label_set["unknown"]:
         some = ", ".join(label_set["unknown"][:5]) + (

@@ -27,9 +27,9 @@ from xcray.errors import Refused
 from xcray.system.units import parse_seconds
 
 if TYPE_CHECKING:
+    from xcray.api.job_replies import EstimateView
+    from xcray.api.job_replies import JobView as ClientJob
     from xcray.client import Client
-    from xcray.client.types import EstimateInfo
-    from xcray.client.types import JobInfo as ClientJob
 
 app = typer.Typer(
     name="jobs",
@@ -80,7 +80,7 @@ def submit(
         output.print_line(f"{job['id']} {job['status']}; xcray jobs watch {job['id']}")
 
 
-def print_estimate(estimate: EstimateInfo, as_json: bool) -> None:
+def print_estimate(estimate: EstimateView, as_json: bool) -> None:
     """Print the estimate of a training. Raises Refused if it does not fit."""
     if as_json:
         output.print_json(estimate)

@@ -26,8 +26,8 @@ from xcray.cli.training.train import print_measures
 from xcray.errors import InputError, NotFound, Unavailable, XcrayError, excerpt
 
 if TYPE_CHECKING:
+    from xcray.api.job_replies import DatasetView, JobView
     from xcray.client import Client
-    from xcray.client.types import DatasetInfo, JobInfo
 
 QUESTIONS = (
     "read rows of a csv file into dictionaries",
@@ -246,7 +246,7 @@ def compiling_kernels(home: Path, quiet: bool) -> Iterator[None]:
                 process.kill()
 
 
-def build_dataset(client: Client, quiet: bool) -> DatasetInfo:
+def build_dataset(client: Client, quiet: bool) -> DatasetView:
     """Build a data set from the documentation of this Python, on the service."""
     if not quiet:
         output.print_line()
@@ -266,8 +266,8 @@ def build_dataset(client: Client, quiet: bool) -> DatasetInfo:
 
 
 def train_model(
-    client: Client, dataset: DatasetInfo, running: DemoService, pool: str, quiet: bool
-) -> JobInfo:
+    client: Client, dataset: DatasetView, running: DemoService, pool: str, quiet: bool
+) -> JobView:
     """Train over REST and follow the job. Raises Unavailable if it does not succeed."""
     submitted = client.jobs.submit(dataset=dataset["id"], model="pydocs", name="demo", pool=pool)
     if not quiet:

@@ -1,6 +1,6 @@
 """Encoding of predict replies as JSON bytes.
 
-The bytes match `schemas.PredictReply`; a test compares both.
+The bytes match `PredictReply`; a test compares both.
 """
 
 from __future__ import annotations

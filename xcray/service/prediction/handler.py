@@ -74,7 +74,7 @@ def model_target(request: Request, tenant: str, reference: str) -> ModelTarget:
 
 
 async def handle_predict(request: Request, app_state: AppState, target: ModelTarget) -> bytes:
-    """Return the reply to a predict request, see `schemas.PredictReply`. Raises XcrayError."""
+    """Return the reply to a predict request, see `PredictReply`. Raises XcrayError."""
     started = time.perf_counter()
     settings = app_state.settings
     check_media_type(request, ("application/json",))

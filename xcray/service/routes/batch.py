@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import Field
 
+from xcray.api.job_replies import JobView, OutputView
 from xcray.api.options import BatchOptions, Format, JobOptions
 from xcray.batch import BatchPredictSpec, read_manifest
 from xcray.batch.output import MANIFEST
@@ -32,7 +33,7 @@ from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.idempotency import IdempotencyKey, replay_response
 from xcray.service.routes.job_replies import submission_reply
-from xcray.service.schemas import JobView, Strict, View
+from xcray.service.schemas import Strict
 from xcray.service.schemas.base import ID_PATTERN
 from xcray.service.schemas.declared import declared_values, with_parameters
 from xcray.storage.atomic import sync_path
@@ -68,33 +69,6 @@ class InputRequest(Strict):
 BatchRequest = with_parameters("BatchRequest", InputRequest, BatchOptions, JobOptions)
 
 
-class OutputFile(View):
-    """One output file, for the input rows [first_row, first_row + rows_read).
-
-    `rows` of them are in the file; the others were skipped.
-    """
-
-    file: str
-    first_row: int
-    rows_read: int
-    rows: int
-    skipped: int
-    bytes: int
-    sha256: str
-
-
-class OutputView(View):
-    """Output of a batch prediction: files in input order, their columns, and skipped rows."""
-
-    job: str
-    rows: int
-    answered: int
-    skipped: int
-    skipped_reasons: list[dict[str, Any]]
-    columns: dict[str, str]
-    parts: list[OutputFile]
-
-
 @router.post(
     PATH,
     status_code=201,
@@ -128,9 +102,8 @@ def output(request: Request, caller: Reader, job_id: str) -> OutputView:
     app_state = app_state_of(request)
     folder = _output_folder(app_state, app_state.store.jobs.get(job_id, caller.tenant))
     manifest = read_manifest(folder)
-    return OutputView(
-        job=job_id, **{name: manifest[name] for name in OutputView.model_fields if name != "job"}
-    )
+    fields = {name: manifest[name] for name in OutputView.__annotations__ if name != "job"}
+    return cast(OutputView, {"job": job_id, **fields})
 
 
 @router.get("/v1/jobs/{job_id}/output/{file}", responses=_FILE, response_class=FileResponse)

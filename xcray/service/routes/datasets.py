@@ -225,7 +225,7 @@ def require_ready(record: DatasetRecord, reference: str) -> None:
 
 def dataset_fields(record: DatasetRecord) -> dict[str, Any]:
     """Return a record as described by `DatasetView`, without its path."""
-    return {name: getattr(record, name) for name in DatasetView.model_fields}
+    return {name: getattr(record, name) for name in DatasetView.__annotations__}
 
 
 def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecord:

@@ -64,7 +64,7 @@ async def readyz(request: Request) -> Response:
         degraded=degraded if show_details else [],
     )
     return JSONResponse(
-        body.model_dump(),
+        body,
         503 if reasons else 200,
         headers={"Retry-After": "5"} if reasons else None,
     )

@@ -24,7 +24,7 @@ from xcray.telemetry import tracing
 from xcray.training.report.timeline import read_timeline
 
 _VIEW_FIELDS = tuple(
-    name for name in JobView.model_fields if name not in ("spec", "expires", "ray_job")
+    name for name in JobView.__annotations__ if name not in ("spec", "expires", "ray_job")
 )
 _HIDDEN_SPEC_FIELDS = frozenset({"dataset_id", "ray_address", "shown", tracing.TRACEPARENT})
 

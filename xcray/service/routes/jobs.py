@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
@@ -209,7 +209,7 @@ async def estimate(
     def work() -> EstimateView:
         record = find_ready(app_state, caller.tenant, body.dataset)
         spec = _training_spec(app_state, body, record.path)
-        return EstimateView(**estimate_in_child(spec, app_state.home.path))
+        return cast(EstimateView, estimate_in_child(spec, app_state.home.path))
 
     return await app_state.estimates.run(caller.tenant, work)
 
@@ -336,7 +336,8 @@ def timeline(
     """Return the timeline of the workers: partial while the job runs, complete when SUCCEEDED."""
     app_state = app_state_of(request)
     job = app_state.store.jobs.get(job_id, caller.tenant)
-    return TimelineView(job=job.id, **timeline_document(job_timeline(app_state, job), limit))
+    document = timeline_document(job_timeline(app_state, job), limit)
+    return cast(TimelineView, {"job": job.id, **document})
 
 
 @router.get("/{job_id}/labels")

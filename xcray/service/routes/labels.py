@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, cast
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -41,7 +41,7 @@ async def index(
     )
     page = LabelPage(
         model=_answerer(loaded),
-        labels=[LabelSummaryView(**each._asdict()) for each in labels[:limit]],
+        labels=[cast(LabelSummaryView, each._asdict()) for each in labels[:limit]],
         next_page_token=page_token_after([{"seq": each.number + 1} for each in labels], limit),
     )
     return reply(request, page)
@@ -62,7 +62,7 @@ async def show(
     details = await run_in_heavy_thread(
         partial(label_details, loaded.predictor.model, label, features, similar)
     )
-    return reply(request, LabelView(model=_answerer(loaded), **details))
+    return reply(request, {"model": _answerer(loaded), **details})
 
 
 async def _find(request: Request, tenant: str, reference: str) -> LoadedModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -193,7 +193,7 @@ def shadow(request: Request, caller: Reader, name: str, alias: str) -> ShadowVie
             statistics.items(), key=lambda each: (-each[0].shadow, -each[0].primary)
         )
     ]
-    return ShadowView(alias=alias, shadow=_share_view(route.shadow), pairs=pairs)
+    return ShadowView(alias=alias, shadow=route.shadow and _share_view(route.shadow), pairs=pairs)
 
 
 @router.post("/{reference:modelref}:load")
@@ -311,7 +311,7 @@ def _etag(view: ModelView) -> str:
 
     Preconditions compare only the first part.
     """
-    shared_part = content_etag(to_json(view.model_copy(update={"states": []})))
+    shared_part = content_etag(to_json({**view, "states": []}))
     return f"{shared_part[:-1]}{ETAG_SEPARATOR}{content_etag(to_json(view))[1:]}"
 
 
@@ -329,13 +329,12 @@ def _set_view(registry: Registry, name: str, set: str, version: int | None) -> S
     _, number = registry.resolve_version(name if version is None else f"{name}:{version}")
     label_set = registry.label_sets(name).get(set)
     model = Model.open(registry.resolve(f"{name}:{number}"), verify=False)
-    summary = _set_summary(label_set).model_dump()
-    return SetView(
-        **summary,
-        labels=list(label_set.labels),
-        version=number,
-        unknown=unknown_labels(model, label_set.labels),
-    )
+    return {
+        **_set_summary(label_set),
+        "labels": list(label_set.labels),
+        "version": number,
+        "unknown": unknown_labels(model, label_set.labels),
+    }
 
 
 def _set_summary(label_set: StoredLabelSet) -> SetSummary:
@@ -391,14 +390,14 @@ def _to_route(body: AliasRequest) -> TrafficSplit:
 def _route_view(route: TrafficSplit) -> RouteView:
     """Return a route as a view."""
     return RouteView(
-        split=[ShareView(**share._asdict()) for share in route.shares],
-        shadow=_share_view(route.shadow),
+        split=[_share_view(share) for share in route.shares],
+        shadow=route.shadow and _share_view(route.shadow),
     )
 
 
-def _share_view(share: VersionShare | None) -> ShareView | None:
+def _share_view(share: VersionShare) -> ShareView:
     """Return a traffic share as a view."""
-    return None if share is None else ShareView(**share._asdict())
+    return ShareView(version=share.version, weight=share.weight)
 
 
 def _pair_view(pair: VersionPair, sums: dict[str, float]) -> PairView:
@@ -422,12 +421,8 @@ def version_view(version: ModelVersion) -> VersionView:
     """Return a version as a view, without its path."""
     fields = {
         name: getattr(version, name)
-        for name in VersionView.model_fields
+        for name in VersionView.__annotations__
         if name not in ("n_labels", "n_features", "aliases")
     }
-    return VersionView(
-        **fields,
-        n_labels=version.shape[0],
-        n_features=version.shape[1],
-        aliases=list(version.aliases),
-    )
+    sizes = {"n_labels": version.shape[0], "n_features": version.shape[1]}
+    return cast(VersionView, {**fields, **sizes, "aliases": list(version.aliases)})

@@ -7,7 +7,7 @@ below does the same and provides the documentation.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 from fastapi import APIRouter, Depends, Request, Response
 
@@ -20,7 +20,6 @@ from xcray.service.prediction.handler import handle_predict, model_target
 from xcray.service.prediction.instances import to_csr
 from xcray.service.schemas import (
     Answerer,
-    ContributionView,
     ExplainReply,
     ExplainRequest,
     PredictReply,
@@ -97,8 +96,7 @@ def _explanation(loaded: LoadedModel, body: ExplainRequest) -> ExplainReply:
         name: getattr(explanation, name)
         for name in ("score", "bias", "rest", "n_rest", "rank", "gap_to_top", "gap_to_kth")
     }
-    contributions = [ContributionView(**part._asdict()) for part in explanation.contributions]
+    contributions = [part._asdict() for part in explanation.contributions]
     answerer = Answerer(name=loaded.name, version=loaded.version, sha256=predictor.model.sha256)
-    return ExplainReply(
-        model=answerer, label=explanation.name, contributions=contributions, **fields
-    )
+    named = {"model": answerer, "label": explanation.name, "contributions": contributions}
+    return cast(ExplainReply, {**named, **fields})

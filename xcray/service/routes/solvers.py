@@ -9,7 +9,7 @@ from xcray.errors import NotFound, excerpt, similar_or_all
 from xcray.parameters import parameter_table
 from xcray.service.http.auth import Reader
 from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
-from xcray.service.schemas import ParameterView, SolverPage, SolverView
+from xcray.service.schemas import SolverPage, SolverView
 from xcray.solvers import SOLVERS, describe_solver
 
 router = APIRouter(prefix="/v1/solvers", tags=["solvers"])
@@ -21,9 +21,9 @@ def index(request: Request, caller: Reader, if_none_match: IfNoneMatch = None) -
 
     With types, defaults, ranges and help.
     """
-    solvers = [SolverView(**describe_solver(name)) for name in SOLVERS]
-    options = [ParameterView(**row) for row in parameter_table(TrainingOptions, JobOptions)]
-    return reply(request, SolverPage(solvers=solvers, training=options))
+    solvers = [describe_solver(name) for name in SOLVERS]
+    options = parameter_table(TrainingOptions, JobOptions)
+    return reply(request, {"solvers": solvers, "training": options})
 
 
 @router.get("/{solver}", response_model=SolverView, responses=NOT_MODIFIED)
@@ -34,4 +34,4 @@ def show(
     if solver not in SOLVERS:
         similar = similar_or_all(solver, SOLVERS)
         raise NotFound(f"there is no solver {excerpt(solver)!r}{similar}")
-    return reply(request, SolverView(**describe_solver(solver)))
+    return reply(request, describe_solver(solver))

@@ -5,65 +5,68 @@ Requests are strict: no unknown fields, no strings for numbers, no NaN.
 
 from __future__ import annotations
 
+from xcray.api.job_replies import (
+    AttemptSpan,
+    BatchSpan,
+    DatasetView,
+    EstimateView,
+    JobView,
+    ParameterView,
+    Ready,
+    SolverView,
+    TimelineView,
+    WorkerSpan,
+)
+from xcray.api.model_replies import (
+    Answerer,
+    CertificateView,
+    ContributionView,
+    ExplainReply,
+    LabelSummaryView,
+    LabelView,
+    ModelView,
+    PredictionView,
+    PredictReply,
+    RouteView,
+    SetSummary,
+    SetView,
+    ShareView,
+    StateView,
+    VersionView,
+)
 from xcray.service.schemas.base import Problem, Strict, View
 from xcray.service.schemas.datasets import (
     DatasetHistogramsView,
     DatasetPage,
     DatasetRequest,
-    DatasetView,
     UploadView,
 )
 from xcray.service.schemas.jobs import (
-    AttemptSpan,
-    BatchSpan,
-    EstimateView,
     JobPage,
     JobRequest,
-    JobView,
     LabelTablePage,
     StopRequest,
     StopView,
-    TimelineView,
     TrainingRequest,
-    WorkerSpan,
 )
 from xcray.service.schemas.models import (
     AliasRequest,
     DiffView,
     FirstLabels,
     LabelPage,
-    LabelSummaryView,
-    LabelView,
     LoadView,
     ModelPage,
-    ModelView,
     PairView,
     ReportView,
-    RouteView,
     SetPage,
     SetRequest,
-    SetSummary,
-    SetView,
     ShadowRequest,
     ShadowView,
     ShareRequest,
-    ShareView,
-    StateView,
-    VersionView,
 )
-from xcray.service.schemas.operations import Health, Ready
-from xcray.service.schemas.predict import (
-    Answerer,
-    CertificateView,
-    ContributionView,
-    ExplainReply,
-    ExplainRequest,
-    Instance,
-    PredictionView,
-    PredictReply,
-    PredictRequest,
-)
-from xcray.service.schemas.solvers import ParameterView, SolverPage, SolverView
+from xcray.service.schemas.operations import Health
+from xcray.service.schemas.predict import ExplainRequest, Instance, PredictRequest
+from xcray.service.schemas.solvers import SolverPage
 
 __all__ = [
     "AliasRequest",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from xcray.api.job_replies import DatasetView
 from xcray.service.schemas.base import (
     ID_PATTERN,
     SHA256_PATTERN,
@@ -67,20 +68,6 @@ class UploadView(View):
     id: str
     bytes: int
     sha256: str
-
-
-class DatasetView(View):
-    """A data set.
-
-    `stats` has its sizes when READY, and `warnings` (code, message) about data that look wrong.
-    When FAILED, it has the reason in `problem` and the first 20 invalid lines in `errors`.
-    """
-
-    id: str
-    name: str
-    status: Literal["BUILDING", "READY", "FAILED"]
-    created: str
-    stats: dict[str, Any]
 
 
 class DatasetPage(View):

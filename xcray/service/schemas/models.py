@@ -6,8 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
+from xcray.api.model_replies import (
+    Answerer,
+    LabelSummaryView,
+    ModelView,
+    SetSummary,
+    ShareView,
+    VersionView,
+)
 from xcray.service.schemas.base import WHOLE, HistogramView, Strict, View
-from xcray.service.schemas.predict import Answerer
 
 Version = Annotated[int, Field(ge=1, le=2**31), WHOLE]
 
@@ -65,23 +72,6 @@ class SetRequest(Strict):
     )
 
 
-class ShareView(View):
-    """A version and its share of the requests, or of the copies for a shadow."""
-
-    version: int
-    weight: float
-
-
-class RouteView(View):
-    """The route of an alias with a traffic split or a shadow.
-
-    Equal keys (X-Routing-Key, else the id of the request) are answered by the same version.
-    """
-
-    split: list[ShareView]
-    shadow: ShareView | None = None
-
-
 class PairView(View):
     """A shadow compared with a version that answered, over all requests and processes.
 
@@ -116,53 +106,6 @@ class LoadView(View):
     reference: str
     name: str
     version: int
-
-
-class StateView(View):
-    """A version in the process that answers this request.
-
-    state: LOADED, AVAILABLE (the first request loads it) or CORRUPT, with the reason.
-    """
-
-    version: int
-    state: str
-    reason: str | None = None
-
-
-class VersionView(View):
-    """One version of a model."""
-
-    name: str
-    version: int
-    aliases: list[str]
-    sha256: str
-    created: str
-    solver: str
-    n_labels: int
-    n_features: int
-    nnz: int
-    n_bytes: int
-    measures: dict[str, Any]
-    dataset_hash: str
-    calibrated: bool = Field(
-        description="Whether it has probabilities: by calibration curves, from softmax, or as "
-        "scores."
-    )
-
-
-class ModelView(View):
-    """A model with its versions, their states, and its aliases.
-
-    aliases: the version with the largest share. splits: only aliases with several versions or a
-    shadow. latest: null while its manifest can't be read.
-    """
-
-    name: str
-    versions: list[int]
-    states: list[StateView]
-    aliases: dict[str, int]
-    splits: dict[str, RouteView]
-    latest: VersionView | None
 
 
 class ModelPage(View):
@@ -220,43 +163,10 @@ class DiffView(View):
     changed: FirstLabels
 
 
-class SetSummary(View):
-    """A label set: its size, and when it was last changed (UTC)."""
-
-    name: str
-    n_labels: int
-    changed: str
-
-
-class SetView(SetSummary):
-    """A label set with its labels.
-
-    `unknown` are the labels that a version does not have (default: the latest version).
-    """
-
-    labels: list[str]
-    version: int
-    unknown: list[str]
-
-
 class SetPage(View):
     """All label sets of a model, by name."""
 
     sets: list[SetSummary]
-
-
-class LabelSummaryView(View):
-    """A label of a model.
-
-    positives: training rows. gap: duality gap as a share of the null objective. Both are null if
-    the model does not record them. weights: number of stored weights.
-    """
-
-    number: int
-    label: str
-    positives: int | None
-    gap: float | None
-    weights: int
 
 
 class LabelPage(View):
@@ -265,26 +175,3 @@ class LabelPage(View):
     model: Answerer
     labels: list[LabelSummaryView]
     next_page_token: str | None
-
-
-class FeatureView(View):
-    """A feature and its weight for a label."""
-
-    feature: str
-    weight: float
-
-
-class SimilarView(View):
-    """A label, and the cosine of its weights and those of another label."""
-
-    label: str
-    cosine: float
-
-
-class LabelView(LabelSummaryView):
-    """A label with its bias, its largest weights by magnitude, and the most similar labels."""
-
-    model: Answerer
-    bias: float
-    features: list[FeatureView]
-    similar: list[SimilarView]

@@ -12,11 +12,3 @@ class Health(View):
 
     status: Literal["ok"]
     version: str | None
-
-
-class Ready(View):
-    """Readiness: reason codes if not ready, and codes of degraded but not essential functions."""
-
-    ready: bool
-    reasons: list[str]
-    degraded: list[str]

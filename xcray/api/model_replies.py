@@ -1,0 +1,219 @@
+"""Replies of the REST API about models and predictions.
+
+The service makes these dictionaries, and the client returns them. The OpenAPI description and the
+checks of the service are made from them. Times are UTC in ISO 8601.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+# pydantic reads the TypedDict of the standard library from Python 3.12 on
+from typing_extensions import TypedDict
+
+
+class Answerer(TypedDict):
+    """The version that answered; all parts of a reply come from it."""
+
+    name: str
+    version: int
+    sha256: str
+
+
+class CertificateView(TypedDict):
+    """The certificate of a prediction.
+
+    exact: no other allowed label has a larger score. labels_scored: labels whose score was computed
+    in full. postings_read: index weights that were read. bound_gap: the lowest returned score minus
+    the upper bound of all other labels; below 0 only if not exact, null if there is no other label.
+    """
+
+    exact: bool
+    labels_scored: int
+    postings_read: int
+    bound_gap: float | None
+
+
+class PredictionView(TypedDict):
+    """The best labels of an instance, best first; equal scores by lower label number.
+
+    Scores are margins, not probabilities. probabilities and certificate are set if requested.
+    """
+
+    labels: list[str]
+    scores: list[float]
+    probabilities: NotRequired[list[float]]
+    certificate: NotRequired[CertificateView]
+
+
+class PredictWarning(TypedDict):
+    """A warning about instances that the model can hardly answer.
+
+    EMPTY_ROWS: instances without a feature, for example empty texts or texts without a word that
+    the model knows; only the bias of the labels answers them. instances: their numbers, from 0.
+    """
+
+    code: Literal["EMPTY_ROWS"]
+    message: str
+    instances: list[int]
+
+
+class PredictReply(TypedDict):
+    """One prediction per instance, in order.
+
+    The search is exact unless a deadline ended it; the certificate shows which. warnings: if there
+    are any.
+    """
+
+    model: Answerer
+    predictions: list[PredictionView]
+    warnings: NotRequired[list[PredictWarning]]
+
+
+class ContributionView(TypedDict):
+    """The contribution of one feature to a score: contribution = x * weight."""
+
+    feature: str
+    x: float
+    weight: float
+    contribution: float
+
+
+class ExplainReply(TypedDict):
+    """The parts of a label's score: score = bias + contributions + rest.
+
+    rest: the sum of the n_rest contributions that are not listed. rank: position of the label among
+    all labels, from 1. gap_to_top, gap_to_kth: best score minus this score, and k-th best score
+    minus this score (k=5).
+    """
+
+    model: Answerer
+    label: str
+    score: float
+    bias: float
+    contributions: list[ContributionView]
+    rest: float
+    n_rest: int
+    rank: int
+    gap_to_top: float
+    gap_to_kth: float
+
+
+class ShareView(TypedDict):
+    """A version and its share of the requests, or of the copies for a shadow."""
+
+    version: int
+    weight: float
+
+
+class RouteView(TypedDict):
+    """The route of an alias with a traffic split or a shadow.
+
+    Equal keys (X-Routing-Key, else the id of the request) are answered by the same version.
+    """
+
+    split: list[ShareView]
+    shadow: NotRequired[ShareView | None]
+
+
+class StateView(TypedDict):
+    """A version in the process that answers this request.
+
+    state: LOADED, AVAILABLE (the first request loads it) or CORRUPT, with the reason.
+    """
+
+    version: int
+    state: str
+    reason: str | None
+
+
+class VersionView(TypedDict):
+    """One version of a model.
+
+    calibrated: whether it has probabilities: by calibration curves, from softmax, or as scores.
+    """
+
+    name: str
+    version: int
+    aliases: list[str]
+    sha256: str
+    created: str
+    solver: str
+    n_labels: int
+    n_features: int
+    nnz: int
+    n_bytes: int
+    measures: dict[str, Any]
+    dataset_hash: str
+    calibrated: bool
+
+
+class ModelView(TypedDict):
+    """A model with its versions, their states, and its aliases.
+
+    aliases: the version with the largest share. splits: only aliases with several versions or a
+    shadow. latest: null while its manifest can't be read.
+    """
+
+    name: str
+    versions: list[int]
+    states: list[StateView]
+    aliases: dict[str, int]
+    splits: dict[str, RouteView]
+    latest: VersionView | None
+
+
+class SetSummary(TypedDict):
+    """A label set: its size, and when it was last changed (UTC)."""
+
+    name: str
+    n_labels: int
+    changed: str
+
+
+class SetView(SetSummary):
+    """A label set with its labels.
+
+    `unknown` are the labels that a version does not have (default: the latest version).
+    """
+
+    labels: list[str]
+    version: int
+    unknown: list[str]
+
+
+class LabelSummaryView(TypedDict):
+    """A label of a model.
+
+    positives: training rows. gap: duality gap as a share of the null objective. Both are null if
+    the model does not record them. weights: number of stored weights.
+    """
+
+    number: int
+    label: str
+    positives: int | None
+    gap: float | None
+    weights: int
+
+
+class FeatureView(TypedDict):
+    """A feature and its weight for a label."""
+
+    feature: str
+    weight: float
+
+
+class SimilarView(TypedDict):
+    """A label, and the cosine of its weights and those of another label."""
+
+    label: str
+    cosine: float
+
+
+class LabelView(LabelSummaryView):
+    """A label with its bias, its largest weights by magnitude, and the most similar labels."""
+
+    model: Answerer
+    bias: float
+    features: list[FeatureView]
+    similar: list[SimilarView]
