@@ -163,7 +163,7 @@ def settings() -> str:
     return head + table("variable,type,default,meaning", rows)
 
 
-def figures() -> list[tuple[Metric, tuple[str, ...]]]:
+def listed_metrics() -> list[tuple[Metric, tuple[str, ...]]]:
     """Return all metrics of the service and of the store with their labels."""
     empty = StoreStatistics({}, 0.0, ())
     gauges = Metrics(DiskCollector(Path("/")), FailingChecksCollector(dict))
@@ -183,7 +183,7 @@ def figures() -> list[tuple[Metric, tuple[str, ...]]]:
 def metrics() -> str:
     """Return the table of all metrics."""
     rows = []
-    for metric, labels in figures():
+    for metric, labels in listed_metrics():
         scope = "store" if metric.documentation.startswith(STORE_PREFIX) else "replica"
         text = metric.documentation.removeprefix(REPLICA_PREFIX).removeprefix(STORE_PREFIX)
         name = metric.name + ("_total" if metric.type == "counter" else "")

@@ -223,12 +223,12 @@ def test_every_documented_default_is_the_default() -> None:
 # metrics and alerts
 
 
-def figures() -> set[str]:
+def metric_names() -> set[str]:
     """Return the names of all series: of the service, of Ray workers, and of recording rules."""
     names = {
         rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule
     }
-    for metric, _ in reference.figures():
+    for metric, _ in reference.listed_metrics():
         ends = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(
             metric.type, ("",)
         )
@@ -249,7 +249,7 @@ def test_every_named_metric_is_registered() -> None:
     }
     series = re.compile(r"(?<![\w/.:-])(?:ray_)?xcray_[a-z_]+(?![\w*(./])")
     named = {(name, each) for name, text in places.items() for each in series.findall(text)}
-    assert {each for each in named if each[1] not in figures()} == set()
+    assert {each for each in named if each[1] not in metric_names()} == set()
     assert len({figure for _, figure in named}) > 30
 
 

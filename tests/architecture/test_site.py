@@ -37,7 +37,7 @@ def test_reference_pages_list_everything_there_is() -> None:
         for method in methods
         if method != "parameters"
     )
-    for metric, labels in reference.figures():
+    for metric, labels in reference.listed_metrics():
         assert f"`{metric.name}" in pages["reference/metrics.md"]
         assert all(label in pages["reference/metrics.md"] for label in labels)
     assert "](#xcraystoredown) | critical |" in pages["reference/alerts.md"]

@@ -49,7 +49,7 @@ def known() -> dict[str, set[str]]:
     Those of xcray come from its code, those of Ray and Kubernetes from `foreign_metrics`.
     """
     out: dict[str, set[str]] = {}
-    for metric, labels in reference.figures():
+    for metric, labels in reference.listed_metrics():
         ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(
             metric.type, [""]
         )
@@ -134,7 +134,7 @@ def test_names_and_labels_of_queries_are_found() -> None:
 def test_metrics_of_the_store_are_never_summed_over_replicas() -> None:
     of_store = {
         metric.name
-        for metric, _ in reference.figures()
+        for metric, _ in reference.listed_metrics()
         if metric.documentation.startswith("Of the store")
     }
     for where, expr in queries():
