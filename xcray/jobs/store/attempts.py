@@ -97,6 +97,8 @@ class AttemptTable:
             values |= {
                 "phase": STARTING,
                 "progress": {},
+                "reason": None,  # the reason of an earlier attempt stays in its event
+                "message": None,
                 "started": row["started"] or max(format_utc(self._now()), row["created"]),
             }
             return transition(connection, row, self._now(), RUNNING, **values)
