@@ -341,9 +341,10 @@ def commands(name: str) -> list[list[str]]:
         for each in containers(owner.pod)
     ]
     results += [
-        shlex.split(each["spec"]["entrypoint"])
+        shlex.split(command)
         for each in clusters(name)
         if each["kind"] == "RayJob"
+        for command in each["spec"]["entrypoint"].split(" && ")
     ]
     return [[str(word) for word in words[1:]] for words in results if words[:1] == ["xcray"]]
 
