@@ -45,7 +45,7 @@ def test_a_number_of_cores_in_the_environment_wins_everywhere(
     monkeypatch.setenv("PYTHON_CPU_COUNT", "7")
     assert available_cores() == 7
     assert Settings().prediction_threads == 7
-    assert Settings(workers=3).prediction_threads == 2
+    assert Settings(processes=3).prediction_threads == 2
     assert worker_count(TrainSpec(dataset="data", pool="threads")) == 7
     assert worker_count(TrainSpec(dataset="data", pool="threads", workers=2)) == 2
 
