@@ -6,9 +6,7 @@ import hashlib
 import json
 import os
 import re
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,9 +20,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.support.live_service import LABELS, TEXTS, client_of, publish, raw, serving, settings_for
+from tests.support.live_service import LABELS, TEXTS, client_of, publish, settings_for
 from tests.support.waiting import until
-from xcray.errors import Conflict, ParameterError, Unavailable
+from xcray.errors import Conflict, ParameterError
 from xcray.jobs.states import SUCCEEDED
 from xcray.service import constants
 from xcray.service.app import AppParts, create_app
@@ -549,124 +547,6 @@ def test_settings_come_from_the_environment(
 
 
 # The process
-
-
-SERVE = """
-import sys
-from pathlib import Path
-from xcray.service.processes.server import serve
-from xcray.service.settings import Settings
-serve(Settings(home=Path(sys.argv[1]), port=0, max_running_jobs=1, job_nice=0))
-"""
-
-
-class Process:
-    """`xcray serve` in its own process."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.log = open(home.parent / "serve.log", "ab")  # noqa: SIM115 - closed in `end`
-        self.popen = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(home)], stderr=self.log, stdout=self.log
-        )
-        until(self._announced)
-        self.http = httpx.Client(
-            base_url=json.loads((home / "serve.json").read_text())["url"],
-            trust_env=False,
-            timeout=PATIENCE,
-        )
-
-    def _announced(self) -> bool:
-        assert self.popen.poll() is None, (self.home.parent / "serve.log").read_text()
-        path = self.home / "serve.json"
-        return path.is_file() and json.loads(path.read_text())["pid"] == self.popen.pid
-
-    def end(self, number: int) -> int:
-        """Send a signal to this process and wait for its end."""
-        self.http.close()
-        self.popen.send_signal(number)
-        self.log.close()
-        return self.popen.wait(PATIENCE)
-
-
-@pytest.mark.drill
-def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    first = Process(home)
-    try:
-        body = first.http.post(
-            "/v1/datasets?name=docs&format=jsonl", content=LINES.encode(), headers=OCTETS
-        ).json()
-        settled(first.http, body["id"])
-        request = {"dataset": "docs", "model": "docs", "pool": "serial"}
-        job = first.http.post("/v1/jobs", json=request, headers={"Idempotency-Key": "k"}).json()
-        queued = [
-            first.http.post("/v1/jobs", json={**request, "model": f"m{i}"}).json()["id"]
-            for i in range(3)
-        ]
-        with pytest.raises(subprocess.CalledProcessError) as refused:
-            subprocess.run(
-                [sys.executable, "-c", SERVE, str(home)],
-                check=True,
-                capture_output=True,
-                timeout=PATIENCE,
-            )
-        assert b"another xcray serve holds the home" in refused.value.stderr
-    finally:
-        assert first.end(signal.SIGKILL) == -signal.SIGKILL
-    second = Process(home)
-    try:
-        ids = {one["id"] for one in second.http.get("/v1/jobs").json()["jobs"]}
-        assert ids == {job["id"], *queued}
-        again = second.http.post("/v1/jobs", json=request, headers={"Idempotency-Key": "k"})
-        assert (again.status_code, again.json()["id"]) == (200, job["id"])
-        for each in (job["id"], *queued):
-            history = events_of(second.http.get(f"/v1/jobs/{each}/events").text)
-            assert history[0][2]["status"] == "PENDING"
-            assert history[-1][2]["status"] == "SUCCEEDED", second.http.get(
-                f"/v1/jobs/{each}/logs"
-            ).text
-        answer = second.http.post(
-            "/v1/models/docs:predict", json={"instances": [{"text": "read a csv file"}], "top_k": 1}
-        ).json()
-        done = second.http.get(f"/v1/jobs/{job['id']}").json()
-        assert answer["model"]["sha256"] == done["result"]["sha256"]
-        assert second.http.get(f"/v1/jobs/{job['id']}/timeline").json()["batches"]
-    finally:
-        assert second.end(signal.SIGTERM) == 0, (tmp_path / "serve.log").read_text()
-    assert not (home / "serve.json").exists()
-    for line in (tmp_path / "serve.log").read_text().splitlines():
-        entry = json.loads(line)
-        assert entry["level"] != "error", entry
-
-
-def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
-    """During a drain, requests in progress are answered and new connections are refused."""
-    release = threading.Event()
-
-    def slow(path: Path) -> Any:
-        release.wait(PATIENCE)
-        raise Unavailable("so slow", code="SLOW")
-
-    app = create_app(settings_for(tmp_path / "home"), parts=AppParts(opener=slow))
-    publish(app.state.app_state.registry, "docs", tmp_path / "staged")
-    with ThreadPoolExecutor(1) as pool, httpx.Client(trust_env=False, timeout=PATIENCE) as http:
-        with serving(app) as url:
-            answer = pool.submit(
-                http.post, f"{url}/v1/models/docs:predict", json={"instances": [{"text": "a"}]}
-            )
-            until(lambda: app.state.app_state.model_cache._loader._key_locks)
-            threading.Timer(0.5, release.set).start()
-        assert answer.result().json()["code"] == "UNREADABLE"
-    assert b"" == raw_or_refused(url)
-
-
-def raw_or_refused(url: str) -> bytes:
-    """Return the reply of a service that has ended: b""."""
-    try:
-        return raw(url, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", seconds=1)
-    except ConnectionRefusedError:
-        return b""
 
 
 def test_uploads_stream_with_flat_memory(service: Service) -> None:

@@ -4,10 +4,7 @@ Errors name the fix, and no data is lost: acknowledged writes are still there af
 other write is there completely or not at all.
 """
 
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -42,17 +39,6 @@ def store(path):
     store = JobStore(f"sqlite:///{path}", busy_seconds=0.2)
     yield store
     store.close()
-
-
-def test_a_reopened_store_has_all_its_data(store_url):
-    first = JobStore(store_url)
-    job = submit(first, idempotency_key="k")
-    first.close()
-    second = JobStore(store_url)
-    assert second.jobs.get(job.id) == job
-    assert submit(second, idempotency_key="k") == job
-    second.ping()
-    second.close()
 
 
 def test_sqlite_settings_are_durable(store):
@@ -145,53 +131,6 @@ def test_a_damaged_file_is_reported_as_corrupt(store, path, damage):
 def test_a_missing_folder_is_reported_as_unavailable(tmp_path):
     with pytest.raises(Unavailable, match="check its folder"):
         JobStore(f"sqlite:///{tmp_path}/nowhere/xcray.db")
-
-
-# A process that prints the id of each acknowledged job until it is killed in the middle of a write.
-WRITER = """
-import sys
-from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.store.jobs import JobSubmission
-store = JobStore(sys.argv[1])
-for number in range(10_000):
-    submission = JobSubmission({"n": number}, name="n", idempotency_key=f"k{number}")
-    job, _ = store.jobs.submit(submission)
-    print(job.id, flush=True)
-"""
-
-
-def killed_writer(url: str, after: int) -> list[str]:
-    """Return the ids of the jobs that a writer had acknowledged when it was killed."""
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True
-    ) as writer:
-        reports = [writer.stdout.readline().strip() for _ in range(after)]
-        writer.send_signal(signal.SIGKILL)
-        reports += writer.stdout.read().split("\n")[:-1]
-    return reports
-
-
-def is_sound(store, acknowledged):
-    """Assert that every acknowledged job exists with its first event.
-
-    At most one more job can exist: the one that was being written.
-    """
-    jobs = {job.id: job for job in store.jobs.list_page(limit=1000)[0]}
-    assert set(acknowledged) <= set(jobs)
-    assert len(jobs) <= len(acknowledged) + 1
-    assert sorted(raw(store, "SELECT job_id, seq FROM events")) == sorted(
-        (job_id, 1) for job_id in jobs
-    )
-
-
-@pytest.mark.parametrize("after", [1, 20])
-def test_a_writer_killed_in_the_middle_loses_nothing_it_acknowledged(store_url, after):
-    JobStore(store_url).close()
-    acknowledged = killed_writer(store_url, after)
-    store = JobStore(store_url)
-    is_sound(store, acknowledged)
-    submit(store)
-    store.close()
 
 
 # --- backup and restore

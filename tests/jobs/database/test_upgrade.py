@@ -1,10 +1,7 @@
 """Older stores are upgraded completely or not at all, others are refused; the store commands."""
 
 import json
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -108,44 +105,6 @@ def test_switching_an_old_store_to_wal_waits_for_its_user(tmp_path, hold):
         JobStore(f"sqlite:///{path}").close()
         release.join()
         assert path.read_bytes()[18:20] == b"\2\2"  # the file header says: write-ahead log
-
-
-# A process that is killed at its n-th change, or right before its first commit.
-KILLED = """
-import os, signal, sys
-import sqlalchemy as sa
-from tests.support.next_release import ADDED, upgrade_to
-sent = 0
-def count(_connection, _cursor, statement, *_):
-    global sent
-    sent += statement.lstrip().startswith(("ALTER", "CREATE", "UPDATE", "DELETE", "INSERT"))
-    if str(sent) == sys.argv[2]:
-        os.kill(os.getpid(), signal.SIGKILL)
-def commit(_):
-    if sent and sys.argv[2] == "commit":
-        os.kill(os.getpid(), signal.SIGKILL)
-sa.event.listen(sa.Engine, "before_cursor_execute", count)
-sa.event.listen(sa.Engine, "commit", commit)
-upgrade_to(ADDED, sys.argv[1])
-print("through")
-"""
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize(("change", "left"), [(2, 0), (5, 0), ("commit", 0), (6, 1), (7, 1)])
-def test_a_killed_upgrade_leaves_complete_steps_and_the_next_start_does_the_rest(
-    filled_url, change, left
-):
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED, filled_url, str(change)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert (process.returncode, process.stdout) == (-signal.SIGKILL, ""), process.stderr
-    assert upgrade.inspect_store(filled_url)["revision"] == HEAD + left
-    assert upgrade_to(ADDED, filled_url) == HEAD + left
-    is_whole(filled_url)
 
 
 def test_an_upgrade_that_is_not_allowed_is_refused_and_the_error_names_the_command(filled_url):

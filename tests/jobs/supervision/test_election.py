@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.clocks import Clock
 from tests.support.live_service import PATIENCE, settings_for
-from xcray.errors import Unavailable
+from xcray.errors import Conflict, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.supervision.election import AlwaysLeader, LeaderElection
@@ -232,8 +232,14 @@ def test_recent_uploads_of_other_processes_are_kept(
     assert desk.sweep(now + 11 * constants.BODY_IDLE_SECONDS, exclusive=False) == 1
 
 
-def test_processes_with_a_shared_store_use_separate_files(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+def test_only_processes_with_a_shared_store_share_a_home(tmp_path: Path) -> None:
+    home, alone = Home(tmp_path), settings_for(tmp_path)
+    with (
+        acquire_role(alone, home, "serve"),
+        pytest.raises(Conflict, match="another xcray serve holds the home"),
+        acquire_role(alone, home, "serve"),
+    ):
+        pass
     shared = settings_for(tmp_path, store="postgresql://db/xcray")
     with acquire_role(shared, home, "serve") as one, acquire_role(shared, home, "serve") as two:
         assert (one.info_path.name, one.metrics_dir.name) == ("serve.json", "metrics")

@@ -53,7 +53,7 @@ def stop_all(stage: Stage, service: Service) -> float:
     "F4",
     "kill -9 of the service",
     "SIGKILL every 0.5 to 3 s while 4 clients submit with keys and retries",
-    "tests/service/test_service.py::test_kill_9_loses_nothing_and_sigterm_ends_cleanly",
+    "tests/jobs/supervision/test_supervisor.py",
     "tests/service/processes/test_manager.py",
 )
 def service_killed(stage: Stage) -> None:

@@ -206,7 +206,7 @@ def _stopped_writer(stage: Stage, service: Service) -> None:
     "F15",
     "SIGTERM in the middle",
     "SIGTERM to the runner at 50 %; to the service during an upload; a second SIGTERM; SIGKILL after it",
-    "tests/service/test_service.py::test_a_slow_request_is_answered_after_the_signal",
+    "tests/service/processes/test_drain.py",
     "tests/jobs/supervision/test_supervisor.py",
     "tests/service/processes/test_manager.py",
 )
