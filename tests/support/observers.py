@@ -56,8 +56,8 @@ def run_schedule(
     schedule: LabelScheduler,
     pool: Pool,
     *,
-    commit: Callable[[Result], Any],
-    stop: StopFlag,
+    commit: Callable[[Result], Any] = _ignore,
+    stop: StopFlag | None = None,
     tick: Callable[[], Any] = _ignore,
     record: Callable[[Span], Any] = _ignore,
     sync: Callable[[], Any] = _ignore,
@@ -65,4 +65,4 @@ def run_schedule(
 ) -> None:
     """Run a schedule; see `xcray.workers.driver.run_schedule`."""
     observer = FunctionObserver(commit, lambda progress: tick(), record, sync)
-    driver.run_schedule(schedule, pool, observer, stop=stop, seconds=seconds)
+    driver.run_schedule(schedule, pool, observer, stop=stop or StopFlag(), seconds=seconds)

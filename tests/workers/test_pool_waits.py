@@ -20,7 +20,6 @@ from xcray.schedule.placement_timeouts import (
     SURPLUS_SECONDS,
     PlacementWatchdog,
 )
-from xcray.workers.pool import StopFlag
 from xcray.workers.ray import pool as ray_pool
 from xcray.workers.ray.actors import node_seconds, start_seconds
 from xcray.workers.ray.pool import RayPool
@@ -43,11 +42,7 @@ def job(
             output.append(pool.status().waiting_for)
 
         run_schedule(
-            schedule,
-            pool,
-            commit=lambda result: done.extend(result.task.labels),
-            stop=StopFlag(),
-            tick=look,
+            schedule, pool, commit=lambda result: done.extend(result.task.labels), tick=look
         )
     assert sorted(done) == list(range(len(play.costs)))
     return play.now - play.began, [word for word in dict.fromkeys(output) if word]
@@ -111,13 +106,7 @@ def test_a_clock_that_is_set_back_has_no_effect():
             list[int](),
         )
         schedule = LabelScheduler(range(60), play.costs, workers=4)
-        run_schedule(
-            schedule,
-            pool,
-            commit=lambda result: done.extend(result.task.labels),
-            stop=StopFlag(),
-            tick=lambda: None,
-        )
+        run_schedule(schedule, pool, commit=lambda result: done.extend(result.task.labels))
         assert pool.status().peak == 4
     assert len(done) == 60
 

@@ -47,23 +47,21 @@ def setting(k: int = 24, **parameters):
     return solver, local, LabelScheduler(range(k), costs / costs.sum() / 2)
 
 
+def assert_solved(blocks, solver, local, k=24):
+    """Check that blocks are all labels, with the bits of one solve."""
+    whole = solver.solve(local.clone_for_thread(), np.arange(k, dtype=np.int32))
+    assert merge(blocks, k, 80).digest() == whole.digest()
+
+
 @pytest.mark.parametrize("name", POOLS)
 def test_every_pool_gives_the_same_bits(name):
     solver, local, schedule = setting()
     results: list[Result] = []
     ticks = []
     run_schedule(
-        schedule,
-        POOLS[name](solver, local),
-        commit=results.append,
-        stop=StopFlag(),
-        tick=lambda: ticks.append(1),
+        schedule, POOLS[name](solver, local), commit=results.append, tick=lambda: ticks.append(1)
     )
-    merged = merge([r.value for r in results], 24, 80)
-    assert (
-        merged.digest()
-        == solver.solve(local.clone_for_thread(), np.arange(24, dtype=np.int32)).digest()
-    )
+    assert_solved([r.value for r in results], solver, local)
     assert len(results) > 4
     assert ticks
     assert all(r.seconds > 0 for r in results)
@@ -97,9 +95,7 @@ def test_a_stop_keeps_what_was_committed_and_ends_threads(name):
         stop.set()
 
     with pytest.raises(Stopped):
-        run_schedule(
-            schedule, POOLS[name](solver, local), commit=commit, stop=stop, tick=lambda: None
-        )
+        run_schedule(schedule, POOLS[name](solver, local), commit=commit, stop=stop)
     assert 1 <= sum(len(r.task.labels) for r in committed) < 24
     assert not [t for t in threading.enumerate() if t.name.startswith("xcray-thread")]
 
@@ -117,7 +113,7 @@ def test_a_stop_reaches_into_a_long_class(name, monkeypatch):
     stopper = threading.Thread(target=lambda: begun.wait(PATIENCE) and end())
     stopper.start()
     with pytest.raises(Stopped):
-        run_schedule(schedule, pool, commit=lambda _: None, stop=stop, tick=lambda: None)
+        run_schedule(schedule, pool, stop=stop)
     stopper.join()
     assert begun.is_set()
 
@@ -145,13 +141,7 @@ def test_errors_of_a_task_are_raised(name, monkeypatch):
     monkeypatch.setattr(PPDSparseSolver, "solve", broken)
     monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda *_: None)
     with pytest.raises(ShapeMismatch, match="as if"):
-        run_schedule(
-            schedule,
-            POOLS[name](solver, local),
-            commit=lambda _: None,
-            stop=StopFlag(),
-            tick=lambda: None,
-        )
+        run_schedule(schedule, POOLS[name](solver, local))
 
 
 class FragilePool(SerialPool):
@@ -182,21 +172,12 @@ class FragilePool(SerialPool):
 def test_lost_workers_and_late_answers_change_no_bit_and_are_recorded_as_lost_work():
     solver, local, schedule = setting()
     results, spans = [], []
-    run_schedule(
-        schedule,
-        FragilePool(solver, local),
-        commit=results.append,
-        stop=StopFlag(),
-        record=spans.append,
-    )
+    run_schedule(schedule, FragilePool(solver, local), commit=results.append, record=spans.append)
     assert {"done", "lost"} <= {span.outcome for span in spans}
     assert all(span.seconds >= 0.0 for span in spans)
     labels = [label for r in results for label in r.task.labels]
     assert sorted(labels) == list(range(24))
-    assert (
-        merge([r.value for r in results], 24, 80).digest()
-        == solver.solve(local.clone_for_thread(), np.arange(24, dtype=np.int32)).digest()
-    )
+    assert_solved([r.value for r in results], solver, local)
 
 
 def test_a_batch_that_kills_every_worker_ends_with_a_reason():
@@ -210,21 +191,13 @@ def test_a_batch_that_kills_every_worker_ends_with_a_reason():
 
     solver, local, schedule = setting()
     with pytest.raises(Unavailable, match="3 workers were lost"):
-        run_schedule(
-            schedule,
-            Deadly(solver, local),
-            commit=lambda _: None,
-            stop=StopFlag(),
-            tick=lambda: None,
-        )
+        run_schedule(schedule, Deadly(solver, local))
 
 
 def test_nothing_to_solve_starts_nothing():
     solver, local, _ = setting()
     pool = SerialPool(solver, local)
-    run_schedule(
-        LabelScheduler([], []), pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None
-    )
+    run_schedule(LabelScheduler([], []), pool)
 
 
 def wait_for(pool, kind, seconds=PATIENCE):
@@ -280,13 +253,10 @@ def test_threads_join_and_leave_while_the_pool_runs():
         if len(results) == 8:
             pool.resize(1)
 
-    run_schedule(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    run_schedule(schedule, pool, commit=commit)
     assert sorted(label for r in results for label in r.task.labels) == list(range(48))
     assert max(values) == 3
-    assert (
-        merge([r.value for r in results], 48, 80).digest()
-        == solver.solve(local.clone_for_thread(), np.arange(48, dtype=np.int32)).digest()
-    )
+    assert_solved([r.value for r in results], solver, local, 48)
     with pytest.raises(ParameterError, match="at least 1 worker"):
         pool.resize(0)
 
@@ -345,8 +315,6 @@ def test_tasks_are_stopped_and_results_kept_when_the_time_is_up(name, monkeypatc
         LabelScheduler([0, 1], [1.0, 1.0]),
         POOLS[name](solver, local),
         commit=results.append,
-        stop=StopFlag(),
-        tick=lambda: None,
         seconds=1e6,
         record=spans.append,
     )
@@ -358,14 +326,7 @@ def test_tasks_are_stopped_and_results_kept_when_the_time_is_up(name, monkeypatc
 def test_no_time_at_all_begins_nothing():
     solver, local, schedule = setting()
     results = []
-    run_schedule(
-        schedule,
-        SerialPool(solver, local),
-        commit=results.append,
-        stop=StopFlag(),
-        tick=lambda: None,
-        seconds=0.0,
-    )
+    run_schedule(schedule, SerialPool(solver, local), commit=results.append, seconds=0.0)
     assert results == []
 
 
@@ -414,24 +375,14 @@ class DelayedResultPool(ThreadPool):
 def test_a_late_batch_is_copied_its_result_committed_once_and_its_double_recorded():
     solver, local, schedule = setting()
     pool, results, spans = DelayedResultPool(solver, local), [], []
-    run_schedule(
-        schedule,
-        pool,
-        commit=results.append,
-        stop=StopFlag(),
-        tick=lambda: None,
-        record=spans.append,
-    )
+    run_schedule(schedule, pool, commit=results.append, record=spans.append)
     assert pool.copied
     assert sorted(label for r in results for label in r.task.labels) == list(range(24))
     done = [(s.task.id, s.worker) for s in spans if s.outcome == "done"]
     assert len(done) == len(results) == len({task for task, _ in done})
     twice = [s for s in spans if s.outcome in ("duplicate", "stopped")]
     assert {s.worker for s in twice} == {"thread-1"}
-    assert (
-        merge([r.value for r in results], 24, 80).digest()
-        == solver.solve(local.clone_for_thread(), np.arange(24, dtype=np.int32)).digest()
-    )
+    assert_solved([r.value for r in results], solver, local)
 
 
 def test_reports_are_handled_before_outdated_commands_are_executed():
@@ -461,13 +412,7 @@ def test_reports_are_handled_before_outdated_commands_are_executed():
 
     solver, local, schedule = setting()
     labels = []
-    run_schedule(
-        schedule,
-        Both(solver, local),
-        commit=lambda r: labels.extend(r.task.labels),
-        stop=StopFlag(),
-        tick=lambda: None,
-    )
+    run_schedule(schedule, Both(solver, local), commit=lambda r: labels.extend(r.task.labels))
     assert sorted(labels) == list(range(24))
 
 
@@ -484,20 +429,10 @@ def test_results_of_one_wait_are_synced_once_before_new_tasks_start():
         durable.extend(pending)
         pending.clear()
 
-    run_schedule(
-        schedule,
-        Watched(solver, local, 3),
-        commit=pending.append,
-        stop=StopFlag(),
-        tick=lambda: None,
-        sync=sync,
-    )
+    run_schedule(schedule, Watched(solver, local, 3), commit=pending.append, sync=sync)
     assert sorted(label for r in durable for label in r.task.labels) == list(range(24))
     block = concatenate([r.value for r in durable])
-    assert (
-        merge([block], 24, 80).digest()
-        == solver.solve(local.clone_for_thread(), np.arange(24, dtype=np.int32)).digest()
-    )
+    assert_solved([block], solver, local)
 
 
 def test_results_that_came_with_an_error_are_synced():
@@ -520,8 +455,6 @@ def test_results_that_came_with_an_error_are_synced():
             schedule,
             OneFails(solver, local),
             commit=pending.append,
-            stop=StopFlag(),
-            tick=lambda: None,
             sync=lambda: durable.extend(pending),
         )
     assert len(durable) == 1

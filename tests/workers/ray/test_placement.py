@@ -18,7 +18,7 @@ from xcray.schedule.autoscaling import ScalingPolicy
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import merge
-from xcray.workers.pool import Result, StopFlag
+from xcray.workers.pool import Result
 from xcray.workers.ray import actors as ray_actors
 from xcray.workers.ray import cluster_state as ray_nodes
 from xcray.workers.ray.pool import RayPool
@@ -95,14 +95,7 @@ class Run:
         self.acts, self.results, folder = dict(acts), list[Result](), folder / job
         folder.mkdir()
         with Timeline(folder, lambda: self.pool.nodes) as timeline:
-            run_schedule(
-                self.schedule,
-                self.pool,
-                commit=self._commit,
-                stop=StopFlag(),
-                tick=lambda: None,
-                record=timeline.add,
-            )
+            run_schedule(self.schedule, self.pool, commit=self._commit, record=timeline.add)
         self.rows = read_streams(folder).to_pylist()
         self.digest = merge(
             [result.value for result in self.results], dataset.n_labels, dataset.n_features
@@ -283,7 +276,7 @@ def test_autoscaling_requests_no_late_nodes_and_releases_idle_workers(cluster, t
             gate.touch()
 
     schedule = LabelScheduler(range(401), [100.0] + [LABEL] * 400, workers=8)
-    run_schedule(schedule, pool, commit=results.append, stop=StopFlag(), tick=look, seconds=300.0)
+    run_schedule(schedule, pool, commit=results.append, tick=look, seconds=300.0)
     assert sorted(label for result in results for label in result.task.labels) == list(range(401))
     assert gate.exists(), counts[-1]
     assert 2 < max(counts) <= 4

@@ -60,7 +60,7 @@ def test_kill_minus_nine_of_a_worker_changes_no_bit(tiny):
             victim = pool._actors[result.worker]
             os.kill(ray_module.get(victim.pid.remote()), signal.SIGKILL)
 
-    run_schedule(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    run_schedule(schedule, pool, commit=commit)
     assert sorted(label for r in results for label in r.task.labels) == list(range(tiny.n_labels))
     assert len({r.worker for r in results}) >= 2
     assert (
@@ -93,7 +93,7 @@ def test_a_worker_that_holds_two_batches_solves_one_at_a_time(tiny):
 def test_a_node_that_does_not_see_the_data_gets_it_from_the_object_store(tiny):
     solver, pool, schedule = pool_and_schedule(replace(tiny, path=Path("/nowhere/to/be/found")))
     results: list[Result] = []
-    run_schedule(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
+    run_schedule(schedule, pool, commit=results.append)
     assert (
         merge([r.value for r in results], tiny.n_labels, tiny.n_features).digest()
         == solve_all(solver, tiny).digest()
@@ -110,7 +110,7 @@ def test_a_stop_keeps_finished_batches_and_ends_the_actors(tiny):
         stop.set()
 
     with pytest.raises(Stopped):
-        run_schedule(schedule, pool, commit=commit, stop=stop, tick=lambda: None)
+        run_schedule(schedule, pool, commit=commit, stop=stop)
     assert committed
     assert "xcray:test:worker-0" in names
     assert not pool._actors
@@ -121,7 +121,7 @@ def test_errors_of_a_worker_are_raised_at_the_driver(tiny):
     _, pool, _ = pool_and_schedule(tiny)
     schedule = LabelScheduler([10**6], [1.0])  # no such label
     with pytest.raises(ParameterError, match="label 1000000"):
-        run_schedule(schedule, pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
+        run_schedule(schedule, pool)
 
 
 def test_a_cancelled_batch_ends_and_its_actor_continues(tiny):
@@ -199,7 +199,7 @@ def test_workers_join_when_there_is_room_and_leave_on_resize(tiny):
         elif len(set(workers)) == 2 and len(pool._actors) == 2:
             pool.resize(1)
 
-    run_schedule(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    run_schedule(schedule, pool, commit=commit)
     assert workers[0] == "worker-0"
     assert set(workers) == {"worker-0", "worker-1"}
     assert (
