@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.deployment.chart.helm import Objects, rendering, values_files
-from tests.deployment.chart.templates import containers, index, pods
+from tests.deployment.chart.templates import containers, index, pods, variables
 
 FILES = sorted(values_files())
 CLUSTERED = ("autoscaled", "kueue", "production")
@@ -89,11 +89,6 @@ def template(objects: Objects, role: str) -> dict[str, Any]:
     return result
 
 
-def environment(container: dict[str, Any]) -> dict[str, str | None]:
-    """Return the variables of a container; None for values that come from elsewhere."""
-    return {each["name"]: each.get("value") for each in container["env"]}
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_objects_of_a_values_file(name: str) -> None:
     expected = {
@@ -149,7 +144,7 @@ def test_pods_are_replaced_without_interruption(name: str) -> None:
     else:
         assert api["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
         assert grace == 60
-    settings = environment(api["template"]["spec"]["containers"][0])
+    settings = variables(api["template"]["spec"]["containers"][0])
     drain, end = settings["XCRAY_DRAIN_SECONDS"], settings["XCRAY_GRACE_SECONDS"]
     assert int(str(drain)) + int(str(end)) < grace
     if name in CLUSTERED:
@@ -217,7 +212,7 @@ def test_migrations(name: str) -> None:
     assert [*upgrade["command"], *upgrade.get("args", [])][:3] == ["xcray", "store", "upgrade"]
     for role in ("api", "runner") if name in CLUSTERED else ("api",):
         for each in template(objects, role)["containers"]:
-            assert environment(each)["XCRAY_STORE_UPGRADE"] == "false"
+            assert variables(each)["XCRAY_STORE_UPGRADE"] == "false"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -230,7 +225,7 @@ def test_probes_and_settings(name: str) -> None:
             for probe in ("startup", "liveness", "readiness")
         ]
         assert paths == ["/healthz", "/healthz", "/readyz"]
-        settings = environment(container)
+        settings = variables(container)
         assert settings["XCRAY_POOL"] == ("ray" if name in CLUSTERED else "threads")
         address = "xcray-ray-head-svc:6379" if name in CLUSTERED else None
         assert settings.get("XCRAY_RAY_ADDRESS") == address

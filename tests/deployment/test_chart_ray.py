@@ -26,7 +26,9 @@ from tests.deployment.chart.templates import (
     containers,
     head_pod,
     index,
+    planted,
     pods,
+    variables,
     worker_pods,
 )
 from xcray.cli.main import app
@@ -53,11 +55,6 @@ def spec_of(thing: dict[str, Any]) -> dict[str, Any]:
     spec = cluster_spec(thing)
     assert spec is not None
     return spec
-
-
-def variables(container: dict[str, Any]) -> dict[str, str | None]:
-    """Return the environment of a container; None for values from other objects."""
-    return {each["name"]: each.get("value") for each in container["env"]}
 
 
 # Rules of the operator
@@ -89,10 +86,7 @@ def test_each_rule_of_the_operator_can_fail(
     path: tuple[Any, ...], value: Any, expected: str
 ) -> None:
     thing: Any = index(rendering("production"))["RayCluster", "xcray-ray"]
-    at = thing
-    for step in path[:-1]:
-        at = at[step]
-    at[path[-1]] = value
+    planted(thing, path, value)
     assert all(each in " ".join(faults(thing)) for each in expected.split(", ")), faults(thing)
 
 

@@ -12,20 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.deployment.chart.helm import NAMESPACE, Refused, helms, rendering, values_files
+from tests.deployment.chart.helm import NAMESPACE, Refused, available, values_files
 from tests.deployment.chart.lookup import OWNED, installed
 from tests.deployment.chart.templates import index
 from xcray.jobs.store.tokens import import_token
 
 PRODUCTION = ("--values", str(values_files()["production"]))
 AUTOSCALED = ("--values", str(values_files()["autoscaled"]))
-
-
-def several() -> list[str]:
-    """Return the available helms; without helm, `rendering` skips the test."""
-    if not helms():
-        rendering("minimal")
-    return sorted(helms())
 
 
 def existing(kind: str, name: str, api: str = "v1", **content: Any) -> dict[str, Any]:
@@ -41,7 +34,7 @@ def secret(name: str, **data: str) -> dict[str, Any]:
 
 
 def test_a_generated_key_is_valid_never_shown_and_never_replaced(tmp_path: Path) -> None:
-    for helm in several():
+    for helm in available():
         objects, notes = installed(helm, [], tmp_path)
         made = index(objects)["Secret", "xcray-admin-key"]
         key = base64.b64decode(made["data"]["key"]).decode()
@@ -64,7 +57,7 @@ def test_a_generated_key_is_valid_never_shown_and_never_replaced(tmp_path: Path)
 
 
 def test_a_changed_secret_restarts_pods(tmp_path: Path) -> None:
-    for helm in several()[-1:]:
+    for helm in available()[-1:]:
         restarts = []
         for url in ("postgresql://one", "postgresql://two", "postgresql://two"):
             known = [secret("xcray-admin", key="one"), secret("xcray-postgres", url=url)]
@@ -76,7 +69,7 @@ def test_a_changed_secret_restarts_pods(tmp_path: Path) -> None:
 
 
 def test_the_access_mode_of_an_existing_claim_is_checked(tmp_path: Path) -> None:
-    for helm in several()[-1:]:
+    for helm in available()[-1:]:
         claim = existing("PersistentVolumeClaim", "xcray-shared", spec={})
         claim["spec"]["accessModes"] = ["ReadWriteOnce"]
         with pytest.raises(
@@ -88,7 +81,7 @@ def test_the_access_mode_of_an_existing_claim_is_checked(tmp_path: Path) -> None
 
 
 def test_an_upgrade_keeps_the_replicas_of_the_autoscaler(tmp_path: Path) -> None:
-    for helm in several()[-1:]:
+    for helm in available()[-1:]:
         for replicas in (None, 7):
             spec = {} if replicas is None else {"replicas": replicas}
             api = existing("Deployment", "xcray-api", "apps/v1", spec=spec)

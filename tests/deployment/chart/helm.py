@@ -172,3 +172,10 @@ def rendering(name: str) -> Objects:
         pytest.skip("helm is missing: python -m tests.deployment.chart.fetch build/tools")
     loaded: Objects = json.loads(_text(name))
     return loaded
+
+
+def available() -> list[str]:
+    """Return the available helms; without helm, `rendering` skips the test."""
+    if not helms():
+        rendering("minimal")
+    return sorted(helms())

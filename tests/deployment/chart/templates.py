@@ -36,6 +36,18 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
 
 
+def planted(thing: Any, path: tuple[Any, ...], value: Any) -> None:
+    """Put a value at a path."""
+    for step in path[:-1]:
+        thing = thing[step]
+    thing[path[-1]] = value
+
+
+def variables(container: dict[str, Any]) -> dict[str, str | None]:
+    """Return the environment of a container; None for values from other objects."""
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
 def cluster_spec(thing: dict[str, Any]) -> dict[str, Any] | None:
     """Return the spec of the Ray cluster in a resource of KubeRay; None for other objects."""
     if thing["kind"] not in CLUSTER_SPECS:
