@@ -22,7 +22,7 @@ from tests.robustness.badinput import (
     xc,
 )
 from tests.robustness.badinput.case import Bad, row_of
-from tests.robustness.badinput.service import RAW, SentCase, faults, left_of, send
+from tests.robustness.badinput.service import SentCase, faults, left_of, send
 from tests.support.live_service import client_of, settings_for
 from xcray.service.app import create_app
 
@@ -77,31 +77,6 @@ def test_nothing_is_left(server: ServerSetup) -> None:
     listed = server.http.get("/v1/datasets?limit=100").json()["datasets"]
     assert {each["status"] for each in listed} == {"FAILED"}
     assert len(listed) == len([case for _, case in CASES if case.data])
-
-
-def test_s39_a_cut_upload_is_refused_by_its_checksum(server: ServerSetup) -> None:
-    before = list((server.home / "uploads").iterdir())
-    answer = server.http.post(
-        "/v1/uploads", params={"sha256": "0" * 64}, content=b"1 1:1\n2 13:0", headers=RAW
-    )
-    assert (answer.status_code, answer.json()["code"]) == (422, "UPLOAD_TRUNCATED")
-    assert "send again" in answer.json()["detail"]
-    assert list((server.home / "uploads").iterdir()) == before
-
-
-def test_x15_paths_of_the_server_are_closed(server: ServerSetup) -> None:
-    upload = server.http.post("/v1/uploads", content=b"3 4\n", headers=RAW).json()["id"]
-    request = {
-        "name": "asked",
-        "format": "xc",
-        "options": {"labels_file": "/etc/passwd"},
-        "uploads": {"train": upload},
-    }
-    answer = server.http.post("/v1/datasets", json=request)
-    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
-    server.http.post(
-        "/v1/datasets", json={"name": "used", "format": "xc", "uploads": {"train": upload}}
-    )
 
 
 def test_every_row_of_the_catalogue_is_here() -> None:

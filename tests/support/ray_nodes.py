@@ -449,11 +449,6 @@ def nodes(
         ray.close()
 
 
-def can_cut() -> bool:
-    """Return whether nodes have separate networks on this machine."""
-    return namespaces() and shutil.which("ip") is not None
-
-
 def _ip(*words: str) -> str:
     """Run a command of iproute2 and return its output."""
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout

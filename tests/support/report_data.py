@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 import xml.etree.ElementTree as ET
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -46,11 +44,3 @@ def series_of(svg: str) -> dict[str, list[str]]:
                 str(each.text) for each in titles
             )
     return found
-
-
-def png_size(path: Path) -> tuple[int, int]:
-    """Return width and height of a PNG, read from its header."""
-    head = path.read_bytes()[:24]
-    assert head.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = struct.unpack(">II", head[16:24])
-    return width, height

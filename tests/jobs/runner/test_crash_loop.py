@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +38,6 @@ ENDS = {
     "a huge log": "import sys\nfor _ in range(2000): sys.stderr.write('x' * 999 + chr(10))\nsys.exit(1)",
 }
 LOG_BYTES = 100_000
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
-@pytest.fixture
-def clock() -> WallClock:
-    return WallClock()
-
-
-@pytest.fixture
-def store(home: Home, clock: WallClock) -> Iterator[JobStore]:
-    store = JobStore(home.store_url, now=clock, monotonic=clock)
-    yield store
-    store.close()
 
 
 @pytest.fixture

@@ -47,11 +47,6 @@ QUICK = MonitorOptions(
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
-@pytest.fixture
 def store(home: Home) -> Iterator[JobStore]:
     store = JobStore(home.store_url)
     yield store

@@ -12,7 +12,7 @@ import pytest
 
 from xcray.arrays import csr
 from xcray.errors import Fenced, ParameterError, Refused, Stopped, Unavailable
-from xcray.jobs.home import Home, check_id
+from xcray.jobs.home import check_id
 from xcray.jobs.runner.main import FENCED, MAX_ENTRY_CHARS, run_attempt, shorten_report
 from xcray.jobs.runner.monitor import AttemptMonitor, MonitorOptions
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
@@ -30,11 +30,6 @@ QUICK = MonitorOptions(lease_seconds=60.0, heartbeat_seconds=0.05, report_second
 
 class Crash(BaseException):
     """Simulates the death of the process."""
-
-
-@pytest.fixture
-def home(tmp_path):
-    return Home(tmp_path / "home")
 
 
 @pytest.fixture
@@ -183,13 +178,6 @@ def test_a_partial_model_is_published_and_marked_in_the_result(store, home, job)
 
     assert run_job(store, home, job, in_time) == SUCCEEDED
     assert store.jobs.get(job.id).result["partial"] == lacks
-
-
-def test_two_jobs_of_one_name_are_two_versions(store, home, registry):
-    for _ in range(2):
-        store.jobs.submit(JobSubmission(SPEC, name="pydocs"))
-        run_job(store, home, store.attempts.claim("test", lease_seconds=60), good)
-    assert registry.versions("pydocs") == [1, 2]
 
 
 def run_reporting_often(store, home, job, training):

@@ -63,24 +63,6 @@ def test_tenants_take_turns_within_a_priority(store):
     assert order(store) == ["urgent", "b1", "c1", "a1", "b2", "a2", "a3", "idle"]
 
 
-def test_the_tenant_with_fewer_running_jobs_comes_first(store):
-    for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")):
-        submit(store, name, tenant=tenant)
-    items = [claim(store).name for _ in range(2)]
-    assert items == ["a1", "b1"]
-    a = store.jobs.list_page(JobFilter("a", status=RUNNING))[0][0]
-    store.attempts.finish(a.id, 1, SUCCEEDED, result={})
-    assert [claim(store).name for _ in range(3)] == ["a2", "b2", "a3"]
-
-
-def test_a_flood_of_one_tenant_delays_another_by_one_job_at_most(store):
-    for number in range(40):
-        submit(store, f"flood{number}", tenant="a")
-    claim(store)
-    submit(store, "mine", tenant="b")
-    assert claim(store).name == "mine"
-
-
 @pytest.mark.parametrize("how", ["mapping", "function"])
 def test_a_tenant_at_its_limit_is_skipped_also_for_lower_priorities(store, how):
     limits = {"a": 1}
@@ -238,20 +220,6 @@ def test_a_new_observer_waits_for_a_full_lease(store, replica, steady, replica_c
         store.attempts.heartbeat(job.id, 1, lease_seconds=10)
 
 
-def test_a_new_attempt_has_a_new_lease(store, steady):
-    job = submit(store)
-    claim(store, lease=10)
-    store.attempts.expire()
-    steady.seconds += 9
-    store.attempts.release(job.id, 1)
-    claim(store, lease=10)
-    assert store.attempts.expire() == []
-    steady.seconds += 9
-    assert store.attempts.expire() == []
-    steady.seconds += 2
-    assert [job.attempt for job in store.attempts.expire()] == [2]
-
-
 @pytest.mark.parametrize("jump", [HOUR, -HOUR, DAY, -DAY])
 def test_a_clock_jump_neither_ends_a_lease_nor_delays_a_job(store, clock, steady, jump):
     submit(store, "first"), submit(store, "second"), submit(store, "paused")
@@ -271,21 +239,6 @@ def test_a_clock_jump_neither_ends_a_lease_nor_delays_a_job(store, clock, steady
     clock.seconds += 2 * MAX_BACKOFF_SECONDS
     assert order(store) == ["second", "paused"]
     assert [job.name for job in store.jobs.list_page()[0]] == ["paused", "second", "first"]
-
-
-def test_replicas_with_different_clocks_do_not_take_jobs_from_each_other(store, replica):
-    for number in range(6):
-        submit(store, f"n{number}")
-    mine, theirs = [], []
-    for _ in range(3):
-        mine.append(claim(store, lease=10))
-        theirs.append(claim(replica, "them", lease=10))
-        assert store.attempts.expire() == replica.attempts.expire() == []
-    assert [job.name for job in mine] == ["n0", "n2", "n4"]
-    assert [job.name for job in theirs] == ["n1", "n3", "n5"]
-    for owner, jobs in ((store, mine), (replica, theirs)):
-        for job in jobs:
-            assert owner.attempts.finish(job.id, 1, SUCCEEDED, result={}).status == SUCCEEDED
 
 
 def test_a_requested_stop_takes_precedence_over_a_timeout(store, steady):

@@ -231,17 +231,6 @@ def test_writes_to_an_ended_or_deleted_job_are_refused(store):
             write()
 
 
-def test_heartbeats_keep_the_lease(store, clock):
-    submit(store)
-    job = claim(store, lease=10)
-    for _ in range(5):
-        clock.seconds += 9
-        assert store.attempts.heartbeat(job.id, 1, lease_seconds=10) is False
-        assert store.attempts.expire() == []
-    clock.seconds += 11
-    assert [job.status for job in store.attempts.expire()] == [PENDING]
-
-
 def test_finish_accepts_only_terminal_statuses(store):
     submit(store)
     job = claim(store)
@@ -377,16 +366,6 @@ def test_only_an_ended_job_can_be_deleted(store):
     assert submit(store, idempotency_key="k").id != job.id
 
 
-def test_a_released_job_can_be_claimed_at_once_any_number_of_times(store):
-    job = submit(store)
-    for attempt in range(1, 6):
-        assert claim(store).attempt == attempt
-        assert store.attempts.release(job.id, attempt).status == PENDING
-    claim(store)
-    store.jobs.request_stop(job.id)
-    assert store.attempts.release(job.id, 6).status == STOPPED
-
-
 def test_the_third_failed_launch_fails_the_job(store, clock):
     job, waits = submit(store), []
     for attempt in (1, 2, 3):
@@ -453,14 +432,6 @@ def test_failed_launches_and_lost_runners_are_counted_separately(store, clock):
     for attempt, happens in enumerate((vanishes, launch_fails, vanishes, launch_fails), start=6):
         happens(attempt, PENDING)
     launch_fails(10, FAILED)
-
-
-def test_a_job_can_be_marked_lost_before_its_lease_ends(store):
-    job = submit(store)
-    assert store.attempts.get_owned(job.id, claim(store).attempt).id == job.id
-    assert store.attempts.mark_lost(job.id, 1, max_attempts=2).status == PENDING
-    claim(store)
-    assert store.attempts.mark_lost(job.id, 2, max_attempts=2).reason == "CRASH_LOOP"
 
 
 def test_all_claimants_together_keep_the_cap_on_running_jobs(store):

@@ -34,11 +34,6 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
-@pytest.fixture
 def stores(home: Home, clock: Clock) -> Iterator[list[JobStore]]:
     """Yield two stores on one database, as two processes have them."""
     both = [JobStore(home.store_url, monotonic=clock) for _ in range(2)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,23 +17,6 @@ from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.supervision.retention import DAY_SECONDS, Retention, RetentionLimits
-
-
-@pytest.fixture
-def clock() -> WallClock:
-    return WallClock()
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
-@pytest.fixture
-def store(home: Home, clock: WallClock) -> Iterator[JobStore]:
-    store = JobStore(home.store_url, now=clock)
-    yield store
-    store.close()
 
 
 def job(store: JobStore, home: Home, status: str) -> str:

@@ -11,11 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.clocks import WallClock
 from tests.support.launches import Launches
 from tests.support.waiting import until
 from xcray.errors import Unavailable
-from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
@@ -25,23 +23,6 @@ from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 from xcray.model.registry import Registry
 from xcray.workers.ray.local_cluster import ExternalRay, ManagedLocalRay
 from xcray.workers.ray.session import free_port
-
-
-@pytest.fixture
-def home(tmp_path):
-    return Home(tmp_path / "home")
-
-
-@pytest.fixture
-def clock():
-    return WallClock()
-
-
-@pytest.fixture
-def store(home, clock):
-    store = JobStore(home.store_url, now=clock, monotonic=clock)
-    yield store
-    store.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcray.data.build import BuildOptions
-from xcray.errors import DataError
 
 PATHS = ("labels_file", "label_names_file", "test_rows_file")
 CLOSED = {*PATHS, "expected_bytes", "expected_sha256"}  # not accepted over HTTP
@@ -122,11 +120,6 @@ def wrong(case: Bad, problem: Mapping[str, Any], file: str | None) -> list[str]:
         if len(str(problem.get("value", ""))) <= 80
         else ["the excerpt is longer than 80 characters"]
     )
-
-
-def error_text(error: DataError) -> str:
-    """Return all text of an error."""
-    return str(error) + json.dumps(error.as_dict())
 
 
 def zipped(*members: str) -> bytes:

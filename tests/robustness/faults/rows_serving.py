@@ -87,7 +87,6 @@ def switched(stage: Stage) -> None:
     "the files of a loaded model are truncated",
     "every array of a loaded model is cut to 0 bytes in place, which ends each process that reads it "
     "(SIGBUS); a service with two workers must refuse this model and answer for the others",
-    "tests/service/processes/test_manager.py",
 )
 def truncated(stage: Stage) -> None:
     service = Service(stage, words=("--processes", "2"))

@@ -397,62 +397,14 @@ CSV_WORDS = (
     b"\xc3\xa9",
     b"\xe2\x80\x8b",
 )
-JSON_WORDS = (
-    b'{"',
-    b"}",
-    b"[",
-    b"]",
-    b":",
-    b",",
-    b'"',
-    b"\\u",
-    b"\\ud800",
-    b"\\",
-    b"null",
-    b"true",
-    b"NaN",
-    b"1e999",
-    b"{}",
-    b"[[",
-    b'"text"',
-    b'"labels"',
-)
-ASK_WORDS = (
-    *JSON_WORDS,
-    b'"instances"',
-    b'"indices"',
-    b'"values"',
-    b'"top_k"',
-    b'"allow"',
-    b"1.0",
-    b"0.5",
-    b"-1",
-)
+JSON_WORDS = (*b'{" } [ ] : , " \\u \\ud800 \\ null true NaN 1e999 {} [[ "text" "labels"'.split(),)
+ASK_WORDS = (*JSON_WORDS, *b'"instances" "indices" "values" "top_k" "allow" 1.0 0.5 -1'.split())
 OIP_WORDS = (
     *JSON_WORDS,
-    b'"inputs"',
-    b'"shape"',
-    b'"data"',
-    b'"datatype"',
-    b'"INT64"',
-    b'"FP32"',
-    b'"BYTES"',
-    b'"binary_data_size"',
-    b"\xff\xff",
+    *b'"inputs" "shape" "data" "datatype" "INT64" "FP32" "BYTES" "binary_data_size" \xff\xff'.split(),
 )
 NPY_WORDS = (
-    b"'<f8'",
-    b"'|O'",
-    b"'<U9'",
-    b"'|V8'",
-    b"'fortran_order'",
-    b"(3,)",
-    b"()",
-    b"(10**9,)",
-    b"True",
-    b"\x93NUMPY",
-    b"'<M8[s]'",
-    b"'<c16'",
+    *b"'<f8' '|O' '<U9' '|V8' 'fortran_order' (3,) () (10**9,) True \x93NUMPY '<M8[s]' '<c16'".split(),
 )
 THRIFT_WORDS = (
     b"\x15\x00",

@@ -82,6 +82,8 @@ def test_bad_input_is_refused_and_the_error_names_the_fix(server: ServerSetup, c
     assert "\n" not in problem["detail"]
     assert str(server.home) not in answer.text
     assert "Traceback" not in answer.text
+    # The name of an unknown field is part of its location.
+    assert MARK not in answer.text or case.code == "UNKNOWN_FIELD"
     assert "input" not in problem
     assert len(answer.content) < 2_500
     if case.status == 503:
@@ -108,14 +110,6 @@ def test_errors_have_their_locations(server: ServerSetup) -> None:
         b'{"instances": [{"values": [1, 2, 3, 4, 5, 6]}, {"indices": [1], "values": []}]}'
     )
     assert third["loc"] == "instances[1]"
-
-
-def test_responses_contain_nothing_of_the_body(server: ServerSetup) -> None:
-    for case in CASES:
-        # The name of an unknown field is part of its location.
-        if MARK.encode() in case.content and case.code != "UNKNOWN_FIELD":
-            answer = server.http.post(case.path, content=case.content, headers=case.headers)
-            assert MARK not in answer.text
 
 
 def test_at_most_twenty_errors_are_listed_and_one_per_list(server: ServerSetup) -> None:

@@ -84,47 +84,10 @@ def test_valid_requests_give_the_same_result_as_the_strict_decoder(
 
 
 PIECES = [
-    b'"text":',
-    b'"indices":',
-    b'"values":',
-    b'"top_k":',
-    b'"a"',
-    b"null",
-    b"1",
-    b"[1]",
-    b"1.0",
-    b"1e400",
-    b"-0",
-    b",",
-    b"{",
-    b"}",
-    b"]",
-]
-PIECES += [
-    b'"',
-    b"\\",
-    b"\\u0022",
-    b"\\ud800",
-    b"\xff",
-    b"\xc0\xaf",
-    b"NaN",
-    b" ",
-    b"\n",
-    b"\x00",
-    b"true",
-    b'"allow":["x"],',
-    b"9" * 30,
-]
-PIECES += [
-    b'"certificate":true,',
-    b'"certificate":null,',
-    b'"te\\u0078t":"b",',
-    b'"text":"b",',
-    b'"top_k":2,',
-    b"01",
-    b"1.",
-    b"+1",
-    b"[[1]]",
+    *b'"text": "indices": "values": "top_k": "a" null 1 [1] 1.0 1e400 -0 , { } ] true 01 1. +1'.split(),
+    *b'" \\ \\u0022 \\ud800 \xff \xc0\xaf NaN \x00 "allow":["x"], [[1]] "top_k":2,'.split(),
+    *b'"certificate":true, "certificate":null, "te\\u0078t":"b", "text":"b",'.split(),
+    *(b" ", b"\n", b"9" * 30),
 ]
 
 

@@ -262,49 +262,6 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
     assert not (home / "serve.json").exists()
 
 
-def test_a_truncated_model_ends_its_workers_and_the_service_answers_again(tmp_path: Path) -> None:
-    """A mapped file that is truncated in place ends each process that reads it (SIGBUS)."""
-    home = tmp_path / "home"
-    registry = Registry(Home(home).models)
-    for name in ("docs", "other"):
-        publish(registry, name, tmp_path / name)
-    with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=log, stdout=log)
-        try:
-            url = until(
-                lambda: (
-                    (home / "serve.json").is_file()
-                    and json.loads((home / "serve.json").read_text())["url"]
-                )
-            )
-
-            def ask(name: str) -> tuple[int, str]:
-                """Status and text; 0 if the process ended meanwhile."""
-                body = {"instances": [{"text": "read a csv file"}], "top_k": 1}
-                address = f"{url}/v1/models/{name}:predict"
-                try:
-                    response = httpx.post(address, json=body, trust_env=False, timeout=PATIENCE)
-                except httpx.TransportError:
-                    return 0, ""
-                return response.status_code, response.text
-
-            assert {ask(name)[0] for name in ("docs", "other") for _ in range(24)} == {200}
-            workers = worker_processes(process.pid)
-            for path in registry.resolve("docs").rglob("*.arrow"):
-                os.truncate(path, 0)
-            until(lambda: ask("docs") and not set(workers) & set(worker_processes(process.pid)))
-            refused = until(lambda: (reply := ask("docs"))[0] == 503 and reply[1])
-            assert "docs" in refused
-            assert process.poll() is None
-            until(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
-            assert {ask("docs")[0] for _ in range(8)} == {503}
-            assert {ask("other")[0] for _ in range(8)} == {200}
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
-    assert f'"exit":{-signal.SIGBUS}' in (tmp_path / "log").read_text()
-
-
 @pytest.fixture
 def server() -> Iterator[fork_server.ForkServer]:
     """Start a fork server whose copies print a request id and end by a command."""
