@@ -12,28 +12,13 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from tests.robustness.badinput import (
-    json_lines,
-    numpy_arrays,
-    parquet,
-    predict,
-    svmlight,
-    tables,
-    xc,
-)
+from tests.robustness.badinput import predict
 from tests.robustness.badinput.case import Bad, row_of
+from tests.robustness.badinput.families import FAMILIES
 from tests.robustness.badinput.service import SentCase, faults, left_of, send
 from tests.support.live_service import client_of, settings_for
 from xcray.service.app import create_app
 
-FAMILIES = {
-    "svmlight": svmlight,
-    "xc": xc,
-    "parquet": parquet,
-    "csv": tables,
-    "jsonl": json_lines,
-    "npz": numpy_arrays,
-}
 COUNTS = {"S": 47, "X": 16, "P": 15, "C": 20, "J": 28}
 # One per format, and an empty file; tests/robustness/test_bad_input_tables.py builds all of them.
 SAMPLE = ("S1", "S8", "X5-features", "P8", "C16", "json-deep")

@@ -6,18 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.robustness.badinput import json_lines, numpy_arrays, parquet, svmlight, tables, xc
 from tests.robustness.badinput.build import refused, understood
 from tests.robustness.badinput.case import Bad, Good
+from tests.robustness.badinput.families import FAMILIES
 
-FAMILIES = {
-    "svmlight": svmlight,
-    "xc": xc,
-    "csv": tables,
-    "jsonl": json_lines,
-    "parquet": parquet,
-    "npz": numpy_arrays,
-}
 REFUSED = [(format, case) for format, family in FAMILIES.items() for case in family.BAD]
 READ = [(format, case) for format, family in FAMILIES.items() for case in family.GOOD]
 

@@ -17,7 +17,7 @@ from tests.support.live_service import PATIENCE, settings_for
 from xcray.errors import Conflict, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.supervision.election import AlwaysLeader, LeaderElection
+from xcray.jobs.supervision.election import LeaderElection
 from xcray.service import constants
 from xcray.service.datasets.builds import READY, Builder
 from xcray.service.datasets.uploads import UploadStore
@@ -193,23 +193,6 @@ def test_a_build_passes_to_the_next_leader_and_the_old_outcome_is_dropped(
         assert first.builder._tasks == {}  # its child process was ended
         for process in (first, second):
             await process.keeper.close()
-
-    asyncio.run(story())
-
-
-def test_a_single_process_resumes_builds_and_sweeps(
-    stores: list[JobStore], home: Home, stub: Path
-) -> None:
-    async def story() -> None:
-        before = MaintenanceProcess(home, stores[0], AlwaysLeader(), stub)
-        # the process ends here, before the build
-        record, _ = before.builder.accept("default", "a", "pydocs", {}, {}, move_sources=True)
-        (home.path / "uploads" / ".upl_half.part").mkdir()
-        process = MaintenanceProcess(home, stores[1], AlwaysLeader(), stub, alone=True)
-        await until(lambda: stores[1].datasets.get(record.id).status == READY, process)
-        await until(lambda: process.swept == 1, process)
-        assert not list((home.path / "uploads").iterdir())
-        await process.keeper.close()
 
     asyncio.run(story())
 

@@ -6,4 +6,4 @@ json_lines, predict (J). The tests of each family use them, and the fuzzers use 
 
 import pytest
 
-pytest.register_assert_rewrite("badinput.build")
+pytest.register_assert_rewrite("tests.robustness.badinput.build")

@@ -10,19 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.robustness.badinput import json_lines, numpy_arrays, parquet, svmlight, tables, xc
+from tests.robustness.badinput.families import FAMILIES
 from tests.robustness.badinput.service import faults, left_of, send
 from tests.support.live_service import client_of, settings_for
 from xcray.service.app import create_app
-
-FAMILIES = {
-    "svmlight": svmlight,
-    "xc": xc,
-    "parquet": parquet,
-    "csv": tables,
-    "jsonl": json_lines,
-    "npz": numpy_arrays,
-}
 
 
 def main() -> int:

@@ -18,29 +18,8 @@ from xcray.predict.predictor import Predictor
 from xcray.storage.atomic import file_digests
 
 WORDS = (
-    b'"shape"',
-    b'"nnz"',
-    b'"files"',
-    b'"bytes"',
-    b'"../x"',
-    b"null",
-    b"[]",
-    b"{}",
-    b"true",
-    b"-1",
-    b"1e9",
-    b"2147483648",
-    b"[[",
-)
-WORDS += (
-    b"indices",
-    b"values",
-    b"ARROW1",
-    b"\xff\xff\xff\xff",
-    b"\xff\xff\xff\x7f",
-    b"\x00\x00\x00\x00",
-    b"n_cols",
-    b"\x08\x00\x00\x00",
+    *b'"shape" "nnz" "files" "bytes" "../x" null [] {} true -1 1e9 2147483648 [['.split(),
+    *b"indices values ARROW1 \xff\xff\xff\xff \xff\xff\xff\x7f \0\0\0\0 n_cols \x08\0\0\0".split(),
 )
 
 

@@ -58,11 +58,3 @@ def test_head_answers_like_get_without_the_body(tmp_path: Path) -> None:
             assert head.headers["content-length"] == response.headers["content-length"], path
             assert head.headers.get("etag") == response.headers.get("etag"), path
         assert httpx.head(f"{url}/v1/models/text:predict").status_code == 405
-
-
-def test_unknown_fields_are_answered_with_the_known_ones(tmp_path: Path) -> None:
-    with serving(create_app(settings_for(tmp_path / "home"))) as url:
-        body = {"instances": [{"text": "a"}], "topk": 3}
-        reply = httpx.post(f"{url}/v1/models/text:predict", json=body).json()
-        assert reply["code"] == "UNKNOWN_FIELD"
-        assert "did you mean 'top_k'?; known fields: instances, top_k" in reply["detail"]

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -23,13 +19,13 @@ import pytest
 
 from tests.support import missing_tools as without
 from tests.support.live_service import TEXTS, publish, settings_for
+from tests.support.service_processes import process, read_process_file
 from tests.support.waiting import until
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.processes.server import Server
 from xcray.service.processes.sockets import listen, stop_accepting
 
-SERVE = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
 BODY = {"instances": [{"text": text} for text in TEXTS]}
 PATIENCE = 180.0
 DRAIN = 60  # seconds; longer than all checks before a second signal ends the drain
@@ -112,38 +108,16 @@ def slow_upload(url: str) -> socket.socket:
 def test_sigterm_fails_no_accepted_request(tmp_path: Path, workers: int) -> None:
     home = tmp_path / "home"
     publish(Registry(home / "models"), "docs", tmp_path / "staged")
-    command = [
-        sys.executable,
-        "-c",
-        SERVE,
-        "serve",
-        "--home",
-        str(home),
-        "--port",
-        "0",
-        "--processes",
-        str(workers),
-    ]
-    environment = {
-        **os.environ,
-        "XCRAY_DRAIN_SECONDS": f"{DRAIN}",
-        "XCRAY_PRELOAD": '["docs"]',
-    }
-    with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        url = until(
-            lambda: (
-                (home / "serve.json").is_file()
-                and json.loads((home / "serve.json").read_text())["url"]
-            )
-        )
+    words = ("serve", "--processes", str(workers))
+    variables = {"XCRAY_DRAIN_SECONDS": f"{DRAIN}", "XCRAY_PRELOAD": '["docs"]'}
+    with process(home, *words, variables=variables) as serve:
+        url = read_process_file(home, serve, "serve")["url"]
         until(lambda: get_once(url, "/readyz").json()["ready"])
         clients = RequestLoop(url)
         clients.start()
         with contextlib.closing(slow_upload(url)) as upload:
             until(lambda: clients.counts["200"] >= 20)
-            process.send_signal(signal.SIGTERM)
+            serve.send_signal(signal.SIGTERM)
             unready = until(
                 lambda: (answer := get_once(url, "/readyz")).status_code == 503 and answer
             )
@@ -155,16 +129,13 @@ def test_sigterm_fails_no_accepted_request(tmp_path: Path, workers: int) -> None
             assert get_once(url, "/healthz").status_code == 200
             at_signal = clients.counts["200"]
             until(lambda: clients.counts["200"] > at_signal)  # requests are still answered
-            process.send_signal(signal.SIGTERM)  # the load balancer has noticed: the drain can end
+            serve.send_signal(signal.SIGTERM)  # the load balancer has noticed: the drain can end
             # New connections are refused while the upload is still incomplete.
             until(lambda: clients.counts["refused"])
             upload.sendall(b"x" * 500)
             assert upload.recv(65_536).startswith(b"HTTP/1.1 201")
-        assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+        assert serve.wait(PATIENCE) == 0, (home / "processes.log").read_text()
         clients.stop()
-    finally:
-        process.kill()
-        process.wait()
     assert {"200", "refused"} <= set(clients.counts) <= {"200", "refused"} | may_be_reset(), (
         clients.counts
     )

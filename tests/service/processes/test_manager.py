@@ -17,7 +17,12 @@ import httpx
 import pytest
 
 from tests.support.live_service import client_of, publish, settings_for
-from tests.support.service_processes import children, worker_processes
+from tests.support.service_processes import (
+    children,
+    process,
+    read_process_file,
+    worker_processes,
+)
 from tests.support.waiting import until
 from xcray.errors import Conflict, Unavailable
 from xcray.jobs.home import Home
@@ -189,15 +194,6 @@ def test_only_the_leader_builds_data_sets_of_all_workers(tmp_path: Path) -> None
         until(lambda: not list((settings.home / "builds").iterdir()))
 
 
-SERVE = """
-import sys
-from pathlib import Path
-from xcray.service.processes.server import serve
-from xcray.service.settings import Settings
-serve(Settings(home=Path(sys.argv[1]), port=0, processes=2))
-"""
-
-
 def read(path: Path) -> str:
     """Return the text of a file in /proc, or "" if its process is gone."""
     try:
@@ -211,53 +207,45 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
     registry = Registry(Home(home).models)
     publish(registry, "docs", tmp_path / "staged")
     body = {"instances": [{"text": "read a csv file"}], "top_k": 1}
-    with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=log, stdout=log)
-        try:
-            report = until(
-                lambda: (
-                    (home / "serve.json").is_file()
-                    and json.loads((home / "serve.json").read_text())
-                )
-            )
-            assert (report["pid"], report["workers"], report["alive"]) == (process.pid, 2, 2)
+    with process(home, "serve", "--processes", "2") as serve:
+        report = read_process_file(home, serve, "serve")
+        assert (report["pid"], report["workers"], report["alive"]) == (serve.pid, 2, 2)
 
-            def ask() -> httpx.Response:
-                return httpx.post(
-                    f"{report['url']}/v1/models/docs:predict",
-                    json=body,
-                    trust_env=False,
-                    timeout=PATIENCE,
-                )
-
-            # one connection per request: both workers get some
-            replies = [ask() for _ in range(24)]
-            assert {one.status_code for one in replies} == {200}
-            assert len({one.content for one in replies}) == 1
-            workers = worker_processes(process.pid)
-            assert len(workers) == 2
-            os.kill(workers[0], signal.SIGKILL)
-            until(lambda: len(new := worker_processes(process.pid)) == 2 and workers[0] not in new)
-            until(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
-            until(
-                lambda: (
-                    httpx.get(f"{report['url']}/readyz", trust_env=False, timeout=PATIENCE).json()[
-                        "degraded"
-                    ]
-                    == []
-                )
+        def ask() -> httpx.Response:
+            return httpx.post(
+                f"{report['url']}/v1/models/docs:predict",
+                json=body,
+                trust_env=False,
+                timeout=PATIENCE,
             )
-            assert ask().status_code == 200
-            figures = httpx.get(f"{report['url']}/metrics", trust_env=False, timeout=PATIENCE).text
-            # The sum over all workers, including the dead one.
-            assert "xcray_predict_instances_total 25.0" in figures
-            publish(registry, "docs", tmp_path / "again", seed=1)
-            # Each process loads the version at its own time.
-            until(lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2})
-            last = worker_processes(process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+
+        # one connection per request: both workers get some
+        replies = [ask() for _ in range(24)]
+        assert {one.status_code for one in replies} == {200}
+        assert len({one.content for one in replies}) == 1
+        workers = worker_processes(serve.pid)
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+        until(lambda: len(new := worker_processes(serve.pid)) == 2 and workers[0] not in new)
+        until(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
+        until(
+            lambda: (
+                httpx.get(f"{report['url']}/readyz", trust_env=False, timeout=PATIENCE).json()[
+                    "degraded"
+                ]
+                == []
+            )
+        )
+        assert ask().status_code == 200
+        figures = httpx.get(f"{report['url']}/metrics", trust_env=False, timeout=PATIENCE).text
+        # The sum over all workers, including the dead one.
+        assert "xcray_predict_instances_total 25.0" in figures
+        publish(registry, "docs", tmp_path / "again", seed=1)
+        # Each process loads the version at its own time.
+        until(lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2})
+        last = worker_processes(serve.pid)
+        serve.send_signal(signal.SIGTERM)
+        assert serve.wait(PATIENCE) == 0, (home / "processes.log").read_text()
     assert not [pid for pid in last if read(Path(f"/proc/{pid}/cmdline"))]
     assert not (home / "serve.json").exists()
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.service_processes import PATIENCE, process, read_process_file, until
 from xcray.cli.main import main
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
@@ -24,8 +21,6 @@ from xcray.jobs.supervision import ray_launch
 from xcray.jobs.supervision.ray_launch import RayJobLauncher
 from xcray.workers.ray.local_cluster import ClusterInfo
 
-# Seconds until a wait is given up: a slow machine may have to compile kernels.
-PATIENCE = 600
 CANARY = "canary-b9f1c2d4e6a80735"
 LINES = (
     '{"text": "read rows of a csv file", "labels": ["csv"]}\n{"text": "write a json file", "labels": ["json"]}\n'
@@ -79,45 +74,25 @@ def test_keys_and_tokens_do_not_leak(
     key = json.loads(capsys.readouterr().out)["key"]
     token = tmp_path / "token"
     token.write_text(CANARY)
-    environment = {
-        **os.environ,
-        "XCRAY_HOME": str(own_home),
-        "XCRAY_RAY_TOKEN_PATH": str(token),
-    }
-    # with a low priority, jobs would take minutes next to other work
-    environment["XCRAY_JOB_NICE"] = "0"
-    log = tmp_path / "serve.log"
-    with open(log, "wb") as out:
-        command = [sys.executable, "-m", "xcray", "serve", "--port", "0", "--log-level", "debug"]
-        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
-    watch = Watch(process.pid)
-    try:
-        replies = work(url_of(own_home, process), key)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE)
-        values = watch.end()
+    variables = {"XCRAY_RAY_TOKEN_PATH": str(token)}
+    with process(own_home, "serve", "--log-level", "debug", variables=variables) as serve:
+        watch = Watch(serve.pid)
+        try:
+            replies = work(read_process_file(own_home, serve, "serve")["url"], key, own_home)
+        finally:
+            serve.send_signal(signal.SIGTERM)
+            serve.wait(PATIENCE)
+            values = watch.end()
     assert len(watch.pids) >= 3, "the service, a build and a runner"
     places = {str(path): path.read_bytes() for path in own_home.rglob("*") if path.is_file()}
-    places |= {"log": log.read_bytes(), "replies": b"".join(replies)} | {
-        f"process {n}": report for n, report in enumerate(values)
-    }
+    places["replies"] = b"".join(replies)
+    places |= {f"process {n}": report for n, report in enumerate(values)}
     assert len(places) > 20
     for secret in (CANARY, key, key.split("_", 2)[2]):
         assert [place for place, content in places.items() if secret.encode() in content] == []
 
 
-def url_of(home: Path, process: subprocess.Popen[bytes]) -> str:
-    """Wait for the service and return its URL."""
-    for _ in range(50 * PATIENCE):
-        assert process.poll() is None
-        if (home / "serve.json").is_file():
-            return str(json.loads((home / "serve.json").read_text())["url"])
-        time.sleep(0.02)
-    raise AssertionError("the service did not start")
-
-
-def work(url: str, key: str) -> list[bytes]:
+def work(url: str, key: str, home: Path) -> list[bytes]:
     """Build a data set, train a model and call other routes; return all replies."""
     replies: list[bytes] = []
     with httpx.Client(
@@ -136,25 +111,14 @@ def work(url: str, key: str) -> list[bytes]:
 
         octets = {"Content-Type": "application/octet-stream"}
         data = ask("POST", "/v1/datasets?name=docs&format=jsonl", content=LINES, headers=octets)
-        settled(lambda: ask("GET", f"/v1/datasets/{data['id']}")["status"], "READY")
+        until(lambda: ask("GET", f"/v1/datasets/{data['id']}")["status"] == "READY", home)
         job = ask("POST", "/v1/jobs", json={"dataset": "docs", "model": "docs", "pool": "serial"})
-        settled(lambda: ask("GET", f"/v1/jobs/{job['id']}")["status"], "SUCCEEDED")
+        until(lambda: ask("GET", f"/v1/jobs/{job['id']}")["status"] == "SUCCEEDED", home)
         for path in ("logs", "timeline", "events"):
             ask("GET", f"/v1/jobs/{job['id']}/{path}")
         for path in ("/v1/audit", "/v1/keys", "/metrics", "/openapi.json", "/readyz", "/v1/models"):
             ask("GET", path)
     return replies
-
-
-def settled(look: Any, expected: str) -> None:
-    """Wait until `look` returns the wanted status."""
-    for _ in range(20 * PATIENCE):
-        result = look()
-        if result == expected:
-            return
-        assert result not in ("FAILED", "STOPPED"), result
-        time.sleep(0.05)
-    raise AssertionError(f"never {expected}")
 
 
 def test_the_ray_token_is_sent_in_a_header_only(

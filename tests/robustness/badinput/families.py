@@ -1,0 +1,14 @@
+"""The rows of the catalogue by format."""
+
+from __future__ import annotations
+
+from tests.robustness.badinput import json_lines, numpy_arrays, parquet, svmlight, tables, xc
+
+FAMILIES = {
+    "svmlight": svmlight,
+    "xc": xc,
+    "parquet": parquet,
+    "csv": tables,
+    "jsonl": json_lines,
+    "npz": numpy_arrays,
+}
