@@ -8,7 +8,6 @@ import os
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -138,12 +137,7 @@ class MatrixWriter:
             _write_all(self._file, piece.view(np.uint8).data)
         self._written += len(indices)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Sync and rename, or remove after an error.
 
         Raises ShapeMismatch if entries are missing.
@@ -209,12 +203,7 @@ class BlobWriter:
             self._file.seek(self._offset + start)
             _write_all(self._file, frozen(piece, np.uint8).data)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Sync and rename, or remove after an error."""
         try:
             with self._file:
