@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from xcray.cli.main import main
-from xcray.cli.terminal.multi_value import repeat_options
 from xcray.data.build import BuildOptions, build
 from xcray.model.model import Model
 
@@ -45,11 +44,16 @@ def test_every_change_from_the_command_line(
         return list(Model.open(tmp_path / out).label_names.to_pylist())
 
     assert labels_after(f"labels remove {folder}/model b c", "less") == ["a", "d"]
-    assert labels_after(f"labels add less {data} --labels c b", "more") == ["a", "d", "c", "b"]
+    assert labels_after(f"labels add less {data} --labels c --labels b", "more") == [
+        "a",
+        "d",
+        "c",
+        "b",
+    ]
     assert "add: 2 labels trained, 2 kept, 4 in total" in capsys.readouterr().out
     assert labels_after(f"labels merge more a b --into ab {data}", "one") == ["ab", "d", "c"]
     assert labels_after("labels rename one c=sea d=dee", "named") == ["ab", "dee", "sea"]
-    labels_after(f"retrain more --labels a d {data} --pool serial", "again")
+    labels_after(f"retrain more --labels a --labels d {data} --pool serial", "again")
     assert Model.open(tmp_path / "again").sha256 == Model.open(tmp_path / "more").sha256
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["again", "less", "more", "named", "one"]
@@ -97,19 +101,3 @@ def test_bad_input(
     assert run(*(known.get(word, word) for word in words), "--out", tmp_path / "new", "--json") == 2
     assert fix in json.loads(capsys.readouterr().err)["message"]
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("d --lam 0.1 0.01 --out o", "d --lam 0.1 --lam 0.01 --out o"),
-        ("d --lam 1 --lam 2 3 -q x", "d --lam 1 --lam 2 --lam 3 -q x"),
-        ("--C -1 -.5 --lam 2", "--C -1 --C -.5 --lam 2"),
-        ("--lam=3 4 --out a b", "--lam=3 4 --out a b"),
-        ("--lam 1 -- 2 3", "--lam 1 -- 2 3"),
-        ("--lam", "--lam"),
-        ("", ""),
-    ],
-)
-def test_options_with_several_values(words: str, expected: str) -> None:
-    assert repeat_options(words.split(), frozenset({"--lam", "--C"})) == expected.split()

@@ -17,7 +17,6 @@ from typing import Any, Final
 import typer
 
 from xcray.cli.main import app
-from xcray.cli.terminal.multi_value import repeat_options
 
 ROOT: Final = Path(__file__).parents[2]
 COMMANDS: Final = typer.main.get_command(app)
@@ -114,7 +113,6 @@ def faults_of(command: Any, words: list[str], whole: bool) -> list[str]:
     if {"--help", "-h"} & set(words):
         return []
     try:
-        words = repeat_options(words, getattr(command, "MULTI_VALUE_OPTIONS", frozenset()))
         inputs, left, _ = command.make_parser(command.context_class(command)).parse_args(
             list(words)
         )

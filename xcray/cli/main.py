@@ -40,7 +40,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.command("train")(train.train)
-app.command("retrain", cls=labels.LabelsCommand)(labels.retrain)
+app.command("retrain")(labels.retrain)
 app.add_typer(labels.app, name="labels")
 labels.app.command("list")(label_details.list_labels)
 labels.app.command("show")(label_details.show)

@@ -55,7 +55,7 @@ class Reporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         return None
 
     def __call__(self, step: Any) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xcray.api.options import PoolOptions
 from xcray.cli.terminal import output
+from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
-from xcray.cli.terminal.multi_value import MultiValueCommand
 from xcray.cli.training.train import print_result
 from xcray.errors import InputError, NotFound
 
@@ -39,8 +41,6 @@ DatasetDir = Annotated[
     Path, typer.Option("--dataset", metavar="DIR", help="Data set with the features of the model.")
 ]
 LabelsFile = Annotated[Path | None, typer.Option(help="File of label names, one per line.")]
-PoolName = Annotated[str, typer.Option("--pool", help="Pool: threads or serial.")]
-Workers = Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")]
 RunDir = Annotated[
     Path | None,
     typer.Option(
@@ -49,26 +49,21 @@ RunDir = Annotated[
 ]
 
 
-class LabelsCommand(MultiValueCommand):
-    """A command with `--labels a b c`."""
-
-    MULTI_VALUE_OPTIONS = frozenset({"--labels"})
-
-
 Labels = Annotated[
-    list[str] | None, typer.Option("--labels", metavar="NAME...", help="Label names.")
+    list[str] | None, typer.Option("--labels", metavar="NAME", help="Label name. Repeatable.")
 ]
 
 
-@app.command(cls=LabelsCommand)
+@app.command()
+@with_options(PoolOptions)
 def add(
     model: ModelDir,
     dataset: DatasetDir,
     out: Out,
     labels: Labels = None,
     labels_file: LabelsFile = None,
-    pool: PoolName = "threads",
-    workers: Workers = 0,
+    *,
+    options: Options,
     run_dir: RunDir = None,
     json: output.JsonOption = False,
 ) -> None:
@@ -76,9 +71,7 @@ def add(
     from xcray.training.edit.labels import add_labels
 
     named = read_names(labels, labels_file)
-    run_edit(
-        lambda how: add_labels(model, dataset, out, named, how), out, run_dir, pool, workers, json
-    )
+    run_edit(lambda how: add_labels(model, dataset, out, named, how), out, json, run_dir, options)
 
 
 @app.command()
@@ -98,12 +91,11 @@ def remove(
     from xcray.training.edit.labels import remove_labels
 
     named = read_names(labels, labels_file)
-    run_edit(
-        lambda how: remove_labels(model, out, named, dataset, how), out, None, "threads", 0, json
-    )
+    run_edit(lambda how: remove_labels(model, out, named, dataset, how), out, json)
 
 
 @app.command()
+@with_options(PoolOptions)
 def merge(
     model: ModelDir,
     labels: Annotated[
@@ -116,8 +108,8 @@ def merge(
     into: Annotated[str, typer.Option("--into", metavar="NAME", help="Name of the merged label.")],
     dataset: DatasetDir,
     out: Out,
-    pool: PoolName = "threads",
-    workers: Workers = 0,
+    *,
+    options: Options,
     run_dir: RunDir = None,
     json: output.JsonOption = False,
 ) -> None:
@@ -127,10 +119,9 @@ def merge(
     run_edit(
         lambda how: merge_labels(model, dataset, out, labels, into, how),
         out,
-        run_dir,
-        pool,
-        workers,
         json,
+        run_dir,
+        options,
     )
 
 
@@ -150,23 +141,24 @@ def rename(
     from xcray.training.edit.labels import rename_labels
 
     pairs = read_renames(names, names_file)
-    run_edit(lambda how: rename_labels(model, out, pairs, how), out, None, "threads", 0, json)
+    run_edit(lambda how: rename_labels(model, out, pairs, how), out, json)
 
 
+@with_options(PoolOptions)
 def retrain(
     model: ModelDir,
     dataset: DatasetDir,
     out: Out,
     labels: Labels = None,
     labels_file: LabelsFile = None,
-    pool: PoolName = "threads",
-    workers: Workers = 0,
+    *,
+    options: Options,
     run_dir: RunDir = None,
     json: output.JsonOption = False,
 ) -> None:
     """Retrain some labels of a model on a newer data set.
 
-    Example: xcray retrain MODEL_DIR --labels a b --dataset DIR --out NEW_DIR
+    Example: xcray retrain MODEL_DIR --labels a --labels b --dataset DIR --out NEW_DIR
     """
     from xcray.training.edit.labels import retrain_labels
 
@@ -174,20 +166,18 @@ def retrain(
     run_edit(
         lambda how: retrain_labels(model, dataset, out, named, how),
         out,
-        run_dir,
-        pool,
-        workers,
         json,
+        run_dir,
+        options,
     )
 
 
 def run_edit(
     change: Callable[[EditOptions], TrainResult],
     out: Path,
-    run_dir: Path | None,
-    pool: str,
-    workers: int,
     as_json: bool,
+    run_dir: Path | None = None,
+    options: Options = MappingProxyType({}),
 ) -> None:
     """Run an edit with progress and Ctrl-C handling, and print the result."""
     from xcray.training.edit.apply import EditOptions
@@ -201,7 +191,7 @@ def run_edit(
         ),
         as_json,
     ) as (show, flag):
-        result = change(EditOptions(pool, workers, working_directory, progress=show, stop=flag))
+        result = change(EditOptions(**options, run_dir=working_directory, progress=show, stop=flag))
     if run_dir is None:
         shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists
     counts = result.report

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.api.options import DEFAULT_MEASURE
+from xcray.api.options import DEFAULT_MEASURE, PoolOptions
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
+from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.train import ParameterOption, SolverOption, format_percent, print_measures
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from xcray.training.tune import TuneResult
 
 
+@with_options(PoolOptions)
 def tune(
     dataset: Annotated[
         Path,
@@ -58,10 +60,8 @@ def tune(
     ] = False,
     solver: SolverOption = "ppdsparse",
     param: ParameterOption = None,
-    pool: Annotated[
-        str, typer.Option(help="Pool: serial, threads, or ray (without warm starts).")
-    ] = "threads",
-    workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")] = 0,
+    *,
+    options: Options,
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -80,16 +80,8 @@ def tune(
     from xcray.training import TrainSpec
     from xcray.training.tune import TuneSpec
 
-    values = {
-        "dataset": str(dataset),
-        "solver": solver,
-        "params": output.parse_assignments(param),
-        "pool": pool,
-        "workers": workers,
-    }
-    spec = TuneSpec(
-        TrainSpec.from_dict(values), parse_grid(grid), select, holdout, seed, warm=not cold
-    )
+    training = TrainSpec(str(dataset), solver, output.parse_assignments(param), **options)
+    spec = TuneSpec(training, parse_grid(grid), select, holdout, seed, warm=not cold)
     working_directory = run_directory(run_dir, out)
     result = run_search(spec, out, working_directory, json)
     if run_dir is None:
