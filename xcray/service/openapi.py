@@ -18,12 +18,12 @@ from pydantic import BaseModel
 from xcray.service.http.access import PUBLIC_PATHS
 from xcray.service.http.body import BODY_MODELS
 from xcray.service.http.problems import MEDIA_TYPE, reason_phrase
-from xcray.service.schemas import Problem
 from xcray.service.schemas.base import (
     ALIAS_PATTERN,
     MAX_VERSION,
     NAME_PATTERN,
     REFERENCE_PATTERN,
+    Problem,
 )
 from xcray.service.schemas.inference import InferenceProblem
 

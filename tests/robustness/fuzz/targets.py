@@ -33,7 +33,7 @@ from xcray.service.http.body import parse_body
 from xcray.service.inference_v2 import decode
 from xcray.service.prediction import fast_decode as quick
 from xcray.service.prediction.instances import to_csr, to_rows
-from xcray.service.schemas import PredictRequest
+from xcray.service.schemas.predict import PredictRequest
 from xcray.service.settings import Settings
 
 OPTIONS = ReadOptions(max_line_bytes=1 << 20, max_field_bytes=1 << 20)

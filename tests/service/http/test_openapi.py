@@ -19,8 +19,9 @@ from xcray.errors import ParameterError
 from xcray.jobs.store.tokens import KeyLimits
 from xcray.service.app import create_app
 from xcray.service.openapi import EXTRA_STATUSES, LINKS, PARAMETER_SCHEMAS
-from xcray.service.schemas import AliasRequest, JobRequest
 from xcray.service.schemas.base import ALIAS_PATTERN, NAME_PATTERN, REFERENCE_PATTERN
+from xcray.service.schemas.jobs import JobRequest
+from xcray.service.schemas.models import AliasRequest
 from xcray.solvers import SOLVERS
 from xcray.storage.atomic import check_name
 

@@ -19,7 +19,7 @@ from xcray.errors import InputError
 from xcray.service.http.body import parse_body
 from xcray.service.prediction import fast_decode as quick
 from xcray.service.prediction.instances import to_csr, to_rows
-from xcray.service.schemas import PredictRequest
+from xcray.service.schemas.predict import PredictRequest
 
 MOST = 64
 

@@ -11,6 +11,7 @@ import pytest
 import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from xcray.api.job_replies import ParameterView
 from xcray.api.options import BatchOptions, JobOptions, TrainingOptions
 from xcray.batch import BatchPredictSpec
 from xcray.cli.main import app
@@ -19,7 +20,7 @@ from xcray.errors import ParameterError, XcrayError
 from xcray.parameters import declared_fields, parameter_table, service_default
 from xcray.service.routes.batch import BatchRequest
 from xcray.service.routes.health import STATIC
-from xcray.service.schemas import JobRequest, ParameterView
+from xcray.service.schemas.jobs import JobRequest
 from xcray.training import TrainSpec
 
 TRAINING = {"dataset": "d", "model": "m"}

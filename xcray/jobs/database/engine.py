@@ -45,6 +45,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def first_row(connection: Connection, query: Any) -> sa.RowMapping | None:
+    """Return the first row of a query by column name, or None."""
+    return connection.execute(query).mappings().first()
+
+
 def retry_once(method: Callable[P, T]) -> Callable[P, T]:
     """Run a method that is one transaction again if the database rolled it back.
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from xcray.errors import Conflict, NotFound
-from xcray.jobs.database.engine import Database, retry_once
+from xcray.jobs.database.engine import Database, first_row, retry_once
 from xcray.jobs.database.schema import DATASETS
 from xcray.jobs.job import DatasetRecord, format_utc, new_id
 from xcray.jobs.store.paging import page_start, page_token_after
@@ -91,7 +91,7 @@ class DatasetTable:
             DATASETS.c.tenant == tenant, DATASETS.c.idempotency_key == key
         )
         with self._database.read() as connection:
-            row = connection.execute(query).mappings().first()
+            row = first_row(connection, query)
         if row is not None and row["digest"] != digest:
             raise Conflict(
                 f"the idempotency key was used before, for data set {row['id']} with another body:"
@@ -105,11 +105,7 @@ class DatasetTable:
     def get(self, dataset_id: str, tenant: str = "default") -> DatasetRecord:
         """Return a record. Raises NotFound if it is missing or another tenant's."""
         with self._database.read() as connection:
-            row = (
-                connection.execute(sa.select(DATASETS).where(_matches(dataset_id, tenant)))
-                .mappings()
-                .first()
-            )
+            row = first_row(connection, sa.select(DATASETS).where(_matches(dataset_id, tenant)))
         if row is None:
             raise _not_found(dataset_id)
         return _to_record(row)
@@ -118,11 +114,7 @@ class DatasetTable:
     def find(self, dataset_id: str) -> DatasetRecord | None:
         """Return a record of any tenant, or None, for xcray's own processes."""
         with self._database.read() as connection:
-            row = (
-                connection.execute(sa.select(DATASETS).where(DATASETS.c.id == dataset_id))
-                .mappings()
-                .first()
-            )
+            row = first_row(connection, sa.select(DATASETS).where(DATASETS.c.id == dataset_id))
         return None if row is None else _to_record(row)
 
     @retry_once
@@ -169,11 +161,7 @@ class DatasetTable:
             if if_version is not None:
                 change = change.where(DATASETS.c.version == if_version)
             changed = connection.execute(change).rowcount
-            row = (
-                connection.execute(sa.select(DATASETS).where(_matches(dataset_id, tenant)))
-                .mappings()
-                .first()
-            )
+            row = first_row(connection, sa.select(DATASETS).where(_matches(dataset_id, tenant)))
         if row is None:
             raise _not_found(dataset_id)
         if not changed:

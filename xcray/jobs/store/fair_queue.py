@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
-from xcray.jobs.database.engine import POSTGRESQL
+from xcray.jobs.database.engine import POSTGRESQL, first_row
 from xcray.jobs.database.schema import JOBS, TURNS
 from xcray.jobs.job import KINDS
 from xcray.jobs.states import PENDING, RUNNING
@@ -147,4 +147,4 @@ def _oldest_job(
         else ()
     )
     query = sa.select(JOBS).where(*mine, due, alive, *others).order_by(JOBS.c.seq).limit(1)
-    return connection.execute(query.with_for_update(skip_locked=True)).mappings().first()
+    return first_row(connection, query.with_for_update(skip_locked=True))

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from xcray.errors import Conflict, ParameterError, Refused
-from xcray.jobs.database.engine import Database, retry_once
+from xcray.jobs.database.engine import Database, first_row, retry_once
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, format_utc, new_id
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL
@@ -184,11 +184,7 @@ class JobTable:
     def find(self, job_id: str) -> Job | None:
         """Return a job of any tenant, or None, for xcray's own processes."""
         with self._database.read() as connection:
-            row = (
-                connection.execute(sa.select(*JOB_COLUMNS).where(JOBS.c.id == job_id))
-                .mappings()
-                .first()
-            )
+            row = first_row(connection, sa.select(*JOB_COLUMNS).where(JOBS.c.id == job_id))
         return None if row is None else to_job(row)
 
     @retry_once
@@ -436,12 +432,8 @@ def _require_unchanged(row: sa.RowMapping, if_events: int | None) -> sa.RowMappi
 
 def _job_with_key(connection: Connection, tenant: str, key: str, digest: str) -> Job | None:
     """Return the job with an idempotency key, or None. Raises Conflict for another digest."""
-    row = (
-        connection.execute(
-            sa.select(JOBS).where(JOBS.c.tenant == tenant, JOBS.c.idempotency_key == key)
-        )
-        .mappings()
-        .first()
+    row = first_row(
+        connection, sa.select(JOBS).where(JOBS.c.tenant == tenant, JOBS.c.idempotency_key == key)
     )
     if row is None:
         return None

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from xcray.errors import Conflict, NotFound
-from xcray.jobs.database.engine import Database, retry_once
+from xcray.jobs.database.engine import Database, first_row, retry_once
 from xcray.jobs.database.schema import KEYS
 from xcray.jobs.job import format_utc, new_id
 
@@ -93,11 +93,7 @@ class KeyTable:
     def find(self, digest: str) -> Key | None:
         """Return the key with a digest, even if revoked or expired, or None."""
         with self._database.read() as connection:
-            row = (
-                connection.execute(sa.select(KEYS).where(KEYS.c.digest == digest))
-                .mappings()
-                .first()
-            )
+            row = first_row(connection, sa.select(KEYS).where(KEYS.c.digest == digest))
         return None if row is None else _to_key(row)
 
     @retry_once
@@ -127,7 +123,7 @@ class KeyTable:
                 .where(*conditions, KEYS.c.revoked.is_(None))
                 .values(revoked=format_utc(self._now()))
             )
-            row = connection.execute(sa.select(KEYS).where(*conditions)).mappings().first()
+            row = first_row(connection, sa.select(KEYS).where(*conditions))
         if row is None:
             raise NotFound(f"there is no key {key_id[:80]!r}: GET /v1/keys lists them")
         return _to_key(row)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from xcray.jobs.database.engine import Database, retry_once
+from xcray.jobs.database.engine import Database, first_row, retry_once
 from xcray.jobs.database.leases import LeaseWatcher
 from xcray.jobs.database.schema import DUTIES
 
@@ -33,10 +33,8 @@ class LeaderLeaseTable:
         unavailable, must not act after that time.
         """
         with self._database.write() as connection:
-            row = (
-                connection.execute(sa.select(DUTIES).where(DUTIES.c.name == role).with_for_update())
-                .mappings()
-                .first()
+            row = first_row(
+                connection, sa.select(DUTIES).where(DUTIES.c.name == role).with_for_update()
             )
             if row is None:
                 return self._create_lease(connection, role, owner, lease_seconds)

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict, Fenced, NotFound
+from xcray.jobs.database.engine import first_row
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import Job, format_utc
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, TERMINAL, is_allowed
@@ -37,7 +38,7 @@ def find_row(
     query = sa.select(JOBS).where(JOBS.c.id == job_id)
     if tenant is not None:
         query = query.where(JOBS.c.tenant == tenant)
-    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+    row = first_row(connection, query.with_for_update() if lock else query)
     if row is None:
         raise NotFound(f"there is no job {job_id[:80]!r}: GET /v1/jobs lists them")
     return row
@@ -45,11 +46,7 @@ def find_row(
 
 def owned_row(connection: Connection, job_id: str, attempt: int) -> sa.RowMapping:
     """Return the row of a running job if `attempt` is the running one. Raises Fenced if not."""
-    row = (
-        connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id).with_for_update())
-        .mappings()
-        .first()
-    )
+    row = first_row(connection, sa.select(JOBS).where(JOBS.c.id == job_id).with_for_update())
     if row is None or row["attempt"] != attempt or row["status"] != RUNNING:
         state = "gone" if row is None else f"{row['status']} in attempt {row['attempt']}"
         raise Fenced(f"attempt {attempt} of {job_id} must not write: the job is {state}")

@@ -19,7 +19,6 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 
-from xcray.service.schemas import PredictRequest
 from xcray.service.schemas.base import (
     FLOAT32_MAX,
     MAX_FILTER_LABELS,
@@ -28,6 +27,7 @@ from xcray.service.schemas.base import (
     MAX_MILLISECONDS,
     MAX_TEXT_CHARS,
 )
+from xcray.service.schemas.predict import PredictRequest
 
 MAX_TOP_K = 2**53  # larger values are left to the strict decoder
 _Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_INDEX)]

@@ -30,7 +30,7 @@ from xcray.service.prediction.encode import encode_predict_reply
 from xcray.service.prediction.fast_decode import PredictQuery
 from xcray.service.prediction.instances import to_rows
 from xcray.service.prediction.shadow import ShadowCopy
-from xcray.service.schemas import PredictRequest
+from xcray.service.schemas.predict import PredictRequest
 from xcray.service.settings import Settings
 from xcray.telemetry.tracing import span
 

@@ -33,8 +33,7 @@ from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.idempotency import IdempotencyKey, replay_response
 from xcray.service.routes.job_replies import submission_reply
-from xcray.service.schemas import Strict
-from xcray.service.schemas.base import ID_PATTERN
+from xcray.service.schemas.base import ID_PATTERN, Strict
 from xcray.service.schemas.declared import declared_values, with_parameters
 from xcray.storage.atomic import sync_path
 from xcray.telemetry import tracing

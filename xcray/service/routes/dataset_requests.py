@@ -19,9 +19,7 @@ from xcray.service.datasets import builds as building
 from xcray.service.datasets.fetching import fetch
 from xcray.service.datasets.statistics import statistics
 from xcray.service.http.auth import Caller
-from xcray.service.schemas import (
-    DatasetRequest,
-)
+from xcray.service.schemas.datasets import DatasetRequest
 
 UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "npz")
 GENERATED_FORMATS = ("pydocs", "synthetic")

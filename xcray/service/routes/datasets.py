@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from xcray.api.job_replies import DatasetView
 from xcray.data.dataset import Dataset
 from xcray.errors import (
     Conflict,
@@ -43,14 +44,13 @@ from xcray.service.routes.dataset_requests import (
     accept_upload,
     check_options,
 )
-from xcray.service.schemas import (
+from xcray.service.schemas.base import SHA256_PATTERN
+from xcray.service.schemas.datasets import (
     DatasetHistogramsView,
     DatasetPage,
     DatasetRequest,
-    DatasetView,
     UploadView,
 )
-from xcray.service.schemas.base import SHA256_PATTERN
 from xcray.storage.atomic import check_name
 
 router = APIRouter(tags=["data sets"])

@@ -10,8 +10,9 @@ from fastapi.responses import FileResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from xcray import __version__
+from xcray.api.job_replies import Ready
 from xcray.service.app_state import app_state_of
-from xcray.service.schemas import Health, Ready
+from xcray.service.schemas.operations import Health
 
 router = APIRouter(tags=["operations"])
 pages = APIRouter(include_in_schema=False)

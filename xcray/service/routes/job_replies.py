@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from fastapi import Request, Response
 
+from xcray.api.job_replies import JobView
 from xcray.errors import NotFound
 from xcray.jobs.job import TRAIN, Job, format_utc
 from xcray.service.app_state import AppState
@@ -17,9 +18,6 @@ from xcray.service.http.etags import (
     reply,
 )
 from xcray.service.http.idempotency import creation_reply
-from xcray.service.schemas import (
-    JobView,
-)
 from xcray.telemetry import tracing
 from xcray.training.report.timeline import read_timeline
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
+from xcray.api.job_replies import EstimateView, JobView, TimelineView
 from xcray.api.options import JobOptions, TrainingOptions
 from xcray.errors import InputError, NotFound
 from xcray.jobs.job import body_digest
@@ -41,18 +42,15 @@ from xcray.service.routes.job_replies import (
     published_model,
     submission_reply,
 )
-from xcray.service.schemas import (
-    EstimateView,
+from xcray.service.schemas.declared import declared_values
+from xcray.service.schemas.jobs import (
     JobPage,
     JobRequest,
-    JobView,
     LabelTablePage,
     StopRequest,
     StopView,
-    TimelineView,
     TrainingRequest,
 )
-from xcray.service.schemas.declared import declared_values
 from xcray.service.supervision import ray_job_link
 from xcray.telemetry import tracing
 from xcray.training.report.timeline import timeline_document

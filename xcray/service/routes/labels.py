@@ -7,6 +7,7 @@ from typing import Annotated, cast
 
 from fastapi import APIRouter, Query, Request, Response
 
+from xcray.api.model_replies import Answerer, LabelSummaryView, LabelView
 from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.predict.label_details import label_details, list_labels
 from xcray.service.app_state import app_state_of
@@ -15,7 +16,7 @@ from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
 from xcray.service.http.offload import run_in_heavy_thread
 from xcray.service.models.cache import LoadedModel
 from xcray.service.prediction.handler import model_target
-from xcray.service.schemas import Answerer, LabelPage, LabelSummaryView, LabelView
+from xcray.service.schemas.models import LabelPage
 
 router = APIRouter(prefix="/v1/models/{reference:modelref}/labels", tags=["models"])
 

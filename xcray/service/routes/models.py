@@ -10,6 +10,15 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from xcray.api.model_replies import (
+    ModelView,
+    RouteView,
+    SetSummary,
+    SetView,
+    ShareView,
+    StateView,
+    VersionView,
+)
 from xcray.errors import Corrupt, NotFound, ParameterError, excerpt, similar_or_all
 from xcray.model.card import render_card as card_of
 from xcray.model.label_sets import StoredLabelSet
@@ -31,23 +40,16 @@ from xcray.service.http.etags import (
     to_json,
 )
 from xcray.service.prediction.shadow import VersionPair, shadow_statistics
-from xcray.service.schemas import (
+from xcray.service.schemas.base import MAX_VERSION
+from xcray.service.schemas.models import (
     AliasRequest,
     LoadView,
     ModelPage,
-    ModelView,
     PairView,
-    RouteView,
     SetPage,
     SetRequest,
-    SetSummary,
-    SetView,
     ShadowView,
-    ShareView,
-    StateView,
-    VersionView,
 )
-from xcray.service.schemas.base import MAX_VERSION
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, TypeAlias, cast
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from xcray.api.model_replies import Answerer, ExplainReply, PredictReply
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.http.auth import PredictCaller
 from xcray.service.http.body import json_body, openapi_body
@@ -18,13 +19,7 @@ from xcray.service.models.cache import LoadedModel
 from xcray.service.prediction.fast_path import FastRoute, Reply
 from xcray.service.prediction.handler import handle_predict, model_target
 from xcray.service.prediction.instances import to_csr
-from xcray.service.schemas import (
-    Answerer,
-    ExplainReply,
-    ExplainRequest,
-    PredictReply,
-    PredictRequest,
-)
+from xcray.service.schemas.predict import ExplainRequest, PredictRequest
 
 router = APIRouter(prefix="/v1/models", tags=["predictions"])
 

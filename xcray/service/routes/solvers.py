@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from xcray.api.job_replies import SolverView
 from xcray.api.options import JobOptions, TrainingOptions
 from xcray.errors import NotFound, excerpt, similar_or_all
 from xcray.parameters import parameter_table
 from xcray.service.http.auth import Reader
 from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
-from xcray.service.schemas import SolverPage, SolverView
+from xcray.service.schemas.solvers import SolverPage
 from xcray.solvers import SOLVERS, describe_solver
 
 router = APIRouter(prefix="/v1/solvers", tags=["solvers"])

@@ -15,8 +15,8 @@ from xcray.service.app_state import app_state_of
 from xcray.service.http.auth import ModelReader, Reader
 from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
 from xcray.service.routes.models import version_view
-from xcray.service.schemas import DiffView, FirstLabels, ReportView
 from xcray.service.schemas.base import MAX_VERSION
+from xcray.service.schemas.models import DiffView, FirstLabels, ReportView
 from xcray.training.report.document import report_document
 
 router = APIRouter(prefix="/v1/models/{name:modelname}", tags=["models"])
