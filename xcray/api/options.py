@@ -28,6 +28,13 @@ class PoolOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalPoolOptions(PoolOptions):
+    """Where work runs that has no pool of Ray."""
+
+    pool: str = parameter("threads", "where the work runs", choices=("serial", "threads"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingOptions(PoolOptions):
     """Options of a training, except its data, its solver and the solver's parameters."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.api.options import PoolOptions
+from xcray.api.options import LocalPoolOptions
 from xcray.cli.terminal import output
 from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
@@ -55,7 +55,7 @@ Labels = Annotated[
 
 
 @app.command()
-@with_options(PoolOptions)
+@with_options(LocalPoolOptions)
 def add(
     model: ModelDir,
     dataset: DatasetDir,
@@ -95,7 +95,7 @@ def remove(
 
 
 @app.command()
-@with_options(PoolOptions)
+@with_options(LocalPoolOptions)
 def merge(
     model: ModelDir,
     labels: Annotated[
@@ -144,7 +144,7 @@ def rename(
     run_edit(lambda how: rename_labels(model, out, pairs, how), out, json)
 
 
-@with_options(PoolOptions)
+@with_options(LocalPoolOptions)
 def retrain(
     model: ModelDir,
     dataset: DatasetDir,

@@ -72,6 +72,8 @@ def tune(
 ) -> None:
     """Try all combinations, choose the best on held-out rows, and train it on all rows.
 
+    Points start warm, from the nearest solved one, except with --cold or --pool ray.
+
     Example: xcray tune data --grid lam=0.1,0.01 --grid C=0.3,1,3
              xcray tune data --solver stagewise --grid lam=1e-4,1e-3 --grid bandwidth=0.5,0.7,1
     """
