@@ -181,20 +181,8 @@ def test_every_route_requires_its_scope(app_setup: AppSetup) -> None:
 
 def filled(template: str, what: str) -> str:
     """Return the path of a template with its parameters replaced by `what`."""
-    for name in (
-        "reference",
-        "label",
-        "solver",
-        "job_id",
-        "file",
-        "dataset_id",
-        "name",
-        "alias",
-        "set",
-        "key_id",
-    ):
-        template = template.replace(f"{{{name}}}", what)
-    return template.replace("{version}", "1")
+    template = template.replace("{version}", "1")
+    return re.sub(r"\{\w+\}", what, template)
 
 
 def test_resources_of_another_tenant_are_not_found(app_setup: AppSetup, tmp_path: Path) -> None:
