@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.source import (
-    PACKAGE,
     ROOT,
     SOURCES,
     constant,
@@ -38,15 +37,11 @@ RUNNERS = {
 }
 SKIPS = {"skip", "skipif", "xfail", "importorskip"}
 UNDECIDED = ["".join(word) for word in (("TO", "DO"), ("FIX", "ME"), ("X", "XX"))]
-MAX_FUNCTION_LINES = 66
-MAX_FILE_LINES = 580
-MAX_KERNEL_FILE_LINES = 700
 # Without PostgreSQL's programs or helm there is nothing to test.
 MAY_SKIP = (
     ROOT / "tests" / "support" / "postgres.py",
     ROOT / "tests" / "deployment" / "chart" / "helm.py",
 )
-KERNELS = sorted((PACKAGE / "kernels").rglob("*.py"))
 TEXTS = sorted(
     path
     for folder, patterns in (
@@ -111,24 +106,6 @@ def is_remark(step: ast.stmt) -> bool:
     return isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant)
 
 
-def long_functions(tree: ast.Module) -> list[str]:
-    """Return the functions that are too long; kernels are exempt."""
-    functions = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not kernel_decorators(node)
-    ]
-    # A signature with many options is a list, not logic: only the body counts.
-    lengths = [
-        (f.name, f.lineno, (f.end_lineno or f.lineno) - f.body[0].lineno + 1) for f in functions
-    ]
-    return [
-        f"line {line}: {name} has {n} lines, more than {MAX_FUNCTION_LINES}"
-        for name, line, n in lengths
-        if n > MAX_FUNCTION_LINES
-    ]
-
-
 def kernel_options(tree: ast.Module) -> list[str]:
     """Return the kernels that hold the interpreter lock or are not cached on disk."""
     out = []
@@ -163,7 +140,7 @@ def forbidden_words(text: str) -> list[str]:
     ]
 
 
-PACKAGE_CHECKS = (code_from_bytes, swallowed_errors, long_functions, kernel_options)
+PACKAGE_CHECKS = (code_from_bytes, swallowed_errors, kernel_options)
 
 
 def test_the_package_passes() -> None:
@@ -190,14 +167,6 @@ def test_no_forbidden_words_anywhere() -> None:
     )
 
 
-def test_files_are_short() -> None:
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
-    limits = {
-        path: MAX_KERNEL_FILE_LINES if path in KERNELS else MAX_FILE_LINES for path in SOURCES
-    }
-    assert {str(p.relative_to(ROOT)): n for p, n in lengths.items() if n > limits[p]} == {}
-
-
 # Tests of the checks: each must find the offence in a snippet, and accept good code.
 
 
@@ -216,7 +185,6 @@ def test_files_are_short() -> None:
         (swallowed_errors, "try:\n    f()\nexcept ValueError:\n    ..."),
         (swallowed_errors, "try:\n    f()\nexcept:\n    raise"),
         (swallowed_errors, "with contextlib.suppress(Exception):\n    f()"),
-        (long_functions, "def f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES + 1)),
         (kernel_options, "@numba.njit\ndef f(): return 1"),
         (kernel_options, "@njit(nogil=True)\ndef f(): return 1"),
         (kernel_options, "@njit(nogil=True, cache=True, fastmath=True)\ndef f(): return 1"),
@@ -237,10 +205,6 @@ def test_each_check_can_fail(check: Callable[[ast.Module], list[str]], snippet: 
             "try:\n    f()\nexcept ValueError:\n    x = 1\nexcept OSError:\n    log()",
         ),
         (swallowed_errors, "with suppress(ProcessLookupError):\n    f()"),
-        (
-            long_functions,
-            "@njit(nogil=True, cache=True)\ndef f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES,
-        ),
         (kernel_options, "@numba.njit(nogil=True, cache=True)\ndef f(): return 1"),
         (skipped_tests, "skip = rows.skip(3)"),
     ],

@@ -10,8 +10,7 @@ import ast
 import importlib
 import json
 import re
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,34 +80,34 @@ def sorted_faults(broken: Iterator[str]) -> list[str]:
     return sorted(set(broken))
 
 
+def unknown(
+    places: dict[str, str], pattern: str, known: Collection[str], at_least: int = 0
+) -> set[tuple[str, str]]:
+    """Return the places and names that match a pattern and are not known."""
+    named = {
+        (place, name)
+        for place, text in places.items()
+        for name in re.findall(pattern, text, re.MULTILINE)
+    }
+    assert len({name for _, name in named}) > at_least
+    return {each for each in named if each[1] not in known}
+
+
 # commands
 
 
 def test_every_command_of_a_page_is_accepted_by_the_parser() -> None:
-    assert (
-        sorted_faults(
-            f"{name}: {fault}"
-            for name, text in pages().items()
-            for each in lines(text)
-            for fault in faults(each, True)
-        )
-        == []
-    )
-    assert sum(len(lines(text)) for text in pages().values()) > 80
+    commands = [(name, each) for name, text in pages().items() for each in lines(text)]
+    broken = [f"{name}: {fault}" for name, each in commands for fault in faults(each, True)]
+    assert broken == []
+    assert len(commands) > 80
 
 
 def test_every_command_named_in_text_or_an_error_exists() -> None:
     places = {**pages(), **sources("xcray")}
-    assert (
-        sorted_faults(
-            f"{name}: {fault}"
-            for name, text in places.items()
-            for each in quoted(text)
-            for fault in faults(each)
-        )
-        == []
-    )
-    assert sum(len(quoted(text)) for text in places.values()) > 150
+    commands = [(name, each) for name, text in places.items() for each in quoted(text)]
+    assert [f"{name}: {fault}" for name, each in commands for fault in faults(each)] == []
+    assert len(commands) > 150
 
 
 @pytest.mark.parametrize(
@@ -164,16 +163,10 @@ def test_every_module_run_by_a_page_exists_with_its_options() -> None:
 
 def test_every_named_make_target_is_in_the_makefile() -> None:
     verbs = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {
-        (name, verb)
-        for name, text in PROSE.items()
-        for verb in re.findall(r"(?:`|^ {4})make ([a-z]+)", text, re.MULTILINE)
-    }
-    assert {each for each in named if each[1] not in verbs} == set()
-    assert {verb for name, verb in named if name == "CONTRIBUTING.md"} >= verbs - {
-        "help",
-        "install",
-    }
+    named = r"(?:`|^ {4})make ([a-z]+)"
+    assert unknown(PROSE, named, verbs) == set()
+    contributing = re.findall(named, PROSE["CONTRIBUTING.md"], re.MULTILINE)
+    assert set(contributing) >= verbs - {"help", "install"}
 
 
 # variables and their defaults
@@ -193,13 +186,7 @@ def variables() -> set[str]:
 def test_every_named_variable_is_read() -> None:
     known = variables() | {"XCRAY_NAME"}  # docs/security.md uses XCRAY_NAME as a placeholder
     places = {**pages(), **sources("xcray", "benchmarks")}
-    named = {
-        (name, each)
-        for name, text in places.items()
-        for each in re.findall(r"\bXCRAY_[A-Z_]*[A-Z]\b", text)
-    }
-    assert {each for each in named if each[1] not in known} == set()
-    assert len({variable for _, variable in named}) > 40
+    assert unknown(places, r"\bXCRAY_[A-Z_]*[A-Z]\b", known, at_least=40) == set()
 
 
 def test_every_documented_default_is_the_default() -> None:
@@ -247,26 +234,14 @@ def test_every_named_metric_is_registered() -> None:
             for name in ("helm/xcray/monitoring/rules.yaml", "helm/xcray/values.yaml")
         },
     }
-    series = re.compile(r"(?<![\w/.:-])(?:ray_)?xcray_[a-z_]+(?![\w*(./])")
-    named = {(name, each) for name, text in places.items() for each in series.findall(text)}
-    assert {each for each in named if each[1] not in metric_names()} == set()
-    assert len({figure for _, figure in named}) > 30
+    series = r"(?<![\w/.:-])(?:ray_)?xcray_[a-z_]+(?![\w*(./])"
+    assert unknown(places, series, metric_names(), at_least=30) == set()
 
 
 def test_every_named_alert_exists() -> None:
     kinds = {"RayCluster", "RayJob", "RayService", "RayExecutor"}
-    named = {
-        (name, each)
-        for name, text in PROSE.items()
-        for each in re.findall(r"\b(?:Xcray|Ray)[A-Z][A-Za-z]+\b", text)
-    }
-    assert {each for each in named if each[1] not in ALERTS | kinds} == set()
-    links = {
-        (name, each)
-        for name, text in PROSE.items()
-        for each in re.findall(r"alerts\.md#(\w+)", text)
-    }
-    assert {each for each in links if each[1] not in {alert.lower() for alert in ALERTS}} == set()
+    assert unknown(PROSE, r"\b(?:Xcray|Ray)[A-Z][A-Za-z]+\b", ALERTS | kinds) == set()
+    assert unknown(PROSE, r"alerts\.md#(\w+)", {alert.lower() for alert in ALERTS}) == set()
 
 
 # HTTP
@@ -343,20 +318,9 @@ def test_every_object_in_a_kubectl_command_of_notes_is_rendered() -> None:
         without.say("helm 4, for NOTES", "names in NOTES were not compared with what is rendered")
         return
     for name, path in helm.values_files().items():
-        words = [
-            program,
-            "install",
-            helm.RELEASE,
-            str(helm.CHART),
-            "--namespace",
-            helm.NAMESPACE,
-            "--dry-run=client",
-            "--values",
-            str(path),
-        ]
-        process = subprocess.run(
-            words, capture_output=True, text=True, timeout=120, check=True
-        ).stdout.partition("\nNOTES:\n")[2]
+        chart = (helm.RELEASE, str(helm.CHART), f"--namespace={helm.NAMESPACE}", f"--values={path}")
+        process = helm.run(program, "install", *chart, "--dry-run=client")
+        process = process.partition("\nNOTES:\n")[2]
         there = {(each["kind"], each["metadata"]["name"]) for each in helm.rendering(name)}
         clusters = {each for kind, each in there if kind == "RayCluster"}
         operators = {("Service", f"{each}-head-svc") for each in clusters} | {
@@ -401,15 +365,9 @@ def test_every_named_path_exists() -> None:
 
 def test_every_named_code_is_defined() -> None:
     values = set(re.findall(r"[\"']([A-Z][A-Z0-9_]{2,})[\"']", "".join(sources("xcray").values())))
-    named = {
-        (name, each)
-        for name, text in PROSE.items()
-        for each in re.findall(r"`([A-Z][A-Z_]{3,})`", text)
-        if name != "CONTRIBUTING.md"
-    }
-    named = {each for each in named if not each[1].startswith(FOREIGN) and each[1] not in NO_CODES}
-    assert {each for each in named if each[1] not in values} == set()
-    assert len({code for _, code in named}) > 60
+    places = {name: text for name, text in PROSE.items() if name != "CONTRIBUTING.md"}
+    named = unknown(places, r"`([A-Z][A-Z_]{3,})`", values | NO_CODES, at_least=60)
+    assert {each for each in named if not each[1].startswith(FOREIGN)} == set()
 
 
 def test_every_constant_named_in_contributing_is_defined() -> None:

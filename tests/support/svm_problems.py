@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from xcray.arrays import CSR, Pattern, csr_from, frozen
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
-from xcray.kernels.sparse import transpose_pattern
+from xcray.kernels.sparse import transpose, transpose_pattern
 
 
 class SVMProblem(NamedTuple):
@@ -43,3 +43,8 @@ def svm_dataset(problem: SVMProblem, path: Path) -> Dataset:
     with DatasetWriter(path, name="svm", n_labels=1) as writer:
         writer.add("train", problem.X, transpose_pattern(problem.YT))
         return writer.finish(source={"format": "synthetic"})
+
+
+def load(solver: Any, problem: SVMProblem, weights: np.ndarray | None = None) -> Any:
+    """Return the state of a worker."""
+    return solver.load(problem.X, transpose(problem.X), problem.YT, weights)

@@ -1,4 +1,4 @@
-"""DS-MLR, L-BFGS and LC trainings: checkpoints, losses, time limits, histories, jobs, REST."""
+"""DS-MLR, L-BFGS and LC trainings: checkpoints, losses, time limits, histories, jobs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from tests.support.live_service import serving, settings_for
-from tests.support.small_trainings import PARAMS, References, kill, once_at, spec_of
-from xcray.client import Client
+from tests.support.small_trainings import References, kill, once_at, spec_of
 from xcray.data.dataset import Dataset
 from xcray.data.weights import set_weights
 from xcray.errors import Conflict, InputError, Refused, Stopped
@@ -28,7 +26,6 @@ from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.service.app import create_app
 from xcray.solvers import make_solver
 from xcray.solvers.synchronous_contract import LabelWeights
 from xcray.storage.arrow import read_table
@@ -292,46 +289,6 @@ def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: References, tmp_path
         store.close()
 
 
-def test_over_rest_to_probabilities(tiny: Dataset, trained: References, tmp_path: Path) -> None:
-    app = create_app(
-        settings_for(tmp_path / "home", dataset_roots=(tiny.path.parent,), pool="serial")
-    )
-    app_state = app.state.app_state
-    with serving(app) as url, Client(url, timeout=600.0) as client:
-        client.datasets.wait(
-            client.datasets.register(str(tiny.path), name="tiny")["id"], seconds=600
-        )
-        request = {"dataset": "tiny", "model": "soft", "solver": "dsmlr", "params": PARAMS["dsmlr"]}
-        job = client.jobs.submit(**request)
-        claimed = app_state.store.attempts.claim("test", lease_seconds=600)
-        assert (
-            run_attempt(
-                app_state.store,
-                app_state.home,
-                claimed.id,
-                claimed.attempt,
-                options=QUICK,
-            )
-            == SUCCEEDED
-        )
-        outcome = client.jobs.get(job["id"])
-        assert outcome["result"]["report"]["objective"] == trained["dsmlr"].report["objective"]
-        kinds = [event["kind"] for event in client.jobs.events(job["id"])]
-        assert kinds.count("epoch") == len(trained["dsmlr"].report["history"])
-        assert (
-            client.jobs.timeline(job["id"])["batches_total"] == trained["dsmlr"].report["batches"]
-        )
-        indices, values = tiny.test.X.row(0)
-        instance = {"indices": indices.tolist(), "values": values.tolist()}
-        answer = client.predict("soft", [instance], top_k=tiny.n_labels, probabilities=True)[
-            "predictions"
-        ][0]
-        expected = softmax_of(Model.open(trained["dsmlr"].model_path), tiny)
-        assert answer["probabilities"] == pytest.approx(sorted(expected, reverse=True), abs=1e-6)
-        assert sum(answer["probabilities"]) == pytest.approx(1.0, abs=1e-6)
-        assert client.explain("soft", instance)["contributions"]
-
-
 def test_products_take_one_core_each() -> None:
     def threads() -> set[int]:
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
@@ -340,13 +297,3 @@ def test_products_take_one_core_each() -> None:
         with limit_blas_threads():
             assert threads() == {1}
         assert threads() == {2}
-
-
-def softmax_of(model: Model, data: Dataset) -> Any:
-    """Return the probabilities of all labels for the first held-out row, by the formula."""
-    scores = (
-        data.test.X.to_scipy()[0].toarray().astype(float)
-        @ model.W.to_scipy().toarray().T.astype(float)
-        + model.b
-    )
-    return (np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum())[0]

@@ -317,113 +317,52 @@ def test_a_model_without_a_class_report_stays_without(
     assert new.n_labels == 31
 
 
-CASES: dict[str, tuple[Any, type[XcrayError], str]] = {
-    "add unknown": (
-        lambda m, d, o: add_labels(m, d, o, ["nine"]),
-        NotFound,
-        "data set .* has no label 'nine'",
-    ),
-    "add known": (
-        lambda m, d, o: add_labels(m, d, o, ["31", "3"]),
-        Conflict,
-        "has label '3' already; train it again with",
-    ),
-    "add twice": (
-        lambda m, d, o: add_labels(m, d, o, ["31", "31"]),
-        InputError,
-        "'31' is named twice",
-    ),
-    "remove unknown": (
-        lambda m, d, o: remove_labels(m, o, ["35"]),
-        NotFound,
-        "the model has no label '35'",
-    ),
-    "remove nothing": (lambda m, d, o: remove_labels(m, o, []), InputError, "at least one label"),
-    "remove all": (
-        lambda m, d, o: remove_labels(m, o, [str(k) for k in range(30)]),
-        InputError,
-        "no label would remain",
-    ),
-    "retrain nothing": (
-        lambda m, d, o: retrain_labels(m, d, o, []),
-        InputError,
-        "at least one label",
-    ),
-    "retrain in data only": (
-        lambda m, d, o: retrain_labels(m, d, o, ["35"]),
-        NotFound,
-        "the model has no label '35'",
-    ),
-    "retrain in neither": (
-        lambda m, d, o: retrain_labels(m, d, o, ["x"]),
-        NotFound,
-        "the model has no label 'x'",
-    ),
-    "merge one": (
-        lambda m, d, o: merge_labels(m, d, o, ["1"], "x"),
-        InputError,
-        "at least two labels",
-    ),
-    "merge twice": (
-        lambda m, d, o: merge_labels(m, d, o, ["1", "1"], "x"),
-        InputError,
-        "named twice",
-    ),
-    "merge unknown": (
-        lambda m, d, o: merge_labels(m, d, o, ["1", "35"], "x"),
-        NotFound,
-        "the model has no label '35'",
-    ),
-    "merge into another": (
-        lambda m, d, o: merge_labels(m, d, o, ["1", "2"], "3"),
-        Conflict,
-        "the model has another label '3'",
-    ),
-    "merge into one of the data": (
-        lambda m, d, o: merge_labels(m, d, o, ["1", "2"], "35"),
-        Conflict,
-        "data set .* '35'",
-    ),
-    "merge into nothing": (
-        lambda m, d, o: merge_labels(m, d, o, ["1", "2"], " "),
-        InputError,
-        "not empty",
-    ),
-    "rename unknown": (
-        lambda m, d, o: rename_labels(m, o, {"35": "x"}),
-        NotFound,
-        "the model has no label '35'",
-    ),
-    "rename clash": (
-        lambda m, d, o: rename_labels(m, o, {"1": "2"}),
-        Conflict,
-        "would name two labels .*'1' and '2'",
-    ),
-    "rename to one": (
-        lambda m, d, o: rename_labels(m, o, {"1": "x", "2": "x"}),
-        Conflict,
-        "would name two labels",
-    ),
-    "rename empty": (lambda m, d, o: rename_labels(m, o, {"1": ""}), InputError, "not empty"),
-    "rename nothing": (lambda m, d, o: rename_labels(m, o, {"1": "1"}), InputError, "OLD=NEW"),
-    "no such data": (lambda m, d, o: add_labels(m, d / "x", o), NotFound, "no data set"),
-    "no such model": (lambda m, d, o: remove_labels(m / "x", o, ["1"]), NotFound, "no model"),
-    "another pool": (
-        lambda m, d, o: add_labels(m, d, o, options=EditOptions(pool="ray")),
-        XcrayError,
-        "serial, threads",
-    ),
-}
+BAD: list[tuple[Any, list[Any], type[XcrayError], str]] = [
+    (add_labels, [["nine"]], NotFound, "data set .* has no label 'nine'"),
+    (add_labels, [["31", "3"]], Conflict, "has label '3' already; train it again with"),
+    (add_labels, [["31", "31"]], InputError, "'31' is named twice"),
+    (remove_labels, [["35"]], NotFound, "the model has no label '35'"),
+    (remove_labels, [[]], InputError, "at least one label"),
+    (remove_labels, [[str(k) for k in range(30)]], InputError, "no label would remain"),
+    (retrain_labels, [[]], InputError, "at least one label"),
+    (retrain_labels, [["35"]], NotFound, "the model has no label '35'"),
+    (retrain_labels, [["x"]], NotFound, "the model has no label 'x'"),
+    (merge_labels, [["1"], "x"], InputError, "at least two labels"),
+    (merge_labels, [["1", "1"], "x"], InputError, "named twice"),
+    (merge_labels, [["1", "35"], "x"], NotFound, "the model has no label '35'"),
+    (merge_labels, [["1", "2"], "3"], Conflict, "the model has another label '3'"),
+    (merge_labels, [["1", "2"], "35"], Conflict, "data set .* '35'"),
+    (merge_labels, [["1", "2"], " "], InputError, "not empty"),
+    (rename_labels, [{"35": "x"}], NotFound, "the model has no label '35'"),
+    (rename_labels, [{"1": "2"}], Conflict, "would name two labels .*'1' and '2'"),
+    (rename_labels, [{"1": "x", "2": "x"}], Conflict, "would name two labels"),
+    (rename_labels, [{"1": ""}], InputError, "not empty"),
+    (rename_labels, [{"1": "1"}], InputError, "OLD=NEW"),
+    (add_labels, [None, EditOptions(pool="ray")], XcrayError, "serial, threads"),
+]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("edit", "arguments", "error", "message"), BAD)
 def test_bad_input_names_the_fix_and_leaves_nothing(
-    tiny: Dataset, some: Model, tmp_path: Path, case: str
+    tiny: Dataset,
+    some: Model,
+    tmp_path: Path,
+    edit: Any,
+    arguments: list[Any],
+    error: type[XcrayError],
+    message: str,
 ) -> None:
-    act, error, message = CASES[case]
+    data = [] if edit in (remove_labels, rename_labels) else [tiny.path]
     with pytest.raises(error, match=message):
-        act(some.path, tiny.path, tmp_path / "out")
+        edit(some.path, *data, tmp_path / "out", *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_directories_are_named(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no data set"):
+        add_labels(some.path, tiny.path / "x", tmp_path / "out")
+    with pytest.raises(NotFound, match="no model"):
+        remove_labels(some.path / "x", tmp_path / "out", ["1"])
 
 
 def test_nothing_to_add(tiny: Dataset, complete_model: Model, tmp_path: Path) -> None:

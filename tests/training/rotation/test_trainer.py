@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.rotation_toy import GRID, LABELS, Toy, ToyWork, TrainingRun, plan_of, trained
-from xcray.errors import Conflict, DataError, Refused, Stopped, Unavailable
+from xcray.errors import DataError, Refused, Stopped, Unavailable
 from xcray.training.rotation import trainer
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
@@ -216,19 +215,6 @@ def test_a_stop_after_a_rollback_is_resumed_the_same(tmp_path):
     assert trained(tmp_path / "broken", work=work).bits == whole.bits
 
 
-def test_a_stop_is_detected_within_a_pass(tmp_path):
-    """Passes that would take a minute end at a stop."""
-    stop, work = StopFlag(), ToyWork(Toy(pause=60.0))
-    timer = threading.Timer(0.3, stop.set)
-    timer.start()
-    with pytest.raises(Stopped):
-        trained(tmp_path, "threads", 2, work, stop=stop)
-    timer.join()
-    assert not [
-        thread for thread in threading.enumerate() if thread.name.startswith("xcray-worker")
-    ]
-
-
 def test_a_finished_run_reports_again_and_delivers_nothing(reference, tmp_path):
     first = trained(tmp_path)
     again = trained(tmp_path)
@@ -272,12 +258,6 @@ def test_training_restarts_if_all_checkpoints_are_damaged(reference, tmp_path):
     result = trained(tmp_path)
     assert result.bits == reference.bits
     assert sorted(result.outcome.damaged) == ["checkpoint-000001", "checkpoint-000002"]
-
-
-def test_the_directory_of_another_run_is_refused(tmp_path):
-    stopped_at(tmp_path, 1)
-    with pytest.raises(Conflict, match="other run"):
-        trained(tmp_path, fingerprint={"run": 2})
 
 
 class Lossy:

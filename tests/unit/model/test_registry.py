@@ -20,15 +20,6 @@ from xcray.model.registry import Registry
 from xcray.storage.atomic import file_digests, write_json
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Registry:
-    """Return three versions of `news`, whose first bias is their number."""
-    out = Registry(tmp_path / "registry")
-    for number in (1, 2, 3):
-        assert out.publish("news", staged(tmp_path / f"staged-{number}", number)) == number
-    return out
-
-
 def test_publish_moves_the_model_in(registry: Registry, tmp_path: Path) -> None:
     assert not (tmp_path / "staged-1").exists()
     assert registry.names() == ["news"]

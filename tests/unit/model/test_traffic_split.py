@@ -20,15 +20,6 @@ KEYS = [f"client-{i}" for i in range(40_000)]
 POINTS = [hash_point("news@prod", key) for key in KEYS]
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Registry:
-    """Return three versions of `news`."""
-    out = Registry(tmp_path / "registry")
-    for number in (1, 2, 3):
-        assert out.publish("news", staged(tmp_path / f"staged-{number}", number)) == number
-    return out
-
-
 @pytest.mark.parametrize("weights", [(0.9, 0.1), (0.5, 0.5), (0.99, 0.01), (0.2, 0.3, 0.5)])
 def test_shares_are_those_of_the_hashes(weights: tuple[float, ...]) -> None:
     """40,000 fixed keys: within four standard deviations, and equal in every run."""

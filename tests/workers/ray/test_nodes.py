@@ -21,6 +21,7 @@ import pytest
 from benchmarks.cluster.nodes import verdict
 from tests.robustness.faults.stage import allowed
 from tests.support.missing_tools import say
+from tests.support.waiting import until
 from xcray.cli.terminal.processes import list_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
@@ -99,14 +100,6 @@ def test_a_killed_command_leaves_no_process_and_no_folder(tmp_path):
     until(lambda: not marked(mark))
     until(lambda: not any(folder.exists() for folder in folders))
     assert folders or not apart
-
-
-def until(holds: Any) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
 
 
 def marked(mark: str) -> set[int]:

@@ -14,6 +14,7 @@ from tests.support.ray_clusters import several_nodes
 from tests.support.rotation_toy import Toy, ToyWork
 from tests.support.rotation_toy import trained as rotated
 from tests.support.sleeping_task import LABEL, Sleeping
+from tests.support.waiting import until
 from xcray.schedule.autoscaling import ScalingPolicy
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
@@ -54,14 +55,6 @@ def digest(tiny):
     return solver.solve(
         solver.load(t.X, t.XT, t.YT), np.arange(tiny.n_labels, dtype=np.int32)
     ).digest()
-
-
-def until(condition, seconds: float = 300.0) -> None:
-    """Wait until a condition holds."""
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, "it never came"
-        time.sleep(0.05)
 
 
 class Run:

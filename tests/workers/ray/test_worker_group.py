@@ -18,6 +18,7 @@ import ray
 from tests.support import shared_ray
 from tests.support.ray_clusters import several_nodes, store_use
 from tests.support.rotation_toy import GRID, ToyWork
+from tests.support.waiting import until
 from tests.support.worker_group_toy import LARGE, Work, ask, replies, to
 from xcray.errors import ParameterError, Unavailable
 from xcray.schedule.events import Lost
@@ -67,14 +68,6 @@ def opened(job: str, workers: int = 2, work=WORK, **options):
         yield group
     finally:
         group.close()
-
-
-def until(condition, seconds: float = 300.0) -> None:
-    """Wait until a condition holds."""
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, "it never came"
-        time.sleep(0.05)
 
 
 def pid_of(group, worker: str) -> int:

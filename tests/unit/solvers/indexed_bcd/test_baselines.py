@@ -9,7 +9,7 @@ import pytest
 from sklearn.svm import LinearSVC
 
 from tests.naive import indexed_bcd as naive
-from tests.support.svm_problems import SVMProblem, svm_problem
+from tests.support.svm_problems import SVMProblem, load, svm_problem
 from xcray.arrays import frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose
@@ -18,7 +18,7 @@ from xcray.solvers.indexed_bcd.baselines import (
     PegasosSolver,
     SelectiveBlockMinimisationSolver,
 )
-from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest, HingeState
+from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest
 from xcray.solvers.solved_labels import SolvedLabels
 
 FIRST = frozen([0], np.int32)
@@ -30,13 +30,6 @@ ALL: tuple[type[HingeOneVsRest], ...] = (*BLOCKS, PegasosSolver)
 def noisy() -> SVMProblem:
     """Return a problem with 5 % label noise."""
     return svm_problem(3, n=2_000)
-
-
-def load(
-    solver: HingeOneVsRest, problem: SVMProblem, weights: np.ndarray | None = None
-) -> HingeState:
-    """Return the state of a worker."""
-    return solver.load(problem.X, transpose(problem.X), problem.YT, weights)
 
 
 def v_of(solved: SolvedLabels) -> np.ndarray:

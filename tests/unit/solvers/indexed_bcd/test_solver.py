@@ -10,7 +10,7 @@ import pytest
 from sklearn.svm import LinearSVC
 
 from tests.naive import indexed_bcd as naive
-from tests.support.svm_problems import SVMProblem, svm_problem
+from tests.support.svm_problems import SVMProblem, load, svm_problem
 from xcray.arrays import csr_from, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose
@@ -29,13 +29,6 @@ SMALL = {"C": 0.1, "first_rows": 60, "query_rows": 40, "max_sweeps": 3000}
 def noisy() -> SVMProblem:
     """Return a problem with 5 % label noise."""
     return svm_problem(3, n=3_000)
-
-
-def load(
-    solver: IndexedBCDSolver, problem: SVMProblem, weights: np.ndarray | None = None
-) -> HingeState:
-    """Return the state of a worker."""
-    return solver.load(problem.X, transpose(problem.X), problem.YT, weights)
 
 
 def new_training(
