@@ -93,32 +93,12 @@ class Connection:
         """Close the connections."""
         self._http.close()
 
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Any = None,
-        content: Path | None = None,
-        query: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        is_repeatable: bool = False,
-    ) -> Any:
+    def request(self, method: str, path: str, **request: Any) -> Any:
         """Send one request; return JSON, text, or None for an empty response.
 
-        content: a file as the body. is_repeatable: whether the request can be repeated.
+        request: see `_request_with_retries`.
         """
-        return _decode(
-            self._request_with_retries(
-                method,
-                path,
-                body=body,
-                content=content,
-                query=query,
-                headers=headers,
-                is_repeatable=is_repeatable,
-            )
-        )
+        return _decode(self._request_with_retries(method, path, **request))
 
     def create(self, path: str, *, key: str | None = None, **request: Any) -> Any:
         """Send a POST that creates something, with an idempotency key.
@@ -162,7 +142,8 @@ class Connection:
     ) -> httpx.Response:
         """Return a successful response, with retries.
 
-        Raises the matching xcray.errors class.
+        content: a file as the body. is_repeatable: whether the request can be repeated. Raises the
+        matching xcray.errors class.
         """
         tries = self._retries if is_repeatable or method in IDEMPOTENT_METHODS else 0
         params = {name: value for name, value in (query or {}).items() if value is not None}

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli.service.store import HomeOption, StoreOption, existing_store
+from xcray.cli.service.store import HomeOption, StoreOption, open_store
 from xcray.cli.terminal import output
 from xcray.errors import Conflict, InputError, NotFound, excerpt
 
@@ -90,7 +88,7 @@ def create(
             "--if-absent needs --secret-file: a generated key is always new", code="USAGE"
         )
     token = create_token() if secret_file is None else _read_token(secret_file)
-    with _open_store(home, store, create=True) as opened:
+    with open_store(home, store, create=True) as opened:
         key, new = _add_key(opened, token, request, if_absent)
         older = (
             grace is not None and key.is_valid(time.time()) and key.name == name
@@ -157,7 +155,7 @@ def list_keys(
     json: output.JsonOption = False,
 ) -> None:
     """List all keys without their secrets."""
-    with _open_store(home, store) as opened:
+    with open_store(home, store) as opened:
         keys = [_key_as_dict(key) for key in opened.keys.list_all(tenant)]
     if json:
         output.print_json({"keys": keys})
@@ -186,7 +184,7 @@ def revoke(
     from xcray.jobs.store.tokens import parse_duration
 
     ends = None if after is None else time.time() + parse_duration(after)
-    with _open_store(home, store) as opened:
+    with open_store(home, store) as opened:
         if ends is None:
             key = opened.keys.revoke(key_id)
             opened.audit.record(key.tenant, None, "key.revoke", key.id, AUDIT_DETAIL)
@@ -223,7 +221,7 @@ def audit(
 ) -> None:
     """Show who changed what, with key and request, newest first."""
     entries: list[Any] = []
-    with _open_store(home, store) as opened:
+    with open_store(home, store) as opened:
         token = None
         while len(entries) < limit:
             page, token = opened.audit.list_page(
@@ -307,26 +305,6 @@ def _retire(opened: JobStore, keys: list[Key], ends: float) -> list[Key]:
             key.tenant, None, "key.retire", key.id, {**AUDIT_DETAIL, "expires": ends}
         )
     return changed
-
-
-@contextmanager
-def _open_store(
-    home: Path | None, store: str | None, *, create: bool = False
-) -> Iterator[JobStore]:
-    """Open the selected store; create: also an empty one in a home directory without a store."""
-    from xcray.cli.service.serve import make_settings
-    from xcray.jobs.home import Home as Folder
-    from xcray.jobs.store.job_store import JobStore
-
-    settings = make_settings({"home": home, "store": store})
-    if create and settings.store is None:
-        Folder(settings.home)
-    url = settings.store_url if create else existing_store(settings)
-    job_store = JobStore(url, upgrade=settings.store_upgrade)
-    try:
-        yield job_store
-    finally:
-        job_store.close()
 
 
 def _parse_limit(text: str) -> tuple[str, int]:

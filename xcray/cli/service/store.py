@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from xcray.cli.terminal import output
 from xcray.errors import NotFound
 
 if TYPE_CHECKING:
+    from xcray.jobs.store.job_store import JobStore
     from xcray.service.settings import Settings
 
 app = typer.Typer(
@@ -105,11 +107,8 @@ def verify(
     from xcray.jobs.supervision.integrity import verify_references
 
     settings = make_settings({"home": home, "store": store})
-    opened = JobStore(existing_store(settings), upgrade=False)
-    try:
+    with closing(JobStore(existing_store(settings), upgrade=False)) as opened:
         faults = verify_references(opened, Folder(settings.home), check_content=check_content)
-    finally:
-        opened.close()
     if json:
         output.print_json(
             {"looked": faults.looked, "dangling": [each._asdict() for each in faults.dangling]}
@@ -140,12 +139,9 @@ def sweep(
     from xcray.service.supervision import retention_of
 
     settings = make_settings({"home": home, "store": store})
-    job_store = JobStore(existing_store(settings))
-    try:
-        retention = retention_of(settings, Folder(settings.home), job_store)
+    with closing(JobStore(existing_store(settings))) as opened:
+        retention = retention_of(settings, Folder(settings.home), opened)
         things = list(retention.list_removable()) if dry_run else retention.sweep()
-    finally:
-        job_store.close()
     if not json:
         for thing in things:
             output.print_line(f"{thing.n_bytes:>15,}  {thing.path}  ({thing.why})")
@@ -178,6 +174,18 @@ def existing_store(settings: Settings) -> str:
             f"there is no job store in {settings.home}: give --home, or start `xcray serve` there"
         )
     return settings.store_url
+
+
+def open_store(home: Path | None, store: str | None, *, create: bool = False) -> closing[JobStore]:
+    """Open the selected store; create: also an empty one in a home directory without a store."""
+    from xcray.jobs.home import Home as Folder
+    from xcray.jobs.store.job_store import JobStore
+
+    settings = make_settings({"home": home, "store": store})
+    if create and settings.store is None:
+        Folder(settings.home)
+    url = settings.store_url if create else existing_store(settings)
+    return closing(JobStore(url, upgrade=settings.store_upgrade))
 
 
 def print_details(details: dict[str, Any], json: bool) -> None:
