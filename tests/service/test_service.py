@@ -7,7 +7,6 @@ import json
 import os
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +19,15 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.support.live_service import LABELS, TEXTS, client_of, publish, settings_for
+from tests.support.live_service import (
+    LABELS,
+    OCTETS,
+    TEXTS,
+    build_stub,
+    client_of,
+    publish,
+    settings_for,
+)
 from tests.support.waiting import until
 from xcray.errors import Conflict, ParameterError
 from xcray.jobs.states import SUCCEEDED
@@ -31,7 +38,6 @@ from xcray.service.models.cache import ModelCache, ModelTarget
 from xcray.service.processes.sockets import listen
 from xcray.service.settings import Settings
 
-OCTETS = {"Content-Type": "application/octet-stream"}
 LINES = "".join(
     json.dumps({"text": text, "labels": [label]}) + "\n"
     for text, label in zip(TEXTS * 5, LABELS * 5, strict=True)
@@ -47,21 +53,6 @@ class Service(NamedTuple):
     http: httpx.Client
     app_state: AppState
     app: FastAPI
-
-
-def build_stub(tmp_path: Path, code: str) -> tuple[str, ...]:
-    """Return the command of a stub that replaces the child process of data set builds.
-
-    sys.argv[1] of the stub is the request.
-    """
-    script = tmp_path / "stub.py"
-    script.write_text(
-        f"import json, os, pathlib, signal, sys, time\nfolder = pathlib.Path(sys.argv[1]).parent\n{code}\n"
-    )
-    return (sys.executable, str(script))
-
-
-READY_STUB = "(folder / 'outcome.json').write_text(json.dumps({'stats': {'n_labels': 4}}))"
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +75,7 @@ def stub_service(folder: Path, **changes: Any) -> Iterator[Service]:
     """Yield a service with a stub that builds data sets at once."""
     app = create_app(
         settings_for(folder / "home", **changes),
-        parts=AppParts(build_command=build_stub(folder, READY_STUB)),
+        parts=AppParts(build_command=build_stub(folder)),
     )
     with client_of(app) as http:
         yield Service(http, app.state.app_state, app)
@@ -224,7 +215,7 @@ def test_only_paths_below_an_allowed_root_are_accepted(tmp_path: Path) -> None:
     (root / "link").symlink_to(outside)
     app = create_app(
         settings_for(tmp_path / "home", dataset_roots=(root,)),
-        parts=AppParts(build_command=build_stub(tmp_path, READY_STUB)),
+        parts=AppParts(build_command=build_stub(tmp_path)),
     )
     with client_of(app) as http:
 
@@ -255,9 +246,7 @@ def test_uploads_and_builds_of_a_crashed_service_are_swept_and_resumed(tmp_path:
         ).json()
     (home / "uploads" / ".upl_half.part").mkdir()
     assert (home / "builds" / body["id"] / "train.jsonl").read_text() == LINES
-    second = create_app(
-        settings_for(home), parts=AppParts(build_command=build_stub(tmp_path, READY_STUB))
-    )
+    second = create_app(settings_for(home), parts=AppParts(build_command=build_stub(tmp_path)))
     with client_of(second) as http:
         assert settled(http, body["id"])["status"] == "READY"
         # Inputs are deleted after the result is reported.

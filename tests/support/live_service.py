@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -35,6 +36,8 @@ TEXTS = (
 LABELS = ("csv", "json", "socket", "io")
 # Seconds until a wait fails: the first process that loads a model may have to compile the kernels.
 PATIENCE = 600.0
+OCTETS = {"Content-Type": "application/octet-stream"}
+READY = "(folder / 'outcome.json').write_text(json.dumps({'stats': {'n_labels': 4}}))"
 
 
 def settings_for(home: Path, **changes: Any) -> Settings:
@@ -44,6 +47,18 @@ def settings_for(home: Path, **changes: Any) -> Settings:
         "port": 0,
     }
     return Settings(**{**fixed, **changes})
+
+
+def build_stub(folder: Path, code: str = READY) -> tuple[str, ...]:
+    """Return the command of a stub that replaces the child process of data set builds.
+
+    sys.argv[1] of the stub is the request; by default the data set is READY at once.
+    """
+    script = folder / "stub.py"
+    script.write_text(
+        f"import json, os, pathlib, signal, sys, time\nfolder = pathlib.Path(sys.argv[1]).parent\n{code}\n"
+    )
+    return (sys.executable, str(script))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from fastapi import FastAPI, Request
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import Status, events, from_schema
 
-from tests.support.live_service import plain_model, publish, serving, settings_for
+from tests.support.live_service import build_stub, plain_model, publish, serving, settings_for
 from xcray.errors import Fenced, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
@@ -38,9 +38,6 @@ from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
 from xcray.service.http.auth import Caller, Unauthorised, bearer_token
 
-STUB = """import json, pathlib, sys
-(pathlib.Path(sys.argv[1]).parent / "outcome.json").write_text(json.dumps({"stats": {"n_labels": 4}}))
-"""
 KEY = "xck_of_the_tests"
 
 # Statuses of rejected requests that fit their schema, with the reason. A JSON schema describes the
@@ -172,8 +169,6 @@ class ExplorationResult(NamedTuple):
 @contextmanager
 def service(folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
     """Serve an app with one object of each kind; yield its description, address and known names."""
-    stub = folder / "stub.py"
-    stub.write_text(STUB)
     constants.FAILED_KEYS_PER_MINUTE = 0
     settings = settings_for(folder / "home", requests_per_minute=0)
     with closing(JobStore(Home(settings.home).store_url)) as store:
@@ -182,7 +177,7 @@ def service(folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
             parts=AppParts(
                 store=store,
                 supervisor=Ender(store),
-                build_command=(sys.executable, str(stub)),
+                build_command=build_stub(folder),
                 authenticate=admin,
             ),
         )

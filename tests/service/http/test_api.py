@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from tests.support.live_service import client_of, publish, settings_for
+from tests.support.live_service import OCTETS, build_stub, client_of, publish, settings_for
 from xcray.api.job_replies import DatasetView, JobView
 from xcray.errors import Conflict, NotFound
 from xcray.jobs.states import FAILED
@@ -27,9 +26,6 @@ from xcray.service.http.etags import counter_etag
 from xcray.service.observability.log_tail import read_from, read_last_lines
 from xcray.service.routes.datasets import dataset_fields as members_of_dataset
 from xcray.service.routes.job_replies import job_fields
-
-OCTETS = {"Content-Type": "application/octet-stream"}
-STUB = "import json, pathlib, sys; (pathlib.Path(sys.argv[1]).parent / 'outcome.json').write_text(json.dumps({'stats': {'n': 4}}))"
 
 
 class Service(NamedTuple):
@@ -44,9 +40,7 @@ class Service(NamedTuple):
 def stub_app(home: Path) -> FastAPI:
     """Return an app with a stub that builds data sets at once."""
     home.parent.mkdir(parents=True, exist_ok=True)
-    stub = home.parent / "stub.py"
-    stub.write_text(STUB)
-    return create_app(settings_for(home), parts=AppParts(build_command=(sys.executable, str(stub))))
+    return create_app(settings_for(home), parts=AppParts(build_command=build_stub(home.parent)))
 
 
 @pytest.fixture

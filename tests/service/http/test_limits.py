@@ -19,7 +19,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.support.clocks import Clock
-from tests.support.live_service import PATIENCE, client_of, serving, settings_for
+from tests.support.live_service import OCTETS, PATIENCE, client_of, serving, settings_for
 from tests.support.raw_requests import ask
 from tests.support.waiting import until
 from xcray.errors import Unavailable
@@ -37,9 +37,6 @@ from xcray.service.http.limits import (
 )
 from xcray.service.prediction import fast_decode
 from xcray.service.prediction.fast_decode import decode_fast
-
-OCTETS = {"Content-Type": "application/octet-stream"}
-
 
 # Callers
 

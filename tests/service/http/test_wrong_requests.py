@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.live_service import PATIENCE, client_of, publish, settings_for
+from tests.support.live_service import OCTETS, client_of, publish, settings_for
+from tests.support.waiting import until
 from xcray.service.app import create_app
 
-OCTETS = {"Content-Type": "application/octet-stream"}
 TEXT = {"text": "read rows"}
 
 
@@ -120,11 +119,7 @@ def test_compressed_uploads_are_read_by_their_content(http: httpx.Client, home: 
     upload = http.post("/v1/uploads", content=gzip.compress(row), headers=OCTETS).json()["id"]
     body = {"name": "small", "format": "jsonl", "uploads": {"train": upload}}
     made = http.post("/v1/datasets", json=body).json()
-    end = time.monotonic() + PATIENCE
-    while (found := http.get(f"/v1/datasets/{made['id']}").json())["status"] == "BUILDING":
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    assert found["status"] == "READY", found
+    until(lambda: http.get(f"/v1/datasets/{made['id']}").json()["status"] == "READY")
     upload = http.post("/v1/uploads", content=gzip.compress(row), headers=OCTETS).json()["id"]
     body = {"upload": upload, "format": "jsonl"}
     job = http.post("/v1/models/docs:batchPredict", json=body).json()
