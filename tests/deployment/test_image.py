@@ -223,14 +223,8 @@ def composed() -> dict[str, Any]:
 
 
 def test_compose_is_valid_by_its_schema() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "check_jsonschema",
-        "--builtin-schema",
-        "vendor.compose-spec",
-        str(COMPOSE),
-    ]
+    schema = ("--builtin-schema", "vendor.compose-spec")
+    command = [sys.executable, "-m", "check_jsonschema", *schema, str(COMPOSE)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
 
@@ -303,20 +297,8 @@ def test_secrets_are_generated_once_and_are_keys(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
     assert set(texts[0]) == set(composed()["secrets"])
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
-    assert (
-        cli.main(
-            [
-                "keys",
-                "create",
-                "--scopes",
-                "admin",
-                "--secret-file",
-                str(tmp_path / "secrets/admin_key"),
-                "--json",
-            ]
-        )
-        == 0
-    )
+    key = f"--secret-file {tmp_path}/secrets/admin_key"
+    assert cli.main(f"keys create --scopes admin {key} --json".split()) == 0
 
 
 def test_rays_launcher_accepts_its_cluster_file() -> None:

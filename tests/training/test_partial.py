@@ -190,19 +190,8 @@ def test_partial_from_the_command_line(
     assert "--run-dir" in shown.err
     assert (tmp_path / "model.run").is_dir()  # kept for a run with more time
     monkeypatch.setattr(solve_labels, "run_schedule", run_schedule)
-    assert (
-        main(
-            [
-                *words,
-                "--run-dir",
-                str(tmp_path / "model.run"),
-                "--out",
-                str(tmp_path / "whole"),
-                "--json",
-            ]
-        )
-        == 0
-    )
+    more = f"--run-dir {tmp_path}/model.run --out {tmp_path}/whole --json"
+    assert main([*words, *more.split()]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["sha256"] != Model.open(tmp_path / "model").sha256
     assert "partial" not in result["report"]

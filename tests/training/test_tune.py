@@ -367,32 +367,11 @@ def test_a_split_with_an_empty_side_is_refused(tiny: Dataset, tmp_path: Path) ->
 def test_path_from_the_command_line(
     tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "tune",
-        str(tiny.path),
-        "--grid",
-        "lam=0.1",
-        "--grid",
-        "tau=1",
-        "--grid",
-        "C=1,3",
-        "--pool",
-        "serial",
-        "--select",
-        "P@3",
-    ]
+    grid = "--grid lam=0.1 --grid tau=1 --grid C=1,3"
+    words = f"tune {tiny.path} {grid} --pool serial --select P@3".split()
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split("\t") == [
-        "lam",
-        "tau",
-        "C",
-        "P@3 held out",
-        "weights",
-        "certified",
-        "took",
-        "",
-    ]
+    assert lines[0].startswith("lam\ttau\tC\tP@3 held out\tweights\tcertified\ttook\t")
     assert sum(line.endswith("chosen") for line in lines) == 1
     assert not (tmp_path / "out.run").exists()
     assert main([*words, "--out", str(tmp_path / "out"), "--json"]) == 1

@@ -370,83 +370,37 @@ def test_from_the_command_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def run(*arguments: Any) -> tuple[int, str]:
-        code = cli.main([str(argument) for argument in arguments])
-        return code, capsys.readouterr().out
+    def run(words: str) -> tuple[int, str]:
+        return cli.main(words.split()), capsys.readouterr().out
 
-    code, output = run("calibrate", plain.path, data.path, "-o", tmp_path / "new")
+    new, home, rows = tmp_path / "new", tmp_path / "home", tmp_path / "rows.txt"
+    code, output = run(f"calibrate {plain.path} {data.path} -o {new}")
     assert code == 0
     assert "ECE of sigmoid(score)" in output
-    assert Model.open(tmp_path / "new").sha256 == calibrated.sha256
-    code, output = run(
-        "calibrate",
-        plain.path,
-        data.path,
-        "--publish",
-        "text",
-        "--home",
-        tmp_path / "home",
-        "--json",
-    )
+    assert Model.open(new).sha256 == calibrated.sha256
+    publish = f"{data.path} --publish text --home {home}"
+    code, output = run(f"calibrate {plain.path} {publish} --json")
     assert (code, json.loads(output)["model"]) == (0, "text:1")
-    code, output = run(
-        "calibrate",
-        "text",
-        data.path,
-        "--publish",
-        "text",
-        "--home",
-        tmp_path / "home",
-        "--seed",
-        "1",
-        "--json",
-    )
+    code, output = run(f"calibrate text {publish} --seed 1 --json")
     assert (code, json.loads(output)["model"]) == (0, "text:2")
-    assert (
-        read_manifest(tmp_path / "home/models/text/versions/2")["stages"][0]["calibration"]["seed"]
-        == 1
-    )
-    assert sorted(path.name for path in (tmp_path / "home/models").iterdir()) == ["text"]
-    assert run("calibrate", plain.path, data.path)[0] == 2
-    assert (
-        run("calibrate", "nothing", data.path, "--publish", "text", "--home", tmp_path / "home")[0]
-        == 2
-    )
-    shown = json.loads(run("models", "show", tmp_path / "new", "--json")[1])
+    second = read_manifest(home / "models/text/versions/2")
+    assert second["stages"][0]["calibration"]["seed"] == 1
+    assert sorted(path.name for path in (home / "models").iterdir()) == ["text"]
+    assert run(f"calibrate {plain.path} {data.path}")[0] == 2
+    assert run(f"calibrate nothing {publish}")[0] == 2
+    shown = json.loads(run(f"models show {new} --json")[1])
     assert shown["calibrated"].startswith("ECE @1")
-    rows = tmp_path / "rows.txt"
     rows.write_text("0 3:1 7:0.5\n0 9:1\n")
-    requests = (
-        "predict",
-        tmp_path / "new",
-        "--file",
-        rows,
-        "-k",
-        2,
-        "--probabilities",
-        "--certificate",
-        "--json",
-    )
-    document = json.loads(run(*requests)[1])["predictions"]
+    request = f"predict {new} --file {rows} --probabilities --certificate"
+    document = json.loads(run(f"{request} -k 2 --json")[1])["predictions"]
     assert all(0 < one["probability"] < 1 for answer in document for one in answer["labels"])
     assert all(answer["certificate"]["exact"] for answer in document)
     assert document[0]["labels"][0]["score"] >= document[0]["labels"][1]["score"]
     best = document[0]["labels"][0]["label"]
-    without = json.loads(run(*requests, "--deny", best)[1])["predictions"]
+    without = json.loads(run(f"{request} -k 2 --json --deny {best}")[1])["predictions"]
     assert without[0]["labels"][0]["label"] == document[0]["labels"][1]["label"]
-    assert run("predict", plain.path, "--file", rows, "--probabilities")[0] == 2
-    lines = run(
-        "predict",
-        tmp_path / "new",
-        "--file",
-        rows,
-        "-k",
-        1,
-        "--probabilities",
-        "--certificate",
-        "--allow",
-        best,
-    )[1]
+    assert run(f"predict {plain.path} --file {rows} --probabilities")[0] == 2
+    lines = run(f"{request} -k 1 --allow {best}")[1]
     assert " % " in lines
     assert (
         "exact: no other label is allowed" in lines

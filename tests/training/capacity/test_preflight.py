@@ -425,15 +425,7 @@ def test_sizes_for_people() -> None:
 
 def test_the_command_line_estimates_and_refuses(middle: Dataset, tmp_path: Path) -> None:
     runner = CliRunner()
-    requests = [
-        "train",
-        str(middle.path),
-        "--estimate",
-        "--out",
-        str(tmp_path / "m"),
-        "--pool",
-        "serial",
-    ]
+    requests = f"train {middle.path} --estimate --out {tmp_path}/m --pool serial".split()
     result = runner.invoke(app, [*requests, "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["estimate"]["workers"] == 1

@@ -291,22 +291,11 @@ def test_a_jobs_timeline_and_labels_outlive_its_run(
         {**row, "number": row["label"], "label": names[row["label"]]} for row in table
     ]
 
-    assert (
-        run(
-            "jobs",
-            "timeline",
-            job,
-            "--server",
-            served.client.url,
-            "--picture",
-            tmp_path / "job.svg",
-            "--json",
-        )
-        == 0
-    )
+    words = ("jobs", "timeline", job, "--server", served.client.url)
+    assert run(*words, "--picture", tmp_path / "job.svg", "--json") == 0
     assert read(capsys) == expected
     assert "done" in series_of((tmp_path / "job.svg").read_text())
-    assert run("jobs", "timeline", job, "--server", served.client.url) == 0
+    assert run(*words) == 0
     assert f"{tiny.n_labels} labels" in capsys.readouterr().out.splitlines()[-1]
 
 
