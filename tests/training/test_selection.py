@@ -104,16 +104,8 @@ def test_a_stopped_selection_resumes_to_the_same_choice(
 def test_the_command_prints_what_it_tried(
     tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        "train",
-        str(tiny.path),
-        "--auto",
-        DEFAULT_MEASURE,
-        "--pool",
-        "serial",
-        "-o",
-        str(tmp_path / "m"),
-    ]
+    words = f"train {tiny.path} --auto {DEFAULT_MEASURE} --pool serial -o {tmp_path}/m"
+    command = words.split()
     assert main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)["report"]
     assert report["auto"]["settings"][0]["params"]["C"] == 1.0

@@ -107,10 +107,13 @@ def run(program: str, *words: str) -> str:
 @functools.cache
 def template(helm: str, name: str, release: str = RELEASE, apis: tuple[str, ...] = APIS) -> str:
     """Return `helm template` for a file of `values_files`, with tests and hooks. Raises Refused."""
-    path = values_files()[name]
+    return _template(helm, release, str(values_files()[name]), apis)
+
+
+def _template(helm: str, release: str, file: str, apis: tuple[str, ...] = APIS) -> str:
     words = ["template", release, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBE]
     words += [word for api in apis for word in ("--api-versions", api)]
-    return run(helms()[helm], *words, "--values", str(path))
+    return run(helms()[helm], *words, "--values", file)
 
 
 def template_values(
@@ -120,19 +123,7 @@ def template_values(
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values, file)
         file.flush()
-        words = [
-            "template",
-            release,
-            str(CHART),
-            "--namespace",
-            NAMESPACE,
-            "--kube-version",
-            KUBE,
-            "--values",
-            file.name,
-        ]
-        words += [word for api in APIS for word in ("--api-versions", api)]
-        return read(run(helms()[helm or newest()], *words))
+        return read(_template(helm or newest(), release, file.name))
 
 
 def newest() -> str:

@@ -73,21 +73,8 @@ def test_a_model_gets_labels_of_a_data_set_with_its_features(old: Dataset, tmp_p
         TrainSpec(str(old.path), pool="serial"), run_dir=tmp_path / "run", out=tmp_path / "model"
     ).model_path
     source = written(tmp_path / "new.jsonl", NEW)
-    assert (
-        main(
-            [
-                "data",
-                "build",
-                "jsonl",
-                str(source),
-                str(tmp_path / "new"),
-                "--like",
-                str(model),
-                "--json",
-            ]
-        )
-        == 0
-    )
+    command = f"data build jsonl {source} {tmp_path}/new --like {model} --json"
+    assert main(command.split()) == 0
     new = Model.open(add_labels(model, tmp_path / "new", tmp_path / "more").model_path)
     assert new.label_names.to_pylist() == ["fruit", "tool", "bird"]
     assert new.text is not None
