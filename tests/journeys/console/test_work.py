@@ -193,7 +193,7 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
         measures.get_by_role("row", name=re.compile("^P@1")).inner_text().split("\t")[1]
         == f"{p1:.4f}"
     )
-    for name in ("How the classes converged", "Which labels are found", "Calibration"):
+    for name in ("How the labels converged", "Which labels are found", "Calibration"):
         page.get_by_role("img", name=name).wait_for()
     rows = live.http.get("/v1/models/pair/versions/2/report").json()["by_frequency"]["labels"]
     bars = page.get_by_role("img", name="Which labels are found").locator("[data-series='P@1']")

@@ -91,7 +91,7 @@ export function Ask({ query }) {
       <div class="fields">${isLong && html`<${Field} id="part" label="Part of the model's name" help=${`The first ${MAX_MODELS} of ${count(page.total)} models are listed`}><input id="part" type="search" value=${part} onChange=${(event) => setPart(event.target.value)} /><//>`}
       <${Field} id="ask-model" label="Model"><select id="ask-model" name="model" onChange=${(event) => setName(event.target.value)}>${names.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select><//>
       <${Field} id="k" label="Number of labels"><input id="k" name="k" type="number" min="1" max="100" required defaultValue=${query.k ?? 5} /><//>
-      <p><label><input type="checkbox" name="probabilities" checked=${Boolean(query.p)} /> Probabilities (of models that have them)</label></p></div>
+      <p><label><input type="checkbox" name="probabilities" defaultChecked=${Boolean(query.p)} /> Probabilities (of models that have them)</label></p></div>
       <details open=${Boolean(query.allow || query.deny)}><summary>Filters</summary><div class="fields">
         <${Field} id="allow" label="Only these labels" help="One per line; set:NAME for the labels of a label set"><textarea id="allow" name="allow" rows="3">${query.allow ?? ""}</textarea><//>
         <${Field} id="deny" label="Never these labels" help="In the same form"><textarea id="deny" name="deny" rows="3">${query.deny ?? ""}</textarea><//></div></details>

@@ -20,7 +20,7 @@ function Parameter({ of, value, id = `param-${of.name}` }) {
   const names = of.choices && [...(usual(of) === null ? [""] : []), ...of.choices];
   const control = names
     ? html`<select id=${id} name=${id}>${names.map((name) => html`<option value=${name} selected=${name === String(value ?? usual(of) ?? "")}>${name || text}</option>`)}</select>`
-    : of.type === "bool" ? html`<input id=${id} name=${id} type="checkbox" checked=${value ?? of.default} />`
+    : of.type === "bool" ? html`<input id=${id} name=${id} type="checkbox" defaultChecked=${value ?? of.default} />`
     : of.type === "str" ? html`<input id=${id} name=${id} maxlength=${of.high ?? undefined} defaultValue=${value ?? ""} placeholder=${text} />`
     : html`<input id=${id} name=${id} type="number" step=${of.type === "int" && !bytes ? 1 : "any"} min=${bytes ? 0 : of.low ?? of.above ?? undefined} max=${bytes ? undefined : of.high ?? undefined} defaultValue=${(bytes && value ? value / MIB : value) ?? ""} placeholder=${text} />`;
   return html`<${Field} id=${id} label=${bytes ? `${of.name} in MiB` : of.name} help=${help}>${control}<//>`;
