@@ -28,4 +28,5 @@ def test_the_largest_gap_is_that_of_labels_with_positives(records: np.ndarray) -
 
 def test_a_gap_is_within_eps_of_the_null_objective(records: np.ndarray) -> None:
     assert is_within(records, 0.1).tolist() == [False, True, True]
+    assert is_within(records, 0.24).tolist() == [False, True, True]
     assert is_within(records, 0.25).tolist() == [True, True, True]

@@ -211,6 +211,16 @@ def test_a_task_that_is_late_is_copied_once_and_the_first_result_counts():
     assert schedule.done_labels == 4
 
 
+def test_the_fastest_idle_worker_copies_a_late_task():
+    schedule = LabelScheduler(range(6), [1.0] * 6, depth=1)
+    for worker in "abc":
+        schedule.on(Joined(worker), 0.0)
+    for task, end in ((2, 0.5), (3, 1.0), (4, 1.5)):
+        schedule.on(Done("c", task, 0.5), end)
+    assert schedule.on(Done("a", 0, 2.0), 2.0) == []  # a took four times as long as c
+    assert runs(schedule.on(Done("c", 5, 0.5), 2.05)) == [("c", (1,))]  # b is late with it
+
+
 def test_a_copy_of_a_lost_worker_costs_nothing_and_can_be_repeated():
     schedule = slow_task()
     schedule.on(Tick(), 3.2)
