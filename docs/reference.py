@@ -63,6 +63,7 @@ PYTHON = {
             "ppdsparse",
             "pdsparse",
             "memoir.solver",
+            "memoir.parameters",
             "indexed_bcd.solver",
             "dsmlr",
             "lbfgs",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,7 @@ from xcray.index.approximate import build_index
 from xcray.kernels.search.candidates import score_candidates
 from xcray.kernels.sparse import pattern_range, row_range
 from xcray.kernels.training.memoir import MemoirBatch
-
-if TYPE_CHECKING:
-    from xcray.solvers.memoir.solver import MemoirSolver
+from xcray.solvers.memoir.parameters import MemoirParameters
 
 SAMPLE_ROWS = 100  # samples of a round whose exact rival is searched, too
 
@@ -46,8 +44,8 @@ class IndexOracle:
     with an exact search.
     """
 
-    def __init__(self, solver: MemoirSolver) -> None:
-        self._solver = solver
+    def __init__(self, params: MemoirParameters) -> None:
+        self._params = params
         self.start(1)
 
     def start(self, groups: int) -> None:
@@ -64,10 +62,10 @@ class IndexOracle:
         W: (K, D). The random numbers of the batch are for samples of which the index found no class
         but their own.
         """
-        solver, classes = self._solver, batch.classes[lo:hi]
+        params, classes = self._params, batch.classes[lo:hi]
         X, own = row_range(batch.X, lo, hi), pattern_range(batch.Y, lo, hi)
         began = time.perf_counter()
-        index = build_index(solver.oracle, W, **self._settings())
+        index = build_index(params.oracle, W, **self._settings())
         built = time.perf_counter()
         most = int(np.diff(own.indptr).max(initial=0))
         top = index.query(X, most + 1)
@@ -78,7 +76,7 @@ class IndexOracle:
         self._compare(W, X, own, rivals, scores)
         own_scores: Float64 = np.empty((hi - lo, 1))
         score_candidates(X, W, frozen(classes[:, None], np.int32), own_scores)
-        violated = own_scores[:, 0] - scores < solver.margin
+        violated = own_scores[:, 0] - scores < params.margin
         return np.where((rivals >= 0) & violated, rivals, -1).astype(np.int32)
 
     def finish(self, number: int) -> OracleErrors:
@@ -93,10 +91,10 @@ class IndexOracle:
 
     def _settings(self) -> dict[str, int]:
         """Return the settings of the index."""
-        solver = self._solver
-        if solver.oracle != "lsh":
+        params = self._params
+        if params.oracle != "lsh":
             return {}
-        return {"bits": solver.bits, "components": solver.components, "seed": solver.seed}
+        return {"bits": params.bits, "components": params.components, "seed": params.seed}
 
     def _compare(self, W: CSR, X: CSR, own: Pattern, rivals: Int32, scores: Float64) -> None:
         """Record the margin errors of the first samples that have a rival."""

@@ -4,37 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from xcray.arrays import frozen
+from xcray.solvers.memoir.export import export_labels
+from xcray.solvers.memoir.parameters import MemoirParameters
 from xcray.solvers.memoir.rounds import Exchange, Share
+from xcray.solvers.memoir.state import MemoirState, MemoirTraining, start_training
 from xcray.solvers.replica import ReplicaReply
 from xcray.solvers.solved_labels import SolvedLabels
-
-if TYPE_CHECKING:
-    from xcray.solvers.memoir.solver import MemoirSolver, MemoirState
-    from xcray.solvers.memoir.state import MemoirTraining
 
 
 class MemoirReplica:
     """Searches its share of each group and applies the updates of all: see `Replica`."""
 
     def __init__(
-        self, solver: MemoirSolver, local: MemoirState, share: Share, stopped: Callable[[], bool]
+        self,
+        params: MemoirParameters,
+        local: MemoirState,
+        share: Share,
+        stopped: Callable[[], bool],
     ) -> None:
-        self._solver, self._local, self._share, self._stopped = solver, local, share, stopped
+        self._params, self._local, self._share, self._stopped = params, local, share, stopped
         self._training: MemoirTraining | None = None
         self._exchange: Exchange | None = None
         self._step, self._has_ended = 0, False
 
     def restore(self, directory: str, use_checkpoint: bool) -> tuple[None, int]:
         """See `Replica`."""
-        solver, local = self._solver, self._local
         self._training = self._exchange = None  # its memory is free before the new one is made
-        solver.set_checkpoint_dir(local, Path(directory))
-        training, checkpoint = solver.start(local, self._share, use_checkpoint)
+        self._local.checkpoint_dir = Path(directory)
+        training, checkpoint = start_training(
+            self._params, self._local, self._share, use_checkpoint
+        )
         saves = checkpoint if self._share.number == 0 else None
         self._training, self._exchange = training, training.run(self._stopped, saves)
         self._step, self._has_ended = 0, False
@@ -57,4 +60,4 @@ class MemoirReplica:
         if self._training is None or not (is_needed and self._has_ended):
             return None, self._has_ended
         labels = frozen(np.arange(len(self._local.positives)), np.int32)
-        return self._solver.solved(self._training, self._local, labels), True
+        return export_labels(self._training, self._local, labels), True

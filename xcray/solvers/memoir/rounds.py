@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,9 +17,7 @@ from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training.memoir_groups import GroupLinks, apply_rivals, find_rivals, link_entries
 from xcray.solvers.memoir.oracle import IndexOracle, OracleErrors
-
-if TYPE_CHECKING:
-    from xcray.solvers.memoir.solver import MemoirSolver
+from xcray.solvers.memoir.parameters import MemoirParameters
 
 # entries visited between two checks of the stop flag: 10 to 60 ms
 SLICE_ENTRIES = 8_000_000
@@ -50,17 +48,17 @@ class Rounds:
     def __init__(
         self,
         problem: kernel.MemoirProblem,
-        solver: MemoirSolver,
+        params: MemoirParameters,
         batch: int,
         share: Share | None = None,
     ) -> None:
-        self.problem, self.solver, self.batch = problem, solver, batch
+        self.problem, self.params, self.batch = problem, params, batch
         self.share = share or Share()
         K, D = problem.Y.n_cols, problem.X.n_cols
         self.lists = kernel.FeatureLists(
             heads=np.zeros(D, kernel.HEAD),
             entries=np.zeros(INITIAL_CAPACITY, kernel.ENTRY),
-            marks=np.zeros(INITIAL_CAPACITY if solver.penalty == "l1" else 0),
+            marks=np.zeros(INITIAL_CAPACITY if params.penalty == "l1" else 0),
         )
         self._scratch = [_new_scratch(K) for _ in range(self.share.threads)]
         self._links = _new_links(K, D)
@@ -69,13 +67,13 @@ class Rounds:
         self._counts = np.bincount(problem.classes, minlength=K)
         self._begin = np.cumsum(self._counts) - self._counts
         self.errors: list[OracleErrors] = []  # of the rounds whose rivals an index found
-        self._index = IndexOracle(solver)
+        self._index = IndexOracle(params)
         self._seen = np.flatnonzero(self._counts)
 
     def draw(self, number: int) -> tuple[Int64, np.ndarray]:
         """Return the samples of round `number` (batch,) and a random uint64 for each."""
-        rng = np.random.default_rng([self.solver.seed, number])
-        if self.solver.draws == "labels":
+        rng = np.random.default_rng([self.params.seed, number])
+        if self.params.draws == "labels":
             drawn = self._seen[rng.integers(len(self._seen), size=self.batch)]
             samples = self._begin[drawn] + rng.integers(self._counts[drawn])
         else:
@@ -84,21 +82,21 @@ class Rounds:
 
     def run(self, number: int, eta: float, stopped: Callable[[], bool]) -> Exchange:
         """Run round `number` with step size `eta`. Raises Stopped if `stopped` returns True."""
-        solver, at = self.solver, self.state[0]
-        if solver.penalty == "l2":
-            self._multiply(1.0 - eta * solver.lam)
-        step = eta / self.batch if solver.step == "batch" else eta
+        params, at = self.params, self.state[0]
+        if params.penalty == "l2":
+            self._multiply(1.0 - eta * params.lam)
+        step = eta / self.batch if params.step == "batch" else eta
         batch = self._take(*self.draw(number))
         if self.uses_index:
             self._search_by_index(batch, number, step, stopped)
-        elif solver.group == 1:
+        elif params.group == 1:
             self._advance(batch, step, stopped)
         else:
             yield from self._run_groups(batch, step, stopped)
-        if solver.penalty == "l1":
-            at["threshold"] += eta * solver.lam / 2.0
-        elif at["norm_sq"] * solver.lam > 1.0:
-            self._multiply(1.0 / math.sqrt(at["norm_sq"] * solver.lam))
+        if params.penalty == "l1":
+            at["threshold"] += eta * params.lam / 2.0
+        elif at["norm_sq"] * params.lam > 1.0:
+            self._multiply(1.0 / math.sqrt(at["norm_sq"] * params.lam))
 
     def weights(self) -> CSR:
         """Return the weights that are not 0: (K, D)."""
@@ -114,19 +112,19 @@ class Rounds:
     @property
     def uses_index(self) -> bool:
         """Whether an index finds rivals: until its mean margin error is larger than allowed."""
-        limit, solver = self.solver.max_margin_error, self.solver
+        limit, params = self.params.max_margin_error, self.params
         is_bad = bool(self.errors) and 0.0 < limit < self.errors[-1].mean
-        return solver.oracle in INDEXES and solver.oracle != "exact" and not is_bad
+        return params.oracle in INDEXES and params.oracle != "exact" and not is_bad
 
     @property
     def _settings(self) -> kernel.MemoirSettings:
         """Return the settings of the kernels."""
-        return kernel.MemoirSettings(float(self.solver.margin), self.solver.oracle == "random")
+        return kernel.MemoirSettings(float(self.params.margin), self.params.oracle == "random")
 
     def _take(self, samples: Int64, numbers: np.ndarray) -> kernel.MemoirBatch:
         """Return the rows and classes of samples."""
         rows = self.problem.rows[samples].astype(np.int64)
-        X = normalize_rows(take_rows(self.problem.X, rows), self.solver.row_norm)
+        X = normalize_rows(take_rows(self.problem.X, rows), self.params.row_norm)
         classes = frozen(self.problem.classes[samples], np.int32)
         return kernel.MemoirBatch(X, take_pattern_rows(self.problem.Y, rows), classes, numbers)
 
@@ -152,8 +150,8 @@ class Rounds:
     ) -> Exchange:
         """Take the steps of all samples by groups; the searches of a group are shared."""
         rivals = np.full(self.batch, -1, np.int32)
-        for lo in range(0, self.batch, self.solver.group):
-            hi = min(lo + self.solver.group, self.batch)
+        for lo in range(0, self.batch, self.params.group):
+            hi = min(lo + self.params.group, self.batch)
             first, last = self.share.part(lo, hi)
             self._search(batch, first, last, rivals, stopped)
             rivals[lo:hi] = yield rivals[first:last]
@@ -191,7 +189,7 @@ class Rounds:
         self, batch: kernel.MemoirBatch, number: int, step: float, stopped: Callable[[], bool]
     ) -> None:
         """Take the steps of all samples by groups whose rivals an index finds."""
-        size = self.solver.group if self.solver.group > 1 else self.batch
+        size = self.params.group if self.params.group > 1 else self.batch
         self._index.start(-(-self.batch // size))
         rivals = np.full(self.batch, -1, np.int32)
         for lo in range(0, self.batch, size):

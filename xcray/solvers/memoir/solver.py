@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,27 +9,26 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen, pattern
+from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, csr, frozen, pattern
 from xcray.errors import ParameterError
-from xcray.kernels.row_norm import ROW_NORMS, normalize_rows
-from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
+from xcray.kernels.row_norm import normalize_rows
+from xcray.kernels.sparse import take_pattern_rows, transpose, transpose_pattern
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training.class_weights import best_classes, update_mean
 from xcray.solvers.contract import summarize_records
 from xcray.solvers.declarations import (
-    WEIGHT_FIELDS,
     CompileCase,
     Link,
-    RecordField,
     RecordSchema,
     StoppingRule,
     TaskNeeds,
 )
-from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, split_rows, take_held_out
+from xcray.solvers.memoir.export import RECORDS, export_labels
+from xcray.solvers.memoir.held_out import HeldOutCounts, split_rows, take_held_out
+from xcray.solvers.memoir.parameters import MemoirParameters
 from xcray.solvers.memoir.replica import MemoirReplica
 from xcray.solvers.memoir.rounds import Rounds, Share, run_alone
-from xcray.solvers.memoir.state import MemoirCheckpoint, MemoirTraining
-from xcray.solvers.parameters import Parameters, parameter
+from xcray.solvers.memoir.state import MemoirState, start_training
 from xcray.solvers.replica import ReplicatedSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.solvers.synchronous_contract import TrainingRows
@@ -40,38 +38,10 @@ BYTES_PER_WEIGHT = 80  # of the pools, while they grow, and of the output
 ORACLE_FILE = "oracle.json"
 MAX_ORACLE_ROUNDS = 500  # in a report
 COPY_BYTES = 24  # per weight, of the mean and of the best weights
-RECORDS = RecordSchema(
-    *WEIGHT_FIELDS,
-    RecordField("tested", np.int32, "held-out training rows with the label", "tested"),
-    RecordField("predicted", np.int32, "of all held-out rows: predicted as the label", "predicted"),
-    RecordField("hits", np.int32, "of these: with the label", "hits"),
-    RecordField("best_round", np.int32, "round of the weights; 0 without held-out rows"),
-)
-
-
-@dataclass
-class MemoirState:
-    """State of a worker: the problem over the classes that occur in the samples.
-
-    label_ids: their numbers. positives: (K,) training rows of all classes. held_out: rows for early
-    stopping. checkpoint_dir: directory in which the training saves its state and resumes; None to
-    save nothing. threads: that search the rivals of a group.
-    """
-
-    problem: kernel.MemoirProblem
-    label_ids: Int32
-    positives: Int64
-    held_out: HeldOutRows | None = None
-    checkpoint_dir: Path | None = None
-    threads: int = 1
-
-    def clone_for_thread(self) -> MemoirState:
-        """Return the same state: the task creates its own arrays."""
-        return self
 
 
 @dataclass(frozen=True)
-class MemoirSolver(Parameters, ReplicatedSolver):
+class MemoirSolver(MemoirParameters, ReplicatedSolver):
     """Multi-class SVM by stochastic gradient, with an exact search of the most violating class.
 
     A sample is a row x with one of its classes y. With W (D, K), no bias, M samples and the
@@ -128,88 +98,6 @@ class MemoirSolver(Parameters, ReplicatedSolver):
         CompileCase({"rounds": 2, "batch": 10, "oracle": "lsh"}),
     )
     cost_rates: ClassVar[tuple[float, ...]] = (3e-9,)  # seconds per entry visited
-
-    penalty: str = parameter("l2", "norm of the weights in the objective", choices=("l2", "l1"))
-    lam: float = parameter(1e-5, "weight of the penalty", above=0.0)
-    rounds: int = parameter(100, "number of rounds", low=1, high=1_000_000)
-    batch: int = parameter(
-        0,
-        "samples drawn per round; 0: 100 times the square root of the number of classes with rows",
-        low=0,
-    )
-    eta0: float = parameter(0.1, "first step size", above=0.0)
-    eta_step: float = parameter(0.02, "decay of the step size, per round", low=0.0)
-    step: str = parameter(
-        "sample",
-        "size of a sample's step: eta (sample) or eta / batch (batch)",
-        choices=("sample", "batch"),
-    )
-    margin: float = parameter(
-        1.0, "steps are taken for samples whose class leads by less than this", above=0.0
-    )
-    oracle: str = parameter(
-        "exact",
-        "search of the most violating class; sw-graph, lsh: by an approximate index of W, which is "
-        "built for each group of draws (for each round with group=1); random: a control",
-        choices=("exact", "sw-graph", "lsh", "random"),
-    )
-    bits: int = parameter(64, "lsh: length of a code, a multiple of 64", low=64, high=8192)
-    components: int = parameter(
-        0, "lsh: singular vectors of W that rows are projected on; 0: none", low=0
-    )
-    max_margin_error: float = parameter(
-        0.0,
-        "sw-graph, lsh: search exactly after a round in which the mean score of the rivals found "
-        "is lower than that of the exact ones by more than this; 0: never",
-        low=0.0,
-    )
-    group: int = parameter(
-        1,
-        "draws whose labels are searched before W changes; above 1, threads or workers share them",
-        low=1,
-        high=1000,
-    )
-    draws: str = parameter(
-        "rows",
-        "draw samples uniformly, or labels uniformly and then a sample of the label",
-        choices=("rows", "labels"),
-    )
-    labels: str = parameter(
-        "all",
-        "samples of a row with several labels: one for each, or for the first only",
-        choices=("all", "first"),
-    )
-    early_stopping_rounds: int = parameter(
-        0,
-        "stop when macro-F1 on held-out training rows has not risen for this many rounds, "
-        "and keep the best weights; 0: never",
-        low=0,
-    )
-    held_out: float = parameter(
-        0.1, "share of the training rows that early stopping holds out", above=0.0, high=0.5
-    )
-    eval_every: int = parameter(1, "rounds between two evaluations of the held-out rows", low=1)
-    average_from: int = parameter(
-        0, "the model has the mean weights of the rounds from this one on; 0: no mean", low=0
-    )
-    row_norm: str = parameter(
-        "none",
-        "normalisation of all rows, in training and in every request; l2: to length 1",
-        choices=ROW_NORMS,
-    )
-    prune: float = parameter(0.0, "drop weights of at most this size after training", low=0.0)
-    seed: int = parameter(0, "seed of the draws", low=0, high=2**31 - 1)
-
-    def __post_init__(self) -> None:
-        """Check the parameters; raise ParameterError if a step would reverse the weights."""
-        super().__post_init__()
-        if self.penalty == "l2" and self.step_size(1) * self.lam >= 1.0:
-            raise ParameterError(
-                f"eta0 * lam must be below 1 + eta_step, not {self.eta0 * self.lam:g}: "
-                "lower eta0 or lam"
-            )
-        if self.bits % 64:
-            raise ParameterError(f"bits must be a multiple of 64, not {self.bits}")
 
     @property
     def stopping(self) -> StoppingRule:
@@ -304,23 +192,12 @@ class MemoirSolver(Parameters, ReplicatedSolver):
             raise ParameterError(
                 f"memoir trains all labels together: give it the {n_labels} labels, each once"
             )
-        training, checkpoint = self.start(local, Share(threads=local.threads))
+        training, checkpoint = start_training(self, local, Share(threads=local.threads))
         run_alone(training.run(stopped, checkpoint))
         if local.checkpoint_dir is not None and training.rounds.errors:
             rounds = [each._asdict() for each in training.rounds.errors]
             write_json(local.checkpoint_dir / ORACLE_FILE, {"oracle": rounds})
-        return self.solved(training, local, labels)
-
-    def start(
-        self, local: MemoirState, share: Share, use_checkpoint: bool = True
-    ) -> tuple[MemoirTraining, MemoirCheckpoint | None]:
-        """Return the training at its last checkpoint or at W = 0, and the checkpoint."""
-        training, checkpoint = self._training(local, share), None
-        if local.checkpoint_dir is not None:
-            checkpoint = MemoirCheckpoint(local.checkpoint_dir / "memoir.arrow")
-            if use_checkpoint:
-                checkpoint.restore(training)
-        return training, checkpoint
+        return export_labels(training, local, labels)
 
     @property
     def can_split(self) -> bool:
@@ -347,47 +224,6 @@ class MemoirSolver(Parameters, ReplicatedSolver):
         W = rounds.weights()
         update_mean(W, W, 2)
         best_classes(X, transpose(W), 0, 2, np.zeros(2, np.int64))
-
-    def solved(self, training: MemoirTraining, local: MemoirState, labels: Int32) -> SolvedLabels:
-        """Return the model in the order of `labels`."""
-        W, n_labels, seen = training.weights(), len(local.positives), local.label_ids
-        is_large = np.abs(W.data) > self.prune
-        owners = np.repeat(seen, np.diff(W.indptr))
-        kept, all_weights = (
-            np.bincount(each, minlength=n_labels) for each in (owners[is_large], owners)
-        )
-        records = np.zeros(n_labels, RECORDS.dtype)
-        records["label"], records["positives"] = np.arange(n_labels), local.positives
-        records["rounds"], records["rounds"][seen] = -1, training.number
-        records["nnz"], records["pruned"] = kept, all_weights - kept
-        records["best_round"] = training.best_number
-        for name, counts in training.counts._asdict().items():
-            records[name][seen] = counts
-        indptr = np.concatenate([[0], np.cumsum(kept)])
-        kept_W = csr(indptr, W.indices[is_large], W.data[is_large], W.n_cols)
-        bias = np.full(n_labels, -1.0)
-        bias[seen] = 0.0
-        return SolvedLabels(
-            labels,
-            take_rows(kept_W, labels.astype(np.int64)),
-            frozen(bias[labels], np.float64),
-            records[labels],
-        )
-
-    def step_size(self, number: int) -> float:
-        """Return eta of round `number`, from 1."""
-        return self.eta0 / (1.0 + self.eta_step * number)
-
-    def _training(self, local: MemoirState, share: Share) -> MemoirTraining:
-        """Return the training at W = 0."""
-        problem = local.problem
-        rounds = Rounds(problem, self, self.batch_size(problem.Y.n_cols), share)
-        limit = self.rounds if len(problem.rows) and problem.Y.n_cols > 1 else 0
-        return MemoirTraining(rounds, local.held_out, limit)
-
-    def batch_size(self, n_labels: int) -> int:
-        """Return the number of samples per round."""
-        return self.batch or math.ceil(100.0 * math.sqrt(n_labels))
 
 
 def _first_labels(Y: Pattern) -> Pattern:

@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from xcray.arrays import CSR, csr
+from xcray.arrays import CSR, Int32, Int64, csr
 from xcray.errors import Corrupt
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training.class_weights import update_mean
 from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, best_of_rows, count_hits
 from xcray.solvers.memoir.oracle import OracleErrors
-from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Exchange, Rounds
+from xcray.solvers.memoir.parameters import MemoirParameters
+from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Exchange, Rounds, Share
 from xcray.storage.array_files import Arrays, read_arrays, write_arrays
-
-if TYPE_CHECKING:
-    from xcray.solvers.memoir.solver import MemoirSolver
 
 # time until the first checkpoint, and between two others; a short training writes none
 FIRST_SECONDS, CHECKPOINT_SECONDS = 1.0, 5.0
+
+
+@dataclass
+class MemoirState:
+    """State of a worker: the problem over the classes that occur in the samples.
+
+    label_ids: their numbers. positives: (K,) training rows of all classes. held_out: rows for early
+    stopping. checkpoint_dir: directory in which the training saves its state and resumes; None to
+    save nothing. threads: that search the rivals of a group.
+    """
+
+    problem: kernel.MemoirProblem
+    label_ids: Int32
+    positives: Int64
+    held_out: HeldOutRows | None = None
+    checkpoint_dir: Path | None = None
+    threads: int = 1
+
+    def clone_for_thread(self) -> MemoirState:
+        """Return the same state: the task creates its own arrays."""
+        return self
 
 
 class MemoirTraining:
@@ -45,7 +65,7 @@ class MemoirTraining:
     def is_done(self) -> bool:
         """Whether all rounds are done, or macro-F1 has not improved for some rounds."""
         since = self.number - self.best_number
-        is_late = self.held_out is not None and since >= self._solver.early_stopping_rounds
+        is_late = self.held_out is not None and since >= self.params.early_stopping_rounds
         return self.number >= self.limit or is_late
 
     def run(self, stopped: Callable[[], bool], checkpoint: MemoirCheckpoint | None) -> Exchange:
@@ -57,13 +77,13 @@ class MemoirTraining:
 
     def _run_round(self, stopped: Callable[[], bool]) -> Exchange:
         """Run the next round and evaluate it."""
-        number, solver = self.number + 1, self._solver
-        yield from self.rounds.run(number, solver.step_size(number), stopped)
-        if 0 < solver.average_from <= number:
-            W, count = self.rounds.weights(), number - solver.average_from + 1
+        number, params = self.number + 1, self.params
+        yield from self.rounds.run(number, params.step_size(number), stopped)
+        if 0 < params.average_from <= number:
+            W, count = self.rounds.weights(), number - params.average_from + 1
             self.mean = W if self.mean is None else update_mean(self.mean, W, count)
         is_last = number == self.limit
-        if self.held_out is not None and (is_last or number % solver.eval_every == 0):
+        if self.held_out is not None and (is_last or number % params.eval_every == 0):
             yield from self._evaluate(number, self.held_out, stopped)
         self.number = number
 
@@ -87,9 +107,9 @@ class MemoirTraining:
             self.best, self.best_number, self.counts = W, number, counts
 
     @property
-    def _solver(self) -> MemoirSolver:
+    def params(self) -> MemoirParameters:
         """Return the parameters."""
-        return self.rounds.solver
+        return self.rounds.params
 
 
 class MemoirCheckpoint:
@@ -143,6 +163,22 @@ class MemoirCheckpoint:
         rounds.state = arrays["state"].copy().view(kernel.STATE)
         rounds.lists = _read_lists(arrays)
         rounds.state["used"] = rounds.lists.heads["capacity"].sum()
+
+
+def start_training(
+    params: MemoirParameters, local: MemoirState, share: Share, use_checkpoint: bool = True
+) -> tuple[MemoirTraining, MemoirCheckpoint | None]:
+    """Return the training at its last checkpoint or at W = 0, and the checkpoint."""
+    problem = local.problem
+    rounds = Rounds(problem, params, params.batch_size(problem.Y.n_cols), share)
+    limit = params.rounds if len(problem.rows) and problem.Y.n_cols > 1 else 0
+    training = MemoirTraining(rounds, local.held_out, limit)
+    if local.checkpoint_dir is None:
+        return training, None
+    checkpoint = MemoirCheckpoint(local.checkpoint_dir / "memoir.arrow")
+    if use_checkpoint:
+        checkpoint.restore(training)
+    return training, checkpoint
 
 
 def _positions(heads: Any) -> Any:
