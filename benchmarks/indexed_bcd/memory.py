@@ -42,8 +42,8 @@ from benchmarks.indexed_bcd.__main__ import (
 )
 from xcray.arrays import Float64, Pattern, csr_from, frozen, pattern
 from xcray.data.dataset import Dataset
+from xcray.data.metric_forest.directory import build_forest_directory
 from xcray.data.writer import DatasetWriter
-from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.label import LabelTraining, SweepProgress
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 from xcray.system.memory import anonymous_bytes

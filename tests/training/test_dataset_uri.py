@@ -11,8 +11,8 @@ import pytest
 from tests.support.s3 import BUCKET, FaultProxy
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
+from xcray.data.metric_forest.directory import build_forest_directory
 from xcray.data.objectstore.remote_dataset import push_dataset
-from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.storage.objectstore.client import StoragePath
 from xcray.system.user_directories import cache_directory
 

@@ -8,8 +8,8 @@ import pytest
 
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.data.metric_forest.directory import build_forest_directory
 from xcray.errors import Conflict, Stopped
-from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 from xcray.training import TrainSpec, train
 from xcray.training.capacity import preflight

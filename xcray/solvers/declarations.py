@@ -188,8 +188,10 @@ class ResourceNeeds(NamedTuple):
 class CompileCase(NamedTuple):
     """A small training that compiles kernels ahead of time, see `xcray compile-kernels`.
 
-    data: "sparse" (several labels per row), "single" (one label per row) or "dense".
+    data: "sparse" (several labels per row), "single" (one label per row) or "dense". leaf_rows: of
+    the metric forest on disk from which rows are read; 0 for rows in memory.
     """
 
     params: Mapping[str, Any] = {}
     data: Literal["sparse", "single", "dense"] = "sparse"
+    leaf_rows: int = 0

@@ -14,6 +14,7 @@ from tests.support.svm_problems import svm_dataset, svm_problem
 from xcray.cli.main import main
 from xcray.cli.training import data_storage
 from xcray.data.dataset import Dataset
+from xcray.data.metric_forest.directory import build_forest_directory
 from xcray.data.objectstore.dataset_copy import plan_copy
 from xcray.data.objectstore.remote_dataset import (
     push_dataset,
@@ -29,7 +30,6 @@ from xcray.errors import (
     ParameterError,
     Stopped,
 )
-from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.storage.atomic import file_digests
 from xcray.storage.objectstore import transfer
 from xcray.storage.objectstore.client import StoragePath

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,12 +36,16 @@ Step = Callable[..., None]
 
 
 class Training(NamedTuple):
-    """A training case: data set, solver, parameters, and whether it is calibrated."""
+    """A training case: data set, solver, parameters, and whether it is calibrated.
+
+    leaf_rows: see `CompileCase`.
+    """
 
     data: str
     solver: str = "ppdsparse"
     params: Mapping[str, Any] = {}
     calibrate: bool = False
+    leaf_rows: int = 0
 
 
 def trainings() -> dict[str, Training]:
@@ -48,7 +53,7 @@ def trainings() -> dict[str, Training]:
     from xcray.solvers import SOLVERS
 
     cases = {
-        f"{name}-{number}": Training(case.data, name, case.params)
+        f"{name}-{number}": Training(case.data, name, case.params, leaf_rows=case.leaf_rows)
         for name, solver in SOLVERS.items()
         for number, case in enumerate(solver.compile_cases, 1)
     }
@@ -113,7 +118,6 @@ def compile_all(folder: Path) -> Iterator[str]:
         ),
         (f"a model of {MANY:,} features", write_wide_model, ()),
         *((name, run_training, (name,)) for name in others),
-        ("rows on disk", train_from_disk, ()),
     ]
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -128,8 +132,12 @@ def compile_all(folder: Path) -> Iterator[str]:
 
 def run_training(folder: Path, name: str) -> None:
     """Run a training of `trainings`, and predict with its model."""
-    train(folder, name, trainings()[name])
-    predict_all(folder / name)
+    training = trainings()[name]
+    if training.leaf_rows:
+        train_from_disk(folder, name, training)
+    else:
+        train(folder, name, training)
+        predict_all(folder / name)
 
 
 def predict_random_model(folder: Path, labels: int, link: str) -> None:
@@ -215,18 +223,19 @@ def train(folder: Path, name: str, training: Training) -> None:
     run(spec, run_dir=folder / f"{name}.run", out=folder / name)
 
 
-def train_from_disk(folder: Path) -> None:
-    """Train with rows that do not fit into memory, twice: with the duals as a warm start."""
+def train_from_disk(folder: Path, name: str, training: Training) -> None:
+    """Solve a label twice, with rows that do not fit into memory; the second is a warm start."""
     import numpy as np
 
     from xcray.arrays import frozen
     from xcray.data.dataset import Dataset
-    from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
-    from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
+    from xcray.data.metric_forest.directory import build_forest_directory
+    from xcray.solvers import make_solver
 
-    dataset = Dataset.open(folder / "dense")
-    solver = IndexedBCDSolver(leaf_rows=16, first_rows=10, query_rows=10)
-    build_forest_directory(dataset, solver.leaf_rows)
+    shutil.copytree(folder / training.data, folder / name)
+    dataset = Dataset.open(folder / name)
+    solver: Any = make_solver(training.solver, training.params)
+    build_forest_directory(dataset, training.leaf_rows)
     n_bytes = 8 * (dataset.train.X.nnz + dataset.train.n_rows)
     state, first = solver.load_dataset(dataset, n_bytes - 1), frozen([0], np.int32)
     solver.solve(state, first, start=solver.solve(state, first, keep_duals=True).duals)

@@ -369,7 +369,7 @@ def index(
     trainings read rows page by page within their --memory-limit.
     """
     from xcray.data.dataset import Dataset
-    from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory, open_forest
+    from xcray.data.metric_forest.directory import build_forest_directory, open_forest
     from xcray.system.cores import available_cores
     from xcray.system.memory import anonymous_bytes
     from xcray.system.units import format_bytes, parse_bytes

@@ -10,6 +10,7 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen
 from xcray.certificate import largest_gap
+from xcray.data.metric_forest.forest import extended_norms
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.training.dual_hinge import DualState
 from xcray.kernels.training.hinge import (
@@ -20,7 +21,6 @@ from xcray.kernels.training.hinge import (
 )
 from xcray.solvers.contract import IndependentSolver
 from xcray.solvers.declarations import Link
-from xcray.solvers.indexed_bcd.forest import extended_norms
 from xcray.solvers.indexed_bcd.row_store import RowsInMemory, RowStore
 from xcray.solvers.indexed_bcd.selection import ExactScan, RowSelection
 from xcray.solvers.parameters import Parameters

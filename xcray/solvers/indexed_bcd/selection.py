@@ -12,9 +12,9 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Int64, distinct, frozen
+from xcray.data.metric_forest.forest import LEAF_ROWS, SEED, IndexedRows
 from xcray.kernels.training import metric_forest as kernel
 from xcray.kernels.training.dual_hinge import Pages
-from xcray.solvers.indexed_bcd.forest import LEAF_ROWS, SEED, IndexedRows
 
 ZONES: Final = 64
 # queries for which an exhausted page is skipped

@@ -11,6 +11,19 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, frozen
 from xcray.certificate import is_within
 from xcray.data.dataset import Dataset
+from xcray.data.metric_forest.directory import (
+    MAX_LEAF_ROWS,
+    MIN_LEAF_ROWS,
+    StoredForest,
+    has_forest,
+    open_forest,
+)
+from xcray.data.metric_forest.forest import (
+    LEAF_ROWS,
+    IndexedRows,
+    build_forest,
+    extended_norms,
+)
 from xcray.errors import ParameterError
 from xcray.kernels.training.metric_forest import PIVOTS
 from xcray.solvers.contract import SolverState, summarize_records
@@ -22,19 +35,6 @@ from xcray.solvers.declarations import (
     TaskNeeds,
 )
 from xcray.solvers.indexed_bcd.active_set import Duals
-from xcray.solvers.indexed_bcd.forest import (
-    LEAF_ROWS,
-    IndexedRows,
-    build_forest,
-    extended_norms,
-)
-from xcray.solvers.indexed_bcd.forest_directory import (
-    MAX_LEAF_ROWS,
-    MIN_LEAF_ROWS,
-    StoredForest,
-    has_forest,
-    open_forest,
-)
 from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining, PassResult
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest, HingeState, new_scratch
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
@@ -121,6 +121,7 @@ class IndexedBCDSolver(HingeOneVsRest):
         CompileCase(),
         CompileCase({"selection": "forest"}, "dense"),
         CompileCase({"inner": "l2-primal"}, "dense"),
+        CompileCase({"leaf_rows": 16, "first_rows": 10, "query_rows": 10}, "dense", leaf_rows=16),
     )
 
     C: float = parameter(1.0, "weight of a row's loss", above=0.0)

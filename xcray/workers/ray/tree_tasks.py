@@ -9,8 +9,8 @@ from typing import Any
 import ray
 
 from xcray.arrays import CSR, Int64
-from xcray.solvers.indexed_bcd.forest import Tree, build_tree
-from xcray.solvers.indexed_bcd.forest_directory import TreeMap
+from xcray.data.metric_forest.directory import TreeMap
+from xcray.data.metric_forest.forest import Tree, build_tree
 
 MAX_RETRIES = 10  # of a task whose worker or node is lost
 

@@ -11,8 +11,8 @@ from sklearn.svm import LinearSVC
 from tests.naive import indexed_bcd as naive
 from tests.support.svm_problems import SVMProblem, svm_dataset, svm_problem
 from xcray.arrays import frozen
+from xcray.data.metric_forest.directory import build_forest_directory
 from xcray.kernels.sparse import transpose
-from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
 from xcray.solvers.indexed_bcd.solver import INNER_SOLVERS, SELECTIONS, IndexedBCDSolver
 

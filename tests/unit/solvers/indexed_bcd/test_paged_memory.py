@@ -21,7 +21,7 @@ import json, re, resource, sys
 from pathlib import Path
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
-from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
+from xcray.data.metric_forest.directory import build_forest_directory
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 import numpy as np
 

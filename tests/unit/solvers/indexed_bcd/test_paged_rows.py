@@ -11,14 +11,14 @@ import pytest
 from tests.support.svm_problems import svm_dataset, svm_problem
 from xcray.arrays import CSR, frozen
 from xcray.data.dataset import Dataset
-from xcray.errors import Corrupt, ParameterError
-from xcray.kernels.sparse import take_rows
-from xcray.solvers.indexed_bcd import paged_rows
-from xcray.solvers.indexed_bcd.forest_directory import (
+from xcray.data.metric_forest.directory import (
     StoredForest,
     build_forest_directory,
     open_forest,
 )
+from xcray.errors import Corrupt, ParameterError
+from xcray.kernels.sparse import take_rows
+from xcray.solvers.indexed_bcd import paged_rows
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeState
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
 from xcray.solvers.indexed_bcd.selection import (

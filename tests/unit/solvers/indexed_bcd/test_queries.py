@@ -11,8 +11,8 @@ from benchmarks.indexed_bcd.queries import RecordedTraining, found_within, media
 from tests.naive import indexed_bcd as naive
 from tests.support.svm_problems import SVMProblem, svm_dataset, svm_problem
 from xcray.arrays import Pattern, csr_from, frozen
+from xcray.data.metric_forest.directory import build_forest_directory
 from xcray.kernels.sparse import transpose
-from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.label import QueryResult
 from xcray.solvers.indexed_bcd.selection import AdaptiveLeaves, RandomLeaves, RowSelection
 from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.svm_problems import svm_problem
 from xcray.arrays import CSR, csr_from
-from xcray.solvers.indexed_bcd.forest import LEAF_ROWS, build_forest, extended_norms
+from xcray.data.metric_forest.forest import LEAF_ROWS, build_forest, extended_norms
 from xcray.solvers.indexed_bcd.selection import ForestLeaves
 from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver
 

@@ -11,9 +11,9 @@ import pytest
 from tests.naive import indexed_bcd as naive
 from tests.support.svm_problems import SVMProblem, svm_dataset, svm_problem
 from xcray.arrays import CSR, csr, frozen
+from xcray.data.metric_forest.directory import build_forest_directory
 from xcray.errors import ParameterError
 from xcray.kernels.sparse import transpose
-from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory
 from xcray.solvers.indexed_bcd.solver import INNER_SOLVERS, SELECTIONS, IndexedBCDSolver
 from xcray.solvers.solved_labels import SolvedLabels
 

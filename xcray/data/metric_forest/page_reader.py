@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 
 from xcray.arrays import CSR, csr
-from xcray.errors import Corrupt
-from xcray.solvers.indexed_bcd.forest_check import check_page_rows
-from xcray.solvers.indexed_bcd.forest_directory import (
+from xcray.data.metric_forest.check import check_page_rows
+from xcray.data.metric_forest.directory import (
     PageFile,
     StoredForest,
     check_page,
     damaged_page,
 )
+from xcray.errors import Corrupt
 
 ENTRY_BYTES: Final = 8  # column index and value
 

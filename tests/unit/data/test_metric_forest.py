@@ -16,12 +16,12 @@ from tests.support.svm_problems import svm_dataset, svm_problem
 from xcray.arrays import CSR, frozen
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
+from xcray.data.metric_forest import directory
+from xcray.data.metric_forest.directory import build_forest_directory, open_forest
+from xcray.data.metric_forest.forest import build_forest, build_tree
+from xcray.data.metric_forest.page_reader import PageReader, decode_page
 from xcray.errors import Corrupt, ParameterError
 from xcray.kernels.sparse import take_rows
-from xcray.solvers.indexed_bcd import forest_directory as directory
-from xcray.solvers.indexed_bcd.forest import build_forest, build_tree
-from xcray.solvers.indexed_bcd.forest_directory import build_forest_directory, open_forest
-from xcray.solvers.indexed_bcd.page_reader import PageReader, decode_page
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.storage.atomic import file_digests, write_json

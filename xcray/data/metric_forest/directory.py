@@ -20,11 +20,8 @@ import numpy as np
 
 from xcray.arrays import CSR, Int32, Int64, csr, frozen
 from xcray.data.dataset import FOREST, Dataset
-from xcray.errors import Corrupt, ParameterError, XcrayError
-from xcray.kernels.sparse import row_range, take_rows
-from xcray.kernels.training.dual_hinge import Pages
-from xcray.kernels.training.metric_forest import PIVOTS, Forest
-from xcray.solvers.indexed_bcd.forest import (
+from xcray.data.metric_forest.check import check_forest, check_page_sizes
+from xcray.data.metric_forest.forest import (
     LEAF_ROWS,
     TREE_ROWS,
     ForestBuilder,
@@ -34,7 +31,10 @@ from xcray.solvers.indexed_bcd.forest import (
     build_tree,
     extended_norms,
 )
-from xcray.solvers.indexed_bcd.forest_check import check_forest, check_page_sizes
+from xcray.errors import Corrupt, ParameterError, XcrayError
+from xcray.kernels.sparse import row_range, take_rows
+from xcray.kernels.training.dual_hinge import Pages
+from xcray.kernels.training.metric_forest import PIVOTS, Forest
 from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.storage.arrow import BlobWriter, blob_offset, read_csr, write_matrix
 from xcray.storage.atomic import (

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from xcray.arrays import CSR, Int32, Int64
+from xcray.data.metric_forest.forest import IndexedRows, extended_norms
 from xcray.errors import Corrupt
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.kernels.training.metric_forest import PIVOTS, Forest, pivot_products
-from xcray.solvers.indexed_bcd.forest import IndexedRows, extended_norms
 
 
 def check_forest(indexed: IndexedRows, shape: tuple[int, int]) -> None:
