@@ -113,7 +113,7 @@ def test_texts_of_parquet_and_ids(tmp_path, reader):
         "key": [f"k{i}" for i in range(30)],
     }
     path = written(tmp_path / "in.parquet", pa.table(columns))
-    _, result = run(tmp_path, reader, path, text_columns=("head", "tail"), id_column="key")
+    _, result = run(tmp_path, reader, path, text_fields=("head", "tail"), id_field="key")
     check_answers(result, reader, [f"{text} csv" for text in inputs])
     assert result.column("id").to_pylist() == columns["key"]
 
@@ -141,7 +141,7 @@ def test_a_directory_of_parquet_files_is_one_input(tmp_path, model):
     written(folder / "b.parquet", table.slice(10))
     written(folder / "a.parquet", table.slice(0, 10))
     written(folder / "_old.parquet", table)
-    manifest, result = run(tmp_path, model, folder, id_column="key")
+    manifest, result = run(tmp_path, model, folder, id_field="key")
     check_answers(result, model, X)
     assert result.column("id").to_pylist() == list(range(25))
     assert [part["first_row"] for part in manifest["parts"]] == [0, 7, 10, 17, 24]
@@ -185,7 +185,7 @@ def test_json_lines_of_each_form_and_lines_of_text(tmp_path, model, reader):
     path.write_text(
         "\n\n".join(json.dumps({"text": text, "key": i}) for i, text in enumerate(inputs)) + "\n"
     )
-    _, result = run(tmp_path, reader, path, "a", id_column="key")
+    _, result = run(tmp_path, reader, path, "a", id_field="key")
     check_answers(result, reader, inputs)
     assert result.column("id").to_pylist() == [str(i) for i in range(20)]
     rows = table_of(X).to_pylist()
@@ -254,13 +254,13 @@ def test_the_size_of_a_part_is_limited_by_its_output(model):
         ({"top_k": True}, "whole number"),
         ({"pool": "cloud"}, "serial, threads, ray"),
         ({"on_error": "cry"}, "fail, skip"),
-        ({"indices_column": "i"}, "values_column"),
-        ({"text_columns": ("a",), "values_column": "v"}, "not both"),
-        ({"text_columns": ()}, "list of 1 to 100"),
+        ({"indices_field": "i"}, "values_field"),
+        ({"text_fields": ("a",), "values_field": "v"}, "not both"),
+        ({"text_fields": ()}, "list of 1 to 100"),
         ({"allow": "csv"}, "list of 1 to"),
         ({"label_sets": {"a": "b"}}, "label_sets"),
         ({"input": "rows.dat"}, "does not determine"),
-        ({"input": "a.svm", "id_column": "key"}, "has no columns"),
+        ({"input": "a.svm", "id_field": "key"}, "has no named fields"),
         ({"secret": 1}, "unknown key"),
         ({"model": None}, "needs `model`"),
     ],
@@ -272,7 +272,7 @@ def test_a_spec_is_checked_at_construction(query, words):
 
 def test_a_spec_is_json_and_back():
     spec = BatchPredictSpec(
-        "m", "a.jsonl.gz", allow=("a", "1"), text_columns=("t",), label_sets={"s": ["x"]}
+        "m", "a.jsonl.gz", allow=("a", "1"), text_fields=("t",), label_sets={"s": ["x"]}
     )
     assert BatchPredictSpec.from_dict(
         json.loads(json.dumps(spec.as_dict()))
@@ -432,9 +432,9 @@ def test_columns_of_other_types_and_a_model_that_reads_no_text(tmp_path, model):
     with pytest.raises(DataError, match="column 'indices' is list"):
         run(tmp_path, model, path, "a")
     with pytest.raises(DataError, match="no column 'w'"):
-        run(tmp_path, model, path, "b", values_column="w")
+        run(tmp_path, model, path, "b", values_field="w")
     with pytest.raises(InputError, match="no text pipeline"):
-        run(tmp_path, model, path, "c", text_columns=("text",))
+        run(tmp_path, model, path, "c", text_fields=("text",))
     with pytest.raises(NotFound):
         run(tmp_path, model, tmp_path / "nowhere.parquet", "d")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -25,7 +27,7 @@ def test_tables_are_answered_like_texts(name: str, mark: str, tmp_path: Path) ->
     rows = "".join(f"{i}{mark}{text}\n" for i, text in enumerate(fields))
     (tmp_path / name).write_text(f"key{mark}body\n{rows}")
     words = ["predict-batch", tmp_path / "model", tmp_path / name, tmp_path / "out"]
-    options = ["--text-columns", "body", "--id-column", "key", "-k", "2", "--pool", "serial"]
+    options = ["--text-fields", "body", "--id-field", "key", "-k", "2", "--pool", "serial"]
     assert main([str(word) for word in [*words, *options]]) == 0
     table = ds.dataset(tmp_path / "out", format="parquet").to_table()
     predictor = Predictor(Model.open(tmp_path / "model"))
@@ -40,6 +42,39 @@ def test_rows_of_another_width_are_refused_with_their_line(
     text_model(tmp_path / "model")
     (tmp_path / "rows.csv").write_text("key,body\n1,one\n\n2,two,three\n")
     words = ["predict-batch", tmp_path / "model", tmp_path / "rows.csv", tmp_path / "out"]
-    assert main([*(str(word) for word in words), "--text-columns", "body"]) == 2
+    assert main([*(str(word) for word in words), "--text-fields", "body"]) == 2
     assert "rows.csv:4: the row has 3 fields, 2 are expected" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def semicolon_model(folder: Path) -> None:
+    """Train `folder/model` from a table whose fields are not the default ones."""
+    words = ("sockets", "tables", "dates")
+    rows = "".join(f"{i};about {words[i % 3]};text;l{i % 3}\n" for i in range(60))
+    (folder / "rows.csv").write_text("key;title;body;tags\n" + rows)
+    data = f"data build csv {folder}/rows.csv {folder}/data --text-fields title,body"
+    assert main([*data.split(), "--label-field", "tags", "-o", "delimiter=;"]) == 0
+    train = f"train {folder}/data --out {folder}/model --pool serial"
+    assert main(train.split()) == 0
+
+
+def test_a_table_is_read_as_the_data_of_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    semicolon_model(tmp_path)
+    words = f"predict-batch {tmp_path}/model {tmp_path}/rows.csv -k 1 --pool serial"
+    for out in ("answers", "answers.csv", "answers.jsonl"):
+        assert main([*words.split(), str(tmp_path / out)]) == 0, capsys.readouterr().err
+    table = ds.dataset(tmp_path / "answers", format="parquet").to_table()
+    labels = table.column("labels").to_pylist()
+    assert labels == [[f"l{i % 3}"] for i in range(60)]
+    lines = (tmp_path / "answers.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == table.to_pylist()
+    cells = list(csv.DictReader((tmp_path / "answers.csv").read_text().splitlines()))
+    assert [row["labels"] for row in cells] == [label for (label,) in labels]
+    assert [float(row["scores"]) for row in cells] == [
+        score for (score,) in table.column("scores").to_pylist()
+    ]
+    assert not list(tmp_path.glob("answers*.run"))
+    assert main([*words.split(), str(tmp_path / "answers.csv")]) == 1
+    assert "exists already" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_predictions_of_texts_and_files_are_those_of_the_stages(
         [answer] = json.loads(capsys.readouterr().out)["predictions"]
         found = {each["label"]: each["score"] for each in answer["labels"]}
         assert [found[name] for name in model.labels] == pytest.approx(scores, rel=1e-12)
-    assert run(folder, monkeypatch, "predict-batch chain rows.jsonl out --text-columns text") == 0
+    assert run(folder, monkeypatch, "predict-batch chain rows.jsonl out --text-fields text") == 0
     table = pq.read_table(folder / "out")
     assert [each[0] for each in table["labels"].to_pylist()] == list(TEXTS) * 60
 

@@ -83,7 +83,7 @@ LOCAL = [
     ("predict-batch model nosuch x", 2, "there is no file nosuch"),
     ("predict-batch model file x", 2, "--format, one of parquet, svmlight"),
     ("predict-batch model rows.csv x --on-error no", 2, "--on-error must be one of fail, skip"),
-    ("predict-batch model rows.csv x --text-columns no", 2, "--text-columns; --indices-column"),
+    ("predict-batch model rows.csv x --text-fields no", 2, "--text-fields; --indices-field"),
     ("predict-batch model rows.jsonl x --format svmlight", 2, "--format jsonl?"),
     ("predict-batch model rows.csv x --ray-address a:1", 2, "--ray-address needs --pool ray"),
     ("solvers ppdspars", 2, "did you mean 'ppdsparse'"),

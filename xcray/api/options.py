@@ -99,30 +99,39 @@ class BatchOptions(PoolOptions):
     certificate: bool = parameter(
         False, "write for each row whether the result is proven exact, and the margin"
     )
-    text_columns: tuple[str, ...] | None = parameter(
+    text_fields: tuple[str, ...] | None = parameter(
         None,
-        "parquet, jsonl, csv, tsv: columns that are joined to the text",
+        "parquet, jsonl, csv, tsv: fields that form the text, joined by blanks; by default those "
+        "of the model's data, else text",
         kind=str,
         low=1,
         high=1000,
         many=100,
     )
-    indices_column: str | None = parameter(
-        None, "parquet, jsonl: column of feature number lists", kind=str, low=1, high=1000
+    indices_field: str | None = parameter(
+        None, "parquet, jsonl: field with the list of feature numbers", kind=str, low=1, high=1000
     )
-    values_column: str | None = parameter(
+    values_field: str | None = parameter(
         None,
-        "parquet, jsonl: column of value lists; without indices, one value per feature",
+        "parquet, jsonl: field with the list of values; without indices, one value per feature",
         kind=str,
         low=1,
         high=1000,
     )
-    id_column: str | None = parameter(
+    id_field: str | None = parameter(
         None,
-        "parquet, jsonl: column that is copied to the output; by default the row number from 0",
+        "parquet, jsonl, csv, tsv: field that is copied to the output; by default the row number "
+        "from 0",
         kind=str,
         low=1,
         high=1000,
+    )
+    delimiter: str | None = parameter(
+        None,
+        "csv, tsv: separator of fields; by default that of the model's data, else a comma or a tab",
+        kind=str,
+        low=1,
+        high=1,
     )
     zero_based: bool = parameter(False, "indices of features start at 0 (svmlight)")
     on_error: str = parameter(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -102,7 +102,7 @@ class _RowLines(NamedTuple):
 
 def plan_lines(
     spec: BatchPredictSpec,
-    reads_text: bool,
+    text_fields: Sequence[str] | None,
     width: int,
     unpack_path: Path,
     tick: Callable[[], None] = lambda: None,
@@ -110,12 +110,16 @@ def plan_lines(
     """Return the chunks of a line file; reads it once.
 
     unpack_path: where a compressed file is unpacked. width: features of the model. tick: called
-    regularly. Raises NotFound; DataError for files that are not text or have another format,
-    EMPTY_FILE, XC_ROW_COUNT.
+    regularly. text_fields: see `infer_schema`. Raises NotFound; DataError for files that are not
+    text or have another format, EMPTY_FILE, XC_ROW_COUNT.
     """
     path, format = Path(spec.input), line_format(spec)
     is_table = spec.format in DELIMITERS
-    header = write_json_lines(path, str(spec.format), unpack_path, tick) if is_table else []
+    header = (
+        write_json_lines(path, str(spec.format), spec.delimiter, unpack_path, tick)
+        if is_table
+        else []
+    )
     read_path = unpack_path if is_table else path
     source = Source(read_path, _read_options(spec, width), text=format in ("jsonl", "text"))
     is_packed = path.suffix.lower() in OPENERS
@@ -127,7 +131,7 @@ def plan_lines(
         None,
     )
     if header:
-        schema = _text_ids(infer_schema(header, spec, reads_text, source.name))
+        schema = _text_ids(infer_schema(header, spec, text_fields, source.name))
     n_rows, end = 0, 0
     with open(unpack_path, "wb") if compressed else nullcontext() as spool:
         for block in source.blocks():
@@ -140,7 +144,7 @@ def plan_lines(
                 check_svmlight(source, block.data)
             lines = _find_row_lines(block, format, start)
             if not n_rows and len(lines.starts) and format == "jsonl" and not is_table:
-                schema = _infer_json_schema(source, block, lines, spec, reads_text)
+                schema = _infer_json_schema(source, block, lines, spec, text_fields)
             _add_offsets(offsets, n_rows, block, lines)
             n_rows += len(lines.starts)
             end = block.offset + len(block.data)
@@ -358,7 +362,11 @@ def _decode_line(
 
 
 def _infer_json_schema(
-    source: Source, block: LineBlock, lines: _RowLines, spec: BatchPredictSpec, reads_text: bool
+    source: Source,
+    block: LineBlock,
+    lines: _RowLines,
+    spec: BatchPredictSpec,
+    text_fields: Sequence[str] | None,
 ) -> RowSchema:
     """Return the schema of JSON lines from the fields of the first one.
 
@@ -367,7 +375,7 @@ def _infer_json_schema(
     tally = ErrorCollector(max_errors=1)
     text = _decode_line(source, block, lines, 0, tally) or ""
     first = json_object(source, TextLine(text, int(lines.numbers[0])))
-    return _text_ids(infer_schema(list(first), spec, reads_text, source.name))
+    return _text_ids(infer_schema(list(first), spec, text_fields, source.name))
 
 
 def _text_ids(schema: RowSchema) -> RowSchema:

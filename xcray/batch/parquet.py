@@ -5,7 +5,7 @@ Memory does not grow with the files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ SUFFIXES: Final = (".parquet", ".pq")
 HIDDEN_PREFIXES: Final = (".", "_")  # files that tools add to a directory of parts
 
 
-def plan_parquet(spec: BatchPredictSpec, reads_text: bool) -> BatchPlan:
+def plan_parquet(spec: BatchPredictSpec, text_fields: Sequence[str] | None) -> BatchPlan:
     """Return the chunks of a Parquet file, or of a directory of files in order of their names.
 
     Only the footers are read, and checksums computed. Raises NotFound; DataError as `open_parquet`,
@@ -48,7 +48,7 @@ def plan_parquet(spec: BatchPredictSpec, reads_text: bool) -> BatchPlan:
     n_rows = 0
     for path in list_files(Path(spec.input)):
         with translate_arrow_errors(path.name), open_parquet(path) as source:
-            file_schema = _check_schema(source.schema_arrow, spec, reads_text, path.name)
+            file_schema = _check_schema(source.schema_arrow, spec, text_fields, path.name)
             if schema is not None and file_schema != schema:
                 problem = (
                     f"column {schema.id!r} is {file_schema.id_type} here "
@@ -214,10 +214,10 @@ def _make_chunks(files: list[InputFile], size: int) -> Iterator[Chunk]:
 
 
 def _check_schema(
-    schema: pa.Schema, spec: BatchPredictSpec, reads_text: bool, file: str
+    schema: pa.Schema, spec: BatchPredictSpec, text_fields: Sequence[str] | None, file: str
 ) -> RowSchema:
     """Return the row schema of a file after checking the types of its columns."""
-    row_schema = infer_schema(schema.names, spec, reads_text, file)
+    row_schema = infer_schema(schema.names, spec, text_fields, file)
     for name in row_schema.columns:
         kind = schema.field(name).type
         if name == row_schema.id:

@@ -44,35 +44,38 @@ class RowSchema(NamedTuple):
 
 
 def infer_schema(
-    names: Sequence[str], spec: BatchPredictSpec, reads_text: bool, file: str
+    names: Sequence[str], spec: BatchPredictSpec, text_fields: Sequence[str] | None, file: str
 ) -> RowSchema:
     """Return the schema that a spec requests, or that the column names imply.
 
-    reads_text: whether the model does. Otherwise a column called text is ignored if there are
-    feature columns. Raises DataError FIELD_MISSING.
+    text_fields: those of the model's data; None if it reads no text. Then a column called text is
+    ignored if there are feature columns. Raises DataError FIELD_MISSING.
     """
     present = set(names)
-    if spec.text_columns is not None:
-        schema = RowSchema(TEXT, text=spec.text_columns)
-    elif spec.values_column is not None:
+    own = tuple(text_fields or ())
+    if spec.text_fields is not None:
+        schema = RowSchema(TEXT, text=spec.text_fields)
+    elif spec.values_field is not None:
         schema = RowSchema(
-            SPARSE if spec.indices_column else DENSE,
-            indices=spec.indices_column or "",
-            values=spec.values_column,
+            SPARSE if spec.indices_field else DENSE,
+            indices=spec.indices_field or "",
+            values=spec.values_field,
         )
-    elif "text" in present and (reads_text or "values" not in present):
+    elif own and (set(own) <= present or not present & {"text", "values"}):
+        schema = RowSchema(TEXT, text=own)
+    elif "text" in present and (own or "values" not in present):
         schema = RowSchema(TEXT, text=("text",))
     elif {"indices", "values"} <= present:
         schema = RowSchema(SPARSE, indices="indices", values="values")
     else:
         schema = RowSchema(DENSE, values="values")
-    schema = schema._replace(id=spec.id_column)
+    schema = schema._replace(id=spec.id_field)
     missing = [name for name in schema.columns if name not in present]
     if missing:
         listed = ", ".join(list(names)[:MAX_LISTED_COLUMNS]) or "none"
         hint = (
-            "name the columns: text_columns; indices_column and values_column; "
-            "values_column of dense rows; id_column"
+            "name the fields: text_fields; indices_field and values_field; "
+            "values_field of dense rows; id_field; of csv also delimiter"
         )
         raise DataError(
             "FIELD_MISSING",

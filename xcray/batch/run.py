@@ -102,9 +102,7 @@ class _BatchRun:
         self.metrics = RunMetrics(0, 0)  # no workers yet
         self.report_progress("LOADING", 0, 0)
         self.model = Model.open(spec.model)
-        if spec.format == "svmlight":
-            zero_based = reads_zero_based(spec.zero_based, self.model.first_index)
-            self.spec = spec = replace(spec, zero_based=zero_based)
+        self.spec = spec = _read_like(spec, self.model)
         self.predictor = Predictor(self.model)
         if spec.probabilities:
             self.predictor.require_probabilities()
@@ -191,13 +189,13 @@ class _BatchRun:
 
     def _make_plan(self) -> BatchPlan:
         """Cut the input into chunks."""
-        reads_text = self.model.text is not None
+        text_fields = None if self.model.text is None else self.model.text_fields
         if self.spec.format == "parquet":
-            return plan_parquet(self.spec, reads_text)
+            return plan_parquet(self.spec, text_fields)
         unpack_path = self.run_dir / UNPACKED_NAME
         return plan_lines(
             self.spec,
-            reads_text,
+            text_fields,
             self.model.n_features,
             unpack_path,
             lambda: self.report_progress("LOADING", 0, 0),
@@ -269,6 +267,15 @@ class _BatchRun:
             "asked": self.spec.request(),
             "report": report,
         }
+
+
+def _read_like(spec: BatchPredictSpec, model: Model) -> BatchPredictSpec:
+    """Return the spec with the options of the model's data that it leaves open."""
+    if spec.format == "svmlight":
+        return replace(spec, zero_based=reads_zero_based(spec.zero_based, model.first_index))
+    if spec.format == "csv" and spec.delimiter is None:
+        return replace(spec, delimiter=model.reading.get("delimiter"))
+    return spec
 
 
 class _ChunkObserver(RunObserver[Result]):

@@ -29,7 +29,7 @@ SUFFIXES: Final = {
     ".tsv": "tsv",
 }
 COMPRESSED_SUFFIXES: Final = (".gz", ".xz", ".bz2")
-COLUMN_FIELDS: Final = ("indices_column", "values_column", "id_column")
+FIELD_NAMES: Final = ("indices_field", "values_field", "id_field")
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class BatchPredictSpec(BatchOptions):
     ray_address: a cluster to join; otherwise the pool "ray" starts a local Ray. Further options are
     those of `xcray.api.options.BatchOptions`.
 
-    top_k is limited to the number of labels. text_columns: columns (fields in jsonl) joined by
-    blanks. values_column alone: a dense row. Without column names, a row is the first existing one
-    of: text; indices and values; values.
+    top_k is limited to the number of labels. values_field alone: a dense row. Without names of
+    fields, a row is the first existing one of: the text fields of the model's data; text; indices
+    and values; values.
     """
 
     model: str
@@ -77,15 +77,15 @@ class BatchPredictSpec(BatchOptions):
 
     def _check_columns(self) -> None:
         """Raise ParameterError unless the column names fit together and to the format."""
-        named = [
-            name for name in ("text_columns", *COLUMN_FIELDS) if getattr(self, name) is not None
-        ]
+        named = [name for name in ("text_fields", *FIELD_NAMES) if getattr(self, name) is not None]
         if named and self.format not in ("parquet", "jsonl", "csv", "tsv"):
-            raise ParameterError(f"format {self.format} has no columns: leave {named[0]} out")
-        if self.text_columns is not None and (self.indices_column or self.values_column):
-            raise ParameterError("name text_columns, or the columns of feature rows, not both")
-        if self.indices_column is not None and self.values_column is None:
-            raise ParameterError("indices_column needs values_column as well")
+            raise ParameterError(f"format {self.format} has no named fields: leave {named[0]} out")
+        if self.delimiter is not None and self.format not in ("csv", "tsv"):
+            raise ParameterError(f"format {self.format} has no delimiter: leave it out")
+        if self.text_fields is not None and (self.indices_field or self.values_field):
+            raise ParameterError("name text_fields, or the fields of feature rows, not both")
+        if self.indices_field is not None and self.values_field is None:
+            raise ParameterError("indices_field needs values_field as well")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BatchPredictSpec:

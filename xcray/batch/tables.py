@@ -41,17 +41,19 @@ class _LineWriter(ErrorCollector):
         self._line = line + 1
 
 
-def write_json_lines(path: Path, format: str, out: Path, tick: Callable[[], None]) -> list[str]:
+def write_json_lines(
+    path: Path, format: str, delimiter: str | None, out: Path, tick: Callable[[], None]
+) -> list[str]:
     """Write the rows of a table with a header as JSON lines with the same line numbers.
 
-    Returns the names of the header, none for an empty file. tick: called regularly. Raises
-    NotFound; DataError if a file cannot be split into rows.
+    delimiter: None for that of the format. tick: called regularly. Returns the names of the header,
+    none for an empty file. Raises NotFound; DataError if a file cannot be split into rows.
     """
     source = Source(path, ReadOptions(), text=True)
     header: list[str] | None = None
     with open(out, "w", encoding="utf-8", newline="\n") as target:
         writer = _LineWriter(target)
-        rows = read_fields(source, writer, DELIMITERS[format], quoted=format == "csv")
+        rows = read_fields(source, writer, delimiter or DELIMITERS[format], quoted=format == "csv")
         for number, fields in enumerate(rows):
             if number % TICK_ROWS == 0:
                 tick()

@@ -166,7 +166,15 @@ class Dataset:
 
         0 or 1 for svmlight; None for formats that have no choice.
         """
-        return first_index_of(self.manifest)
+        return self.reading.get("first_index")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How other files of the same kind are read: JSON, kept in models of the data.
+
+        first_index; text_fields and delimiter, unless they are the defaults.
+        """
+        return reading_of(self.manifest)
 
     @property
     def files(self) -> dict[str, Any]:
@@ -200,12 +208,16 @@ def open_verified(path: Path | str) -> Dataset:
     return Dataset.open(path, VerifiedFiles(default_home() / VERIFIED_FILE))
 
 
-def first_index_of(manifest: Mapping[str, Any]) -> int | None:
-    """Return `Dataset.first_index` of the manifest of a data set."""
+def reading_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `Dataset.reading` of the manifest of a data set or model."""
+    if "reading" in manifest:
+        return dict(manifest["reading"])
     source = manifest.get("source") or {}
-    if source.get("format") != "svmlight":
-        return None
-    return 0 if source.get("options", {}).get("zero_based") else 1
+    options = source.get("options", {})
+    reading = {name: options[name] for name in ("text_fields", "delimiter") if name in options}
+    if source.get("format") == "svmlight":
+        reading["first_index"] = 0 if options.get("zero_based") else 1
+    return reading
 
 
 def _require_sound(file: str, code: int, row: int) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from xcray.data.dataset import FEATURES, MANIFEST, TEXT, default_names, first_index_of
+from xcray.data.dataset import FEATURES, MANIFEST, TEXT, default_names, reading_of
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound, ParameterError, excerpt
 from xcray.storage.arrow import read_names
@@ -60,7 +60,7 @@ class FeatureSpace(NamedTuple):
                     f"its {MANIFEST} has n_features={n_features}"
                 )
         plain = names is None or names.equals(default_names(n_features))
-        first_index = manifest.get("first_index", first_index_of(manifest))
+        first_index = reading_of(manifest).get("first_index")
         return cls(text, n_features, None if plain else names, first_index)
 
     def require_pipeline(self) -> TextPipeline:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xcray.arrays import CSR, Float32
+from xcray.data.dataset import reading_of
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import NotFound, ParameterError, excerpt, suggestion
 from xcray.index.scorer import Scorer, SparseScorer
@@ -133,8 +134,18 @@ class Model:
     @property
     def first_index(self) -> int | None:
         """Index of the first feature in svmlight files for this model: 0 or 1; None: unknown."""
-        value = self.manifest.get("first_index")
+        value = self.reading.get("first_index")
         return value if value in (0, 1) else None
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Fields of the training data that form the text."""
+        return tuple(self.reading.get("text_fields", ("text",)))
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How the files of the training data were read, see `Dataset.reading`."""
+        return reading_of(self.manifest)
 
     @property
     def sha256(self) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -67,7 +67,7 @@ class TrainingRecord:
     measures: fractions by name. report: more about the training such as timings (JSON).
     label_table: one row per label. timeline: one row per batch. provenance: edits of an earlier
     model that made this one, oldest first (JSON). missing: number of labels that a partial model
-    lacks. first_index: see `Dataset.first_index`.
+    lacks. reading: see `Dataset.reading`.
     """
 
     solver: str
@@ -80,7 +80,7 @@ class TrainingRecord:
     timeline: pa.Table | None = None
     provenance: Sequence[Mapping[str, Any]] = ()
     missing: int = 0
-    first_index: int | None = None
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
         """Return the solver and its parameters as JSON."""
@@ -99,7 +99,7 @@ class TrainingRecord:
             "report": _to_json(self.report or {}),
             **({"provenance": _to_json(list(self.provenance))} if self.provenance else {}),
             **({"partial": {"missing": int(self.missing)}} if self.missing else {}),
-            **({} if self.first_index is None else {"first_index": self.first_index}),
+            **({"reading": _to_json(self.reading)} if self.reading else {}),
         }
 
 

@@ -166,7 +166,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "batch_submit": {
         "upload": ID_EXAMPLES["upload"],
         "format": "jsonl",
-        "text_columns": ["text"],
+        "text_fields": ["text"],
         "top_k": 3,
     },
     "datasets_create": {"name": "pydocs", "format": "pydocs"},

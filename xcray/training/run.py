@@ -249,7 +249,7 @@ class _TrainingRun:
             label_table=self.strategy.label_table(block, timeline),
             timeline=normalize_timeline(timeline) if timeline.num_rows else None,
             missing=len(self.parts.missing),
-            first_index=self.dataset.first_index,
+            reading=self.dataset.reading,
         )
         model = write_model(staging.target, content, record, staged=staging)
         return TrainResult(model.path, model.sha256, model.measures, report)

@@ -108,7 +108,7 @@ def test_a_file_is_uploaded_predicted_and_downloaded(
         file=file,
         format="parquet",
         top_k=2,
-        id_column="key",
+        id_field="key",
         part_rows=7,
         name="mine",
         certificate=True,
@@ -209,7 +209,7 @@ def test_a_server_path_must_be_below_an_allowed_root(server: ServerSetup, file: 
     [
         ({"format": "xlsx"}, InputError, "CHOICE"),
         ({"top_k": 0}, InputError, "K_RANGE"),
-        ({"text_columns": ["a"], "values_column": "b"}, ParameterError, "PARAMETER"),
+        ({"text_fields": ["a"], "values_field": "b"}, ParameterError, "PARAMETER"),
         ({"surprise": 1}, InputError, "UNKNOWN_FIELD"),
         ({"allow": []}, InputError, "LENGTH"),
     ],
@@ -470,7 +470,7 @@ def test_the_command_line_predicts_in_the_local_process(
         "serial",
         "--allow",
         "set:net",
-        "--id-column",
+        "--id-field",
         "key",
     ]
     assert main([*requests, "--json"]) == 0

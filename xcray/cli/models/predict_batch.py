@@ -1,4 +1,4 @@
-"""`xcray predict-batch`: predict all rows of a file, locally or on a server, into Parquet files."""
+"""`xcray predict-batch`: predict all rows of a file, locally or on a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from xcray.api.options import FORMATS, BatchOptions
 from xcray.cli.connect import ServerOption, check_ray_options, make_client, model_client
 from xcray.cli.models.predict import ModelName, find_label_sets, is_directory
-from xcray.cli.service.jobs import follow_events, print_job
+from xcray.cli.service.jobs import download_answers, follow_events, print_job
 from xcray.cli.terminal import output
 from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
@@ -29,7 +29,9 @@ def predict_batch(
     out: Annotated[
         Path,
         typer.Argument(
-            metavar="OUTPUT", help="Directory of Parquet files to write; it must not exist."
+            metavar="OUTPUT",
+            help="Directory of Parquet files to write, or one file NAME.jsonl or NAME.csv; "
+            "it must not exist.",
         ),
     ],
     format: Annotated[
@@ -60,6 +62,9 @@ def predict_batch(
     if out.exists():
         raise Conflict(f"{out} exists already; choose another output, or remove it first")
     check_ray_options(options.get("pool"), ray_address)
+    if "text_fields" in options:  # also with commas, as in `xcray data build`
+        names = [name for each in options["text_fields"] for name in each.split(",")]
+        options = {**options, "text_fields": names}
     request = {"format": format or _infer_format(file), **options}
     if is_directory(model, server):
         run_local(model, file, out, {**request, "ray_address": ray_address}, run_dir, json)
@@ -87,6 +92,7 @@ def run_local(
     Raises Stopped with a hint on how to resume.
     """
     from xcray.batch import BatchPredictSpec, predict_batch
+    from xcray.batch.answer_file import file_format, write_answer_file
     from xcray.batch.spec import resolve_label_sets
 
     sets = find_label_sets(Path(model))
@@ -99,13 +105,20 @@ def run_local(
         {**request, "model": model, "input": str(file), "label_sets": named}
     )
     working_directory = run_directory(run_dir, out)
+    is_file = file_format(out) is not None
+    answers = working_directory / "answers" if is_file else out
+    if is_file:
+        shutil.rmtree(answers, ignore_errors=True)  # of a run that was killed before its file
     with resumable_run(lambda: f"finished parts are kept in {working_directory}", as_json) as (
         report,
         flag,
     ):
         manifest = predict_batch(
-            spec, run_dir=working_directory, out=out, progress=report, stop=flag
+            spec, run_dir=working_directory, out=answers, progress=report, stop=flag
         ).manifest
+        if is_file:
+            write_answer_file(answers, out)
+            shutil.rmtree(answers)
     if run_dir is None:
         shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the output exists
     print_result(out, manifest, as_json)
@@ -130,7 +143,7 @@ def run_remote(
             else:
                 print_job(ended)
             raise typer.Exit(output.FAILURE)
-        client.jobs.download(job["id"], out)
+        download_answers(client, job["id"], out)
     print_result(out, ended["result"] or {}, as_json)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -200,14 +201,18 @@ def watch(job: JobId, server: ServerOption = None, json: output.JsonOption = Fal
 def fetch_output(
     job: JobId,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory to write; it must not exist.")
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Directory to write, or one file NAME.jsonl or NAME.csv; it must not exist.",
+        ),
     ],
     server: ServerOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Download the results of a batch prediction."""
     with make_client(server) as client:
-        client.jobs.download(job, folder)
+        download_answers(client, job, folder)
         outcome = client.jobs.output(job)
     if json:
         output.print_json({"output": str(folder), **outcome})
@@ -270,6 +275,17 @@ def print_job(job: Mapping[str, Any]) -> None:
     if result.get("measures"):
         print_measures(result["measures"])
     output.print_warnings([*result.get("data_warnings", ()), *result.get("warnings", ())])
+
+
+def download_answers(client: Client, job: str, out: Path) -> None:
+    """Download the results of a job into a directory, or into one file; see `file_format`."""
+    from xcray.batch.answer_file import file_format, write_answer_file
+
+    if file_format(out) is None:
+        client.jobs.download(job, out)
+        return
+    with TemporaryDirectory(dir=out.absolute().parent, prefix=f".{out.name}.") as folder:
+        write_answer_file(client.jobs.download(job, Path(folder) / "answers"), out)
 
 
 @app.command()

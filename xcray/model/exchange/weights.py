@@ -152,7 +152,7 @@ def save_weights(
         IMPORTED,
         origin,
         "" if data is None else data.content_hash,
-        first_index=None if data is None else data.first_index,
+        reading={} if data is None else data.reading,
     )
     return write_model(path, content, record)
 

@@ -298,7 +298,7 @@ class _EditRun:
             timeline=None if self.timeline is None else normalize_timeline(self.timeline),
             provenance=[*old.provenance, self._provenance_step()],
             missing=count_missing_labels(new_table),
-            first_index=old.first_index,
+            reading=old.reading,
         )
         model = write_model(staging.target, content, record, staged=staging)
         return TrainResult(model.path, model.sha256, measures, report)

@@ -1,0 +1,60 @@
+"""Answers of a batch prediction as one file of JSON lines or CSV, made from its Parquet parts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+
+from xcray.batch.output import read_manifest
+from xcray.errors import Conflict
+from xcray.storage.atomic import sync_path
+
+FILE_FORMATS: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
+LABEL_SEPARATOR: Final = "|"  # that of `xcray data build`
+
+
+def file_format(out: Path) -> str | None:
+    """Return the format of an output by its name: jsonl, csv, or None for a directory."""
+    return FILE_FORMATS.get(out.suffix.lower())
+
+
+def write_answer_file(answers: Path, out: Path) -> None:
+    """Write the answers of the output directory `answers` as the file `out`, by one rename.
+
+    A JSON line is an object with the columns of the parts. CSV has a header; the values of lists
+    are separated by "|". Raises Conflict if `out` exists.
+    """
+    staged = out.with_name(f".{out.name}.partial")
+    with open(staged, "w", encoding="utf-8", newline="") as file:
+        if file_format(out) == "jsonl":
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(answers))
+        else:
+            writer = csv.writer(file, lineterminator="\n")
+            for number, row in enumerate(_rows(answers)):
+                if not number:
+                    writer.writerow(row)
+                writer.writerow([_cell(value) for value in row.values()])
+    sync_path(staged)
+    if out.exists():
+        raise Conflict(f"{out.name} exists already; choose another output, or remove it first")
+    os.rename(staged, out)
+    sync_path(out.parent)
+
+
+def _rows(answers: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all parts in the order of the input."""
+    for part in read_manifest(answers)["parts"]:
+        with pq.ParquetFile(answers / part["file"]) as file:
+            for batch in file.iter_batches(1024):
+                yield from batch.to_pylist()
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a CSV field."""
+    return LABEL_SEPARATOR.join(map(str, value)) if isinstance(value, list) else value
