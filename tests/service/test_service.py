@@ -433,7 +433,7 @@ def test_the_cache_loads_a_model_once_and_is_bounded(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         publish(app_state.registry, name, tmp_path / name)
     opened: list[str] = []
-    opener = app_state.model_cache._loader.opener
+    opener = app_state.prediction.model_cache._loader.opener
 
     def slow(path: Path) -> Any:
         opened.append(path.parts[-3])

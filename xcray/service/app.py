@@ -47,6 +47,7 @@ from xcray.service.observability.request_log import LOGGER
 from xcray.service.observability.store_metrics import StoreCollector
 from xcray.service.prediction.batcher import Batcher
 from xcray.service.prediction.fast_path import PredictFastPath
+from xcray.service.prediction.services import PredictionServices
 from xcray.service.prediction.shadow import ShadowRunner
 from xcray.service.readiness_checks import build_readiness
 from xcray.service.routes import (
@@ -122,7 +123,7 @@ def create_app(
     store = parts.store or JobStore(settings.store_url, upgrade=settings.store_upgrade)
     leadership = leadership_for(settings, store)
     app_state = _create_state(settings, home, store, leadership, parts, role)
-    app_state.checks.setdefault("MODEL", app_state.model_cache.check)
+    app_state.checks.setdefault("MODEL", app_state.prediction.model_cache.check)
     app_state.readiness = build_readiness(app_state)
     app_state.metrics.add_collector(FailingChecksCollector(app_state.readiness.failing_checks))
     maintenance = None
@@ -153,21 +154,7 @@ def _create_state(
         builder=builds.Builder(
             home, store.datasets, settings, metrics, parts.build_command, leadership=leadership
         ),
-        model_cache=ModelCache(
-            registries.of,
-            metrics,
-            settings.models_loaded,
-            parts.opener,
-            tenants=registries.tenants,
-            switch_timeout_seconds=constants.SWITCH_TIMEOUT_SECONDS,
-            unload_delay_seconds=constants.UNLOAD_DELAY_SECONDS,
-        ),
-        shadows=ShadowRunner(registries.of, metrics),
-        batcher=Batcher(
-            settings.prediction_threads,
-            constants.QUEUED_REQUESTS * settings.max_instances,
-            constants.PREDICT_BATCH_SECONDS,
-        ),
+        prediction=_prediction_services(settings, registries, metrics, parts.opener),
         metrics=metrics,
         check_spec=parts.check_spec or _normalise_spec,
         supervisor=parts.supervisor,
@@ -176,6 +163,32 @@ def _create_state(
         sync_workers=sync_workers(
             settings, home, registries, metrics, leadership if role.leader_eligible else None
         ),
+    )
+
+
+def _prediction_services(
+    settings: Settings, registries: Registries, metrics: Metrics, opener: Opener
+) -> PredictionServices:
+    """Return the parts that answer predict requests."""
+    return PredictionServices(
+        settings=settings,
+        registries=registries,
+        model_cache=ModelCache(
+            registries.of,
+            metrics,
+            settings.models_loaded,
+            opener,
+            tenants=registries.tenants,
+            switch_timeout_seconds=constants.SWITCH_TIMEOUT_SECONDS,
+            unload_delay_seconds=constants.UNLOAD_DELAY_SECONDS,
+        ),
+        batcher=Batcher(
+            settings.prediction_threads,
+            constants.QUEUED_REQUESTS * settings.max_instances,
+            constants.PREDICT_BATCH_SECONDS,
+        ),
+        shadows=ShadowRunner(registries.of, metrics),
+        metrics=metrics,
     )
 
 
@@ -299,7 +312,9 @@ def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[
             asyncio.create_task(_poll_models(app_state, maintenance), name="poll-models"),
             asyncio.create_task(app_state.readiness.watch(), name="readiness"),
             asyncio.create_task(_heartbeat_store(app_state), name="store-heartbeat"),
-            asyncio.create_task(app_state.preloading.load(app_state.model_cache), name="preload"),
+            asyncio.create_task(
+                app_state.preloading.load(app_state.prediction.model_cache), name="preload"
+            ),
         ]
         if app_state.supervisor is not None:
             app_state.supervisor.start()
@@ -324,9 +339,7 @@ def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[
             await (app_state.builder if maintenance is None else maintenance).close()
             app_state.estimates.close()
             app_state.loads.close()
-            app_state.model_cache.close()
-            app_state.shadows.close()
-            app_state.batcher.close()
+            app_state.prediction.close()
             if own_store:
                 app_state.store.close()
             tracing.disable_tracing()
@@ -363,8 +376,10 @@ async def _poll_models(app_state: AppState, maintenance: MaintenanceLoop | None)
             if maintenance is not None:
                 await maintenance.tick()
             if tick % MODEL_POLL_TICKS == 0:
-                await asyncio.to_thread(app_state.model_cache.poll)
-                await asyncio.to_thread(app_state.shadows.flush, app_state.store.counters)
+                await asyncio.to_thread(app_state.prediction.model_cache.poll)
+                await asyncio.to_thread(
+                    app_state.prediction.shadows.flush, app_state.store.counters
+                )
         # The next tick tries again.
         except (XcrayError, OSError) as error:
             LOGGER.warning("polling failed", extra={"detail": str(error)})

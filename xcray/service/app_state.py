@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from fastapi import Request
 
@@ -14,17 +14,13 @@ from xcray.model.registry import Registry
 from xcray.service.datasets.builds import Builder
 from xcray.service.datasets.uploads import UploadStore
 from xcray.service.http.tenant_queue import TenantQueue
-from xcray.service.models.cache import ModelCache
 from xcray.service.models.preloading import Preloading
 from xcray.service.models.registries import Registries
 from xcray.service.models.sync import SyncWorker
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.readiness import Check, Readiness
+from xcray.service.prediction.services import PredictionServices
 from xcray.service.settings import Settings
-
-if TYPE_CHECKING:
-    from xcray.service.prediction.batcher import Batcher
-    from xcray.service.prediction.shadow import ShadowRunner
 
 
 class JobSupervisor(Protocol):
@@ -53,9 +49,7 @@ class AppState:
     registries: Registries
     uploads: UploadStore
     builder: Builder
-    model_cache: ModelCache
-    batcher: Batcher
-    shadows: ShadowRunner
+    prediction: PredictionServices
     metrics: Metrics
     check_spec: Callable[[dict[str, Any]], dict[str, Any]]
     supervisor: JobSupervisor | None = None

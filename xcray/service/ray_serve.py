@@ -98,7 +98,9 @@ class Xcray:
         while not self._has_preloaded():
             await asyncio.sleep(POLL_SECONDS)
         for reference in user_config.get("preload", ()):
-            await self._app_state.model_cache.find(ModelTarget(DEFAULT_TENANT, str(reference)))
+            await self._app_state.prediction.model_cache.find(
+                ModelTarget(DEFAULT_TENANT, str(reference))
+            )
             self._app_state.registry.pins.add(str(reference))
 
     async def check_health(self) -> None:

@@ -143,7 +143,9 @@ def test_a_file_is_uploaded_predicted_and_downloaded(
     result = pads.dataset(
         client.jobs.download(job["id"], tmp_path / "answers"), format="parquet"
     ).to_table()
-    predictor = server.app_state.model_cache.get(ModelTarget("default", "text")).predictor
+    predictor = server.app_state.prediction.model_cache.get(
+        ModelTarget("default", "text")
+    ).predictor
     assert isinstance(predictor, Predictor)
     expected = predictor.scored_labels(predictor.predict(TEXTS, 2))
     assert result.column("labels").to_pylist() == [[one.label for one in row] for row in expected]

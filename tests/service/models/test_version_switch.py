@@ -380,14 +380,15 @@ def test_tenants_have_their_own_models(tmp_path: Path) -> None:
     publish(app_state.registry_of("default"), "docs", tmp_path / "a", seed=1)
     publish(app_state.registry_of("acme"), "docs", tmp_path / "b", seed=2)
     ours, theirs = (
-        app_state.model_cache.get(ModelTarget(tenant, "docs")) for tenant in ("default", "acme")
+        app_state.prediction.model_cache.get(ModelTarget(tenant, "docs"))
+        for tenant in ("default", "acme")
     )
     assert ours.served_by != theirs.served_by
     assert (tmp_path / "home" / "tenants" / "acme" / "models" / "docs" / "versions" / "1").is_dir()
     assert app_state.registries.tenants() == ["default", "acme"]
     with pytest.raises(NotFound):
-        app_state.model_cache.get(ModelTarget("third", "docs"))
-    app_state.model_cache.close()
+        app_state.prediction.model_cache.get(ModelTarget("third", "docs"))
+    app_state.prediction.model_cache.close()
 
 
 def test_switches_under_load_mix_no_versions_and_fail_no_request(
@@ -544,7 +545,7 @@ def test_aliases_over_http(tmp_path: Path) -> None:
             "version": 3,
         }
         assert http.post("/v1/models/docs:unload").status_code == 204
-        assert app.state.app_state.model_cache.loaded_versions("default") == set()
+        assert app.state.app_state.prediction.model_cache.loaded_versions("default") == set()
         assert http.delete(path).status_code == 204
         assert http.post("/v1/models/docs@prod:predict", json=BODY).status_code == 404
         assert http.get(path + "/shadow").status_code == 404

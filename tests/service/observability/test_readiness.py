@@ -205,7 +205,10 @@ def test_the_service_is_ready_once_preloaded_models_are_loaded(
         eventually(http, reasons=["MODELS"])
         publish(registry, "second", tmp_path / "b", seed=1)
         eventually(http, ready=True)
-        assert {name for name, _ in app.state.app_state.model_cache.loaded_versions("default")} == {
+        assert {
+            name
+            for name, _ in app.state.app_state.prediction.model_cache.loaded_versions("default")
+        } == {
             "first",
             "second",
         }

@@ -196,7 +196,7 @@ def test_texts_give_the_results_of_v1(model_service: Service) -> None:
     )
     result = outputs_of(answer)
     same(result, v1(model_service, "docs", [{"text": each} for each in TEXTS], top_k=3))
-    model = model_service.app_state.model_cache.get(target("docs")).predictor.model
+    model = model_service.app_state.prediction.model_cache.get(target("docs")).predictor.model
     assert [[model.label_name(j) for j in row] for row in result["label_ids"]] == result["labels"]
     older = outputs_of(model_service.http.post("/v2/models/docs/versions/1/infer", json=body))
     same(older, v1(model_service, "docs:1", [{"text": each} for each in TEXTS], top_k=3))

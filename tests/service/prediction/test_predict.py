@@ -195,7 +195,7 @@ def test_a_model_answers_before_its_kernels_are_compiled(
 
 def test_requests_answered_together_get_their_own_warnings(model_service: Service) -> None:
     """The batcher computes requests with one call; warnings count the rows of one request."""
-    loaded = model_service.app_state.model_cache
+    loaded = model_service.app_state.prediction.model_cache
     version = asyncio.run(loaded.find(target("docs")))
     payloads = [["", TEXTS[0]], [TEXTS[0]], ["quux"]]
     metrics = model_service.app_state.metrics
@@ -387,12 +387,12 @@ def test_a_full_batcher_refuses_at_once_and_recovers(
         assert len(refused) == 10
         assert all(one.result().headers["retry-after"] == "1" for one in refused)
         assert http.get("/healthz").status_code == 200
-        assert app.state.app_state.batcher.pending_rows == 8
+        assert app.state.app_state.prediction.batcher.pending_rows == 8
         go.set()
         assert first.result().status_code == 200
         assert sorted(one.result().status_code for one in others) == [200] + [503] * 10
         assert http.post(PREDICT, json=body).status_code == 200
-        assert app.state.app_state.batcher.pending_rows == 0
+        assert app.state.app_state.prediction.batcher.pending_rows == 0
 
 
 def wait_for_refusal(one: Any, go: threading.Event, others: list[Any]) -> bool:
@@ -419,21 +419,21 @@ def test_references_are_cached_until_something_changes(
 
     monkeypatch.setattr(Registry, "resolve_split", locate_and_count)
     monkeypatch.setattr("xcray.model.registry.SETTLE_SECONDS", 1e6)
-    app_state.model_cache.get(target("docs"))
-    app_state.model_cache.get(target("docs"))
+    app_state.prediction.model_cache.get(target("docs"))
+    app_state.prediction.model_cache.get(target("docs"))
     before = len(looked)
-    app_state.model_cache.get(target("docs"))
+    app_state.prediction.model_cache.get(target("docs"))
     assert len(looked) == before + 1  # the change is too recent for the cache
     monkeypatch.setattr("xcray.model.registry.SETTLE_SECONDS", 0.0)
     for _ in range(3):
-        assert app_state.model_cache.get(target("docs")).version == 2
+        assert app_state.prediction.model_cache.get(target("docs")).version == 2
     assert len(looked) == before + 2
     app_state.registry.aliases.set("docs", "prod", 1)
-    assert app_state.model_cache.get(target("docs@prod")).version == 1
-    assert app_state.model_cache.get(target("docs")).version == 2
+    assert app_state.prediction.model_cache.get(target("docs@prod")).version == 1
+    assert app_state.prediction.model_cache.get(target("docs")).version == 2
     app_state.registry.delete("docs", 2)
-    assert app_state.model_cache.get(target("docs")).version == 1
-    app_state.model_cache.close()
+    assert app_state.prediction.model_cache.get(target("docs")).version == 1
+    app_state.prediction.model_cache.close()
 
 
 def test_versions_deleted_by_another_process_are_unloaded(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def shadow_view(model_service: Service) -> Any:
     A copy is queued just after its reply was sent, so by the time a later request is answered.
     """
     model_service.http.get("/v1/models/docs")
-    model_service.app_state.shadows.wait_until_idle()
+    model_service.app_state.prediction.shadows.wait_until_idle()
     return model_service.http.get("/v1/models/docs/aliases/prod/shadow").json()
 
 
@@ -113,8 +113,8 @@ def test_a_failing_shadow_does_not_affect_the_reply(model_service: Service, tmp_
     model_service.app_state.registry.aliases.set_split(
         "docs", "prod", TrafficSplit.from_weights([(1, 1.0)], (3, 1.0))
     )
-    model_service.app_state.model_cache.refresh_name("default", "docs")
-    model_service.app_state.model_cache._switch._pool.submit(lambda: None).result(300)
+    model_service.app_state.prediction.model_cache.refresh_name("default", "docs")
+    model_service.app_state.prediction.model_cache._switch._pool.submit(lambda: None).result(300)
     assert model_service.http.post(PREDICT, json=BODY).status_code == 200
     (pair,) = shadow_view(model_service)["pairs"]
     assert (pair["shadow"], pair["failed"], pair["requests"], pair["top1_agreement"]) == (
@@ -174,7 +174,7 @@ def test_a_share_gets_copies_by_key(model_service: Service) -> None:
     """The hash differs from that of the split: a tenth of the copies is not the canary's tenth."""
     route = TrafficSplit.from_weights([(1, 1.0)], (2, 0.25))
     model_service.app_state.registry.aliases.set_split("docs", "prod", route)
-    model_service.app_state.model_cache.refresh_name("default", "docs")
+    model_service.app_state.prediction.model_cache.refresh_name("default", "docs")
     keys = [f"k{i}" for i in range(60)]
     for key in keys:
         assert (

@@ -29,8 +29,8 @@ async def handle_infer(request: Request, tenant: str, name: str, version: int | 
     Raises XcrayError.
     """
     started = time.perf_counter()
-    app_state = app_state_of(request)
-    settings = app_state.settings
+    services = app_state_of(request).prediction
+    settings = services.settings
     # Triton's client sends no Content-Type; the length header shows whether tensors follow.
     check_media_type(request, (JSON_TYPE, BINARY_TYPE), default=JSON_TYPE)
     body = await read_body(request, settings.predict_body_bytes)
@@ -44,7 +44,7 @@ async def handle_infer(request: Request, tenant: str, name: str, version: int | 
     weight = n_rows + len(body) / BODY_BYTES_PER_ROW
     count_instances(request.scope, n_rows)
     result = await run_inference(
-        app_state, target, decoded.head.query, decoded.rows.to_rows, n_rows, weight, started
+        services, target, decoded.head.query, decoded.rows.to_rows, n_rows, weight, started
     )
     content, json_length = encode_reply(result, decoded.head)
     if json_length is None:

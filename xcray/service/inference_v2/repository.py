@@ -24,7 +24,7 @@ def list_versions(app_state: AppState, tenant: str, ready: bool) -> list[IndexEn
         else IndexEntry(
             name=name, version=str(version), state="UNAVAILABLE", reason=reason or NOT_LOADED_REASON
         )
-        for name, version, state, reason in app_state.model_cache.index(tenant)
+        for name, version, state, reason in app_state.prediction.model_cache.index(tenant)
     ]
     return [entry for entry in entries if not ready or entry.state == "READY"]
 
@@ -34,7 +34,7 @@ def load(app_state: AppState, tenant: str, name: str, version: int | None) -> No
 
     Raises NotFound, Corrupt or Refused.
     """
-    app_state.model_cache.load(tenant, name if version is None else f"{name}:{version}")
+    app_state.prediction.model_cache.load(tenant, name if version is None else f"{name}:{version}")
 
 
 def unload(app_state: AppState, tenant: str, name: str, version: int | None) -> None:
@@ -42,4 +42,6 @@ def unload(app_state: AppState, tenant: str, name: str, version: int | None) -> 
 
     Requests in flight finish with the version they hold.
     """
-    app_state.model_cache.unload(tenant, name if version is None else f"{name}:{version}")
+    app_state.prediction.model_cache.unload(
+        tenant, name if version is None else f"{name}:{version}"
+    )

@@ -18,7 +18,6 @@ from xcray.errors import InputError
 from xcray.index.search_result import Bools, SearchResult
 from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
 from xcray.model.model import Model
-from xcray.service.app_state import AppState
 from xcray.service.http.body import check_media_type, first_header, parse_body, read_body
 from xcray.service.http.limits import count_instances
 from xcray.service.http.offload import run_in_heavy_thread
@@ -29,6 +28,7 @@ from xcray.service.prediction import fast_decode
 from xcray.service.prediction.encode import encode_predict_reply
 from xcray.service.prediction.fast_decode import PredictQuery
 from xcray.service.prediction.instances import to_rows
+from xcray.service.prediction.services import PredictionServices
 from xcray.service.prediction.shadow import ShadowCopy
 from xcray.service.schemas.predict import PredictRequest
 from xcray.service.settings import Settings
@@ -73,10 +73,12 @@ def model_target(request: Request, tenant: str, reference: str) -> ModelTarget:
     return ModelTarget(tenant, reference, first_header(request, ROUTING_KEY) or REQUEST_ID.get())
 
 
-async def handle_predict(request: Request, app_state: AppState, target: ModelTarget) -> bytes:
+async def handle_predict(
+    request: Request, services: PredictionServices, target: ModelTarget
+) -> bytes:
     """Return the reply to a predict request, see `PredictReply`. Raises XcrayError."""
     started = time.perf_counter()
-    settings = app_state.settings
+    settings = services.settings
     check_media_type(request, ("application/json",))
     body = await read_body(request, settings.predict_body_bytes)
     with span("parse", bytes=len(body)):
@@ -84,7 +86,7 @@ async def handle_predict(request: Request, app_state: AppState, target: ModelTar
     count_instances(request.scope, len(query.instances))
     weight = len(query.instances) + len(body) / BODY_BYTES_PER_ROW
     result = await run_inference(
-        app_state,
+        services,
         target,
         query,
         lambda model: to_rows(model, query.instances),
@@ -106,7 +108,7 @@ async def handle_predict(request: Request, app_state: AppState, target: ModelTar
 
 
 async def run_inference(
-    app_state: AppState,
+    services: PredictionServices,
     target: ModelTarget,
     query: PredictQuery,
     encode: Callable[[Model], ModelInput],
@@ -119,26 +121,26 @@ async def run_inference(
     encode: model -> its input, `n_rows` rows or texts. weight: cost of decoding and computing them,
     in rows. started: when the request began (time.perf_counter), for its deadline.
     """
-    if query.top_k > app_state.settings.max_top_k:
+    if query.top_k > services.settings.max_top_k:
         raise InputError(
-            f"top_k must be 1 to {app_state.settings.max_top_k}", code="K_RANGE", loc="top_k"
+            f"top_k must be 1 to {services.settings.max_top_k}", code="K_RANGE", loc="top_k"
         )
-    with app_state.batcher.admit(n_rows):
+    with services.batcher.admit(n_rows):
         with span("find"):
-            loaded = await app_state.model_cache.find(target)
-        shadow = app_state.model_cache.shadow_for(target)
+            loaded = await services.model_cache.find(target)
+        shadow = services.model_cache.shadow_for(target)
         encode_rows = partial(encode, loaded.predictor.model)
         if weight <= INLINE_ENCODE_WEIGHT:
             rows = encode_rows()
         else:
             rows = await run_in_heavy_thread(encode_rows)
         with span("compute", rows=n_rows):
-            output = await _compute(app_state, loaded, query, rows, weight, started)
-        app_state.metrics.predict_seconds.observe(time.perf_counter() - started)
+            output = await _compute(services, loaded, query, rows, weight, started)
+        services.metrics.predict_seconds.observe(time.perf_counter() - started)
         if shadow is not None and shadow is not loaded:
             # in the next iteration of the loop: by then the reply has been sent
             asyncio.get_running_loop().call_soon(
-                app_state.shadows.submit,
+                services.shadows.submit,
                 _shadow_copy(target, query, encode, loaded, shadow, output.search, started),
             )
         return InferenceResult(loaded, *output)
@@ -198,7 +200,7 @@ def _check_instance_count(settings: Settings, value: dict[str, Any]) -> None:
 
 
 async def _compute(
-    app_state: AppState,
+    services: PredictionServices,
     loaded: LoadedModel,
     query: PredictQuery,
     rows: ModelInput,
@@ -213,9 +215,9 @@ async def _compute(
     if query.allow is None and query.deny is None and query.deadline_ms is None:
         key = (model, query.top_k, query.probabilities, type(rows), kernels)
         predict_batch = partial(
-            _predict_batch, app_state.metrics, loaded, query.top_k, query.probabilities, kernels
+            _predict_batch, services.metrics, loaded, query.top_k, query.probabilities, kernels
         )
-        return await app_state.batcher.submit(key, rows, predict_batch, weight=weight)  # type: ignore[no-any-return]
+        return await services.batcher.submit(key, rows, predict_batch, weight=weight)  # type: ignore[no-any-return]
     options = (
         kernels,
         query.allow is not None,
@@ -224,8 +226,8 @@ async def _compute(
         query.probabilities,
     )
     cost_key = (model, query.top_k.bit_length(), *options)
-    predict_single = partial(_predict_single, app_state, loaded, query, kernels, started)
-    return await app_state.batcher.submit(  # type: ignore[no-any-return]
+    predict_single = partial(_predict_single, services, loaded, query, kernels, started)
+    return await services.batcher.submit(  # type: ignore[no-any-return]
         cost_key, rows, predict_single, weight=weight, batchable=False
     )
 
@@ -245,7 +247,7 @@ def _needs_kernels(loaded: LoadedModel, query: PredictQuery, n_rows: int) -> boo
 
 
 def _predict_single(
-    app_state: AppState,
+    services: PredictionServices,
     loaded: LoadedModel,
     query: PredictQuery,
     kernels: bool,
@@ -254,7 +256,7 @@ def _predict_single(
 ) -> list[PredictOutput]:
     """Answer one query with a filter or a deadline, which counts from the start of the request."""
     predictor = loaded.predictor
-    label_filter = loaded.filter(query.allow, query.deny, app_state.registry_of(loaded.tenant))
+    label_filter = loaded.filter(query.allow, query.deny, services.registries.of(loaded.tenant))
     X = predictor.features(payloads[0])
     remaining_ms = query.deadline_ms
     if remaining_ms is not None:
@@ -272,7 +274,7 @@ def _predict_single(
         if query.probabilities
         else None
     )
-    app_state.metrics.count_search(result)
+    services.metrics.count_search(result)
     return [PredictOutput(result, probabilities, empty_rows(X))]
 
 

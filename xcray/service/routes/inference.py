@@ -186,7 +186,9 @@ async def _metadata(
     app_state: AppState, tenant: str, name: str, version: int | None
 ) -> ModelMetadata:
     """Return the metadata of one version, with the numbers of all versions of the model."""
-    loaded = await app_state.model_cache.find(ModelTarget(tenant, to_reference(name, version)))
+    loaded = await app_state.prediction.model_cache.find(
+        ModelTarget(tenant, to_reference(name, version))
+    )
     return model_metadata(
         loaded.name, app_state.registry_of(tenant).versions(name), loaded.predictor
     )
@@ -195,7 +197,9 @@ async def _metadata(
 async def _ready(app_state: AppState, tenant: str, name: str, version: int | None) -> Response:
     """Return whether a version can answer. Raises NotFound if it does not exist."""
     try:
-        await app_state.model_cache.find(ModelTarget(tenant, to_reference(name, version)))
+        await app_state.prediction.model_cache.find(
+            ModelTarget(tenant, to_reference(name, version))
+        )
         can_answer = True
     except (NotFound, InputError):
         raise

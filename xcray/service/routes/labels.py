@@ -68,7 +68,9 @@ async def show(
 
 async def _find(request: Request, tenant: str, reference: str) -> LoadedModel:
     """Return the loaded version of a reference."""
-    return await app_state_of(request).model_cache.find(model_target(request, tenant, reference))
+    return await app_state_of(request).prediction.model_cache.find(
+        model_target(request, tenant, reference)
+    )
 
 
 def _answerer(loaded: LoadedModel) -> Answerer:

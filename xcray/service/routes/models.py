@@ -81,7 +81,9 @@ def index(
     if contains:
         names = [name for name in names if contains.lower() in name]
     if loaded:
-        in_memory = {name for name, _ in app_state.model_cache.loaded_versions(caller.tenant)}
+        in_memory = {
+            name for name, _ in app_state.prediction.model_cache.loaded_versions(caller.tenant)
+        }
         names = [name for name in names if name in in_memory]
     start = bisect_right(names, page_token or "")  # a token is the last name of a page
     shown = names[start:] if limit is None else names[start : start + limit]
@@ -147,7 +149,7 @@ def delete_version(
     app_state = app_state_of(request)
     with _if_match(request, caller.tenant, name):
         app_state.registry_of(caller.tenant).delete(name, version)
-    app_state.model_cache.refresh_name(caller.tenant, name)
+    app_state.prediction.model_cache.refresh_name(caller.tenant, name)
 
 
 @router.put(
@@ -172,10 +174,10 @@ async def set_alias(
 
     def work() -> Response:
         route = _to_route(body)
-        app_state.model_cache.prepare(caller.tenant, name, alias, route)
+        app_state.prediction.model_cache.prepare(caller.tenant, name, alias, route)
         with _if_match(request, caller.tenant, name):
             app_state.registry_of(caller.tenant).aliases.set_split(name, alias, route)
-        app_state.model_cache.refresh_name(caller.tenant, name)
+        app_state.prediction.model_cache.refresh_name(caller.tenant, name)
         view = _model_view(app_state, caller.tenant, name)
         return reply(request, view, _etag(view))
 
@@ -187,7 +189,7 @@ def shadow(request: Request, caller: Reader, name: str, alias: str) -> ShadowVie
     """Return how often an alias's shadow agreed with the primary version, and both durations."""
     app_state = app_state_of(request)
     _, route = app_state.registry_of(caller.tenant).resolve_split(f"{name}@{alias}")
-    app_state.shadows.flush(app_state.store.counters)
+    app_state.prediction.shadows.flush(app_state.store.counters)
     statistics = shadow_statistics(app_state.store.counters, caller.tenant, f"{name}@{alias}")
     pairs = [
         _pair_view(pair, sums)
@@ -206,7 +208,7 @@ async def load(request: Request, caller: Submitter, reference: str) -> LoadView:
     """
     app_state = app_state_of(request)
     loaded = await app_state.loads.run(
-        caller.tenant, lambda: app_state.model_cache.load(caller.tenant, reference)
+        caller.tenant, lambda: app_state.prediction.model_cache.load(caller.tenant, reference)
     )
     return LoadView(reference=reference, name=loaded.name, version=loaded.version)
 
@@ -217,7 +219,7 @@ def unload(request: Request, caller: Submitter, reference: str) -> None:
 
     The next request loads the version again.
     """
-    app_state_of(request).model_cache.unload(caller.tenant, reference)
+    app_state_of(request).prediction.model_cache.unload(caller.tenant, reference)
 
 
 @router.delete("/{name:modelname}/aliases/{alias:modelname}", status_code=204)
@@ -228,7 +230,7 @@ def delete_alias(
     app_state = app_state_of(request)
     with _if_match(request, caller.tenant, name):
         app_state.registry_of(caller.tenant).aliases.delete(name, alias)
-    app_state.model_cache.refresh_name(caller.tenant, name)
+    app_state.prediction.model_cache.refresh_name(caller.tenant, name)
 
 
 @router.get("/{name:modelname}/label-sets", response_model=SetPage, responses=NOT_MODIFIED)
@@ -362,7 +364,7 @@ def _model_view(app_state: AppState, tenant: str, name: str) -> ModelView:
         versions=versions,
         states=[
             StateView(version=each.version, state=each.state, reason=each.reason or None)
-            for each in app_state.model_cache.states(tenant, name)
+            for each in app_state.prediction.model_cache.states(tenant, name)
         ],
         aliases=registry.aliases.of(name),
         splits={

@@ -12,13 +12,14 @@ from typing import Annotated, Any, Final, TypeAlias, cast
 from fastapi import APIRouter, Depends, Request, Response
 
 from xcray.api.model_replies import Answerer, ExplainReply, PredictReply
-from xcray.service.app_state import AppState, app_state_of
+from xcray.service.app_state import app_state_of
 from xcray.service.http.auth import PredictCaller
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.models.cache import LoadedModel
 from xcray.service.prediction.fast_path import FastRoute, Reply
 from xcray.service.prediction.handler import handle_predict, model_target
 from xcray.service.prediction.instances import to_csr
+from xcray.service.prediction.services import PredictionServices
 from xcray.service.schemas.predict import ExplainRequest, PredictRequest
 
 router = APIRouter(prefix="/v1/models", tags=["predictions"])
@@ -45,7 +46,7 @@ async def predict(request: Request, caller: PredictCaller, reference: str) -> Re
 async def _answer(request: Request, tenant: str, reference: str) -> Reply:
     """Answer a predict request, of the route or of the fast path."""
     target = model_target(request, tenant, reference)
-    return Reply(await handle_predict(request, app_state_of(request), target))
+    return Reply(await handle_predict(request, app_state_of(request).prediction, target))
 
 
 FAST_ROUTES: Final = tuple(
@@ -63,19 +64,21 @@ async def explain(
 
     The reply also has the score gaps to the best and the k-th best label.
     """
-    app_state = app_state_of(request)
-    with app_state.batcher.admit(1):
-        loaded = await app_state.model_cache.find(model_target(request, caller.tenant, reference))
-        return await _explain(app_state, loaded, body)
+    services = app_state_of(request).prediction
+    with services.batcher.admit(1):
+        loaded = await services.model_cache.find(model_target(request, caller.tenant, reference))
+        return await _explain(services, loaded, body)
 
 
-async def _explain(app_state: AppState, loaded: LoadedModel, body: ExplainRequest) -> ExplainReply:
+async def _explain(
+    services: PredictionServices, loaded: LoadedModel, body: ExplainRequest
+) -> ExplainReply:
     """Compute an explanation in the batcher."""
 
     def compute(_: list[Any]) -> list[ExplainReply]:
         return [_explanation(loaded, body)]
 
-    reply: ExplainReply = await app_state.batcher.submit(
+    reply: ExplainReply = await services.batcher.submit(
         ("explain", loaded.key), None, compute, batchable=False
     )
     return reply
