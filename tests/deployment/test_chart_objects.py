@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.deployment.chart.helm import Objects, rendering, values_files
+from tests.deployment.chart.helm import Objects, rendering, template_values, values_files
 from tests.deployment.chart.templates import containers, index, pods, variables
 
 FILES = sorted(values_files())
@@ -246,6 +246,28 @@ def test_the_way_in(name: str) -> None:
         notes = way["metadata"]["annotations"]
         assert notes["cert-manager.io/cluster-issuer"] == "letsencrypt"
         assert notes["nginx.ingress.kubernetes.io/proxy-body-size"] == "0"
+
+
+def test_a_path_prefix_reaches_the_routes_and_the_service() -> None:
+    rendering("minimal")  # skips the test without helm
+    ingress = {
+        "enabled": True,
+        "hosts": ["x.example.org"],
+        "tls": [{"secretName": "t", "hosts": ["x.example.org"]}],
+        "path": "/team/ml",
+        "httpRoute": {
+            "enabled": True,
+            "hostnames": ["x.example.org"],
+            "parentRefs": [{"name": "g"}],
+        },
+    }
+    objects = template_values({"ingress": ingress})
+    (rule,) = index(objects)["Ingress", "xcray"]["spec"]["rules"]
+    assert [path["path"] for path in rule["http"]["paths"]] == ["/team/ml"]
+    (rule,) = index(objects)["HTTPRoute", "xcray"]["spec"]["rules"]
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/team/ml"}}]
+    (container,) = template(objects, "api")["containers"]
+    assert variables(container)["XCRAY_ROOT_PATH"] == "/team/ml"
 
 
 def test_alerts_have_runbooks() -> None:

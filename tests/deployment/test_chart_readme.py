@@ -24,6 +24,7 @@ DECIDED = {
         "tls_certfile",
         "tls_keyfile",
         "behind_proxy",
+        "root_path",
     ),
     *(
         "cors_origins",

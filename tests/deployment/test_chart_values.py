@@ -138,6 +138,8 @@ MISSHAPEN: list[tuple[dict[str, Any], str]] = [
     ({"podSecurity.runAsUser": 0}, "0 is less than the minimum"),
     ({"fullnameOverride": "x" * 41}, "is too long"),
     ({"ingress.enabled": True}, "[] should be non-empty"),
+    ({"ingress.path": "ml"}, "does not match"),
+    ({"ingress.path": "/ml/"}, "does not match"),
     ({"ray.head.serviceType": "LoadBalancer"}, "'serviceType' was unexpected"),
     ({"ray.auth.mode": "disabled"}, "'mode' was unexpected"),
     ({"ray.workerDefaults.cpu": "500m"}, "does not match"),

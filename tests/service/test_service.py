@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -499,7 +500,7 @@ def test_pages_load_nothing_from_other_servers(shared: Service) -> None:
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
         assert "http" not in policy
-        own, vendored = asset_texts(shared, page.text)
+        own, vendored = asset_texts(shared, path, page.text)
         own = own.replace('xmlns="http://www.w3.org/2000/svg"', "")  # a name, not an address
         assert "http://" not in page.text + own
         assert "https://" not in page.text + own
@@ -507,12 +508,14 @@ def test_pages_load_nothing_from_other_servers(shared: Service) -> None:
         assert "<script>" not in page.text
 
 
-def asset_texts(service: Service, page: str) -> tuple[str, str]:
+def asset_texts(service: Service, path: str, page: str) -> tuple[str, str]:
     """Return the scripts and styles that a page and its modules refer to: own and vendored."""
-    waiting, seen = [page], set[str]()
+    waiting, seen = [(path, page)], set[str]()
     texts = {False: "", True: ""}
     while waiting:
-        for path in re.findall(r'"(/static/[^"]+)"', waiting.pop()):
+        place, text = waiting.pop()
+        for reference in re.findall(r'"((?:static|\.\.?)/[^"]+\.[a-z]+)"', text):
+            path = urljoin(place, reference)
             if path not in seen:
                 seen.add(path)
                 answer = service.http.get(path)
@@ -520,7 +523,7 @@ def asset_texts(service: Service, page: str) -> tuple[str, str]:
                 vendored = path.startswith("/static/vendor/")
                 assert ("immutable" in answer.headers["cache-control"]) == vendored
                 texts[vendored] += answer.text
-                waiting += [] if vendored else [answer.text]
+                waiting += [] if vendored else [(path, answer.text)]
     assert seen
     return texts[False], texts[True]
 

@@ -216,6 +216,7 @@ def _build_app(
         title=TITLE,
         summary=SUMMARY,
         version=__version__,
+        openapi_url=None,  # `routes.health` has it
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

@@ -21,6 +21,10 @@ PREFIX = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?/[!$&'()*+,./0-9:;
 FOLDER = re.compile(
     r"(?:(?:s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]+|file://)(?:/[^@?\s]*)?(?:\?[^@\s]*)?"
 )
+# Segments without `.` and `..`; the first is not one of the paths of the service itself.
+ROOT_PATH = re.compile(
+    r"(?!/(?:v1|v2|static)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]{1,64}){1,16}"
+)
 ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 
 
@@ -61,7 +65,17 @@ class Settings(BaseSettings):
         None, description="File with the private key of that certificate."
     )
     behind_proxy: bool = Field(
-        False, description="Whether all requests come through a proxy that terminates TLS."
+        False,
+        description=(
+            "Whether all requests come through a proxy that terminates TLS; its "
+            "X-Forwarded-Prefix is then trusted."
+        ),
+    )
+    root_path: str = Field(
+        "",
+        description=(
+            "Path prefix of the service at a proxy, such as /ml; the proxy can remove it or not."
+        ),
     )
     cors_origins: tuple[str, ...] = Field(
         (), description="Origins whose pages can use the API, such as https://name."
@@ -266,6 +280,18 @@ class Settings(BaseSettings):
                     "write https://host/ or https://host/folder/"
                 )
         return prefixes
+
+    @field_validator("root_path")
+    @classmethod
+    def _root_path(cls, prefix: str) -> str:
+        """Check a path prefix. A slash at its end is removed."""
+        prefix = prefix.rstrip("/")
+        if prefix and not ROOT_PATH.fullmatch(prefix):
+            raise ValueError(
+                f"{prefix[:80]!r} is not a path prefix: write one like /ml; "
+                "/v1, /v2 and /static are paths of the service"
+            )
+        return prefix
 
     @field_validator("cors_origins")
     @classmethod

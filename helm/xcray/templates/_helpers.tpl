@@ -271,6 +271,10 @@ envFrom:
 - name: XCRAY_BEHIND_PROXY
   value: "true"
 {{- end }}
+{{- if ne .Values.ingress.path "/" }}
+- name: XCRAY_ROOT_PATH
+  value: {{ .Values.ingress.path }}
+{{- end }}
 {{- if .Values.monitoring.publicMetrics }}
 - name: XCRAY_PUBLIC_METRICS
   value: "true"

@@ -127,10 +127,8 @@ def test_a_file_is_uploaded_predicted_and_downloaded(
     outcome = client.jobs.get(job["id"])
     assert outcome["result"] is not None
     assert {
-        name: outcome["result"][name]
-        for name in ("output", "model", "rows", "answered", "skipped", "parts")
+        name: outcome["result"][name] for name in ("model", "rows", "answered", "skipped", "parts")
     } == {
-        "output": f"/v1/jobs/{job['id']}/output",
         "model": "text:1",
         "rows": 30,
         "answered": 30,

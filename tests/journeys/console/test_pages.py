@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.browser import Browsing, accessibility_faults
+from tests.support.browser import Browsing, accessibility_faults, browsing, chromium
 from tests.support.chain_models import staged_content
 from tests.support.console_service import Live, question_lines, upload
 from tests.support.service_processes import until
+from tests.support.stripping_proxy import stripping_proxy
 from xcray.data.text.pipeline import TextPipeline
 from xcray.jobs.home import Home
 from xcray.model.write import TrainingRecord, write_model
@@ -49,6 +50,26 @@ def test_a_key_without_the_scope_is_refused_with_the_reason(
     page.get_by_role("button", name="Ask").click()
     page.get_by_role("heading", name="Why csv").wait_for()
     assert {status for status, _ in pages.refused} == {401, 403}
+
+
+def test_the_console_works_behind_a_proxy_with_a_path_prefix(live: Live) -> None:
+    program = chromium()
+    if program is None:
+        return
+    with stripping_proxy(live.url, "/team/ml") as url, browsing(url, program) as pages:
+        page = pages.open("/", key=live.keys["submit"])
+        page.get_by_role("link", name="Jobs").click()
+        page.get_by_role("link", name="topics").first.click()
+        page.locator("figure svg").first.wait_for()
+        page.get_by_role("link", name="Ask").click()
+        page.get_by_label("Text", exact=True).fill("rows")
+        page.get_by_role("button", name="Ask").click()
+        page.get_by_role("heading", name="Why csv").wait_for()
+        for name in ("docs", "redoc"):
+            page = pages.open(f"/{name}")
+            page.get_by_label("Key (xck_...)").fill(live.keys["admin"])
+            page.get_by_role("button", name="Sign in").click()
+            page.get_by_text("/v1/jobs").first.wait_for()
 
 
 def test_a_file_suggests_its_name_and_format(

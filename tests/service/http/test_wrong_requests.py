@@ -78,6 +78,26 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
         *("GET", "/v1/models?x=1", None, 422, "UNKNOWN_FIELD"),
         ("unknown query parameter 'x'; there are: contains, loaded, limit, page_token",),
     ),
+    (
+        *("POST", "/v1/models/docs:predict?top_k=1", {"instances": [TEXT]}, 422, "UNKNOWN_FIELD"),
+        ("unknown query parameter 'top_k'; there are: none",),
+    ),
+    (
+        *("POST", "/v1/datasets?name=d&format=csv&label_separator=,", {}, 422, "UNKNOWN_FIELD"),
+        ("unknown query parameter 'label_separator'; there are: name, format",),
+    ),
+    (
+        *("PUT", f"{ALIAS}?version=1", {"version": 1}, 422, "UNKNOWN_FIELD"),
+        ("unknown query parameter 'version'",),
+    ),
+    (
+        "DELETE",
+        f"{ALIAS}?force=1",
+        None,
+        422,
+        "UNKNOWN_FIELD",
+        ("unknown query parameter 'force'",),
+    ),
     # unknown names, in words of the API
     (
         *("POST", "/v1/models/docs:x:predict", {}, 404, "NO_SUCH_PATH"),

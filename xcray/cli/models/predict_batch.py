@@ -150,12 +150,7 @@ def run_remote(
 def print_result(out: Path, result: dict[str, Any], as_json: bool) -> None:
     """Print the result."""
     if as_json:
-        output.print_json(
-            {
-                "output": str(out),
-                **{name: value for name, value in result.items() if name != "output"},
-            }
-        )
+        output.print_json({"output": str(out), **result})
         return
     for reason in result["skipped_reasons"]:
         output.print_note(f"skipped: {reason['message']}")

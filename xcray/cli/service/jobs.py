@@ -265,7 +265,7 @@ def print_job(job: Mapping[str, Any]) -> None:
     output.print_pairs({name: value for name, value in lines.items() if value is not None})
     if result.get("model"):
         output.print_pairs({"model": f"{result['model']}:{result.get('version', '')}".rstrip(":")})
-    if result.get("output"):
+    if "answered" in result:
         output.print_line(
             f"{result['answered']:,} rows predicted; "
             f"download them with: xcray jobs output {job['id']} DIR"

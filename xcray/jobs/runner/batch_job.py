@@ -49,13 +49,12 @@ def predict_and_publish(
 
 
 def job_result(job: Job, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the result for the job's record: location, counts and statistics."""
+    """Return the result for the job's record: counts and statistics."""
     statistics = {name: manifest[name] for name in RESULT_KEYS}
     parts = manifest["parts"]
     sizes = {"parts": len(parts), "bytes": sum(part["bytes"] for part in parts)}
     model = job.spec.get("shown", {}).get("model", manifest["model"]["name"])
     return {
-        "output": f"/v1/jobs/{job.id}/output",
         "model": model,
         "sha256": manifest["model"]["sha256"],
         **sizes,

@@ -17,12 +17,14 @@ from urllib.parse import parse_qs
 
 from prometheus_client import Counter, Histogram
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcray.errors import InputError, XcrayError, excerpt
 from xcray.service import constants
 from xcray.service.http import problems
 from xcray.service.http.cors import CorsPolicy, Headers
+from xcray.service.http.path_prefix import PathPrefix, add_prefix
 from xcray.service.http.problems import status_of
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import (
@@ -64,6 +66,7 @@ class EdgeMiddleware:
         self._hosts = settings.served_hosts
         self._metrics = metrics
         self._cors = CorsPolicy(settings)
+        self._prefix = PathPrefix(settings.root_path, trusts_header=settings.behind_proxy)
         # counter and histogram by route, method and status: finding a series takes longer than
         # counting
         self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
@@ -97,11 +100,16 @@ class EdgeMiddleware:
         """Send the response of the app, or a problem document instead."""
         try:
             self._check_request(scope["method"], head, scope["query_string"])
+            response.prefix = self._prefix.apply(scope, head.forwarded_prefix)
             if (
                 scope["method"] == "OPTIONS"
                 and (headers := self._cors.preflight_headers(head.origin)) is not None
             ):
                 await response.send_empty(headers)
+                return
+            if response.prefix and scope["path"] == response.prefix:
+                # The pages have relative addresses, which need the slash at the end.
+                await RedirectResponse("/", 308)(scope, receive, response)
                 return
             await self._app(scope, receive, response)
         except XcrayError as error:
@@ -204,12 +212,14 @@ class RequestHead(NamedTuple):
     origin: str | None
     request_id: str
     has_two_lengths: bool
+    forwarded_prefix: bytes | None
 
     @classmethod
     def parse(cls, raw: list[tuple[bytes, bytes]]) -> RequestHead:
         """Return the fields. raw: (lower-case name, value) of each header."""
         size = hosts = 0
         host, origin, request_id, by_length, by_chunks = b"", None, b"", False, False
+        prefix = None
         for name, value in raw:
             size += len(name) + len(value)
             if name == b"host":
@@ -219,6 +229,8 @@ class RequestHead(NamedTuple):
                 origin = value if origin is None else origin
             elif name == b"x-request-id":
                 request_id = request_id or value
+            elif name == b"x-forwarded-prefix":
+                prefix = value
             elif name == b"content-length":
                 by_length = True
             elif name == b"transfer-encoding":
@@ -232,6 +244,7 @@ class RequestHead(NamedTuple):
             origin_text,
             request_id.decode("latin-1"),
             by_length and by_chunks,
+            prefix,
         )
 
 
@@ -252,6 +265,7 @@ class _SendWithHeaders:
         self._request_id = request_id
         self._cors = cors
         self._origin = origin
+        self.prefix = ""
         self.status = 0
 
     async def send_empty(self, headers: Headers) -> None:
@@ -271,6 +285,8 @@ class _SendWithHeaders:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", ()))
+            if self.prefix:
+                headers = add_prefix(headers, self.prefix)
             headers += self._cors.missing_security_headers({name.lower() for name, _ in headers})
             headers += self._cors.response_headers(self._origin)
             headers.append((b"x-request-id", self._request_id.encode()))

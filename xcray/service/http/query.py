@@ -1,4 +1,4 @@
-"""Query parameters of GET requests: a misspelled filter is refused instead of ignored."""
+"""Query parameters: a misspelled filter or option is refused instead of ignored."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from xcray.errors import InputError, excerpt, similar_or_all
+from xcray.service.http.audit import SAFE_METHODS
 
 COMMON_PARAMETERS: Final = ("tenant",)  # of administrators, see `AccessMiddleware`
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raise InputError UNKNOWN_FIELD for a query parameter that the route of a GET lacks."""
+    """Raise InputError UNKNOWN_FIELD for a query parameter that the route lacks."""
     route = request.scope.get("route")
-    if request.method != "GET" or not request.query_params or not isinstance(route, APIRoute):
+    if not request.query_params or not isinstance(route, APIRoute):
         return
     known = _parameters(route)
     for name in request.query_params:
@@ -24,7 +25,17 @@ async def refuse_unknown_parameters(request: Request) -> None:
                 f"unknown query parameter {excerpt(name)!r}{similar_or_all(name, known)}",
                 code="UNKNOWN_FIELD",
                 loc=excerpt(name),
+                **_hint(request.method, known),
             )
+
+
+def _hint(method: str, known: tuple[str, ...]) -> dict[str, str]:
+    """Return where a change has its other fields."""
+    if method in SAFE_METHODS:
+        return {}
+    if "options" in known:
+        return {"hint": 'options of the file belong in `options`, as JSON: options={"NAME": VALUE}'}
+    return {"hint": "fields belong in the JSON body"}
 
 
 def _parameters(route: APIRoute) -> tuple[str, ...]:

@@ -57,7 +57,8 @@ class PredictFastPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request. Raises XcrayError, which the edge middleware converts to a reply."""
-        if scope["type"] == "http" and scope["method"] == "POST":
+        # Query parameters are rare, and FastAPI's routes check them.
+        if scope["type"] == "http" and scope["method"] == "POST" and not scope["query_string"]:
             for fast in self._routes:
                 match = fast.path.fullmatch(scope["path"])
                 if match is not None:

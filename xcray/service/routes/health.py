@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from xcray import __version__
 from xcray.api.job_replies import Ready
 from xcray.service.app_state import app_state_of
+from xcray.service.http.path_prefix import prefix_of
 from xcray.service.schemas.operations import Health
 
 router = APIRouter(tags=["operations"])
@@ -96,6 +97,13 @@ def viewer(request: Request) -> FileResponse:
         media_type="text/html",
         headers={"Content-Security-Policy": VIEWER_POLICY},
     )
+
+
+@pages.get("/openapi.json")
+def description(request: Request) -> JSONResponse:
+    """Return the OpenAPI description, with the path prefix of this request as server."""
+    servers = [{"url": prefix_of(request) or "/"}]
+    return JSONResponse(request.app.openapi() | {"servers": servers})
 
 
 @pages.get("/static/{name:path}")

@@ -1,5 +1,5 @@
 // Show /openapi.json by Swagger UI or ReDoc, with the key of this tab if the service requires one.
-import { authorization, savedKey, saveKey } from "/static/session.js";
+import { authorization, savedKey, saveKey } from "./session.js";
 
 const place = document.getElementById("viewer");
 
@@ -40,7 +40,7 @@ function askForKey(reason) {
 }
 
 async function load() {
-  const response = await fetch("/openapi.json", { headers: authorization() });
+  const response = await fetch("openapi.json", { headers: authorization() });
   const body = await response.json();
   if (response.ok) viewers[document.body.dataset.viewer](body);
   else askForKey(body.detail);

@@ -1,7 +1,7 @@
 // Aliases of a model: the versions that answer, and how often a shadow agrees with them.
-import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { change, get, segment } from "/static/console/api.js";
-import { Button, count, duration, Field, Table, Trouble, useLoaded } from "/static/console/parts.js";
+import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { change, get, segment } from "./api.js";
+import { Button, count, duration, Field, Table, Trouble, useLoaded } from "./parts.js";
 
 const percent = (share) => (share === null || share === undefined ? "" : `${(100 * share).toFixed(1)} %`);
 

@@ -1,5 +1,9 @@
 // Requests to the REST API, with the key of this tab. A refused request throws a Problem.
-import { authorization } from "/static/session.js";
+import { authorization } from "../session.js";
+
+// The address of a path of the API: the pages can be behind a proxy that adds a path prefix.
+const ROOT = new URL("../../", import.meta.url);
+const addressOf = (path) => new URL(path.slice(1), ROOT);
 
 export class Problem extends Error {
   constructor(status, body) {
@@ -28,7 +32,7 @@ function refuse(status, text, sent) {
 export async function send(method, path, body, headers = {}) {
   const type = body === undefined ? {} : { "Content-Type": "application/json" };
   const sent = { ...type, ...authorization(), ...headers };
-  const response = await fetch(path, { method, headers: sent, body: body === undefined ? undefined : JSON.stringify(body) });
+  const response = await fetch(addressOf(path), { method, headers: sent, body: body === undefined ? undefined : JSON.stringify(body) });
   const isReadiness = path === "/readyz" && response.headers.get("Content-Type") === "application/json";  // 503 with reasons
   if (!response.ok && !isReadiness) throw refuse(response.status, await response.text(), sent);
   return response;
@@ -54,7 +58,7 @@ export const segment = encodeURIComponent;
 export function upload(path, file, key, onProgress) {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
-    request.open("POST", path);
+    request.open("POST", addressOf(path));
     const headers = { ...authorization(), "Content-Type": "application/octet-stream", "Idempotency-Key": key };
     for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
     request.upload.onprogress = (event) => event.lengthComputable && onProgress(event.loaded / event.total);
@@ -70,7 +74,7 @@ export async function readEvents(path, onEvent, signal) {
   while (!signal.aborted) {
     try {
       const sent = { ...authorization(), ...(last && { "Last-Event-ID": last }) };
-      const response = await fetch(path, { headers: sent, signal });
+      const response = await fetch(addressOf(path), { headers: sent, signal });
       if (response.status === 204) return;
       if (!response.ok) throw refuse(response.status, await response.text(), sent);
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,14 +1,14 @@
 // The console: navigation, sign-in, and the page that the fragment of the address names.
-import { html, render, useEffect, useErrorBoundary, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { forgetKey, savedKey, saveKey } from "/static/session.js";
-import { missingScopes } from "/static/console/api.js";
-import { Admin } from "/static/console/admin.js";
-import { Ask, judged } from "/static/console/ask.js";
-import { Dataset, Datasets } from "/static/console/datasets.js";
-import { Job, Jobs } from "/static/console/jobs.js";
-import { Model, Models } from "/static/console/models.js";
-import { Overview } from "/static/console/overview.js";
-import { Train } from "/static/console/train.js";
+import { html, render, useEffect, useErrorBoundary, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { forgetKey, savedKey, saveKey } from "../session.js";
+import { missingScopes } from "./api.js";
+import { Admin } from "./admin.js";
+import { Ask, judged } from "./ask.js";
+import { Dataset, Datasets } from "./datasets.js";
+import { Job, Jobs } from "./jobs.js";
+import { Model, Models } from "./models.js";
+import { Overview } from "./overview.js";
+import { Train } from "./train.js";
 
 const LINKS = { "": "Overview", datasets: "Data sets", train: "Train", jobs: "Jobs", models: "Models", ask: "Ask", admin: "Admin" };
 const PAGES = { "": Overview, datasets: Datasets, train: Train, jobs: Jobs, models: Models, ask: Ask, admin: Admin };
@@ -66,7 +66,7 @@ function App() {
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.querySelector("main").focus(); }}>Skip to the content</a>
     <header><strong>xcray</strong>
       <nav aria-label="Pages">${Object.entries(LINKS).map(([page, name]) => html`<a href=${`#/${page}`} aria-current=${page === at.page ? "page" : undefined}>${name}</a>`)}</nav>
-      <span class="last"><a href="/docs">API</a>${" "}${savedKey() && html`<button type="button" onClick=${signOut}>Sign out</button>`}</span></header>
+      <span class="last"><a href="docs">API</a>${" "}${savedKey() && html`<button type="button" onClick=${signOut}>Sign out</button>`}</span></header>
     <main id="main" tabindex="-1"><${Content} key=${`${at.page}/${at.id}/${JSON.stringify(at.query)}`} Page=${Page} id=${at.id} query=${at.query} /></main>`;
 }
 

@@ -1,7 +1,7 @@
 // Ask a model: labels with scores and probabilities, and the words that count for a label.
-import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { change, get, saveFile, segment } from "/static/console/api.js";
-import { Button, count, Field, Table, Trouble, useLoaded } from "/static/console/parts.js";
+import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { change, get, saveFile, segment } from "./api.js";
+import { Button, count, Field, Table, Trouble, useLoaded } from "./parts.js";
 
 // Text -> [[piece, contribution]]: a word counts for the features that it is, or is a part of.
 export function highlight(text, contributions) {

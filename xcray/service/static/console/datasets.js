@@ -1,8 +1,8 @@
 // Data sets: upload with progress, the report of invalid lines, sizes.
-import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { change, get, newKey, segment, upload } from "/static/console/api.js";
-import { Picture } from "/static/console/pictures.js";
-import { Button, bytes, count, Details, Field, Pager, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { html, useRef, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { change, get, newKey, segment, upload } from "./api.js";
+import { Picture } from "./pictures.js";
+import { Button, bytes, count, Details, Field, Pager, Status, Table, Trouble, useLoaded, when } from "./parts.js";
 
 const FORMATS = ["jsonl", "csv", "tsv", "svmlight", "xc", "parquet", "npz"];
 

@@ -1,9 +1,9 @@
 // Jobs: the list, and one job followed live by its event stream.
-import { html, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { change, get, getText, readEvents, segment } from "/static/console/api.js";
-import { Picture } from "/static/console/pictures.js";
-import { Button, count, duration, Details, Pager, phaseOf, setOptions, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
-import { Events, Timeline } from "/static/console/timeline.js";
+import { html, useEffect, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { change, get, getText, readEvents, segment } from "./api.js";
+import { Picture } from "./pictures.js";
+import { Button, count, duration, Details, Pager, phaseOf, setOptions, Status, Table, Trouble, useLoaded, when } from "./parts.js";
+import { Events, Timeline } from "./timeline.js";
 
 const STATES = ["", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"];
 const isOver = (status) => ["STOPPED", "SUCCEEDED", "FAILED"].includes(status);

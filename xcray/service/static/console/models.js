@@ -1,9 +1,9 @@
 // Models: versions, card, measures, aliases, labels with search.
-import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { change, get, segment } from "/static/console/api.js";
-import { Button, count, Details, Field, Pager, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
-import { Aliases } from "/static/console/aliases.js";
-import { Version, Versions } from "/static/console/versions.js";
+import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { change, get, segment } from "./api.js";
+import { Button, count, Details, Field, Pager, Status, Table, Trouble, useLoaded } from "./parts.js";
+import { Aliases } from "./aliases.js";
+import { Version, Versions } from "./versions.js";
 
 export function Models() {
   const [search, setSearch] = useState("");

@@ -1,7 +1,7 @@
 // Readiness with reasons, queue, running jobs, models, requests per second and p99, disk.
-import { html, useRef } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { get, getText } from "/static/console/api.js";
-import { bytes, count, duration, Details, phaseOf, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
+import { html, useRef } from "../vendor/htm-3.1.1/standalone.module.js";
+import { get, getText } from "./api.js";
+import { bytes, count, duration, Details, phaseOf, Status, Table, Trouble, useLoaded } from "./parts.js";
 
 const LATENCY = "xcray_predict_duration_seconds_bucket";
 

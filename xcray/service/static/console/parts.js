@@ -1,6 +1,6 @@
 // Parts that several pages use. Values are set as text, never as markup.
-import { html, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { missingScopes } from "/static/console/api.js";
+import { html, useEffect, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { missingScopes } from "./api.js";
 
 export const count = (n) => (n === undefined || n === null ? "" : n.toLocaleString("en"));
 export const bytes = (n) => {

@@ -1,7 +1,7 @@
 // Pictures that the service draws: the same SVG that `xcray report` writes.
-import { html, useEffect, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { getText } from "/static/console/api.js";
-import { Table, Trouble, useLoaded } from "/static/console/parts.js";
+import { html, useEffect, useRef, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { getText } from "./api.js";
+import { Table, Trouble, useLoaded } from "./parts.js";
 
 const MIN_WIDTH = 240, MAX_WIDTH = 2400, MAX_VALUES = 200;
 

@@ -1,8 +1,8 @@
 // Which worker executed which batch when, and the events of a job.
-import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { get, segment } from "/static/console/api.js";
-import { Picture } from "/static/console/pictures.js";
-import { Button, count, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { get, segment } from "./api.js";
+import { Picture } from "./pictures.js";
+import { Button, count, Table, Trouble, useLoaded, when } from "./parts.js";
 
 // running: the timeline is read again every few seconds.
 export function Timeline({ id, running }) {

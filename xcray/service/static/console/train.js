@@ -1,7 +1,7 @@
 // The form of a training, made from the solvers' own parameter tables.
-import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { change, get, newKey, segment } from "/static/console/api.js";
-import { Button, Details, Field, Trouble, bytes, count, duration, setOptions, useLoaded } from "/static/console/parts.js";
+import { html, useRef, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { change, get, newKey, segment } from "./api.js";
+import { Button, Details, Field, Trouble, bytes, count, duration, setOptions, useLoaded } from "./parts.js";
 
 const MIB = 2 ** 20;
 

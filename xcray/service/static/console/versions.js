@@ -1,8 +1,8 @@
 // Versions of a model: measures side by side, differences, and the report of one version.
-import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
-import { download, get, getText, segment } from "/static/console/api.js";
-import { Picture } from "/static/console/pictures.js";
-import { Button, bytes, count, duration, Details, Field, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { download, get, getText, segment } from "./api.js";
+import { Picture } from "./pictures.js";
+import { Button, bytes, count, duration, Details, Field, Table, Trouble, useLoaded, when } from "./parts.js";
 
 const MAX_COLUMNS = 6;
 // heading and text of each picture
