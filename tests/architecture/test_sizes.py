@@ -44,7 +44,6 @@ LONG_FUNCTIONS = {
     "cli/service/keys.py:create",
     "cli/service/serve.py:serve",
     "cli/training/calibrate.py:calibrate",
-    "cli/training/data.py:build",
     "cli/training/train.py:train",
     "cli/training/tune.py:tune",
     "data/readers/xc.py:parse_header",

@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from xcray.cli import main as cli
 from xcray.cli.terminal import output
@@ -256,6 +258,20 @@ def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFix
     err = capsys.readouterr().err
     assert err.startswith("error USAGE: ")
     assert "--help" in err
+
+
+def every_command(group: Any) -> Iterator[Any]:
+    """Yield all commands below a group, and the group."""
+    yield group
+    for each in getattr(group, "commands", {}).values():
+        yield from every_command(each)
+
+
+def test_help_is_shown_as_it_is_written() -> None:
+    for command in every_command(cli.commands_for(["--help"])):
+        for each in command.params:
+            text = each.help or ""
+            assert Text.from_markup(text).plain == text, (command.name, each.name)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,8 +248,13 @@ def test_from_an_upload_to_a_model_over_rest(
     shell: Shell, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XCRAY_SERVER", server)
-    upload = "data upload jsonl texts.jsonl --name things -o test_fraction=0.2"
-    dataset = shell.json(upload)
+    rows = [json.loads(line) for line in lines().splitlines()]
+    fields = ({"words": row["text"], "tags": "/".join(row["labels"])} for row in rows)
+    things = "".join(json.dumps(each) + "\n" for each in fields)
+    (shell.folder / "things.jsonl").write_text(things + "no row\n")
+    upload = "data upload jsonl things.jsonl --text-fields words --label-field tags"
+    dataset = shell.json(f"{upload} --label-separator / --test-fraction 0.2 --skip-bad")
+    assert (dataset["name"], dataset["stats"]["skipped"]) == ("things", 1)
     assert dataset["status"] == "READY"
     assert dataset["id"] in shell.out("data list")
     submit = f"jobs submit {dataset['id']} --model things -p lam=0.01 --key once"

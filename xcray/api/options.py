@@ -145,6 +145,36 @@ class BatchOptions(PoolOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """How a file of rows is read: the options that commands show.
+
+    Their checks, defaults and all others are in `xcray.data.readers.options.ReadOptions`.
+    """
+
+    text_fields: str | None = parameter(
+        None,
+        "jsonl, csv, tsv, parquet: fields that form the text, separated by commas; default: text",
+        kind=str,
+    )
+    label_field: str | None = parameter(None, "field with the labels; default: labels", kind=str)
+    label_separator: str | None = parameter(
+        None, "separator of labels in one field; default: |", kind=str
+    )
+    delimiter: str | None = parameter(
+        None, "csv, tsv: separator of fields; default: a comma, a tab", kind=str
+    )
+    zero_based: bool = parameter(
+        False, "svmlight: feature indices start at 0", flags=("--zero-based",)
+    )
+    n_features: int | None = parameter(
+        None, "maximum number of features; more is an error", kind=int, low=1
+    )
+    n_labels: int | None = parameter(
+        None, "maximum number of labels; more is an error", kind=int, low=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobOptions:
     """Options of a job of the service."""
 

@@ -21,15 +21,13 @@ RayAddressOption = Annotated[
     str | None,
     typer.Option(
         "--ray-address",
-        help="Address of a running Ray: host:port, or auto for RAY_ADDRESS. [default: "
-        "--pool ray starts a local Ray]",
+        help="Address of a running Ray: host:port, or auto for RAY_ADDRESS; default: "
+        "--pool ray starts a local Ray.",
     ),
 ]
 ServerOption = Annotated[
     str | None,
-    typer.Option(
-        "--server", metavar="URL", help=f"Server. [default: XCRAY_SERVER, else {DEFAULT}]"
-    ),
+    typer.Option("--server", metavar="URL", help=f"Server; default: XCRAY_SERVER, else {DEFAULT}."),
 ]
 
 

@@ -155,14 +155,14 @@ def build(
         )
     target = Path(target)
     names = LabelNames.read(options.label_names_file)
-    with DatasetWriter(target, name=options.name or _name_of(target)) as writer:
+    with DatasetWriter(target, name=options.name or name_of(target.name)) as writer:
         return BUILDERS[format](format, sources, writer, options, names)
 
 
-def _name_of(target: Path) -> str:
-    """Return a valid name made from the last part of a path."""
+def name_of(text: str) -> str:
+    """Return a valid name of a data set, made from the name of a file or directory."""
     name = (
-        re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._-]", "-", target.name.lower()))
+        re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._-]", "-", text.lower()))
         .strip("._-")[:64]
         .rstrip(".")
     )

@@ -34,11 +34,11 @@ def evaluate(
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option(help="Rows to use: test or train. [default: test rows, if there are any]"),
+        typer.Option(help="Rows to use: test or train; default: test rows, if there are any."),
     ] = None,
     k: Annotated[
         list[int] | None,
-        typer.Option("-k", min=1, help="Ranks to measure at. Repeatable. [default: 1 3 5]"),
+        typer.Option("-k", min=1, help="Ranks to measure at. Repeatable; default: 1 3 5."),
     ] = None,
     samples: Annotated[
         int, typer.Option(min=0, max=10_000, help="Bootstrap samples; 0 for no intervals.")

@@ -47,7 +47,7 @@ def show(
     name: SetName,
     version: Annotated[
         int | None,
-        typer.Option(min=1, help="Version to check for missing labels. [default: the latest]"),
+        typer.Option(min=1, help="Version to check for missing labels; default: the latest."),
     ] = None,
     server: ServerOption = None,
     json: output.JsonOption = False,

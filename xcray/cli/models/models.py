@@ -177,7 +177,7 @@ def alias(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Share of the requests that are copied to the shadow. [default: 1]",
+            help="Share of the requests that are copied to the shadow; default: 1.",
         ),
     ] = None,
     server: ServerOption = None,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HomeOption = Annotated[
     Path | None,
-    typer.Option(envvar="XCRAY_HOME", help="Home directory of the models. [default: ~/.xcray]"),
+    typer.Option(envvar="XCRAY_HOME", help="Home directory of the models; default: ~/.xcray."),
 ]
 TenantOption = Annotated[str, typer.Option(help="Tenant of the models in the home directory.")]
 
@@ -42,7 +42,7 @@ def push(
     uri: Annotated[str, typer.Argument(metavar="URI", help=f"Target folder of models: {URIS}.")],
     name: Annotated[
         str | None,
-        typer.Option(help="Name in object storage. [default: its own, or that of the directory]"),
+        typer.Option(help="Name in object storage; default: its own, or that of the directory."),
     ] = None,
     resend_all: ResendOption = False,
     home: HomeOption = None,

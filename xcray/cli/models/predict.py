@@ -69,7 +69,7 @@ def predict(
     model: ModelName,
     text: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help="Texts. [default: lines of standard input]"),
+        typer.Argument(metavar="[TEXT]...", help="Texts; default: lines of standard input."),
     ] = None,
     file: Annotated[
         Path | None, typer.Option(help="svmlight file with rows instead of texts.")
@@ -352,7 +352,7 @@ def explain(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to explain.")],
     label: Annotated[
         str | None,
-        typer.Option("--label", "-l", help="Label to explain. [default: the best one]"),
+        typer.Option("--label", "-l", help="Label to explain; default: the best one."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of features to show.")] = 10,
     server: ServerOption = None,

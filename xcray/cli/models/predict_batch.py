@@ -42,12 +42,12 @@ def predict_batch(
     options: Options,
     ray_address: Annotated[
         str | None,
-        typer.Option(help="Address of a running Ray. [default: --pool ray starts a local Ray]"),
+        typer.Option(help="Address of a running Ray; default: --pool ray starts a local Ray."),
     ] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for finished parts; use it again to resume. [default: OUTPUT.run]"
+            help="Directory for finished parts; use it again to resume; default: OUTPUT.run."
         ),
     ] = None,
     server: ServerOption = None,

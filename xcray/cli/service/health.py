@@ -30,7 +30,7 @@ def health(
         typer.Option(
             min=1,
             max=65535,
-            help="Port to check. [default: XCRAY_PORT or 8000, and XCRAY_RUNNER_PORT]",
+            help="Port to check; default: XCRAY_PORT or 8000, and XCRAY_RUNNER_PORT.",
         ),
     ] = None,
     json: output.JsonOption = False,

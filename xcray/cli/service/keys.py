@@ -41,7 +41,7 @@ def create(
     tenant: Annotated[str, typer.Option(help="Tenant of the key.")] = "default",
     expires: Annotated[
         str | None,
-        typer.Option(metavar="SPAN", help="Lifetime, like 90d or 12h. [default: until revoked]"),
+        typer.Option(metavar="SPAN", help="Lifetime, like 90d or 12h; default: until revoked."),
     ] = None,
     limit: Annotated[
         list[str] | None,
@@ -120,7 +120,7 @@ def create(
 def secret(
     file: Annotated[
         Path | None,
-        typer.Argument(help="File to write, readable by its owner only. [default: print it]"),
+        typer.Argument(help="File to write, readable by its owner only; default: print it."),
     ] = None,
 ) -> None:
     """Generate a key for a Kubernetes Secret.

@@ -15,12 +15,12 @@ def runner(
     home: Annotated[
         Path | None,
         typer.Option(
-            help="Home directory shared with `xcray serve --no-runner`. [default: ~/.xcray]"
+            help="Home directory shared with `xcray serve --no-runner`; default: ~/.xcray."
         ),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="URL of a shared job store. [default: a file in the home directory]"),
+        typer.Option(help="URL of a shared job store; default: a file in the home directory."),
     ] = None,
     port: Annotated[
         int | None,
@@ -28,15 +28,15 @@ def runner(
             "--port",
             min=0,
             max=65535,
-            help="Port of health and metrics; 0 selects a free one. [default: 0]",
+            help="Port of health and metrics; 0 selects a free one; default: 0.",
         ),
     ] = None,
     ray_address: Annotated[
         str | None,
-        typer.Option(help="Address of a running Ray. [default: jobs on ray start a local Ray]"),
+        typer.Option(help="Address of a running Ray; default: jobs on ray start a local Ray."),
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="Log level: debug, info, warning or error. [default: info]")
+        str | None, typer.Option(help="Log level: debug, info, warning or error; default: info.")
     ] = None,
     json: output.JsonOption = False,
 ) -> None:

@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 def serve(
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")
+        str | None, typer.Option(help="Address to listen on; default: 127.0.0.1.")
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Port; 0 selects a free one. [default: 8000]"),
+        typer.Option(min=0, max=65535, help="Port; 0 selects a free one; default: 8000."),
     ] = None,
     home: Annotated[
         Path | None,
-        typer.Option(help="Home directory for data sets, jobs and models. [default: ~/.xcray]"),
+        typer.Option(help="Home directory for data sets, jobs and models; default: ~/.xcray."),
     ] = None,
     pool: Annotated[
         str | None,
-        typer.Option(help="Default pool of jobs: serial, threads or ray. [default: threads]"),
+        typer.Option(help="Default pool of jobs: serial, threads or ray; default: threads."),
     ] = None,
     ray_address: Annotated[
         str | None,
-        typer.Option(help="Address of a running Ray. [default: jobs on ray start a local Ray]"),
+        typer.Option(help="Address of a running Ray; default: jobs on ray start a local Ray."),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, max=256, help="Number of serving processes. [default: 1]"),
+        typer.Option(min=1, max=256, help="Number of serving processes; default: 1."),
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="Log level: debug, info, warning or error. [default: info]")
+        str | None, typer.Option(help="Log level: debug, info, warning or error; default: info.")
     ] = None,
     runner: Annotated[
         bool,
@@ -50,7 +50,7 @@ def serve(
     ] = True,
     store: Annotated[
         str | None,
-        typer.Option(help="URL of a shared job store. [default: a file in the home directory]"),
+        typer.Option(help="URL of a shared job store; default: a file in the home directory."),
     ] = None,
     insecure_dev: Annotated[
         bool,

@@ -22,7 +22,7 @@ app = typer.Typer(
 
 HomeOption = Annotated[
     Path | None,
-    typer.Option(help="Home directory of the service. [default: XCRAY_HOME or ~/.xcray]"),
+    typer.Option(help="Home directory of the service; default: XCRAY_HOME or ~/.xcray."),
 ]
 StoreOption = Annotated[
     str | None,

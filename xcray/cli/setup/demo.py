@@ -54,7 +54,7 @@ def demo(
         bool, typer.Option("--keep", help="Keep the service running until Ctrl-C.")
     ] = False,
     home: Annotated[
-        Path | None, typer.Option(help="Home directory to use and keep. [default: a temporary one]")
+        Path | None, typer.Option(help="Home directory to use and keep; default: a temporary one.")
     ] = None,
     pool: Annotated[str, typer.Option(help="Pool: ray, threads or serial.")] = "ray",
     json: output.JsonOption = False,

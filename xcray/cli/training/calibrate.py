@@ -45,7 +45,7 @@ def calibrate(
     ] = None,
     home: Annotated[
         Path | None,
-        typer.Option(help="Home directory of the service. [default: XCRAY_HOME, else ~/.xcray]"),
+        typer.Option(help="Home directory of the service; default: XCRAY_HOME, else ~/.xcray."),
     ] = None,
     part: Annotated[
         str,

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xcray.api.options import ReadingOptions
 from xcray.cli.connect import RayAddressOption, ServerOption, check_ray_options, make_client
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
+from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.training import data_storage
 from xcray.errors import InputError
 
@@ -32,24 +34,15 @@ FORMATS = (
 )
 
 Format = Annotated[str, typer.Argument(metavar="FORMAT", help=FORMATS)]
-ZeroBased = Annotated[
-    bool, typer.Option("--zero-based", help="svmlight: feature indices start at 0.")
+TestFile = Annotated[Path | None, typer.Option("--test", help="File of held-out rows.")]
+TestFraction = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=0.9, help="Share of rows to hold out, chosen by hash."),
 ]
-TextFields = Annotated[
-    str | None, typer.Option(help="Comma-separated fields to join as the text. [default: text]")
-]
-LabelField = Annotated[str | None, typer.Option(help="Field with the labels. [default: labels]")]
-LabelSeparator = Annotated[
-    str | None, typer.Option(help="Separator of labels in one field. [default: |]")
-]
+Seed = Annotated[int | None, typer.Option(help="Seed of the split.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip and count invalid lines.")]
 LabelsFile = Annotated[Path | None, typer.Option(help="xc, npy: separate file with the labels.")]
-Features = Annotated[
-    int | None, typer.Option(min=1, help="Maximum number of features; more is an error.")
-]
-Labels = Annotated[
-    int | None, typer.Option(min=1, help="Maximum number of labels; more is an error.")
-]
-Options = Annotated[
+OtherOptions = Annotated[
     list[str] | None,
     typer.Option(
         "-o",
@@ -61,6 +54,7 @@ Options = Annotated[
 
 
 @app.command()
+@with_options(ReadingOptions)
 def build(
     format: Format,
     paths: Annotated[
@@ -69,22 +63,17 @@ def build(
             metavar="[INPUT] DIR", help="File to read, and data set directory to write."
         ),
     ],
-    test: Annotated[Path | None, typer.Option(help="File of held-out rows.")] = None,
-    test_fraction: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=0.9, help="Share of rows to hold out, chosen by hash."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the split.")] = None,
+    test: TestFile = None,
+    test_fraction: TestFraction = None,
+    seed: Seed = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the data set. [default: name of the directory]")
+        str | None, typer.Option(help="Name of the data set; default: name of the directory.")
     ] = None,
     label_names: Annotated[
         Path | None,
         typer.Option(help="File of label names, one per line, in the order of their ids."),
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip and count invalid lines.")
-    ] = False,
+    skip_bad: SkipBad = False,
     like: Annotated[
         Path | None,
         typer.Option(
@@ -92,14 +81,10 @@ def build(
             help="Model or data set whose features (and text pipeline) are reused.",
         ),
     ] = None,
-    zero_based: ZeroBased = False,
-    n_features: Features = None,
-    n_labels: Labels = None,
     labels_file: LabelsFile = None,
-    text_fields: TextFields = None,
-    label_field: LabelField = None,
-    label_separator: LabelSeparator = None,
-    option: Options = None,
+    *,
+    options: Options,
+    option: OtherOptions = None,
     json: output.JsonOption = False,
 ) -> None:
     """Build a data set.
@@ -111,23 +96,21 @@ def build(
 
     *inputs, target = paths
     sources = input_files(f"data build {format} INPUT DIR", format, inputs, test)
-    reading = {
+    given = {
         "name": name,
         "test_fraction": test_fraction,
         "seed": seed,
         "label_names_file": label_names,
-        **reading_options(
-            zero_based, n_features, n_labels, labels_file, text_fields, label_field, label_separator
-        ),
-        **({"skip_bad": True} if skip_bad else {}),
+        "labels_file": labels_file,
+        "skip_bad": skip_bad or None,
     }
-    options = BuildOptions.from_dict({**given_options(reading), **parse_options(option)})
-    options = replace(options, like=None if like is None else str(like))
+    values = {**given_options(given), **options, **parse_options(option)}
+    how = replace(BuildOptions.from_dict(values), like=None if like is None else str(like))
     if not json:
         output.print_note(
             f"building {target} from {', '.join(str(path) for path in sources.values()) or format}"
         )
-    print_dataset(make(format, sources, target, options), json)
+    print_dataset(make(format, sources, target, how), json)
 
 
 def input_files(usage: str, format: str, inputs: list[Path], test: Path | None) -> dict[str, Path]:
@@ -153,27 +136,6 @@ def input_files(usage: str, format: str, inputs: list[Path], test: Path | None) 
         raise InputError(f"give one input file: xcray {usage}", code="USAGE")
     sources = {"train": inputs[0]} if inputs else {}
     return sources if test is None else {**sources, "test": test}
-
-
-def reading_options(
-    zero_based: bool,
-    n_features: int | None,
-    n_labels: int | None,
-    labels_file: Path | None,
-    text_fields: str | None,
-    label_field: str | None,
-    label_separator: str | None,
-) -> dict[str, Any]:
-    """Return the reading options under their names in xcray.data."""
-    return {
-        "zero_based": zero_based or None,
-        "n_features": n_features,
-        "n_labels": n_labels,
-        "labels_file": labels_file,
-        "text_fields": text_fields,
-        "label_field": label_field,
-        "label_separator": label_separator,
-    }
 
 
 def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,17 +183,14 @@ def show(
 
 
 @app.command()
+@with_options(ReadingOptions)
 def check(
     format: Format,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to read.")],
-    zero_based: ZeroBased = False,
-    n_features: Features = None,
-    n_labels: Labels = None,
     labels_file: LabelsFile = None,
-    text_fields: TextFields = None,
-    label_field: LabelField = None,
-    label_separator: LabelSeparator = None,
-    option: Options = None,
+    *,
+    options: Options,
+    option: OtherOptions = None,
     json: output.JsonOption = False,
 ) -> None:
     """Read a file and report its errors: the first 20 and a summary.
@@ -241,12 +200,8 @@ def check(
     from xcray.data.check import check as read
     from xcray.data.readers.options import ReadOptions
 
-    options = reading_options(
-        zero_based, n_features, n_labels, labels_file, text_fields, label_field, label_separator
-    )
-    report = read(
-        format, file, ReadOptions.from_dict({**given_options(options), **parse_options(option)})
-    )
+    values = {**given_options({"labels_file": labels_file}), **options, **parse_options(option)}
+    report = read(format, file, ReadOptions.from_dict(values))
     if json:
         output.print_json({"good": report.is_readable, **report.as_dict()})
     else:
@@ -278,27 +233,41 @@ def check(
 
 
 @app.command()
+@with_options(ReadingOptions)
 def upload(
     format: Format,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="[FILE]", help="File to upload; none for pydocs and synthetic."),
     ] = None,
-    name: Annotated[str, typer.Option(help="Name of the data set on the server.")] = "data",
-    test: Annotated[Path | None, typer.Option(help="File of held-out rows.")] = None,
-    option: Options = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the data set on the server; default: that of the file."),
+    ] = None,
+    test: TestFile = None,
+    test_fraction: TestFraction = None,
+    seed: Seed = None,
+    skip_bad: SkipBad = False,
+    *,
+    options: Options,
+    option: OtherOptions = None,
     server: ServerOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Upload a file, build a data set from it on the server, and wait until it is ready."""
+    from xcray.data.build import name_of
+
     sources = input_files(f"data upload {format} INPUT", format, [file] if file else [], test)
+    name = name or name_of(file.name.partition(".")[0] if file else format)
+    given = {"test_fraction": test_fraction, "seed": seed, "skip_bad": skip_bad or None}
+    values = {**given_options(given), **options, **parse_options(option)}
     with make_client(server) as client:
         if sources:
             record = client.datasets.upload(
-                sources["train"], name=name, format=format, test=test, options=parse_options(option)
+                sources["train"], name=name, format=format, test=test, options=values
             )
         else:
-            record = client.datasets.build(name, format, parse_options(option))
+            record = client.datasets.build(name, format, values)
         ready = client.datasets.wait(record["id"])
     if json:
         output.print_json(ready)

@@ -32,7 +32,7 @@ def push(
     uri: Annotated[str, typer.Argument(metavar="URI", help=f"Target folder of data sets: {URIS}.")],
     name: Annotated[
         str | None,
-        typer.Option(help="Name in object storage. [default: name of the directory]"),
+        typer.Option(help="Name in object storage; default: name of the directory."),
     ] = None,
     resend_all: ResendOption = False,
     json: output.JsonOption = False,
@@ -56,7 +56,7 @@ def pull(
     ],
     into: Annotated[
         Path | None,
-        typer.Option(help="Data set directory to write. [default: name of the data set]"),
+        typer.Option(help="Data set directory to write; default: name of the data set."),
     ] = None,
     sha256: Annotated[
         str | None,

@@ -44,7 +44,7 @@ LabelsFile = Annotated[Path | None, typer.Option(help="File of label names, one 
 RunDir = Annotated[
     Path | None,
     typer.Option(
-        help="Directory for finished labels; use it again to resume. [default: NEW_DIR.run]"
+        help="Directory for finished labels; use it again to resume; default: NEW_DIR.run."
     ),
 ]
 

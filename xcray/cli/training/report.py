@@ -22,7 +22,7 @@ def report(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Directory for the pictures. [default: MODEL.report]"),
+        typer.Option("--out", "-o", help="Directory for the pictures; default: MODEL.report."),
     ] = None,
     compare_with: Annotated[
         list[Path] | None,

@@ -63,8 +63,8 @@ def train(
         Path | None,
         typer.Option(
             help="Directory for finished work, which is kept. With it the command can be repeated: "
-            "it resumes, and succeeds if OUT already holds the model of this training. [default: "
-            "OUT.run, until the model is complete]"
+            "it resumes, and succeeds if OUT already holds the model of this training; default: "
+            "OUT.run, until the model is complete."
         ),
     ] = None,
     estimate: Annotated[

@@ -65,7 +65,7 @@ def tune(
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for finished points; use it again to resume. [default: OUT.run]"
+            help="Directory for finished points; use it again to resume; default: OUT.run."
         ),
     ] = None,
     json: output.JsonOption = False,
