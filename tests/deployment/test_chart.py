@@ -452,7 +452,7 @@ def test_dashboards_and_rules_are_in_the_chart() -> None:
                 "monitoring": {
                     "rules": {"enabled": True},
                     "dashboards": {"enabled": True},
-                    "scrape": {"enabled": True},
+                    "scrape": {"enabled": True, "existingSecret": "scrape-key"},
                 }
             }
         )
@@ -468,9 +468,10 @@ def test_dashboards_and_rules_are_in_the_chart() -> None:
         (rules,) = [each for each in objects if each["kind"] == "PrometheusRule"]
         document = yaml.safe_load((CHART / "monitoring" / "rules.yaml").read_text())
         assert rules["spec"]["groups"] == plain(document["groups"])
-        assert [each["metadata"]["name"] for each in objects if each["kind"] == "PodMonitor"] == [
-            "xcray-api"
-        ]
+        (monitor,) = [each for each in objects if each["kind"] == "PodMonitor"]
+        assert monitor["metadata"]["name"] == "xcray-api"
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["authorization"]["credentials"] == {"name": "scrape-key", "key": "key"}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -69,7 +69,7 @@ class Client:
         return cast(Ready, self._connection.get_status("/readyz")[1])
 
     def metrics(self) -> str:
-        """Return the metrics in the text format of Prometheus; needs the scope metrics or admin."""
+        """Return the metrics in the text format of Prometheus; needs the scope metrics."""
         return self._connection.get_text("/metrics", {})[0]
 
     def predict(

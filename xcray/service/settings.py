@@ -209,7 +209,7 @@ class Settings(BaseSettings):
     public_metrics: bool = Field(
         False,
         description=(
-            "Whether /metrics needs no key; otherwise the scope admin, if there are keys."
+            "Whether /metrics needs no key; otherwise the scope metrics, if there are keys."
         ),
     )
 

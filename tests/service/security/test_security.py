@@ -91,7 +91,7 @@ NEEDS: Final[dict[str, str]] = {
     "GET /v1/audit": "admin",
     "GET /healthz": "open",
     "GET /readyz": "open",
-    "GET /metrics": "admin",
+    "GET /metrics": "metrics",
     "GET /docs": "open",
     "GET /redoc": "open",
     "GET /openapi.json": "admin",
@@ -103,10 +103,11 @@ MAY: Final = {  # the keys that have each scope
     "models": {"read", "predict", "submit", "admin"},
     "predict": {"predict", "admin"},
     "submit": {"submit", "admin"},
+    "metrics": {"metrics", "admin"},
     "admin": {"admin"},
 }
 NO_KEY: Final = ("none", "wrong", "revoked", "expired")
-WITH_KEY: Final = ("read", "predict", "submit", "admin")
+WITH_KEY: Final = ("read", "predict", "submit", "metrics", "admin")
 
 
 class AppSetup:
@@ -176,7 +177,7 @@ def test_every_route_requires_its_scope(app_setup: AppSetup) -> None:
                 cells += 1
         return cells
 
-    assert asyncio.run(matrix()) == len(NEEDS) * 8
+    assert asyncio.run(matrix()) == len(NEEDS) * 9
 
 
 def filled(template: str, what: str) -> str:

@@ -35,7 +35,7 @@ MAX_FILE_BYTES = 4096  # bytes of a file with a key that are read
 @app.command()
 def create(
     scopes: Annotated[
-        str, typer.Option(help="Comma-separated scopes: read, predict, submit, admin.")
+        str, typer.Option(help="Comma-separated scopes: read, predict, submit, metrics, admin.")
     ],
     name: Annotated[str, typer.Option(help="Name of the key.")] = "key",
     tenant: Annotated[str, typer.Option(help="Tenant of the key.")] = "default",

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from xcray.errors import ParameterError, excerpt
 from xcray.jobs.job import new_id
 
-SCOPES: Final = ("read", "predict", "submit", "admin")
+SCOPES: Final = ("read", "predict", "submit", "metrics", "admin")
 TOKEN_PATTERN: Final = re.compile(r"xck_([a-z2-7]{20})_([A-Za-z0-9_-]{43})")
 SECRET_BYTES: Final = 32
 DURATION_PATTERN: Final = re.compile(r"([1-9][0-9]{0,6})([smhdw])")

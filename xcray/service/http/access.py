@@ -25,6 +25,7 @@ from xcray.storage.atomic import check_name
 PUBLIC_PATHS: Final = frozenset(
     {"/", "/docs", "/redoc", "/v2", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
 )
+OPERATOR_PAGES: Final = {"/openapi.json": "admin", "/metrics": "metrics"}  # their scopes
 STATIC_PREFIX: Final = "/static/"
 
 
@@ -47,12 +48,11 @@ class AccessMiddleware:
         self._authenticate = authenticate
         self._limits = limits
         self._failed_keys = FailedKeys(constants.FAILED_KEYS_PER_MINUTE)
-        closed = {
-            "/openapi.json": settings.public_docs,
-            "/metrics": settings.public_metrics,
+        is_open = {"/openapi.json": settings.public_docs, "/metrics": settings.public_metrics}
+        self._operator_pages = {
+            path: scope for path, scope in OPERATOR_PAGES.items() if not is_open[path]
         }
-        self._operator_pages = frozenset(path for path, is_open in closed.items() if not is_open)
-        self._public_paths = PUBLIC_PATHS | (frozenset(closed) - self._operator_pages)
+        self._public_paths = PUBLIC_PATHS | (OPERATOR_PAGES.keys() - self._operator_pages.keys())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if its caller has access.
@@ -73,12 +73,9 @@ class AccessMiddleware:
             await self._auditor.record_refusal(scope, error.message)
             self._failed_keys.count(_address_of(scope))
             raise
-        if (
-            path in self._operator_pages
-            and caller.key_id is not None
-            and not caller.has_scope("admin")
-        ):
-            raise Forbidden("this page needs a key with the scope admin", scope="admin")
+        needed = self._operator_pages.get(path)
+        if needed is not None and caller.key_id is not None and not caller.has_scope(needed):
+            raise Forbidden(f"this page needs a key with the scope {needed}", scope=needed)
         add_log_context(tenant=caller.tenant, key=caller.key_id)
         scope["caller"] = (
             caller if not scope["query_string"] else _with_requested_tenant(scope, caller)

@@ -36,6 +36,7 @@ IMPLIED_SCOPES: Final = {
     "submit": frozenset({"read", MODELS_SCOPE}),
     "read": frozenset({MODELS_SCOPE}),
     "predict": frozenset({MODELS_SCOPE}),
+    "metrics": frozenset(),
 }
 REFRESH_SECONDS: Final = 2.0  # a younger lookup is used as it is
 EXPIRY_SECONDS: Final = 4.5  # an older lookup is repeated before the request goes on

@@ -14,7 +14,9 @@ class KeyRequest(Strict):
     """A key to create. Requires the scope admin."""
 
     name: str = Field(min_length=1, max_length=128, description="A display name.")
-    scopes: list[Literal["read", "predict", "submit", "admin"]] = Field(min_length=1, max_length=4)
+    scopes: list[Literal["read", "predict", "submit", "metrics", "admin"]] = Field(
+        min_length=1, max_length=5
+    )
     tenant: Name = Field("default", description="Tenant that the key gives access to.")
     expires_seconds: float | None = Field(
         None,

@@ -3,7 +3,7 @@ import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, get, segment } from "./api.js";
 import { Button, count, Field, Pager, Table, Trouble, useLoaded, when } from "./parts.js";
 
-const SCOPES = { read: "read data sets, jobs and models", predict: "ask models", submit: "change data sets, jobs and models", admin: "keys, audit log, metrics, all tenants" };
+const SCOPES = { read: "read data sets, jobs and models", predict: "ask models", submit: "change data sets, jobs and models", metrics: "metrics of the service only", admin: "keys, audit log, metrics, all tenants" };
 const LIMITS = { max_running: "Running jobs", max_queued: "Waiting jobs", requests_per_minute: "Requests per minute", instances_per_minute: "Instances per minute", upload_bytes: "Bytes of waiting uploads" };
 const DAY = 86400;
 const isValid = (key) => !key.revoked && !(key.expires && new Date(key.expires) < new Date());
