@@ -278,6 +278,7 @@ def warm_kernels(state: ChunkState, spec: BatchPredictSpec) -> None:
     """
     model = state.predictor.model
     row = csr([0, 1], [0], [1.0], model.n_features) if model.n_features else csr([0, 0], [], [], 0)
+    state.predictor.scorer.compile()
     state.predictor.search(
         row,
         spec.top_k,

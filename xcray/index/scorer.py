@@ -42,8 +42,11 @@ class Scorer(Protocol):
         """Return the size of the arrays of the scorer in bytes."""
 
     @property
-    def is_compiled(self) -> bool:
-        """Return whether `top_k` needs no compilation."""
+    def answers_while_compiling(self) -> bool:
+        """Return whether `top_k` needs no kernels for a few rows, and they are not compiled yet."""
+
+    def compile(self) -> None:
+        """Load or compile the kernels of `top_k`, if there are any."""
 
     def top_k(
         self,
@@ -52,14 +55,12 @@ class Scorer(Protocol):
         *,
         label_filter: LabelFilter | None = None,
         deadline_ms: float | None = None,
-        kernels: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels of each row, best first, ties by lower label number.
 
         X: (n, n_inputs). k: at least 1, clipped to the number of allowed labels. deadline_ms: time
-        limit in milliseconds; rows not finished by then have `exact` False. kernels: False for a
-        few rows without compiled code, where there is a choice; the results are the same. Raises
-        ShapeMismatch or ParameterError.
+        limit in milliseconds; rows not finished by then have `exact` False. Raises ShapeMismatch or
+        ParameterError.
         """
 
     def scores(self, X: CSR | Float32, labels: Sequence[int]) -> Float64:
@@ -103,9 +104,13 @@ class SparseScorer:
         return self.index.n_bytes
 
     @property
-    def is_compiled(self) -> bool:
-        """Return whether `top_k` needs no compilation."""
-        return self.index.is_compiled
+    def answers_while_compiling(self) -> bool:
+        """Return whether NumPy answers, see `SearchIndex`."""
+        return self.index.answers_while_compiling
+
+    def compile(self) -> None:
+        """Load or compile the kernel of the index."""
+        self.index.compile()
 
     def top_k(
         self,
@@ -114,7 +119,6 @@ class SparseScorer:
         *,
         label_filter: LabelFilter | None = None,
         deadline_ms: float | None = None,
-        kernels: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels of each row, see `Scorer.top_k`."""
         return self.index.query(
@@ -123,7 +127,6 @@ class SparseScorer:
             threads=self.threads,
             deadline_ms=deadline_ms,
             label_filter=label_filter,
-            kernels=kernels,
         )
 
     def scores(self, X: CSR | Float32, labels: Sequence[int]) -> Float64:

@@ -6,17 +6,23 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Int32, frozen
+from xcray.arrays import CSR, Float32, Int32, csr, frozen
 from xcray.errors import ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.packed import bias_order, build_lists, check_lists
 from xcray.index.search_result import SearchResult
 from xcray.index.validate_rows import check_position, check_rows
-from xcray.index.weight_scan import posting_seconds, scan_postings, scan_weights
+from xcray.index.weight_scan import (
+    MAX_SCAN_WEIGHTS,
+    Scan,
+    posting_seconds,
+    scan_postings,
+    scan_weights,
+)
 from xcray.kernels.cache import is_compiled
 from xcray.kernels.entry_points import DirectKernel
 from xcray.kernels.row_norm import normalize_rows
@@ -48,7 +54,7 @@ MAX_DENSE_CELLS = 1 << 25  # limit of dense rows in memory, 4 bytes each
 # limits of small models, whose dense rows are added in less time than opening a list takes
 SMALL_MODEL_LABELS, SMALL_MODEL_CELLS = 256, 1 << 21
 CELLS_PER_POSTING = 8  # cells of dense rows that are added in the worst-case time of a posting
-COMPILE_SECONDS = 5.0  # a search in NumPy that takes longer is left to kernels
+COMPILE_SECONDS = 5.0  # searches in NumPy that take longer are left to kernels
 EMPTY_MASK = frozen(np.empty(0), np.uint8)
 
 
@@ -64,6 +70,8 @@ class SearchIndex:
     are built in memory: at most 128 MiB, or 8 MiB if labels are few. Larger models are searched by
     their lists.
     """
+
+    _numpy_seconds: ClassVar[float] = 0.0  # of all searches of this process, estimated
 
     def __init__(
         self,
@@ -108,7 +116,7 @@ class SearchIndex:
             float(np.abs(b).max(initial=0.0)),
         )
         self._free_work: deque[SearchScratch] = deque()
-        self._is_compiled = False
+        self._is_compiled = self._is_compiling = False
         narrow = lists.width == NARROW_BYTES
         self._list_kernel = DirectKernel(search_narrow_rows if narrow else search_wide_rows)
         self._prefer_dense = _is_dense(W) if dense is None else dense
@@ -178,17 +186,15 @@ class SearchIndex:
         threads: int = 1,
         deadline_ms: float | None = None,
         label_filter: LabelFilter | None = None,
-        kernels: bool | None = True,
     ) -> SearchResult:
         """Return the k best allowed labels of each row; k is clipped to their number.
 
         X: (n, D). threads: number of cores; results do not depend on it. deadline_ms: time limit of
         the whole call; rows that are not finished by then have the best labels found so far, and
-        `exact` False. kernels: False reads weights with NumPy if there is no deadline: the same
-        labels and scores without compilation, for a few rows; None: the same if the kernels are not
-        compiled and it takes less time than to compile them. Raises ShapeMismatch if X has a
-        different number of features, ParameterError for k or threads below 1 or a deadline below 0,
-        InputError for values that are not finite.
+        `exact` False. While the kernels are not compiled, and NumPy takes less time than to compile
+        them, it gives the same labels and scores. Raises ShapeMismatch if X has a different number
+        of features, ParameterError for k or threads below 1 or a deadline below 0, InputError for
+        values that are not finite.
         """
         end = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1e3
         X = self.input_rows(X)
@@ -203,12 +209,12 @@ class SearchIndex:
             )
         k = min(k, self.n_labels if label_filter is None else len(label_filter.labels))
         out = _new_output(X.n_rows, k)
-        if k > 0 and end is None and kernels is False:
-            scan_weights(X, self.W, self.b, label_filter, out)
-        elif k > 0 and end is None and kernels is None and not self._compilation_pays(X):
-            scan_postings(X, self.W, self.b, label_filter, out)
-        elif k > 0:
-            self._search_all(X, out, threads, end, label_filter)
+        if k > 0:
+            scan = self._scan_without_kernels(X) if end is None else None
+            if scan is not None:
+                scan(X, self.W, self.b, label_filter, out)
+            else:
+                self._search_all(X, out, threads, end, label_filter)
         else:
             out.exact[:], out.runner_up[:] = True, 0.0
             out.labels_scored[:] = out.postings_read[:] = 0
@@ -250,9 +256,35 @@ class SearchIndex:
             self._is_compiled = is_compiled(kernel)
         return self._is_compiled
 
-    def _compilation_pays(self, X: CSR) -> bool:
-        """Return whether kernels search rows X sooner than NumPy, with their compilation."""
-        return self.is_compiled or posting_seconds(X, self.W) > COMPILE_SECONDS
+    @property
+    def answers_while_compiling(self) -> bool:
+        """Return whether kernels are not compiled, and NumPy needs less than a second for a row."""
+        return not self.is_compiled and self.W.nnz <= MAX_SCAN_WEIGHTS
+
+    def compile(self) -> None:
+        """Load or compile the kernel; queries of other threads use NumPy meanwhile if they can."""
+        self._is_compiling = True
+        try:
+            row = csr([0, 0], [], [], self.n_features)
+            self._search_all(row, _new_output(1, min(1, self.n_labels)), 1, None, None)
+        finally:
+            self._is_compiling = False
+
+    def _scan_without_kernels(self, X: CSR) -> Scan | None:
+        """Return the search of rows X in NumPy if it takes less time than to compile the kernels.
+
+        All searches of the process count, except those that need not wait for a compilation.
+        """
+        if self.is_compiled or self.W.nnz > MAX_SCAN_WEIGHTS:
+            return None
+        scan: Scan = scan_weights
+        seconds = X.n_rows * self.W.nnz / MAX_SCAN_WEIGHTS
+        if seconds > 1.0:
+            scan, seconds = scan_postings, posting_seconds(X, self.W)
+        if self._is_compiling:
+            return scan if seconds <= COMPILE_SECONDS else None
+        SearchIndex._numpy_seconds += seconds
+        return scan if SearchIndex._numpy_seconds <= COMPILE_SECONDS else None
 
     def _search_all(
         self, X: CSR, out: SearchOutput, threads: int, end: float | None, among: LabelFilter | None

@@ -88,9 +88,12 @@ class StagedScorer:
         return sum(doubles, sum(array.nbytes for stage in self.stages for array in _arrays(stage)))
 
     @property
-    def is_compiled(self) -> bool:
-        """Return True: there is no compiled code."""
-        return True
+    def answers_while_compiling(self) -> bool:
+        """Return False: there is no compiled code."""
+        return False
+
+    def compile(self) -> None:
+        """Do nothing: there is no compiled code."""
 
     def top_k(
         self,
@@ -99,13 +102,11 @@ class StagedScorer:
         *,
         label_filter: LabelFilter | None = None,
         deadline_ms: float | None = None,
-        kernels: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels of each row, see `Scorer.top_k`.
 
         A row that is not finished at the deadline has the scores of its finished stages (0 if
-        none), `exact` False and `bound_gap` -inf. `postings_read` is 0. There is no compiled code,
-        so that `kernels` has no effect.
+        none), `exact` False and `bound_gap` -inf. `postings_read` is 0.
         """
         check_query(k, deadline_ms, label_filter, self.n_labels)
         _check_rows(X, self.n_inputs)

@@ -1,8 +1,9 @@
-"""Exact top-k in NumPy, for commands that should not wait for the compilation of kernels."""
+"""Exact top-k in NumPy, while kernels are not compiled."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,9 @@ MAX_SCAN_WEIGHTS: Final = 1 << 25
 POSTING_SECONDS: Final = 1.2e-8
 ROW_SECONDS: Final = 8e-5
 LABEL_SECONDS: Final = 8e-8
+
+# searches rows X (n, D) with weights W (K, D), biases (K,) and a filter; writes its result
+Scan: TypeAlias = Callable[[CSR, CSR, Float32, LabelFilter | None, SearchOutput], None]
 
 
 def scan_weights(

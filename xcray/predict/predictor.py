@@ -81,7 +81,6 @@ class Predictor:
         allow: Any = None,
         deny: Any = None,
         probabilities: bool = False,
-        kernels: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels with a certificate, within a deadline.
 
@@ -90,8 +89,7 @@ class Predictor:
         or a result of `filter` as `allow`. probabilities: prepare the result for the method
         `probabilities`. Softmax models then sum over all labels of each row (`log_normaliser`),
         regardless of the deadline, and the search gets the remaining time; calibrated models need
-        no preparation. kernels: see `Scorer.top_k`. Raises as `predict` and `filter`, and
-        NotCalibrated.
+        no preparation. Raises as `predict` and `filter`, and NotCalibrated.
         """
         if not probabilities:
             return self.scorer.top_k(
@@ -99,7 +97,6 @@ class Predictor:
                 k,
                 deadline_ms=deadline_ms,
                 label_filter=self.filter(allow, deny),
-                kernels=kernels,
             )
         started = time.perf_counter()
         self.require_probabilities()
@@ -114,7 +111,6 @@ class Predictor:
             k,
             deadline_ms=deadline_ms,
             label_filter=label_filter,
-            kernels=kernels,
         )
         return result._replace(log_normaliser=log_normaliser)
 
@@ -225,21 +221,19 @@ class Predictor:
         n_rows, k = top.labels.shape
         return [items[i * k : (i + 1) * k] for i in range(n_rows)]
 
-    def explain(
-        self, row: Any, label: int | str, top: int = 10, k: int = 5, *, kernels: bool = True
-    ) -> Explanation:
+    def explain(self, row: Any, label: int | str, top: int = 10, k: int = 5) -> Explanation:
         """Explain the score of one label for one row, and its gaps to the best and k-th best label.
 
         row: one text, or a matrix of one row in any form that `predict` takes. label: number or
-        name. top: number of features to list. kernels: see `Scorer.top_k`. Raises NotFound for an
-        unknown label, ShapeMismatch for more than one row.
+        name. top: number of features to list. Raises NotFound for an unknown label, ShapeMismatch
+        for more than one row.
         """
         x, j = self.features(row), self.model.label_id(label)
         if top < 0:
             raise ParameterError(f"top is {top}: it must be at least 0")
         summands = self.scorer.contributions(x, j)
         score = float(self.scorer.scores(x, [j])[0, 0])
-        best = self.scorer.top_k(x, k, kernels=kernels).scores[0]
+        best = self.scorer.top_k(x, k).scores[0]
         parts = list_contributions(self.model, summands)
         listed, rest = parts[:top], parts[top:]
         return Explanation(

@@ -194,7 +194,7 @@ class _TrainingRun:
             self.phase_seconds["MERGING"] = time.monotonic() - began
 
             def query(X: CSR, k: int) -> TopK:
-                return index.query(X, k, threads=available_cores(), kernels=None).top
+                return index.query(X, k, threads=available_cores()).top
 
             measures = self._measure(query)
             if self.spec.calibrate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -38,7 +39,9 @@ from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.index import search
 from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
+from xcray.index.search import SearchIndex
 from xcray.index.search_result import SearchResult
+from xcray.index.weight_scan import Scan, scan_postings, scan_weights
 from xcray.kernels.entry_points import has_usual_arrays
 
 VALUES = st.sampled_from(
@@ -98,46 +101,69 @@ def test_small_searches_are_brute_force_to_the_bit(problem: tuple[Case, SearchAr
     assert judge(answer, naive.all_scores(case.X, case.W, case.b), request) == []
 
 
-@pytest.mark.parametrize("kernels", [False, None], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("scan", [scan_weights, scan_postings], ids=["few rows", "many rows"])
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(problems())
 def test_numpy_without_kernels_gives_brute_force_to_the_bit(
-    kernels: bool | None, problem: tuple[Case, SearchArguments]
+    scan: Scan, problem: tuple[Case, SearchArguments]
 ) -> None:
     (case, request), K = problem, problem[0].W.n_rows
     among = None if request.allowed is None else LabelFilter.of(K, request.allowed)
-    with mock.patch.object(search, "is_compiled", return_value=False):
-        answer = searcher(case.W, case.b).query(
-            case.X, request.k, label_filter=among, kernels=kernels
-        )
+    with (
+        mock.patch.object(search, "is_compiled", return_value=False),
+        mock.patch.object(search, "COMPILE_SECONDS", math.inf),
+        mock.patch.object(search, "scan_weights", scan),
+    ):
+        answer = searcher(case.W, case.b).query(case.X, request.k, label_filter=among)
     scores = naive.all_scores(case.X, case.W, case.b)
     assert differences(answer, scores, request._replace(deadline_ms=None)) == []
 
 
-@pytest.mark.parametrize(
-    ("is_compiled", "most", "expected"),
-    [(False, 1e9, False), (False, 0.0, True), (True, 1e9, True)],
-    ids=["cold", "cold, long", "warm"],
-)
-def test_kernels_are_compiled_only_for_searches_that_take_longer(
-    monkeypatch: pytest.MonkeyPatch, is_compiled: bool, most: float, expected: bool
-) -> None:
-    rng, used = np.random.default_rng(3), list[bool]()
+def cold_index(monkeypatch: pytest.MonkeyPatch, used: list[str]) -> tuple[Case, SearchIndex]:
+    """Return a case and an index without compiled kernels that notes which search answers."""
+    rng = np.random.default_rng(3)
     W = random_matrix(rng, 400, 500, 25, learned)
     case = Case(W, biases(rng, 400), random_matrix(rng, 50, 500, 9))
     index = searcher(case.W, case.b)
-    search_rows = index._search_rows
-    assert index.dense is None
-    warm = index.query(case.X, 5)
-    monkeypatch.setattr(search, "is_compiled", lambda kernel: is_compiled)
-    monkeypatch.setattr(search, "COMPILE_SECONDS", most)
-    monkeypatch.setattr(
-        index, "_search_rows", lambda *args: (used.append(True), search_rows(*args))
-    )
-    cold = index.query(case.X, 5, kernels=None)
-    assert bool(used) == expected
-    assert np.array_equal(warm.labels, cold.labels)
-    assert warm.scores.tobytes() == cold.scores.tobytes()
+    monkeypatch.setattr(SearchIndex, "is_compiled", False)
+    monkeypatch.setattr(SearchIndex, "_numpy_seconds", 0.0)
+
+    def noted(owner: object, name: str, note: str) -> None:
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: (used.append(note), function(*args)))
+
+    noted(search, "scan_weights", "NumPy")
+    noted(index, "_search_all", "kernels")
+    return case, index
+
+
+def test_kernels_are_compiled_when_numpy_has_taken_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = list[str]()
+    case, index = cold_index(monkeypatch, used)
+    seconds = case.X.n_rows * case.W.nnz / search.MAX_SCAN_WEIGHTS
+    monkeypatch.setattr(search, "COMPILE_SECONDS", 2.5 * seconds)
+    answers = [index.query(case.X, 5) for _ in range(3)]
+    assert used == ["NumPy", "NumPy", "kernels"]
+    for answer in answers:
+        assert np.array_equal(answer.labels, answers[-1].labels)
+        assert answer.scores.tobytes() == answers[-1].scores.tobytes()
+    index._is_compiling = True  # in another thread: there is nothing to gain from waiting
+    index.query(case.X, 5)
+    index.query(case.X, 5, deadline_ms=1e6)  # NumPy cannot stop at a deadline
+    monkeypatch.setattr(search, "MAX_SCAN_WEIGHTS", case.W.nnz - 1)  # it would take much memory
+    index.query(case.X, 5)
+    monkeypatch.undo()
+    assert used[3:] == ["NumPy", "kernels", "kernels"]
+
+
+def test_an_index_compiles_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = list[str]()
+    _, index = cold_index(monkeypatch, used)
+    assert index.answers_while_compiling
+    index.compile()
+    assert (used, index._is_compiling) == (["kernels"], False)
+    monkeypatch.setattr(SearchIndex, "is_compiled", True)
+    assert not index.answers_while_compiling
 
 
 def test_rows_with_arrays_of_other_types_have_the_same_bits() -> None:

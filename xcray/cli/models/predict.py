@@ -140,7 +140,6 @@ def predict_local(
 
     warnings: receives warnings about the inputs.
     """
-    from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
     from xcray.predict import Predictor
     from xcray.predict.input_warnings import count_inputs, input_warnings
 
@@ -157,7 +156,6 @@ def predict_local(
         deadline_ms=options.deadline_ms,
         allow=among,
         probabilities=options.probabilities,
-        kernels=options.certificate or len(names) * opened.nnz > MAX_SCAN_WEIGHTS,
     )
     probabilities = (
         predictor.probabilities(answer, filtered=among is not None).tolist()
@@ -374,17 +372,13 @@ def explain(
 
 def explain_local(model: str, text: str, label: str | None, top: int) -> dict[str, Any]:
     """Return an explanation of a model directory."""
-    from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
     from xcray.predict import Predictor
 
     opened = open_model(model)
     predictor = Predictor(opened)
-    kernels = opened.nnz > MAX_SCAN_WEIGHTS
     row = predictor.features(text)
-    chosen: int | str = (
-        int(predictor.search(row, 1, kernels=kernels).labels[0, 0]) if label is None else label
-    )
-    explanation = predictor.explain(row, chosen, top, kernels=kernels).as_dict()
+    chosen: int | str = int(predictor.search(row, 1).labels[0, 0]) if label is None else label
+    explanation = predictor.explain(row, chosen, top).as_dict()
     explanation["label"] = explanation.pop("name")
     return explanation
 

@@ -20,7 +20,6 @@ import numpy as np
 from xcray.arrays import csr
 from xcray.errors import Corrupt, NotFound, XcrayError
 from xcray.index.filters import LabelFilter
-from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
 from xcray.kernels.canonical import first_fault
 from xcray.kernels.search.lists import NARROW_BYTES
 from xcray.model.model import Model
@@ -136,11 +135,11 @@ def open_predictor_soon(path: Path, verified: Path | None = None) -> Predictor:
     files = True if verified is None else _SharedVerifiedFiles(verified)
     predictor = Predictor(Model.open(path, verify=files))
     _warm_up_input(predictor)
-    if predictor.scorer.is_compiled or predictor.model.nnz > MAX_SCAN_WEIGHTS:
-        _warm_up_search(predictor)
-    else:
+    if predictor.scorer.answers_while_compiling:
         LOGGER.info("compiling kernels, once; predictions use NumPy until then")
         threading.Thread(target=_warm_up_search, args=(predictor,), name="xcray-warm-up").start()
+    else:
+        _warm_up_search(predictor)
     return predictor
 
 
@@ -163,6 +162,7 @@ def _warm_up_search(predictor: Predictor) -> None:
         np.full(len(features), 1.0 / max(1, len(features)) ** 0.5),
         model.n_features,
     )
+    predictor.scorer.compile()
     # the search strategy depends on k: load or compile each here and not on the event loop
     for k in WARM_KS:
         predictor.predict(row, k)

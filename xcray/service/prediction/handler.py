@@ -16,7 +16,6 @@ from xcray.arrays import CSR, Float64, csr
 from xcray.data.text.pipeline import empty_rows
 from xcray.errors import InputError
 from xcray.index.search_result import Bools, SearchResult
-from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
 from xcray.model.model import Model
 from xcray.service.http.body import check_media_type, first_header, parse_body, read_body
 from xcray.service.http.limits import count_instances
@@ -211,38 +210,22 @@ async def _compute(
     model = loaded.key
     if query.probabilities:
         loaded.predictor.require_probabilities()  # raise before the search
-    kernels = _needs_kernels(loaded, query, _n_rows(rows))
     if query.allow is None and query.deny is None and query.deadline_ms is None:
-        key = (model, query.top_k, query.probabilities, type(rows), kernels)
+        key = (model, query.top_k, query.probabilities, type(rows))
         predict_batch = partial(
-            _predict_batch, services.metrics, loaded, query.top_k, query.probabilities, kernels
+            _predict_batch, services.metrics, loaded, query.top_k, query.probabilities
         )
         return await services.batcher.submit(key, rows, predict_batch, weight=weight)  # type: ignore[no-any-return]
     options = (
-        kernels,
         query.allow is not None,
         query.deny is not None,
         query.deadline_ms is not None,
         query.probabilities,
     )
     cost_key = (model, query.top_k.bit_length(), *options)
-    predict_single = partial(_predict_single, services, loaded, query, kernels, started)
+    predict_single = partial(_predict_single, services, loaded, query, started)
     return await services.batcher.submit(  # type: ignore[no-any-return]
         cost_key, rows, predict_single, weight=weight, batchable=False
-    )
-
-
-def _needs_kernels(loaded: LoadedModel, query: PredictQuery, n_rows: int) -> bool:
-    """Return False for a few rows while the kernels of a model are not compiled.
-
-    The answer is the same, except for the counts of the search in its certificate.
-    """
-    predictor = loaded.predictor
-    return (
-        predictor.scorer.is_compiled
-        or query.certificate
-        or query.deadline_ms is not None
-        or n_rows * predictor.model.nnz > MAX_SCAN_WEIGHTS
     )
 
 
@@ -250,7 +233,6 @@ def _predict_single(
     services: PredictionServices,
     loaded: LoadedModel,
     query: PredictQuery,
-    kernels: bool,
     started: float,
     payloads: list[ModelInput],
 ) -> list[PredictOutput]:
@@ -267,7 +249,6 @@ def _predict_single(
         deadline_ms=remaining_ms,
         allow=label_filter,
         probabilities=query.probabilities,
-        kernels=kernels,
     )
     probabilities = (
         predictor.probabilities(result, filtered=label_filter is not None)
@@ -283,13 +264,12 @@ def _predict_batch(
     loaded: LoadedModel,
     k: int,
     with_probabilities: bool,
-    kernels: bool,
     payloads: list[ModelInput],
 ) -> list[PredictOutput]:
     """Answer several queries with one search."""
     predictor = loaded.predictor
     X = predictor.features(payloads[0] if len(payloads) == 1 else _concatenate(payloads))
-    result = predictor.search(X, k, probabilities=with_probabilities, kernels=kernels)
+    result = predictor.search(X, k, probabilities=with_probabilities)
     probabilities = predictor.probabilities(result) if with_probabilities else None
     empty = empty_rows(X)
     metrics.count_search(result)
