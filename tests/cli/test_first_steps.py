@@ -18,6 +18,7 @@ from xcray.cli.main import app, main
 from xcray.cli.terminal.compilation import NOTE, compilation_note
 from xcray.cli.terminal.completion import complete_datasets, complete_models, complete_solvers
 from xcray.data.dataset import Dataset
+from xcray.index.search import SearchIndex
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
@@ -142,6 +143,8 @@ def test_a_few_rows_are_predicted_without_search_kernels(
 
     for kernel in ("search_dense", "search_narrow_rows", "search_wide_rows"):
         monkeypatch.setattr(f"xcray.index.search.{kernel}", unexpected)
+    monkeypatch.setattr(SearchIndex, "is_compiled", False)
+    monkeypatch.setattr(SearchIndex, "_numpy_seconds", 0.0)
     assert run("predict", model, "read a csv file", "--json") == 0
     assert json.loads(capsys.readouterr().out)["predictions"][0]["labels"] == expected
     assert run("explain", model, "read a csv file", "--json") == 0

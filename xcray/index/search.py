@@ -16,13 +16,7 @@ from xcray.index.filters import LabelFilter
 from xcray.index.packed import bias_order, build_lists, check_lists
 from xcray.index.search_result import SearchResult
 from xcray.index.validate_rows import check_position, check_rows
-from xcray.index.weight_scan import (
-    MAX_SCAN_WEIGHTS,
-    Scan,
-    posting_seconds,
-    scan_postings,
-    scan_weights,
-)
+from xcray.index.weight_scan import MAX_SCAN_WEIGHTS, Scan, choose_scan
 from xcray.kernels.cache import is_compiled
 from xcray.kernels.entry_points import DirectKernel
 from xcray.kernels.row_norm import normalize_rows
@@ -275,12 +269,9 @@ class SearchIndex:
 
         All searches of the process count, except those that need not wait for a compilation.
         """
-        if self.is_compiled or self.W.nnz > MAX_SCAN_WEIGHTS:
+        if not self.answers_while_compiling:
             return None
-        scan: Scan = scan_weights
-        seconds = X.n_rows * self.W.nnz / MAX_SCAN_WEIGHTS
-        if seconds > 1.0:
-            scan, seconds = scan_postings, posting_seconds(X, self.W)
+        scan, seconds = choose_scan(X, self.W)
         if self._is_compiling:
             return scan if seconds <= COMPILE_SECONDS else None
         SearchIndex._numpy_seconds += seconds

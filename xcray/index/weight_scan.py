@@ -72,11 +72,15 @@ def scan_postings(
         _write_best(sums + b.astype(np.float64), allowed, out, i)
 
 
-def posting_seconds(X: CSR, W: CSR) -> float:
-    """Return the approximate seconds of `scan_postings`."""
+def choose_scan(X: CSR, W: CSR) -> tuple[Scan, float]:
+    """Return the search for rows X (n, D) of weights W (K, D), and its approximate seconds."""
+    weights = X.n_rows * W.nnz
+    if weights <= MAX_SCAN_WEIGHTS:
+        return scan_weights, weights / MAX_SCAN_WEIGHTS
     lengths = np.bincount(W.indices, minlength=W.n_cols)
     postings = int(lengths[X.indices].sum())
-    return POSTING_SECONDS * postings + X.n_rows * (ROW_SECONDS + LABEL_SECONDS * W.n_rows)
+    seconds = POSTING_SECONDS * postings + X.n_rows * (ROW_SECONDS + LABEL_SECONDS * W.n_rows)
+    return scan_postings, seconds
 
 
 def _allowed_labels(W: CSR, label_filter: LabelFilter | None) -> Int64:

@@ -36,7 +36,7 @@ from benchmarks.search.equality import (
 from tests.naive import search as naive
 from xcray.arrays import CSR, TopK, csr, csr_from
 from xcray.errors import InputError, ParameterError, ShapeMismatch
-from xcray.index import search
+from xcray.index import search, weight_scan
 from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
 from xcray.index.search import SearchIndex
@@ -112,7 +112,7 @@ def test_numpy_without_kernels_gives_brute_force_to_the_bit(
     with (
         mock.patch.object(search, "is_compiled", return_value=False),
         mock.patch.object(search, "COMPILE_SECONDS", math.inf),
-        mock.patch.object(search, "scan_weights", scan),
+        mock.patch.object(search, "choose_scan", return_value=(scan, 0.0)),
     ):
         answer = searcher(case.W, case.b).query(case.X, request.k, label_filter=among)
     scores = naive.all_scores(case.X, case.W, case.b)
@@ -132,7 +132,7 @@ def cold_index(monkeypatch: pytest.MonkeyPatch, used: list[str]) -> tuple[Case, 
         function = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args: (used.append(note), function(*args)))
 
-    noted(search, "scan_weights", "NumPy")
+    noted(weight_scan, "scan_weights", "NumPy")
     noted(index, "_search_all", "kernels")
     return case, index
 
