@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.browser import Browsing
-from tests.support.console_service import Live, question_lines, upload, wait_for
+from tests.support.console_service import WORDS, Live, question_lines, upload, wait_for
 from xcray.client.models import extract
 from xcray.data.build import build
 from xcray.model.model import Model
@@ -110,6 +111,64 @@ def test_from_a_file_with_bad_lines_to_an_answer(
     page.get_by_role("heading", name="Why socket").wait_for()
     page.locator("mark.for").get_by_text("listen", exact=True).wait_for()
     _run_shown_command(live, command)
+
+
+def test_the_columns_of_a_file_are_chosen_from_its_first_rows(
+    live: Live, pages: Browsing | None, tmp_path: Path
+) -> None:
+    if pages is None:
+        return
+    rows = [f'{i};"read; {w}";"about {w} again";{w}/all' for i, w in enumerate(WORDS)] * 20
+    text = "\n".join(["id;title;body;tags", *rows]) + "\n"
+    table, held_out = tmp_path / "tickets.csv.gz", tmp_path / "held.csv"
+    table.write_bytes(gzip.compress((text + "one field\n").encode()))
+    held_out.write_text(text)
+    page = pages.open("/#/datasets", key=live.keys["submit"])
+    page.get_by_label("File").set_input_files(table)
+    first = page.get_by_label("First rows").locator("tbody tr").first
+    first.wait_for()
+    assert first.inner_text().split("\t")[1] == "read; csv"
+    assert page.get_by_label("Delimiter").input_value() == ";"
+    page.get_by_role("checkbox", name="title").check()
+    page.get_by_role("checkbox", name="body").check()
+    page.get_by_label("Label column").select_option("tags")
+    page.get_by_label("Separator of labels").fill("/")
+    page.get_by_text("Labels of the first row: csv all").wait_for()
+    page.get_by_label("Held-out rows").set_input_files(held_out)
+    assert page.get_by_label("Share of rows held out").is_disabled()
+    page.get_by_role("checkbox", name="Skip bad lines").check()
+    page.get_by_role("button", name="Upload").click()
+    page.get_by_text("Status: READY").wait_for()
+    found = next(
+        each
+        for each in live.http.get("/v1/datasets").json()["datasets"]
+        if each["name"] == "tickets"
+    )["stats"]
+    assert (found["n_labels"], found["skipped"]) == (4, 1)
+    assert {part: each["n_rows"] for part, each in found["splits"].items()} == {
+        "train": 60,
+        "test": 60,
+    }
+
+
+def test_errors_of_an_upload_name_the_fields_of_the_form(
+    live: Live, pages: Browsing | None, tmp_path: Path
+) -> None:
+    if pages is None:
+        return
+    (tmp_path / "rows.jsonl").write_text('{"words": "a", "tags": "x"}\n{"words": "b"}\n')
+    page = pages.open("/#/datasets", key=live.keys["submit"])
+    page.get_by_label("File").set_input_files(tmp_path / "rows.jsonl")
+    page.get_by_label("Label column").select_option("tags")
+    page.get_by_role("checkbox", name="words").uncheck()
+    page.get_by_role("button", name="Upload").click()
+    page.get_by_role("alert").get_by_text("at least one column at “Text columns”").wait_for()
+    page.get_by_role("checkbox", name="words").check()
+    page.get_by_role("button", name="Upload").click()
+    page.get_by_text("Status: FAILED").wait_for()
+    alert = page.get_by_role("alert").first.inner_text()
+    assert "“Text columns”" in alert
+    assert "text_fields" not in alert
 
 
 def test_a_job_is_watched_stopped_and_resumed(live: Live, pages: Browsing | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from xcray.api.options import BatchOptions, JobOptions, TrainingOptions
 from xcray.batch import BatchPredictSpec
 from xcray.cli.main import app
 from xcray.client.resources import Jobs
+from xcray.data.readers.options import ReadOptions
 from xcray.errors import ParameterError, XcrayError
 from xcray.parameters import declared_fields, parameter_table, service_default
 from xcray.service.routes.batch import BatchRequest
@@ -97,6 +99,14 @@ def test_specs_check_each_option(spec: Any, places: tuple[str, ...], declaration
             with pytest.raises(XcrayError) as caught:
                 spec(*places, **{field.name: value})
             assert isinstance(caught.value, ParameterError), field.name
+
+
+def test_the_upload_form_names_reading_options() -> None:
+    form = (STATIC / "console" / "upload.js").read_text()
+    [labels] = re.findall(r"const LABELS = \{(.*?)\};", form, re.DOTALL)
+    named = set(re.findall(r"(\w+): \"", labels)) - {"test_fraction"}
+    assert named <= {field.name for field in fields(ReadOptions)}
+    assert named >= {"text_fields", "label_field", "label_separator", "delimiter", "skip_bad"}
 
 
 def test_the_console_reads_options_from_the_api() -> None:
