@@ -127,11 +127,11 @@ def accuracy(top: TopK, Y: Pattern) -> float:
 
 
 def predicted_sets(
-    top: TopK, n_labels: int, *, k: int | None = None, threshold: float = -np.inf
+    top: TopK, n_labels: int, *, k: int | None = None, min_score: float = -np.inf
 ) -> Pattern:
-    """Return the first k labels of each row (all if None) with scores of at least `threshold`."""
+    """Return the first k labels of each row (all if None) with scores of at least `min_score`."""
     labels, scores = top.labels[:, :k], top.scores[:, :k]
-    keep = (labels >= 0) & (scores >= threshold)
+    keep = (labels >= 0) & (scores >= min_score)
     ordered = np.sort(np.where(keep, labels, n_labels), axis=1)
     return pattern(
         np.concatenate(([0], np.cumsum(keep.sum(axis=1)))), ordered[ordered < n_labels], n_labels

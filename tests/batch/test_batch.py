@@ -234,6 +234,19 @@ def test_probabilities_need_a_calibrated_model(tmp_path, model):
     path = written(tmp_path / "in.parquet", table_of(sparse(4)))
     with pytest.raises(InputError, match="calibrate"):
         run(tmp_path, model, path, probabilities=True)
+    with pytest.raises(InputError, match="calibrate"):
+        run(tmp_path, model, path, min_probability=0.5)
+
+
+def test_labels_below_the_threshold_are_left_out(tmp_path, model):
+    X = sparse(20)
+    path = written(tmp_path / "in.parquet", table_of(X))
+    _, result = run(tmp_path, model, path, min_score=0.5)
+    answer = Predictor(model).search(X, 3)
+    named = Predictor(model).scored_labels(answer.top, min_score=0.5)
+    assert {len(row) for row in named} == {1, 2, 3}
+    assert result.column("labels").to_pylist() == [[one.label for one in row] for row in named]
+    assert result.column("scores").to_pylist() == [[one.score for one in row] for row in named]
 
 
 def test_the_size_of_a_part_is_limited_by_its_output(model):

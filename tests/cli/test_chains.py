@@ -72,7 +72,14 @@ def test_it_is_calibrated_and_then_predicts_probabilities(
     assert run(folder, monkeypatch, "predict calibrated apple --probabilities --json") == 0
     [answer] = json.loads(capsys.readouterr().out)["predictions"]
     assert answer["labels"][0]["label"] == "a"
-    assert 0.5 < answer["labels"][0]["probability"] <= 1.0
+    best = answer["labels"][0]["probability"]
+    assert 0.5 < best <= 1.0
+    for least, n_labels in ((best, 1), (1.0, 0)):
+        how = f"predict calibrated apple --min-probability {least} --json"
+        assert run(folder, monkeypatch, how) == 0
+        [answer] = json.loads(capsys.readouterr().out)["predictions"]
+        assert len(answer["labels"]) == n_labels
+        assert all("probability" not in each for each in answer["labels"])
 
 
 def test_it_is_copied_to_object_storage_and_back(

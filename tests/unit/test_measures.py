@@ -196,7 +196,7 @@ def test_sets_from_rankings_and_views():
     top = TopK(np.array([[2, 0], [1, -1]], np.int32), np.array([[0.5, -0.1], [0.2, 0.1]]))
     assert measures.predicted_sets(top, 3).row(0).tolist() == [0, 2]
     assert measures.predicted_sets(top, 3).row(1).tolist() == [1]  # -1 is padding
-    assert measures.predicted_sets(top, 3, threshold=0.0).row(0).tolist() == [2]
+    assert measures.predicted_sets(top, 3, min_score=0.0).row(0).tolist() == [2]
     assert measures.predicted_sets(top, 3, k=1).indices.tolist() == [2, 1]
     whole = truth([{0}, {0, 2}, {1}], 3)
     view = Pattern(whole.indptr[1:], whole.indices, 3)  # rows 1 and 2, as in a split

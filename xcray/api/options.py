@@ -73,7 +73,26 @@ class TrainingOptions(PoolOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions(PoolOptions):
+class ThresholdOptions:
+    """Which of the best labels are good enough for an answer."""
+
+    min_score: float | None = parameter(
+        None,
+        "leave out labels with a lower score, after the exact search; an answer then has fewer "
+        "labels, or none",
+        kind=float,
+    )
+    min_probability: float | None = parameter(
+        None,
+        "leave out labels with a lower probability; needs a calibrated model or a softmax model",
+        kind=float,
+        low=0,
+        high=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(ThresholdOptions, PoolOptions):
     """Options of a batch prediction, except its model, its input and the input's format."""
 
     top_k: int = parameter(

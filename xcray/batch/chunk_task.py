@@ -32,6 +32,7 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.predict.arrow import to_arrow
 from xcray.predict.input_warnings import InputCounts, count_inputs
+from xcray.predict.thresholds import Thresholds
 from xcray.workers.pool import StopFlag
 
 ROWS_PER_STEP: Final = 256  # rows between two checks of the stop flag
@@ -158,7 +159,7 @@ class ChunkTask:
                             X,
                             spec.top_k,
                             allow=state.label_filter,
-                            probabilities=spec.probabilities,
+                            probabilities=spec.needs_probabilities,
                         )
                     )
                 ids.append(step.ids)
@@ -231,13 +232,13 @@ class ChunkTask:
         filtered = state.label_filter is not None
         probabilities = (
             state.predictor.probabilities(answer, filtered=filtered)
-            if self.spec.probabilities
+            if self.spec.needs_probabilities
             else None
         )
-        table, schema = (
-            to_arrow(answer, state.predictor.model.label_names, probabilities),
-            self._output_schema(),
-        )
+        thresholds = Thresholds(self.spec.min_score, self.spec.min_probability)
+        keep = thresholds.keep(answer.scores, probabilities)
+        names = state.predictor.model.label_names
+        table, schema = to_arrow(answer, names, probabilities, keep), self._output_schema()
         columns = [pa.concat_arrays(ids), *(table.column(name) for name in schema.names[1:])]
         return pa.Table.from_arrays(columns, schema.names).cast(schema)
 
@@ -283,7 +284,7 @@ def warm_kernels(state: ChunkState, spec: BatchPredictSpec) -> None:
         row,
         spec.top_k,
         allow=state.label_filter,
-        probabilities=spec.probabilities,
+        probabilities=spec.needs_probabilities,
     )
     if model.text is not None:
         state.predictor.features(["warm up"])

@@ -104,7 +104,7 @@ class _BatchRun:
         self.model = Model.open(spec.model)
         self.spec = spec = _read_like(spec, self.model)
         self.predictor = Predictor(self.model)
-        if spec.probabilities:
+        if spec.needs_probabilities:
             self.predictor.require_probabilities()
         run_dir.mkdir(parents=True, exist_ok=True)
         self.plan = self._make_plan()

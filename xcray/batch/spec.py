@@ -112,6 +112,11 @@ class BatchPredictSpec(BatchOptions):
         sets = {name: list(labels) for name, labels in self.label_sets.items()}
         return {**values, **lists, "label_sets": sets}
 
+    @property
+    def needs_probabilities(self) -> bool:
+        """Return whether probabilities are computed, for the answers or for their threshold."""
+        return self.probabilities or self.min_probability is not None
+
     def request(self) -> dict[str, Any]:
         """Return the spec without the locations of files and work; JSON."""
         places = ("model", "input", "pool", "workers", "ray_address")

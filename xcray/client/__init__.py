@@ -80,6 +80,8 @@ class Client:
         top_k: int = 5,
         allow: Sequence[str] | None = None,
         deny: Sequence[str] | None = None,
+        min_score: float | None = None,
+        min_probability: float | None = None,
         deadline_ms: float | None = None,
         probabilities: bool = False,
         certificate: bool = False,
@@ -87,12 +89,15 @@ class Client:
         """Predict the best labels of texts, or of sparse rows {"indices": [...], "values": [...]}.
 
         model: name, name@alias or name:version. allow, deny: label names, or "set:NAME" for a label
-        set of the model. deadline_ms: time for all instances; after it the best labels found so far
-        are returned. probabilities, certificate: whether to include these.
+        set of the model. min_score, min_probability: labels below them are left out. deadline_ms:
+        time for all instances; after it the best labels found so far are returned. probabilities,
+        certificate: whether to include these.
         """
         filters = {
             "allow": allow and [*allow],
             "deny": deny and [*deny],
+            "min_score": min_score,
+            "min_probability": min_probability,
             "deadline_ms": deadline_ms,
         }
         extras = {"probabilities": probabilities or None, "certificate": certificate or None}

@@ -8,6 +8,7 @@ of their own. Curves never fall with the score. `xcray.training.edit.calibrate` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import Float64, Int32, Int64, frozen
-from xcray.errors import Corrupt, ShapeMismatch
+from xcray.errors import Corrupt, NotCalibrated, ShapeMismatch
 from xcray.kernels.piecewise_linear import interpolate
 from xcray.storage.arrow import read_table, write_table
 from xcray.storage.atomic import sha256_arrays
@@ -138,3 +139,22 @@ class Calibration(NamedTuple):
         if not (((p >= 0) & (p <= 1)).all() and (np.diff(p)[inside] >= 0).all()):
             return "probabilities of a curve fall, or are outside 0 to 1"
         return None
+
+
+def probability_source(manifest: Mapping[str, Any]) -> str | None:
+    """Return the source of a model's probabilities: "curves", "softmax", "scores" or None.
+
+    "curves" if it is calibrated, else by its link, see `Predictor.probability_source`.
+    """
+    if CALIBRATION in manifest["files"]:
+        return "curves"
+    return {"softmax": "softmax", "probability": "scores"}.get(manifest["link"])
+
+
+def require_probabilities(manifest: Mapping[str, Any]) -> None:
+    """Raise NotCalibrated, with a fix, if a model has scores but no probabilities."""
+    if probability_source(manifest) is None:
+        raise NotCalibrated(
+            "this model has scores but no probabilities: train with calibrate=true, or run "
+            "`xcray calibrate MODEL DATASET -o NEW`; held-out rows are needed"
+        )

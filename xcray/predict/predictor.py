@@ -5,22 +5,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from xcray.api.options import ThresholdOptions
 from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
-from xcray.errors import InputError, NotCalibrated, ParameterError, ShapeMismatch
+from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.log_partition import LogPartition, softmax
 from xcray.index.search_result import NOT_COMPUTED, SearchResult
 from xcray.index.staged import StagedScorer
 from xcray.measures import evaluate
+from xcray.model.calibration import probability_source, require_probabilities
 from xcray.model.model import Model
+from xcray.parameters import takes
 from xcray.predict.arrow import to_arrow
 from xcray.predict.explain import Explanation, list_contributions
 from xcray.predict.labels import FilterCache, SetLookup, unknown_labels
+from xcray.predict.thresholds import Thresholds
 
 
 class ScoredLabel(NamedTuple):
@@ -59,9 +64,7 @@ class Predictor:
         "softmax": from scores and `log_normaliser`; "scores": the scores are probabilities; None:
         there are none.
         """
-        if self.model.calibration is not None:
-            return "curves"
-        return {"softmax": "softmax", "probability": "scores"}.get(self.model.link)
+        return probability_source(self.model.manifest)
 
     def predict(self, rows: Any, k: int = 5) -> TopK:
         """Return the k best labels of each row with scores, best first, ties by lower label number.
@@ -160,11 +163,7 @@ class Predictor:
 
     def require_probabilities(self) -> None:
         """Raise NotCalibrated, with a fix, if this model has scores but no probabilities."""
-        if self.probability_source is None:
-            raise NotCalibrated(
-                "this model has scores but no probabilities: train with calibrate=true, or run "
-                "`xcray calibrate MODEL DATASET -o NEW`; held-out rows are needed"
-            )
+        require_probabilities(self.model.manifest)
 
     def probabilities(self, top: TopK | SearchResult, *, filtered: bool = False) -> Float64:
         """Return the probability that each returned label is correct: (n, k) float64 in 0 to 1.
@@ -192,26 +191,40 @@ class Predictor:
             )
         return softmax(top.scores, log_normaliser)
 
-    def table(self, result: SearchResult, *, filtered: bool = False) -> pa.Table:
+    @takes(ThresholdOptions)
+    def table(
+        self, result: SearchResult, *, filtered: bool = False, **thresholds: float | None
+    ) -> pa.Table:
         """Return a search result as an Arrow table, see `to_arrow`.
 
         It has probabilities if the model is calibrated or its scores are probabilities, or if it is
         softmax and they were requested.
         """
-        has_probabilities = self.probability_source in ("curves", "scores") or (
-            self.probability_source == "softmax"
-            and len(result.log_normaliser) == len(result.scores)
+        has_probabilities = (
+            self.probability_source in ("curves", "scores")
+            or thresholds.get("min_probability") is not None
+            or (
+                self.probability_source == "softmax"
+                and len(result.log_normaliser) == len(result.scores)
+            )
         )
         probabilities = self.probabilities(result, filtered=filtered) if has_probabilities else None
-        return to_arrow(result, self.model.label_names, probabilities)
+        keep = Thresholds(**thresholds).keep(result.scores, probabilities)
+        return to_arrow(result, self.model.label_names, probabilities, keep)
 
+    @takes(ThresholdOptions)
     def scored_labels(
-        self, top: TopK | SearchResult, probabilities: Float64 | None = None
+        self,
+        top: TopK | SearchResult,
+        probabilities: Float64 | None = None,
+        **thresholds: float | None,
     ) -> list[list[ScoredLabel]]:
         """Return names and scores of a result, one list per row.
 
-        probabilities: (n, k), from the method `probabilities`; added to the items if given.
+        probabilities: (n, k), from the method `probabilities`; added to the items if given, and
+        needed for min_probability.
         """
+        keep = Thresholds(**thresholds).keep(top.scores, probabilities)
         names = self.model.label_names.take(pa.array(top.labels.ravel())).to_pylist()
         probability_column = () if probabilities is None else (probabilities.ravel().tolist(),)
         items = [
@@ -219,7 +232,10 @@ class Predictor:
             for values in zip(names, top.scores.ravel().tolist(), *probability_column, strict=True)
         ]
         n_rows, k = top.labels.shape
-        return [items[i * k : (i + 1) * k] for i in range(n_rows)]
+        rows = [items[i * k : (i + 1) * k] for i in range(n_rows)]
+        if keep is None:
+            return rows
+        return [list(compress(row, kept)) for row, kept in zip(rows, keep.tolist(), strict=True)]
 
     def explain(self, row: Any, label: int | str, top: int = 10, k: int = 5) -> Explanation:
         """Explain the score of one label for one row, and its gaps to the best and k-th best label.

@@ -27,7 +27,15 @@ from xcray.batch import BatchPredictResult, BatchPredictSpec, predict_batch
 from xcray.batch.output import MANIFEST, OutputParts
 from xcray.cli.main import main
 from xcray.client import Client
-from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError, Refused
+from xcray.errors import (
+    Conflict,
+    Corrupt,
+    InputError,
+    NotCalibrated,
+    NotFound,
+    ParameterError,
+    Refused,
+)
 from xcray.jobs.database.schema import JOBS
 from xcray.jobs.job import PREDICT
 from xcray.jobs.runner.main import run_attempt
@@ -97,6 +105,15 @@ def run_next(server: ServerSetup, stop_flag: StopFlag | None = None) -> str:
         stop_flag=stop_flag,
         options=QUICK,
     )
+
+
+@pytest.mark.parametrize("options", [{"probabilities": True}, {"min_probability": 0.5}])
+def test_probabilities_of_an_uncalibrated_model_are_refused_at_submission(
+    server: ServerSetup, file: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(NotCalibrated, match="train with calibrate=true"):
+        server.client.jobs.predict("text", file=file, format="parquet", **options)
+    assert list(server.client.jobs.list()) == []
 
 
 def test_a_file_is_uploaded_predicted_and_downloaded(

@@ -66,6 +66,8 @@ requests = st.fixed_dictionaries(
         "top_k": st.integers(1, 2000),
         "allow": labels,
         "deny": labels,
+        "min_score": st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9, 9),
+        "min_probability": st.floats(0.0, 1.0) | st.integers(0, 1),
         "deadline_ms": st.floats(0.001, 1000.0),
         "certificate": st.booleans(),
         "probabilities": st.booleans(),
@@ -102,6 +104,8 @@ def test_mutated_requests_never_give_another_result() -> None:
             {
                 "instances": [{"indices": [3, 1], "values": [0.5, -1e-3]}, {"values": [1.0]}],
                 "deadline_ms": 5.0,
+                "min_score": -0.5,
+                "min_probability": 1,
             }
         ).encode(),
         b'{"instances":[{"text":"a"},{"indices":[1],"values":[2]}],"probabilities":false,"deny":["y"]}',

@@ -68,6 +68,8 @@ options = st.fixed_dictionaries(
         "top_k": st.integers(1, 2000),
         "allow": labels,
         "deny": labels,
+        "min_score": st.floats(allow_nan=False, allow_infinity=False),
+        "min_probability": st.floats(0.0, 1.0),
         "deadline_ms": st.floats(0.001, 1000.0),
         "probabilities": st.booleans(),
         "binary_data_output": st.booleans(),

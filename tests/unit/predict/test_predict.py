@@ -304,3 +304,19 @@ def test_probabilities_of_a_calibrated_model(
     )
     with pytest.raises(NotCalibrated, match="xcray calibrate"):
         random.probabilities(answer)
+    thresholds = {"min_score": 0.2, "min_probability": 0.5}
+    kept = (answer.scores >= 0.2) & (probabilities >= 0.5)
+    assert 0 < kept.sum() < kept.size
+    listed = calibrated.scored_labels(answer, probabilities, **thresholds)
+    assert [[one.score for one in row] for row in listed] == [
+        scores[keep].tolist() for scores, keep in zip(answer.scores, kept, strict=True)
+    ]
+    table = calibrated.table(answer, **thresholds)
+    assert table.column("labels").to_pylist() == [[one.label for one in row] for row in listed]
+    assert table.column("probabilities").to_pylist() == [
+        [one.probability for one in row] for row in listed
+    ]
+    with pytest.raises(ParameterError, match=r"give those of predictor\.probabilities"):
+        calibrated.scored_labels(answer, min_probability=0.5)
+    with pytest.raises(NotCalibrated, match="xcray calibrate"):
+        random.table(answer, min_probability=0.5)

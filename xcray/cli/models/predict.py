@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from xcray.api.options import ThresholdOptions
 from xcray.cli.connect import ServerOption, model_client
 from xcray.cli.models.open_model import open_model
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_models
+from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -55,7 +57,10 @@ def is_directory(model: str, server: str | None) -> bool:
 
 
 class PredictOptions(NamedTuple):
-    """Options of a prediction: number of labels, filters, deadline, and additional output."""
+    """Options of a prediction: number of labels, filters, deadline, and additional output.
+
+    thresholds: those of ThresholdOptions that were given.
+    """
 
     k: int
     allow: list[str] | None
@@ -63,8 +68,15 @@ class PredictOptions(NamedTuple):
     deadline_ms: float | None
     probabilities: bool
     certificate: bool
+    thresholds: Options
+
+    @property
+    def needs_probabilities(self) -> bool:
+        """Return whether probabilities are computed, for the output or for their threshold."""
+        return self.probabilities or "min_probability" in self.thresholds
 
 
+@with_options(ThresholdOptions)
 def predict(
     model: ModelName,
     text: Annotated[
@@ -80,6 +92,8 @@ def predict(
     k: Annotated[int, typer.Option("-k", min=1, help="Number of labels per input.")] = 5,
     allow: AllowOption = None,
     deny: DenyOption = None,
+    *,
+    options: Options,
     deadline_ms: Annotated[
         float | None,
         typer.Option(
@@ -100,18 +114,18 @@ def predict(
     """Predict the best labels with their scores, best first."""
     if file is not None and text:
         raise InputError("give texts or --file, not both", code="USAGE")
-    options = PredictOptions(
-        k, allow or None, deny or None, deadline_ms, probabilities, certificate
+    how = PredictOptions(
+        k, allow or None, deny or None, deadline_ms, probabilities, certificate, options
     )
     warnings: list[dict[str, Any]] = []
     if not is_directory(model, server):
-        answers = predict_remote(model, text, file, zero_based, options, warnings, server)
+        answers = predict_remote(model, text, file, zero_based, how, warnings, server)
         print_predictions(model, answers, warnings, json)
         return
     from xcray.cli.terminal.compilation import compilation_note
 
     with compilation_note(quiet=json):
-        answers = predict_local(model, text, file, zero_based, options, warnings)
+        answers = predict_local(model, text, file, zero_based, how, warnings)
         print_predictions(model, answers, warnings, json)
 
 
@@ -155,16 +169,15 @@ def predict_local(
         options.k,
         deadline_ms=options.deadline_ms,
         allow=among,
-        probabilities=options.probabilities,
+        probabilities=options.needs_probabilities,
     )
     probabilities = (
-        predictor.probabilities(answer, filtered=among is not None).tolist()
-        if options.probabilities
+        predictor.probabilities(answer, filtered=among is not None)
+        if options.needs_probabilities
         else None
     )
-    for i, (name, scored) in enumerate(
-        zip(names, predictor.scored_labels(answer.top), strict=True)
-    ):
+    rows_of_labels = predictor.scored_labels(answer.top, probabilities, **options.thresholds)
+    for i, (name, scored) in enumerate(zip(names, rows_of_labels, strict=True)):
         proof = (
             {part: getattr(answer, part)[i].item() for part in CERTIFICATE_FIELDS}
             if options.certificate
@@ -174,7 +187,7 @@ def predict_local(
             name,
             [one.label for one in scored],
             [one.score for one in scored],
-            probabilities and probabilities[i],
+            [one.probability for one in scored] if options.probabilities else None,
             proof,
         )
 
@@ -195,11 +208,13 @@ def entry(
     name: str,
     labels: list[str],
     scores: list[float],
-    probabilities: list[float] | None,
+    probabilities: Sequence[float | None] | None,
     proof: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return one prediction as JSON."""
-    best = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=True)]
+    best: list[dict[str, Any]] = [
+        {"label": label, "score": score} for label, score in zip(labels, scores, strict=True)
+    ]
     for one, probability in zip(best, probabilities or (), strict=False):
         one["probability"] = probability
     return {
@@ -232,7 +247,8 @@ def predict_remote(
             (f"row {i + 1}", row)
             for i, row in enumerate(to_instances(read_rows(file, zero_based, None)))
         ]
-    how = {name: value for name, value in options._asdict().items() if name != "k"}
+    how = {**options._asdict(), **options.thresholds}
+    del how["k"], how["thresholds"]
     with model_client(server, model) as client:
         for start in range(0, len(named), BATCH_ROWS):
             batch = named[start : start + BATCH_ROWS]

@@ -16,6 +16,7 @@ from xcray.service.schemas.inference import ModelMetadata, TensorMetadata
 
 LINEAR: Final = "xcray_linear"
 STAGES: Final = "xcray_stages"
+LOWEST_SCORE: Final = float(np.finfo(np.float64).min)  # JSON has no infinity
 _TENSOR_STARTS: Final = {
     name: b'{"name":"%b","datatype":"%b",' % (name.encode(), datatype)
     for name, datatype in {
@@ -32,6 +33,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 def encode_reply(result: InferenceResult, head: InferHead) -> tuple[bytes, int | None]:
     """Return the body of a reply, and the length of its JSON object if binary tensors follow it."""
     tensors, parts = [], []
+    result = _move_kept_first(result)
     n_rows, k = result.search.labels.shape
     for name, as_bytes in head.outputs:
         if as_bytes:
@@ -78,6 +80,31 @@ def model_metadata(name: str, versions: list[int], predictor: Predictor) -> Mode
         platform=STAGES if model.linear is None else LINEAR,
         inputs=inputs,
         outputs=outputs,
+    )
+
+
+def _move_kept_first(result: InferenceResult) -> InferenceResult:
+    """Return a result whose rows begin with the labels that reach the thresholds.
+
+    Tensors have rows of one length, that of the longest: shorter rows end with the label number -1,
+    the lowest score and the probability 0.
+    """
+    if result.keep is None:
+        return result
+    length = int(np.count_nonzero(result.keep, axis=1).max())
+    order = np.argsort(~result.keep, axis=1, kind="stable")[:, :length]
+    is_label = np.take_along_axis(result.keep, order, axis=1)
+
+    def reorder(values: Any, rest: float) -> Any:
+        return np.where(is_label, np.take_along_axis(values, order, axis=1), rest)
+
+    search = result.search
+    return result._replace(
+        search=search._replace(
+            labels=reorder(search.labels, -1).astype(np.int32),
+            scores=reorder(search.scores, LOWEST_SCORE),
+        ),
+        probabilities=None if result.probabilities is None else reorder(result.probabilities, 0.0),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from xcray.service.prediction.fast_decode import LabelNames
+from xcray.service.prediction.fast_decode import LabelNames, Probability
 from xcray.service.schemas.base import MAX_LABEL_CHARS, MAX_MILLISECONDS
 from xcray.service.schemas.inference import (
     MAX_DIMENSION,
@@ -73,6 +73,8 @@ class _FastParameters(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     top_k: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSION)] | None = None
     allow: _LabelName | LabelNames | None = None
     deny: _LabelName | LabelNames | None = None
+    min_score: float | None = None
+    min_probability: Probability | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_MILLISECONDS)] | None = None
     probabilities: bool | None = None
     binary_data_output: bool | None = None

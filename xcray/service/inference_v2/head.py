@@ -81,6 +81,8 @@ def _to_query(request: InferRequest | FastInferRequest, probabilities: bool) -> 
         top_k=DEFAULT_TOP_K if options.top_k is None else options.top_k,
         allow=_to_list(options.allow),
         deny=_to_list(options.deny),
+        min_score=options.min_score,
+        min_probability=options.min_probability,
         deadline_ms=options.deadline_ms,
         probabilities=probabilities,
     )

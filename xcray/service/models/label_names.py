@@ -24,13 +24,16 @@ class NameTable:
         self._starts, self._letters = starts.data, letters.data
 
     def utf8(self, labels: Int32) -> list[memoryview]:
-        """Return the names of label numbers of any shape, flat, as UTF-8."""
+        """Return the names of label numbers of any shape, flat, as UTF-8; -1 has no name."""
         starts, letters = self._starts, self._letters
-        return [letters[starts[j] : starts[j + 1]] for j in labels.ravel().tolist()]
+        return [
+            letters[starts[j] : starts[j + 1]] if j >= 0 else letters[:0]
+            for j in labels.ravel().tolist()
+        ]
 
     def texts(self, labels: Int32) -> list[str]:
-        """Return the names of label numbers of any shape, flat."""
-        if labels.size > MAX_SINGLE_LOOKUPS:
+        """Return the names of label numbers of any shape, flat; that of -1 is empty."""
+        if labels.size > MAX_SINGLE_LOOKUPS and labels.min() >= 0:
             return list(self._names.take(pa.array(labels.ravel())).to_pylist())
         return [str(name, "utf-8") for name in self.utf8(labels)]
 

@@ -6,6 +6,7 @@ The bytes match `PredictReply`; a test compares both.
 from __future__ import annotations
 
 import math
+from itertools import compress
 from typing import Any, Final
 
 import msgspec
@@ -28,16 +29,18 @@ def encode_predict_reply(
     certificate: bool,
     probabilities: Float64 | None,
     empty: Bools,
+    keep: Bools | None = None,
 ) -> bytes:
     """Return the reply of a model version as JSON.
 
-    probabilities: (n, k) if requested, else None. empty: (n,), which rows have no feature.
+    probabilities: (n, k) if requested, else None. empty: (n,), which rows have no feature. keep:
+    (n, k), which labels the reply has; None: all.
     """
     warnings = {"warnings": [_empty_rows_warning(empty)]} if np.count_nonzero(empty) else {}
     n_rows, k = result.labels.shape
     step = max(1, LABELS_PER_CHUNK // max(1, k))
     if n_rows <= step:
-        predictions = _to_predictions(loaded, result, certificate, probabilities)
+        predictions = _to_predictions(loaded, result, certificate, probabilities, keep)
         return _ENCODER.encode(
             {"model": msgspec.Raw(loaded.served_by), "predictions": predictions, **warnings}
         )
@@ -50,6 +53,7 @@ def encode_predict_reply(
             SearchResult._make([column[rows] for column in result]),
             certificate,
             part_probabilities,
+            None if keep is None else keep[rows],
         )
         parts.append(_ENCODER.encode(part)[1:-1])
     head = b'{"model":' + loaded.served_by + b',"predictions":[' + b",".join(parts) + b"]"
@@ -63,7 +67,11 @@ def _empty_rows_warning(empty: Bools) -> dict[str, Any]:
 
 
 def _to_predictions(
-    loaded: LoadedModel, result: SearchResult, certificate: bool, probabilities: Float64 | None
+    loaded: LoadedModel,
+    result: SearchResult,
+    certificate: bool,
+    probabilities: Float64 | None,
+    keep: Bools | None,
 ) -> list[dict[str, Any]]:
     """Return one JSON-ready dict per row."""
     names = loaded.label_names.rows(result.labels)
@@ -74,6 +82,10 @@ def _to_predictions(
     if probabilities is not None:
         for prediction, row in zip(predictions, probabilities.tolist(), strict=True):
             prediction["probabilities"] = row
+    if keep is not None:
+        for prediction, kept in zip(predictions, keep.tolist(), strict=True):
+            for name, values in prediction.items():
+                prediction[name] = list(compress(values, kept))
     if certificate:
         for i, prediction in enumerate(predictions):
             prediction["certificate"] = _certificate(result, i)

@@ -33,6 +33,7 @@ MAX_TOP_K = 2**53  # larger values are left to the strict decoder
 _Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_INDEX)]
 _Value = Annotated[float, msgspec.Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
+Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 LabelNames = Annotated[
     list[Annotated[str, msgspec.Meta(max_length=MAX_LABEL_CHARS)]],
     msgspec.Meta(min_length=1, max_length=MAX_FILTER_LABELS),
@@ -62,9 +63,16 @@ class PredictQuery(NamedTuple):
     top_k: int = 5
     allow: list[str] | None = None
     deny: list[str] | None = None
+    min_score: float | None = None
+    min_probability: float | None = None
     deadline_ms: float | None = None
     certificate: bool = False
     probabilities: bool = False
+
+    @property
+    def needs_probabilities(self) -> bool:
+        """Return whether probabilities are computed, for the reply or for their threshold."""
+        return self.probabilities or self.min_probability is not None
 
 
 class _FastInstance(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -82,13 +90,18 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
     top_k: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOP_K)] | None = None
     allow: LabelNames | None = None
     deny: LabelNames | None = None
+    min_score: float | None = None
+    min_probability: Probability | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_MILLISECONDS)] | None = None
     certificate: bool | None = None
     probabilities: bool | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Request)
-_OPTIONS = ("top_k", "allow", "deny", "deadline_ms", "certificate", "probabilities")
+_OPTIONS = (
+    *("top_k", "allow", "deny", "min_score", "min_probability"),
+    *("deadline_ms", "certificate", "probabilities"),
+)
 
 
 def decode_fast(body: bytes, max_instances: int) -> PredictQuery | None:

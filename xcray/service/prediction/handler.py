@@ -17,6 +17,7 @@ from xcray.data.text.pipeline import empty_rows
 from xcray.errors import InputError
 from xcray.index.search_result import Bools, SearchResult
 from xcray.model.model import Model
+from xcray.predict.thresholds import Thresholds
 from xcray.service.http.body import check_media_type, first_header, parse_body, read_body
 from xcray.service.http.limits import count_instances
 from xcray.service.http.offload import run_in_heavy_thread
@@ -56,12 +57,16 @@ class PredictOutput(NamedTuple):
 
 
 class InferenceResult(NamedTuple):
-    """A search result, the version that computed it, and the other fields of `PredictOutput`."""
+    """A search result, the version that computed it, and the other fields of `PredictOutput`.
+
+    keep: (n, k), which labels reach the thresholds of the query; None without thresholds.
+    """
 
     loaded: LoadedModel
     search: SearchResult
     probabilities: Float64 | None
     empty: Bools
+    keep: Bools | None
 
 
 def model_target(request: Request, tenant: str, reference: str) -> ModelTarget:
@@ -101,6 +106,7 @@ async def handle_predict(
         query.certificate,
         result.probabilities,
         result.empty,
+        result.keep,
     )
     with span("encode", labels=n_labels):
         return encode() if n_labels <= INLINE_REPLY_LABELS else await run_in_heavy_thread(encode)
@@ -142,7 +148,10 @@ async def run_inference(
                 services.shadows.submit,
                 _shadow_copy(target, query, encode, loaded, shadow, output.search, started),
             )
-        return InferenceResult(loaded, *output)
+        thresholds = Thresholds(query.min_score, query.min_probability)
+        keep = thresholds.keep(output.search.scores, output.probabilities)
+        probabilities = output.probabilities if query.probabilities else None
+        return InferenceResult(loaded, output.search, probabilities, output.empty, keep)
 
 
 def _shadow_copy(
@@ -208,19 +217,20 @@ async def _compute(
 ) -> PredictOutput:
     """Search with one version: batched if the query has neither filter nor deadline."""
     model = loaded.key
-    if query.probabilities:
+    if query.needs_probabilities:
         loaded.predictor.require_probabilities()  # raise before the search
     if query.allow is None and query.deny is None and query.deadline_ms is None:
-        key = (model, query.top_k, query.probabilities, type(rows))
+        with_probabilities = query.needs_probabilities
+        key = (model, query.top_k, with_probabilities, type(rows))
         predict_batch = partial(
-            _predict_batch, services.metrics, loaded, query.top_k, query.probabilities
+            _predict_batch, services.metrics, loaded, query.top_k, with_probabilities
         )
         return await services.batcher.submit(key, rows, predict_batch, weight=weight)  # type: ignore[no-any-return]
     options = (
         query.allow is not None,
         query.deny is not None,
         query.deadline_ms is not None,
-        query.probabilities,
+        query.needs_probabilities,
     )
     cost_key = (model, query.top_k.bit_length(), *options)
     predict_single = partial(_predict_single, services, loaded, query, started)
@@ -248,11 +258,11 @@ def _predict_single(
         query.top_k,
         deadline_ms=remaining_ms,
         allow=label_filter,
-        probabilities=query.probabilities,
+        probabilities=query.needs_probabilities,
     )
     probabilities = (
         predictor.probabilities(result, filtered=label_filter is not None)
-        if query.probabilities
+        if query.needs_probabilities
         else None
     )
     services.metrics.count_search(result)

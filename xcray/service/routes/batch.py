@@ -26,6 +26,8 @@ from xcray.errors import NotFound, ParameterError
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
 from xcray.jobs.runner.batch_job import INPUT_FOLDER, OUTPUT_FOLDER
 from xcray.jobs.store.jobs import JobSubmission
+from xcray.model.calibration import require_probabilities
+from xcray.model.manifest import read_manifest as read_model_manifest
 from xcray.model.registry import Registry
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets.builds import allowed_path
@@ -203,7 +205,10 @@ def _batch_spec(
     name: str,
     version: int,
 ) -> dict[str, Any]:
-    """Return the validated specification of the requested job. Raises ParameterError."""
+    """Return the validated specification of the requested job.
+
+    Raises ParameterError, and NotCalibrated for a model without probabilities.
+    """
     options = {"pool": app_state.settings.pool, **declared_values(body, BatchOptions)}
     labels = [*options.get("allow", ()), *options.get("deny", ())]
     spec = BatchPredictSpec.from_dict(
@@ -215,5 +220,7 @@ def _batch_spec(
             **options,
         }
     )
+    if spec.needs_probabilities:
+        require_probabilities(read_model_manifest(Path(spec.model)))
     shown = {"model": f"{name}:{version}", "input": body.upload or body.path}
     return {**spec.as_dict(), "shown": shown, **tracing.trace_headers()}

@@ -23,6 +23,13 @@ def with_parameters(name: str, base: type[M], *declarations: type) -> type[M]:
     )
 
 
+def declared_field(declaration: type, name: str) -> Any:
+    """Return the field of a request for a number that is declared, if null by default."""
+    (field,) = [each for each in declared_fields(declaration) if each.name == name]
+    about = field.metadata
+    return Field(None, ge=about.get("low"), le=about.get("high"), description=_description(field))
+
+
 def declared_values(body: BaseModel, *declarations: type) -> dict[str, Any]:
     """Return the values of these declarations in a request, without those that are null."""
     names = {field.name for field in declared_fields(*declarations)}
@@ -33,15 +40,21 @@ def declared_values(body: BaseModel, *declarations: type) -> dict[str, Any]:
 def _field_of(field: DeclaredField[Any]) -> tuple[Any, Any]:
     """Return the annotation and the default of a declared parameter."""
     about, default = field.metadata, service_default(field)
-    help = about["help"] + (f", in {about['unit']}" if "unit" in about else "")
-    if "set_by_server" in about:
-        help = f"{help}. Default: set by the service"
     kind = _annotation_of(about)
     if "many" in about:
         limits = Field(min_length=1, max_length=about["many"], fail_fast=True)
         kind = Annotated[list[kind], limits]  # type: ignore[valid-type]
     annotation = kind if default is not None else kind | None
-    return annotation, Field(default, description=f"{help[:1].upper()}{help[1:]}.")
+    return annotation, Field(default, description=_description(field))
+
+
+def _description(field: DeclaredField[Any]) -> str:
+    """Return the description of a declared parameter."""
+    about = field.metadata
+    help = about["help"] + (f", in {about['unit']}" if "unit" in about else "")
+    if "set_by_server" in about:
+        help = f"{help}. Default: set by the service"
+    return f"{help[:1].upper()}{help[1:]}."
 
 
 def _annotation_of(about: Any) -> Any:

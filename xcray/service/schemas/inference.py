@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from xcray.api.options import ThresholdOptions
 from xcray.service.schemas.base import (
     MAX_FILTER_LABELS,
     MAX_LABEL_CHARS,
@@ -14,6 +15,7 @@ from xcray.service.schemas.base import (
     Strict,
     View,
 )
+from xcray.service.schemas.declared import declared_field
 
 MAX_DIMENSION: Final = 2**53
 DEFAULT_TOP_K: Final = 5
@@ -85,6 +87,8 @@ class InferParameters(Strict):
         None, description="One or several label names; set:NAME for the labels of a set."
     )
     deny: LabelName | LabelNames | None = Field(None, description="Same syntax as `allow`.")
+    min_score: float | None = declared_field(ThresholdOptions, "min_score")
+    min_probability: float | None = declared_field(ThresholdOptions, "min_probability")
     deadline_ms: float | None = Field(None, gt=0, le=MAX_MILLISECONDS)
     probabilities: bool = False
     binary_data_output: bool = Field(

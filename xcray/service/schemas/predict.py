@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from xcray.api.options import ThresholdOptions
 from xcray.service.schemas.base import (
     MAX_LABEL_CHARS,
     MAX_MILLISECONDS,
@@ -16,6 +17,7 @@ from xcray.service.schemas.base import (
     Strict,
     Values,
 )
+from xcray.service.schemas.declared import declared_field
 
 
 class Instance(Strict):
@@ -48,6 +50,8 @@ class PredictRequest(Strict):
     deny: Labels | None = Field(
         None, description="These labels are never predicted; same syntax as `allow`."
     )
+    min_score: float | None = declared_field(ThresholdOptions, "min_score")
+    min_probability: float | None = declared_field(ThresholdOptions, "min_probability")
     deadline_ms: float | None = Field(
         None,
         gt=0,

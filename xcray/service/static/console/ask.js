@@ -42,13 +42,14 @@ function Judge({ text, labels, model }) {
 }
 
 const MAX_MODELS = 100;
+const thresholdsOf = (value) => Object.fromEntries(["min_score", "min_probability"].filter(value).map((name) => [name, Number(value(name))]));
 const lines = (text) => (text || "").split("\n").map((line) => line.trim()).filter(Boolean);
 
 // One question; the reply names the version, so that the link and the words are of that version.
 function Answer({ question }) {
   const [label, setLabel] = useState(null);
   const [found, error] = useLoaded(async () => {
-    const body = { instances: [{ text: question.text }], top_k: question.k, certificate: true, ...(question.allow.length && { allow: question.allow }), ...(question.deny.length && { deny: question.deny }), ...(question.probabilities && { probabilities: true }) };
+    const body = { instances: [{ text: question.text }], top_k: question.k, certificate: true, ...(question.allow.length && { allow: question.allow }), ...(question.deny.length && { deny: question.deny }), ...(question.probabilities && { probabilities: true }), ...question.thresholds };
     const begun = performance.now();
     const reply = await change("POST", `/v1/models/${segment(question.model)}:predict`, body);
     return { reply, ms: performance.now() - begun };
@@ -58,13 +59,13 @@ function Answer({ question }) {
   const [why, whyError] = useLoaded(async () => (shown === undefined ? null : change("POST", `/v1/models/${segment(pinned)}:explain`, { instance: { text: question.text }, label: shown, top: 50 })), [pinned, shown, question]);
   if (!found) return error ? html`<${Trouble} error=${error} />` : html`<p role="status">Asking.</p>`;
   const { labels, scores, probabilities, certificate } = found.reply.predictions[0];
-  const link = `#/ask?${new URLSearchParams({ model: pinned, text: question.text, k: question.k, ...(question.probabilities && { p: 1 }), ...(question.allow.length && { allow: question.allow.join("\n") }), ...(question.deny.length && { deny: question.deny.join("\n") }) })}`;
+  const link = `#/ask?${new URLSearchParams({ model: pinned, text: question.text, k: question.k, ...(question.probabilities && { p: 1 }), ...question.thresholds, ...(question.allow.length && { allow: question.allow.join("\n") }), ...(question.deny.length && { deny: question.deny.join("\n") }) })}`;
   const whyNot = (event) => { event.preventDefault(); setLabel(new FormData(event.target).get("label").trim()); };
   const isAnswer = labels.includes(shown);
   return html`<h2>Answer</h2><p role="status">Version ${found.reply.model.version} of ${found.reply.model.name}, ${found.ms.toFixed(0)} ms with the network. ${certificate.exact ? `Proven exact: no other ${question.allow.length || question.deny.length ? "allowed " : ""}label has a larger score.` : "Not proven exact."} <a href=${link}>Link to this question</a></p>
     ${found.reply.warnings?.map((warning) => html`<div class="problem">${warning.message}</div>`)}
     <${Table} caption="Labels" columns=${["label", "score#", ...(probabilities ? ["probability#"] : [])]} rows=${labels.map((name, i) => [
-      html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, scores[i].toFixed(3), ...(probabilities ? [probabilities[i].toFixed(3)] : [])])} empty="No label is allowed." />
+      html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, scores[i].toFixed(3), ...(probabilities ? [probabilities[i].toFixed(3)] : [])])} empty="No label is allowed, or none reaches the least score or probability." />
     <${Judge} key=${`${pinned} ${question.text}`} text=${question.text} labels=${labels} model=${pinned} />
     <form onSubmit=${whyNot} aria-label="Why not"><label>Another label <input name="label" required maxlength="10000" /></label> <button>Why not?</button></form>
     ${shown !== undefined && html`<h2>${isAnswer ? "Why" : "Why not"} ${shown}</h2>`}<${Trouble} error=${whyError} />${why && why.label === shown && html`<${Words} text=${question.text} why=${why} />`}`;
@@ -73,12 +74,12 @@ function Answer({ question }) {
 export function Ask({ query }) {
   const [part, setPart] = useState("");
   const [page, error] = useLoaded(() => get(`/v1/models?limit=${MAX_MODELS}&contains=${segment(part)}`), [part]);
-  const [question, setQuestion] = useState(query.model && query.text ? { model: query.model, text: query.text, k: Number(query.k) || 5, probabilities: Boolean(query.p), allow: lines(query.allow), deny: lines(query.deny) } : null);
+  const [question, setQuestion] = useState(query.model && query.text ? { model: query.model, text: query.text, k: Number(query.k) || 5, probabilities: Boolean(query.p), allow: lines(query.allow), deny: lines(query.deny), thresholds: thresholdsOf((name) => query[name]) } : null);
   const [name, setName] = useState(query.model ?? null);
   const submit = (event) => {
     event.preventDefault();
     const fields = new FormData(event.target);
-    setQuestion({ model: fields.get("model"), text: fields.get("text"), k: Number(fields.get("k")), probabilities: fields.has("probabilities"), allow: lines(fields.get("allow")), deny: lines(fields.get("deny")) });
+    setQuestion({ model: fields.get("model"), text: fields.get("text"), k: Number(fields.get("k")), probabilities: fields.has("probabilities"), allow: lines(fields.get("allow")), deny: lines(fields.get("deny")), thresholds: thresholdsOf((name) => fields.get(name)) });
   };
   if (!page) return html`<h1>Ask</h1><${Trouble} error=${error} />`;
   const names = page.models.filter((model) => model.latest).flatMap((model) => [model.name, ...Object.keys(model.aliases).filter((alias) => alias !== "latest").map((alias) => `${model.name}@${alias}`)]);
@@ -92,9 +93,11 @@ export function Ask({ query }) {
       <${Field} id="ask-model" label="Model"><select id="ask-model" name="model" onChange=${(event) => setName(event.target.value)}>${names.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select><//>
       <${Field} id="k" label="Number of labels"><input id="k" name="k" type="number" min="1" max="100" required defaultValue=${query.k ?? 5} /><//>
       <p><label><input type="checkbox" name="probabilities" defaultChecked=${Boolean(query.p)} /> Probabilities (of models that have them)</label></p></div>
-      <details open=${Boolean(query.allow || query.deny)}><summary>Filters</summary><div class="fields">
+      <details open=${Boolean(query.allow || query.deny || query.min_score || query.min_probability)}><summary>Filters</summary><div class="fields">
         <${Field} id="allow" label="Only these labels" help="One per line; set:NAME for the labels of a label set"><textarea id="allow" name="allow" rows="3">${query.allow ?? ""}</textarea><//>
-        <${Field} id="deny" label="Never these labels" help="In the same form"><textarea id="deny" name="deny" rows="3">${query.deny ?? ""}</textarea><//></div></details>
+        <${Field} id="deny" label="Never these labels" help="In the same form"><textarea id="deny" name="deny" rows="3">${query.deny ?? ""}</textarea><//>
+        <${Field} id="min-score" label="Least score" help="Labels below it are left out"><input id="min-score" name="min_score" type="number" step="any" defaultValue=${query.min_score ?? ""} /><//>
+        <${Field} id="min-probability" label="Least probability" help="Of models that have probabilities"><input id="min-probability" name="min_probability" type="number" min="0" max="1" step="any" defaultValue=${query.min_probability ?? ""} /><//></div></details>
       <${Button} type="submit" class="main" scope="predict">Ask<//></form>
     ${question && html`<${Answer} question=${question} />`}`;
 }
