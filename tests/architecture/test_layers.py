@@ -51,6 +51,31 @@ ONLY = {"client": {"api", "arrays", "errors", "parameters", "storage"}}
 LAZY_PACKAGES = {"xcray", "cli"}
 # Only the Ray workers of training and batch prediction need Ray.
 LAZY_IMPORTS = {("training", "workers"), ("batch", "workers")}
+# What other packages can import of `solvers`; estimators are one solver each.
+SOLVER_MODULES = {
+    "xcray.solvers",
+    *(
+        f"xcray.solvers.{name}"
+        for name in ("contract", "declarations", "parameters", "solved_labels")
+    ),
+}
+# Until trainings have one driver (2026-11) it imports these, too; the list only shrinks.
+SOLVERS_OF_TRAINING = {
+    f"xcray.solvers.{name}"
+    for name in (
+        "least_squares.staged_solvers",
+        "least_squares.stages",
+        "multinomial",
+        "replica",
+        "rotation_contract",
+        "synchronous_contract",
+    )
+}
+# Typing imports that close a cycle between sub-packages (2026-11); the list only shrinks.
+CYCLES = {
+    ("xcray.training.capacity.epoch_resources", "xcray.training.rotation.shard_worker"),
+    ("xcray.training.capacity.epoch_resources", "xcray.training.shards.source"),
+}
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 MAX_FLAT_MODULES = 20
 HEAVY = ("ray", "fastapi", "uvicorn", "sklearn", "matplotlib", "scipy", "numba")
@@ -89,29 +114,39 @@ def offence_of(package: str, statement: Import) -> str | None:
     return f"{package} imports {target}, which is not below it"
 
 
+def solver_offence(package: str, statement: Import) -> str | None:
+    """Return why `package` must not import this module of a solver, or None if it is allowed."""
+    module = statement.module
+    if package in {"solvers", "estimators"} or module.split(".")[:2] != ["xcray", "solvers"]:
+        return None
+    allowed = SOLVER_MODULES | (SOLVERS_OF_TRAINING if package == "training" else set())
+    if module in allowed and f"{module}.{statement.name}" not in modules().keys() - allowed:
+        return None
+    return f"{package} imports {module}, which is a single solver"
+
+
 def upward_imports(imports: Iterable[Import], package: str) -> list[str]:
-    """Return the imports of a file that do not run downward."""
+    """Return the imports of a file that do not run downward, or that name a single solver."""
     return [
         f"line {statement.line}: {reason}"
         for statement in imports
-        if (reason := offence_of(package, statement))
+        if (reason := offence_of(package, statement) or solver_offence(package, statement))
     ]
 
 
 @cache
 def import_graph() -> dict[str, set[str]]:
-    """Return the modules that each module imports, except imports for type checkers."""
+    """Return the modules that each module imports, also for type checkers."""
     known = set(modules())
-    return {
-        name: {
-            imported_module(statement, known)
-            for statement in imports_of(path)
-            if not statement.typing
-        }
+    graph = {
+        name: {imported_module(statement, known) for statement in imports_of(path)}
         - {name, "xcray"}
         for name, path in modules().items()
         if name != "xcray"
     }
+    for name, target in CYCLES:
+        graph[name].discard(target)
+    return graph
 
 
 def units_of(package: str, graph: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
@@ -223,6 +258,10 @@ def test_every_public_name_can_be_loaded() -> None:
         ("client", "from xcray.jobs.job import Job", "may import only"),
         ("jobs", "from .store import Store", "relative"),
         ("jobs", "import xcray.attic", "no layer"),
+        ("workers", "from xcray.solvers.dsmlr import DSMLRSolver", "a single solver"),
+        ("training", "from xcray.solvers import ppdsparse", "a single solver"),
+        ("cli", "def f():\n    from xcray.solvers.memoir.solver import x", "a single solver"),
+        ("jobs", "if TYPE_CHECKING:\n    from xcray.solvers.lbfgs import x", "a single solver"),
     ],
 )
 def test_an_upward_import_is_found(package: str, snippet: str, expected: str) -> None:
@@ -237,6 +276,8 @@ def test_an_upward_import_is_found(package: str, snippet: str, expected: str) ->
         ("cli", "def f():\n    from xcray.training import train"),
         ("jobs", "from xcray.jobs.store.job_store import Store\nfrom xcray import __version__"),
         ("model", "from xcray import plots, errors\nimport numpy"),
+        ("workers", "from xcray.solvers.contract import Solver\nfrom xcray.solvers import SOLVERS"),
+        ("estimators", "from xcray.solvers.ppdsparse import PPDSparseSolver"),
     ],
 )
 def test_a_downward_import_is_accepted(package: str, snippet: str) -> None:

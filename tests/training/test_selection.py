@@ -18,11 +18,12 @@ from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Refused, Stopped
 from xcray.estimators import PPDSparse
 from xcray.service.app import create_app
+from xcray.solvers import SOLVERS, make_solver
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import Progress, TrainSpec, train
 from xcray.training.finished import find_finished
 from xcray.training.run import TrainResult
-from xcray.training.selection.coordinate_search import LADDERS, Selector, is_better, neighbour
+from xcray.training.selection.coordinate_search import Selector, is_better
 from xcray.training.selection.evaluate import Meter
 from xcray.training.selection.held_out import selection_bytes, selection_data
 from xcray.training.selection.measure import parse_measure
@@ -157,7 +158,7 @@ def test_a_job_submitted_over_rest_chooses_too(tiny: Dataset, tmp_path: Path) ->
 def selector_of(tiny: Dataset, params: dict[str, Any] | None = None, **options: Any) -> Selector:
     """Return a selector for the training rows of a data set."""
     data = selection_data(tiny.train.X, tiny.train.Y, None)
-    return Selector(data, params or {}, "P@1+nDCG@5", 1, **options)
+    return Selector("ppdsparse", data, params or {}, "P@1+nDCG@5", 1, **options)
 
 
 def test_a_small_budget_ends_the_search_and_names_what_was_not_tried(tiny: Dataset) -> None:
@@ -190,11 +191,12 @@ def test_the_work_of_a_training_is_estimated_from_below(tiny: Dataset) -> None:
 
 def test_the_search_goes_on_while_the_last_value_of_a_parameter_is_best(tiny: Dataset) -> None:
     given = {"positives": "equal", "lam": 0.01, "positive_weight": 1.0}
-    report = selector_of(tiny, given, budget=1000.0).run().report
+    selector = selector_of(tiny, given, budget=1000.0)
+    report = selector.run().report
     tried = [row["params"]["C"] for row in report["settings"]]
     (best,) = [row["params"] for row in report["settings"] if row["chosen"]]
     for step in (1, -1):
-        other = neighbour(best, "C", step)
+        other = selector.neighbour(best, "C", step)
         assert other is None or other["C"] in tried
 
 
@@ -233,10 +235,18 @@ def test_steps_that_are_smaller_than_their_error_add_up(
     assert selector.run().chosen == {"C": 0.03}
 
 
-def test_every_ladder_holds_the_default() -> None:
-    for name, values in LADDERS.items():
-        assert getattr(PPDSparseSolver(), name) in values
+@pytest.mark.parametrize("name", [name for name in SOLVERS if SOLVERS[name].tuning])
+def test_every_tuned_parameter_begins_at_its_default(name: str) -> None:
+    assert SOLVERS[name].warm_starts
+    make_solver(name, SOLVERS[name].tuning.while_compared)
+    for parameter, values in SOLVERS[name].tuning.values.items():
+        assert getattr(make_solver(name, {}), parameter) in values
         assert len(set(values)) == len(values)
+
+
+def test_a_solver_without_tuning_is_refused(tiny: Dataset) -> None:
+    with pytest.raises(ParameterError, match="not of dismec"):
+        TrainSpec(str(tiny.path), "dismec", auto=DEFAULT_MEASURE)
 
 
 def test_without_time_only_the_first_setting_is_measured(tiny: Dataset, tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ class PPDSparse(LabelByLabelEstimator):
             defaults, params = PPDSparseSolver().as_dict(), solver.as_dict()
             changed = {name: value for name, value in params.items() if value != defaults[name]}
             data = selection_data(X, Y, weights)
-            chosen, self.selection_ = Selector(data, changed, self.auto, self._workers()).run()
+            selector = Selector("ppdsparse", data, changed, self.auto, self._workers())
+            chosen, self.selection_ = selector.run()
             solver = replace(solver, **chosen)
         self.row_norm_ = solver.row_norm
         return super()._train(solver, X, Y, weights)

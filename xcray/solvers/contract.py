@@ -21,6 +21,7 @@ from xcray.solvers.declarations import (
     RecordSchema,
     StoppingRule,
     TaskNeeds,
+    Tuning,
 )
 from xcray.solvers.solved_labels import SolvedLabels
 
@@ -32,7 +33,8 @@ class Solver(Protocol):
     that no run mixes parts of two revisions. link: from scores to probabilities. records: schema of
     the per-label records. exports: what the training publishes. compile_cases: trainings that
     compile all its kernels. baseline: whether it is for comparisons with a paper; others are better
-    for the same problem.
+    for the same problem. tuning: what `--auto` varies; None if it does not choose parameters of
+    this solver, which must be a `WarmStartSolver` otherwise.
     """
 
     revision: ClassVar[int]
@@ -40,6 +42,7 @@ class Solver(Protocol):
     exports: ClassVar[Exports] = "weights"
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (CompileCase(),)
     baseline: ClassVar[bool] = False
+    tuning: ClassVar[Tuning | None] = None
 
     @property
     def link(self) -> Link:

@@ -185,6 +185,17 @@ class ResourceNeeds(NamedTuple):
     sweep_seconds: float = 0.0
 
 
+class Tuning(NamedTuple):
+    """Parameters that a search on held-out rows varies, see `xcray.training.selection`.
+
+    values: of each of them; from its default, a parameter first moves to the right. while_compared:
+    parameters that make a training faster, and good enough to compare settings.
+    """
+
+    values: Mapping[str, tuple[Any, ...]]
+    while_compared: Mapping[str, Any]
+
+
 class CompileCase(NamedTuple):
     """A small training that compiles kernels ahead of time, see `xcray compile-kernels`.
 

@@ -37,6 +37,7 @@ from xcray.solvers.declarations import (
     RecordSchema,
     StoppingRule,
     TaskNeeds,
+    Tuning,
 )
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
@@ -154,6 +155,16 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     )
     # seconds per visit, within factors of 0.5 and 1.4 on five data sets; refined at run time
     cost_rates: ClassVar[tuple[float, ...]] = (5e-9, 1.4e-9, 6e-9)
+    tuning: ClassVar[Tuning | None] = Tuning(
+        {
+            "row_norm": ROW_NORMS,
+            "C": (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001),
+            "positives": ("equal", "propensity"),
+            "lam": (0.001, 0.01, 0.1, 0.3, 1.0),
+            "positive_weight": (1.0, 2.0, 4.0, 8.0),
+        },
+        while_compared={"eps": 0.05},
+    )
 
     lam: float = parameter(0.01, "weight of the l1 norm", low=0.0)
     tau: float = parameter(1.0, "weight of the squared l2 norm", above=0.0)

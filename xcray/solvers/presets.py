@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from xcray.solvers.declarations import CompileCase
+from xcray.solvers.declarations import CompileCase, Tuning
 from xcray.solvers.memoir.solver import MemoirSolver
 from xcray.solvers.parameters import parameter
 from xcray.solvers.pdsparse import PDSparseSolver
@@ -21,6 +21,7 @@ class DiSMECSolver(PPDSparseSolver):
     """
 
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
+    tuning: ClassVar[Tuning | None] = None
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
     prune: float = parameter(
@@ -37,6 +38,7 @@ class L2SVMSolver(PPDSparseSolver):
     """
 
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
+    tuning: ClassVar[Tuning | None] = None
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
     bias_penalty: float = parameter(

@@ -14,8 +14,7 @@ import numpy as np
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import InputError, Stopped
-from xcray.solvers.parameters import make_parameters
-from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers import SOLVERS, make_solver
 from xcray.storage.atomic import read_json, write_json
 from xcray.system.cores import available_cores
 from xcray.telemetry.progress import Progress
@@ -54,7 +53,7 @@ def choose_params(
         "params": dict(spec.params),
         "select": spec.auto,
         "dataset": dataset.content_hash,
-        "revision": PPDSparseSolver.revision,
+        "revision": SOLVERS[spec.solver].revision,
     }
     path = run_dir / RESULT_FILE
     document = read_json(path) if path.exists() else {}
@@ -83,7 +82,7 @@ def check_selection_fits(spec: TrainSpec, dataset: Dataset, run_dir: Path, out: 
             code="NO_POSITIVES",
         )
     labels = frozen(np.arange(dataset.n_labels), np.int32)
-    solver = make_parameters(PPDSparseSolver, spec.params)
+    solver: Any = make_solver(spec.solver, spec.params)
     workers = worker_count(spec)
     needs = estimate(spec, dataset, solver, labels, workers=workers, probe_seconds=0.0)
     driver = max(needs.driver, selection_bytes(train.X.nnz, needs.weights))
@@ -110,6 +109,7 @@ def _select(
 
     train = dataset.train
     selector = Selector(
+        spec.solver,
         selection_data(train.X, train.Y, train.weights),
         spec.params,
         str(spec.auto),

@@ -13,7 +13,7 @@ from typing import Any
 from xcray.api.options import TrainingOptions
 from xcray.errors import ParameterError
 from xcray.parameters import check_parameters
-from xcray.solvers import make_solver
+from xcray.solvers import SOLVERS, make_solver
 from xcray.storage.atomic import check_name
 from xcray.training.selection.measure import parse_measure
 
@@ -48,7 +48,7 @@ class TrainSpec(TrainingOptions):
         check_parameters(self)
         if self.auto is not None:
             parse_measure(self.auto)
-            if self.solver != "ppdsparse":
+            if SOLVERS[self.solver].tuning is None:
                 raise ParameterError(f"auto chooses parameters of ppdsparse, not of {self.solver}")
         object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
         if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):

@@ -1,4 +1,4 @@
-"""Choose row_norm, C, positives, lam and positive_weight of PPDSparse on held-out training rows.
+"""Choose the parameters that a solver declares as its `tuning`, on held-out training rows.
 
 Coordinate search: from the defaults, one parameter after the other moves along its values while the
 measure rises. A move to more weights stays if it gains more than its standard error, a move to
@@ -17,22 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.kernels.row_norm import ROW_NORMS, has_equal_lengths
-from xcray.solvers.parameters import make_parameters
-from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.kernels.row_norm import has_equal_lengths
+from xcray.solvers import SOLVERS, make_solver
 from xcray.training.selection.evaluate import Evaluator, Meter, OutOfBudget
 from xcray.training.selection.held_out import SelectionData
 from xcray.workers.pool import StopFlag
 
-# Values of each parameter. From its default, a parameter first moves to the right.
-LADDERS: Mapping[str, tuple[Any, ...]] = {
-    "row_norm": ROW_NORMS,
-    "C": (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001),
-    "positives": ("equal", "propensity"),
-    "lam": (0.001, 0.01, 0.1, 0.3, 1.0),
-    "positive_weight": (1.0, 2.0, 4.0, 8.0),
-}
-EPS = 0.05  # tolerance of the certificates while settings are compared
 # depend on the machine and the number of workers, or are too long
 NOT_REPORTED = ("folds", "seconds", "core_seconds")
 # Solver work of a selection, in trainings with the starting parameters. Copies of rows, threads and
@@ -49,8 +39,9 @@ class Selection(NamedTuple):
 
 
 class Selector:
-    """Compares settings. params: given parameters, which are not varied. workers: threads.
+    """Compares settings. solver: its name; it declares a `tuning`.
 
+    params: given parameters, which are not varied. workers: threads.
     budget: limit of the work, in trainings with the starting parameters. folder: stores measured
     settings to resume; None to keep nothing. tick: called with the number of the setting and the
     setting as text; its exceptions end the work. is_late: returns whether the time is up; then the
@@ -59,6 +50,7 @@ class Selector:
 
     def __init__(
         self,
+        solver: str,
         data: SelectionData,
         params: Mapping[str, Any],
         select: str,
@@ -70,11 +62,12 @@ class Selector:
         tick: Callable[[int, str], None] = lambda *_: None,
         is_late: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.solver, self.tuning = solver, SOLVERS[solver].tuning
         self.data, self.params, self.select = data, dict(params), select
         self.budget, self.tick = budget, tick
         self.evaluator = Evaluator(
-            "ppdsparse",
-            {**self.params, "eps": EPS},
+            solver,
+            {**self.params, **self.tuning.while_compared},
             data,
             select,
             workers=workers,
@@ -89,9 +82,9 @@ class Selector:
     def run(self) -> Selection:
         """Return the best setting, and what was tried."""
         began = time.process_time()
-        base = make_parameters(PPDSparseSolver, self.params)
+        base = make_solver(self.solver, self.params)
         given = {*self.params, *(() if self._lengths_differ() else ("row_norm",))}
-        start = {name: getattr(base, name) for name in LADDERS if name not in given}
+        start = {name: getattr(base, name) for name in self.tuning.values if name not in given}
         self.best = self._evaluate(start, None)
         training = self.best["work"] / self.data.share
         self.meter.limit = int(self.budget * training)
@@ -141,7 +134,7 @@ class Selector:
         """
         first = last = self.best
         try:
-            while (setting := neighbour(last["params"], name, step)) is not None:
+            while (setting := self.neighbour(last["params"], name, step)) is not None:
                 if repr(setting) in self.results:
                     break
                 result = self._evaluate(setting, last["params"])
@@ -156,8 +149,14 @@ class Selector:
     def _neighbours(self, setting: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the settings next to this one that were not measured."""
         pairs = ((name, step) for name in setting for step in (1, -1))
-        values = [neighbour(setting, name, step) for name, step in pairs]
+        values = [self.neighbour(setting, name, step) for name, step in pairs]
         return [value for value in values if value and repr(value) not in self.results]
+
+    def neighbour(self, setting: Mapping[str, Any], name: str, step: int) -> dict[str, Any] | None:
+        """Return the setting with the next (step 1) or previous (-1) value of `name`, or None."""
+        values = self.tuning.values[name]
+        position = values.index(setting[name]) + step
+        return {**setting, name: values[position]} if 0 <= position < len(values) else None
 
     def _evaluate(self, setting: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
         """Solve and measure a setting, or read its stored result. Raises OutOfBudget."""
@@ -181,11 +180,3 @@ def is_better(result: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
     differences = np.subtract(result["folds"], best["folds"])
     error = differences.std(ddof=1) / np.sqrt(len(differences)) if len(differences) > 1 else 0.0
     return bool(result["value"] - best["value"] > error)
-
-
-def neighbour(setting: Mapping[str, Any], name: str, step: int) -> dict[str, Any] | None:
-    """Return the setting with the next (step 1) or previous (-1) value of a parameter, or None."""
-    position = LADDERS[name].index(setting[name]) + step
-    if not 0 <= position < len(LADDERS[name]):
-        return None
-    return {**setting, name: LADDERS[name][position]}
