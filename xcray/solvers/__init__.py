@@ -16,14 +16,11 @@ from xcray.solvers.parameters import make_parameters
 
 if TYPE_CHECKING:
     from xcray.solvers.contract import IndependentSolver, JointSolver
-    from xcray.solvers.least_squares.staged_solvers import StagesSolver
+    from xcray.solvers.group_contract import GroupSolver
     from xcray.solvers.rotation_contract import RotationSolver
-    from xcray.solvers.synchronous_contract import SynchronousSolver
 
 # a solver of any family; compare `family` to narrow it
-AnySolver: TypeAlias = Union[
-    "IndependentSolver", "JointSolver", "RotationSolver", "SynchronousSolver", "StagesSolver"
-]
+AnySolver: TypeAlias = Union["IndependentSolver", "JointSolver", "RotationSolver", "GroupSolver"]
 
 BUILT_IN: Final = {
     "ppdsparse": "xcray.solvers.ppdsparse:PPDSparseSolver",

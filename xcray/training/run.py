@@ -12,7 +12,7 @@ from xcray.arrays import CSR, Float32, TopK
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import open_verified
 from xcray.errors import Conflict, InputError, Stopped
-from xcray.index.staged import link_of
+from xcray.index.staged import Stage, link_of
 from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
@@ -34,9 +34,8 @@ from xcray.training.report.summary import convergence_warnings, measures_by_freq
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run_lock import lock_run_directory
 from xcray.training.spec import TrainSpec
-from xcray.training.staged import StagedTraining
 from xcray.training.strategies import make_strategy
-from xcray.training.strategy import TrainingContext
+from xcray.training.strategy import StagedResult, TrainingContext
 from xcray.workers.pool import StopFlag
 from xcray.workers.run_metrics import RunMetrics
 from xcray.workers.timeline import balance, read_streams
@@ -136,6 +135,11 @@ class _TrainingRun:
         self.notes: dict[str, Any] = {}
         self.calibration: tuple[Calibration, dict[str, Any]] | None = None
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages of the trained model; none if it has weights of labels."""
+        return () if self.strategy.staged is None else self.strategy.staged.model.stages
+
     def prepare(self, out: Path) -> None:
         """Estimate the resources and refuse a training that cannot fit or be calibrated."""
         if self.spec.calibrate:
@@ -169,8 +173,8 @@ class _TrainingRun:
 
         No step holds all weights in memory.
         """
-        if isinstance(self.strategy, StagedTraining):
-            return self._publish_stages(out, self.strategy)
+        if self.strategy.staged is not None:
+            return self._publish_stages(out, self.strategy.staged)
         budget = merge_budget(self.spec, int(self.parts.lengths.sum()))
         with Staging(
             out,
@@ -202,14 +206,14 @@ class _TrainingRun:
             self._report_phase("PUBLISHING")
             return self._write_model(staging, block._replace(W=index.W), index.W, index.b, measures)
 
-    def _publish_stages(self, out: Path, training: StagedTraining) -> TrainResult:
+    def _publish_stages(self, out: Path, result: StagedResult) -> TrainResult:
         """Evaluate a chain of stages on the held-out part, and publish its directory."""
-        measures = self._measure(training.query)
+        measures = self._measure(result.model.query)
         if self.spec.calibrate:
-            self._calibrate(training.query)
+            self._calibrate(result.model.query)
         self._report_phase("PUBLISHING")
         with Staging(out, marker=self.run_dir / "staged") as staging:
-            return self._write_model(staging, training.block(), None, None, measures)
+            return self._write_model(staging, result.block, None, None, measures)
 
     def _write_model(
         self,
@@ -234,10 +238,10 @@ class _TrainingRun:
             self.dataset.label_names,
             self.dataset.feature_names,
             text=self.dataset.text,
-            link=link_of(self.strategy.stages, self.solver.link),
+            link=link_of(self.stages, self.solver.link),
             calibration=self.calibration,
             row_norm=self.solver.row_norm,
-            stages=self.strategy.stages,
+            stages=self.stages,
         )
         record = TrainingRecord(
             self.spec.solver,
@@ -371,7 +375,7 @@ class _TrainingRun:
         """
         test = self.dataset.test
         actual = {
-            "weights": block.W.nnz + sum(map(n_weights, self.strategy.stages)),
+            "weights": block.W.nnz + sum(map(n_weights, self.stages)),
             "model": sum(path.stat().st_size for path in staged.rglob("*.arrow")),
             "core_seconds": balance_report["core_seconds"],
             "seconds": round(
