@@ -27,8 +27,8 @@ from xcray.measures import f1, predicted_sets
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.group_contract import Round, TrainingRows
 from xcray.solvers.held_out import top_k
-from xcray.solvers.lbfgs import LBFGSSolver
-from xcray.solvers.lc import LCSolver
+from xcray.solvers.lbfgs.solver import LBFGSSolver
+from xcray.solvers.lc.solver import LCSolver
 from xcray.solvers.multinomial import Shard, make_shard, shard_rows, total_weight
 from xcray.solvers.row_operator import RowOperator as Products
 from xcray.solvers.solved_labels import SolvedLabels, concatenate

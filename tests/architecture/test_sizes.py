@@ -29,7 +29,7 @@ LONG_FILES = {
     "service/routes/models.py",
     "solvers/dsmlr.py",
     "solvers/indexed_bcd/label.py",
-    "solvers/lc.py",
+    "solvers/lc/solver.py",
     "solvers/newton.py",
     "solvers/pdsparse.py",
     "solvers/ppdsparse.py",

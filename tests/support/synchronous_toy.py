@@ -10,8 +10,8 @@ import numpy as np
 from tests.naive import multinomial as naive
 from xcray.arrays import csr, pattern
 from xcray.solvers.group_contract import Round, TrainingRows, WorkerCalls
-from xcray.solvers.lbfgs import LBFGSSolver
-from xcray.solvers.lc import LCSolver
+from xcray.solvers.lbfgs.solver import LBFGSSolver
+from xcray.solvers.lc.solver import LCSolver
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState

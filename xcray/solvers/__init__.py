@@ -30,7 +30,7 @@ BUILT_IN: Final = {
     "crammer-singer": "xcray.solvers.presets:CrammerSingerSolver",
     "memoir": "xcray.solvers.memoir.solver:MemoirSolver",
     "dsmlr": "xcray.solvers.dsmlr:DSMLRSolver",
-    "lbfgs": "xcray.solvers.lbfgs:LBFGSSolver",
+    "lbfgs": "xcray.solvers.lbfgs.solver:LBFGSSolver",
     "least-squares": "xcray.solvers.least_squares.solver:LeastSquaresSolver",
     "generalized-least-squares": (
         "xcray.solvers.least_squares.solver:GeneralizedLeastSquaresSolver"
@@ -43,7 +43,7 @@ BUILT_IN: Final = {
     # baselines
     "memoir-paper": "xcray.solvers.presets:MemoirPaperSolver",
     "memoir-scripts": "xcray.solvers.presets:MemoirScriptsSolver",
-    "lc": "xcray.solvers.lc:LCSolver",
+    "lc": "xcray.solvers.lc.solver:LCSolver",
     "block-minimisation": "xcray.solvers.indexed_bcd.baselines:BlockMinimisationSolver",
     "selective-block-minimisation": (
         "xcray.solvers.indexed_bcd.baselines:SelectiveBlockMinimisationSolver"

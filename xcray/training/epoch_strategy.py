@@ -22,7 +22,7 @@ from xcray.storage.arrow import write_table
 from xcray.training.capacity.preflight import worker_count
 from xcray.training.report.summary import label_table, summarize_block
 from xcray.training.spec import TrainSpec
-from xcray.training.strategy import StagedResult, TrainingContext
+from xcray.training.strategy import StagedResult, TrainingContext, TrainingStrategy
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.worker_group import WorkerFactory, WorkerGroup
 
@@ -31,7 +31,7 @@ EPOCHS_FILE: Final = "epochs.arrow"  # in the model's directory: a long history
 CHECKPOINT_FOLDER: Final = "checkpoints"  # in the run directory, for checkpoints
 
 
-class EpochStrategy:
+class EpochStrategy(TrainingStrategy):
     """Base of the strategies of the families "rotation" and "group"."""
 
     staged: StagedResult | None = None

@@ -37,14 +37,14 @@ from xcray.training.solve_labels import (
     solve_labels,
 )
 from xcray.training.spec import TrainSpec
-from xcray.training.strategy import StagedResult, TrainingContext
+from xcray.training.strategy import StagedResult, TrainingContext, TrainingStrategy
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Pool, Result
 from xcray.workers.solver_task import SolverTask, shared_arrays
 from xcray.workers.timeline import Span
 
 
-class IndependentLabels:
+class IndependentLabels(TrainingStrategy):
     """Strategy of the families "independent" and "joint", see `TrainingStrategy`."""
 
     staged: StagedResult | None = None

@@ -12,7 +12,7 @@ from xcray.arrays import CSR, Float32, TopK
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import open_verified
 from xcray.errors import Conflict, InputError, Stopped
-from xcray.index.staged import Stage, link_of
+from xcray.index.staged import link_of
 from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
@@ -135,11 +135,6 @@ class _TrainingRun:
         self.notes: dict[str, Any] = {}
         self.calibration: tuple[Calibration, dict[str, Any]] | None = None
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """Return the stages of the trained model; none if it has weights of labels."""
-        return () if self.strategy.staged is None else self.strategy.staged.model.stages
-
     def prepare(self, out: Path) -> None:
         """Estimate the resources and refuse a training that cannot fit or be calibrated."""
         if self.spec.calibrate:
@@ -227,7 +222,7 @@ class _TrainingRun:
 
         W, b: None for a chain of stages.
         """
-        timeline = read_streams(self.run_dir)
+        timeline, stages = read_streams(self.run_dir), self.strategy.stages
         report = self._make_report(
             block, staging.path, balance(timeline, self.strategy.workers), measures
         )
@@ -238,10 +233,10 @@ class _TrainingRun:
             self.dataset.label_names,
             self.dataset.feature_names,
             text=self.dataset.text,
-            link=link_of(self.stages, self.solver.link),
+            link=link_of(stages, self.solver.link),
             calibration=self.calibration,
             row_norm=self.solver.row_norm,
-            stages=self.stages,
+            stages=stages,
         )
         record = TrainingRecord(
             self.spec.solver,
@@ -375,7 +370,7 @@ class _TrainingRun:
         """
         test = self.dataset.test
         actual = {
-            "weights": block.W.nnz + sum(map(n_weights, self.stages)),
+            "weights": block.W.nnz + sum(map(n_weights, self.strategy.stages)),
             "model": sum(path.stat().st_size for path in staged.rglob("*.arrow")),
             "core_seconds": balance_report["core_seconds"],
             "seconds": round(

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from xcray.arrays import Float64, Int32
 from xcray.data.dataset import Dataset
+from xcray.index.staged import Stage
 from xcray.solvers import AnySolver
 from xcray.solvers.group_contract import StagedModel
 from xcray.solvers.solved_labels import SolvedLabels
@@ -56,6 +57,11 @@ class TrainingStrategy(Protocol):
 
     workers: int
     staged: StagedResult | None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages of `staged`; none if the model has weights of labels."""
+        return () if self.staged is None else self.staged.model.stages
 
     def run_settings(self) -> dict[str, Any]:
         """Return the settings that must not change when the run is resumed; JSON.

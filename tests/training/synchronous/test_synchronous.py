@@ -12,8 +12,8 @@ from tests.support.synchronous_toy import problem, run_program, train
 from xcray.errors import ParameterError, Stopped, Unavailable
 from xcray.solvers.held_out import merge_top_k, top_k
 from xcray.solvers.label_weights import split_ranges
-from xcray.solvers.lbfgs import LBFGSSolver
-from xcray.solvers.lc import LCSolver
+from xcray.solvers.lbfgs.solver import LBFGSSolver
+from xcray.solvers.lc.solver import LCSolver
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.synchronous_calls import MAX_LOSSES_PER_WORKER, SynchronousCalls
 from xcray.workers.timeline import LOST

@@ -10,8 +10,9 @@ import pytest
 from tests.naive import multinomial as naive
 from tests.support.synchronous_toy import problem, train, work_of
 from xcray.errors import Unavailable
-from xcray.solvers import label_weights, lbfgs
-from xcray.solvers.lbfgs import LBFGSSolver
+from xcray.solvers import label_weights
+from xcray.solvers.lbfgs import solver as lbfgs
+from xcray.solvers.lbfgs.solver import LBFGSSolver
 from xcray.solvers.solved_labels import concatenate
 
 LAM = 0.01

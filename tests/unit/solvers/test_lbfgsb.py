@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize, rosen, rosen_der
 
-from xcray.solvers.lbfgsb import EVALUATE, LBFGSB, NEW_POINT, LBFGSBState
+from xcray.solvers.lbfgs.lbfgsb import EVALUATE, LBFGSB, NEW_POINT, LBFGSBState
 
 MEMORY = 5
 

@@ -8,9 +8,10 @@ from scipy.optimize import minimize
 
 from tests.naive import multinomial as naive
 from tests.support.synchronous_toy import problem, train, work_of
-from xcray.solvers import lc, poisson
 from xcray.solvers.label_weights import LabelWeights
-from xcray.solvers.lc import LCSolver
+from xcray.solvers.lc import poisson
+from xcray.solvers.lc import solver as lc
+from xcray.solvers.lc.solver import LCSolver
 
 LAM = 0.05
 

@@ -22,8 +22,8 @@ NEW_POINT, EVALUATE = 1, 3  # task codes of the routine
 class LBFGSBState(NamedTuple):
     """State of the optimiser, changed in place.
 
-    x: (n,) variables; f: (1,), g: (n,): objective and gradient at x. The others are the routine's
-    memory: steps and differences of gradients, and the state of the line search.
+    x: (n,) variables; f, g: objective (1,) and gradient (n,) at x. The others are the history of
+    steps and gradients and the state of the line search.
     """
 
     x: Float64
@@ -39,7 +39,7 @@ class LBFGSBState(NamedTuple):
 
     @classmethod
     def start(cls, x: Float64, memory: int) -> LBFGSBState:
-        """Return the state at the start x; memory: number of steps that are kept."""
+        """Return the state at the start x, with a history of that many steps."""
         n, m = len(x), memory
         return cls(
             x=x,

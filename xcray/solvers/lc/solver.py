@@ -17,7 +17,6 @@ from xcray.arrays import Float64, Int64
 from xcray.errors import Stopped
 from xcray.kernels.sparse import transpose
 from xcray.schedule.calls import ObjectHandle, at_worker
-from xcray.solvers import poisson
 from xcray.solvers.declarations import (
     CompileCase,
     Link,
@@ -37,6 +36,7 @@ from xcray.solvers.group_contract import (
 )
 from xcray.solvers.held_out import HeldOut, PartialTopK, merge_top_k, top_k
 from xcray.solvers.label_weights import RECORDS, LabelWeights, export_weights, split_ranges
+from xcray.solvers.lc import poisson
 from xcray.solvers.multinomial import Shard, cut_share
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.row_operator import RowOperator, warm_up
