@@ -37,7 +37,7 @@ from xcray.training import train
 from xcray.training.report.render import draw_report
 from xcray.training.report.timeline import read_timeline
 from xcray.training.rotation import strategy
-from xcray.workers.local_pool import ThreadPool
+from xcray.workers.local_group import ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import LOST, read_streams
 
@@ -136,7 +136,7 @@ def test_a_training_of_one_task_resumes_from_its_last_checkpoint(
     write: str,
 ) -> None:
     stop, stopped, saved = StopFlag(), threading.Event(), list[Path]()
-    save, stop_pool = getattr(module, write), ThreadPool.stop
+    save, stop_pool = getattr(module, write), ThreadGroup.stop
 
     def write_and_stop(path: Path, *content: Any) -> None:
         save(path, *content)
@@ -146,7 +146,7 @@ def test_a_training_of_one_task_resumes_from_its_last_checkpoint(
             assert stopped.wait(300), "the pool was not stopped while its one task ran"
 
     monkeypatch.setattr(module, write, write_and_stop)
-    monkeypatch.setattr(ThreadPool, "stop", lambda pool: (stop_pool(pool), stopped.set()))
+    monkeypatch.setattr(ThreadGroup, "stop", lambda pool: (stop_pool(pool), stopped.set()))
     spec = spec_of(tiny, solver)
     folders = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
     with often(), pytest.raises(Stopped):

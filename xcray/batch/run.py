@@ -27,7 +27,7 @@ from xcray.storage.run_directory import remove_unused
 from xcray.system.cores import available_cores
 from xcray.telemetry.progress import EMPTY, ROWS_ANSWERED, Progress
 from xcray.workers.driver import run_schedule
-from xcray.workers.local_pool import SerialPool, ThreadPool
+from xcray.workers.local_group import local_pool
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Pool, Result, StopFlag
 from xcray.workers.run_metrics import RunMetrics
@@ -223,11 +223,8 @@ class _BatchRun:
         """Return the pool of the spec."""
         if self.spec.pool == "ray":
             return make_ray_pool(self.spec, self.task, self.workers, self.job)
-        return (
-            SerialPool(self.task, self.state)
-            if self.spec.pool == "serial"
-            else ThreadPool(self.task, self.state, self.workers)
-        )
+        threads = None if self.spec.pool == "serial" else self.workers
+        return local_pool(self.task, self.state, threads)
 
     def commit(self, result: Result) -> None:
         """Make the parts of a task durable."""
