@@ -35,8 +35,6 @@ LONG_FILES = {
     "solvers/ppdsparse.py",
     "training/edit/apply.py",
     "training/rotation/trainer.py",
-    "workers/ray/pool.py",
-    "workers/ray/worker_group.py",
 }
 LONG_FUNCTIONS = {
     "batch/lines.py:plan_lines",

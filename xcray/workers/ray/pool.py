@@ -156,12 +156,12 @@ class RayPool(RayWorkers):
         self._shared: tuple[Any, ...] | None = None
 
     @property
-    def _wanted(self) -> int:
+    def _n_desired(self) -> int:
         """Desired number of workers."""
         return self._desired
 
     @property
-    def _usual(self) -> int:
+    def _n_expected(self) -> int:
         """Number of workers that were started and not lost."""
         return min(self._n_workers, max(1, self._started - self._locations.lost))
 

@@ -238,7 +238,7 @@ def local_ray(
 def patient_start(seconds: float = START_SECONDS) -> Iterator[None]:
     """Give a node of Ray that is started in the block `seconds` to answer, instead of Ray's thirty.
 
-    Ray's limit is not a setting. It is checked when `get_node` has raised RuntimeError.
+    Ray's limit is not a setting. It is checked when a query for the node has raised RuntimeError.
     """
     from ray._private import services  # a test fails if a release of Ray changes it
 

@@ -107,12 +107,12 @@ class RayWorkerGroup(RayWorkers):
         return tuple(worker for worker in self._names if worker in ready)
 
     @property
-    def _wanted(self) -> int:
+    def _n_desired(self) -> int:
         """All initial and joined workers."""
         return max(len(self.available), len(self._initial))
 
     @property
-    def _usual(self) -> int:
+    def _n_expected(self) -> int:
         """All workers."""
         return len(self._names)
 

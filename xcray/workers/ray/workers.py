@@ -110,12 +110,12 @@ class RayWorkers:
         return self._locations.names
 
     @property
-    def _wanted(self) -> int:
+    def _n_desired(self) -> int:
         """Desired number of workers."""
         raise NotImplementedError
 
     @property
-    def _usual(self) -> int:
+    def _n_expected(self) -> int:
         """Number of workers to which the number of lost ones is compared."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class RayWorkers:
             self._cluster.refresh(REFRESH_SECONDS)
         lost = self._locations.lost
         return WorkerStatus(
-            desired=self._wanted,
+            desired=self._n_desired,
             present=len(self.available),
             lost=lost,
             nodes_lost=self._cluster.nodes_lost,
@@ -262,7 +262,7 @@ class RayWorkers:
             return []
         self._locations.mark_lost(worker)
         self._forget(worker)
-        allowed = REPLACEMENTS_PER_WORKER * self._usual
+        allowed = REPLACEMENTS_PER_WORKER * self._n_expected
         if self._locations.crashes > allowed:
             self._cluster.refresh()  # some losses can be of a node that is dead by now
         if self._locations.crashes > allowed:
