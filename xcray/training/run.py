@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 from xcray.arrays import CSR, Float32, TopK
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import open_verified
-from xcray.errors import Conflict, InputError, Stopped
+from xcray.errors import InputError, Stopped
 from xcray.index.staged import link_of
 from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
@@ -32,7 +31,7 @@ from xcray.training.observer import TrainingObserver
 from xcray.training.partial import check_any_finished, partial_summary
 from xcray.training.report.summary import convergence_warnings, measures_by_frequency
 from xcray.training.report.timeline import normalize_timeline
-from xcray.training.run_lock import lock_run_directory
+from xcray.training.run_lock import hold_run_directory
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import make_strategy
 from xcray.training.strategy import StagedResult, TrainingContext
@@ -68,21 +67,13 @@ def train(
     of the names of Ray actors. notes: additional entries of the model's report (JSON). With
     spec.max_seconds the labels with the most training rows are solved first. When the time is up,
     the model is published without the other labels; its manifest, card and report state this.
-    Calling again with the same run_dir and more time solves the rest. exclusive: lock `run_dir`
-    against other trainings. Attempts of jobs do not: their store decides which one publishes, and
-    an attempt can take over from a process that hangs.
-    Raises NotFound, Corrupt, ParameterError, InputError; Conflict (`out` exists, `run_dir` belongs
-    to another run, or another training uses it); Refused (does not fit in memory or on disk, or no
-    label finished in time); Unavailable (no Ray, workers lost); Stopped.
+    Calling again with the same run_dir and more time solves the rest. exclusive: see
+    `hold_run_directory`. Raises NotFound, Corrupt, ParameterError, InputError; Conflict (`out`
+    exists, `run_dir` belongs to another run, or another process uses it); Refused (does not fit in
+    memory or on disk, or no label finished in time); Unavailable (no Ray, workers lost); Stopped.
     """
-    # Checked here as well, so that no work is lost.
-    if Path(out).exists():
-        raise Conflict(
-            f"{Path(out).name} exists already; "
-            "choose another path for the model, remove it first, or use --run-dir"
-        )
     stop = stop or StopFlag()
-    with lock_run_directory(Path(run_dir), stop) if exclusive else contextlib.nullcontext():
+    with hold_run_directory(Path(run_dir), Path(out), stop, exclusive):
         report = progress or (lambda _: None)
         chosen: dict[str, Any] = {}
         if spec.auto:
