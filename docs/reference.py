@@ -59,18 +59,17 @@ PYTHON = {
         for name in (
             "contract",
             "rotation_contract",
-            "group_contract",
+            "synchronous_contract",
             "ppdsparse",
             "pdsparse",
             "memoir.solver",
             "memoir.parameters",
             "indexed_bcd.solver",
             "dsmlr",
-            "lbfgs.solver",
-            "lc.solver",
+            "lbfgs",
+            "lc",
             "least_squares.solver",
             "least_squares.staged_solvers",
-            "least_squares.stages_solver",
         )
     ),
 }

@@ -180,6 +180,32 @@ def test_xc_zero_based_svmlight_and_rows_without_labels(tmp_path, model):
     check_answers(run(tmp_path, model, bare, "c", format="svmlight")[1], model, X)
 
 
+def test_xc_files_of_features_alone_and_with_empty_rows(tmp_path, model):
+    dense = sparse(20).to_scipy().toarray()
+    dense[[3, 4, 19]] = 0
+    X = csr_from(dense)
+    lines = [
+        line[1:].strip() for line in svmlight(X, tmp_path / "in", base=0).read_text().split("\n")
+    ]
+    for name, header, mark in (("a", f"20 {D} 4", " "), ("b", f"20 {D}", "")):
+        rows = "\n".join(mark + line if line else "" for line in lines)
+        path = tmp_path / f"{name}.txt"
+        path.write_text(f"{header}\n{rows}\n\n")
+        check_answers(run(tmp_path, model, path, name, format="xc", part_rows=4)[1], model, X)
+    path.write_text(f"1 {D + 1}\n0:1\n")
+    with pytest.raises(DataError, match=f"{D + 1} features, {D} are expected"):
+        run(tmp_path, model, path, "c", format="xc")
+
+
+def test_lines_of_fasttext_are_texts_without_their_labels(tmp_path, reader):
+    path = tmp_path / "in.txt"
+    path.write_text("__label__a sockets and tables\n\ndates __label__b\n")
+    result = run(tmp_path, reader, path, "a", format="fasttext")[1]
+    check_answers(result, reader, ["sockets and tables", "dates"])
+    with pytest.raises(DataError, match="looks like fastText"):
+        run(tmp_path, reader, path, "b", format="text")
+
+
 def test_json_lines_of_each_form_and_lines_of_text(tmp_path, model, reader):
     X, inputs, path = sparse(20), texts(20), tmp_path / "in.jsonl"
     path.write_text(

@@ -92,7 +92,7 @@ LOCAL = [
     ("data build jsonl rows.jsonl x -o min_df=2", 2, "write text.min_df"),
     ("data build jsonl rows.jsonl x -o max_feature=2", 2, "did you mean 'max_features'"),
     ("data build synthetic x -o synthetic.row=2", 2, "did you mean 'rows'"),
-    ("data build jsonl rows.jsonl x --label-field no", 2, "--text-fields, --label-field"),
+    ("data build jsonl rows.jsonl x --label-field no", 2, "--text-fields and --label-field, or"),
     ("data build jsonl rows.csv x", 2, "hint: FORMAT csv?"),
     ("data build csv rows.csv x --label-field no", 2, "--option header=false and --option columns"),
     ("data build jsonl data x", 2, "data is a directory, not a file"),

@@ -76,6 +76,16 @@ def test_x15_two_files(tmp_path: Path) -> None:
     assert dense(ds) == ([[1, 0, 2, 0], [0, 0, 0, 3], [0, 4, 0, 0]], [[0, 1], [1, 1], [0, 1]])
 
 
+def test_x17_two_files_with_empty_rows(tmp_path: Path) -> None:
+    """Read matrices as pyxclib writes them: values 1.0, and an empty line for an empty row."""
+    ds = two_files(tmp_path, b"4 3\n0:1.0 2:0.5\n\n1:1.0\n\n", b"4 2\n1:1.0\n0:1.0 1:1.0\n\n\n")
+    assert dense(ds) == (
+        [[1, 0, 0.5], [0, 0, 0], [0, 1, 0], [0, 0, 0]],
+        [[0, 1], [1, 1], [0, 0], [0, 0]],
+    )
+    assert warnings_of(ds) == {"rows_without_features": 2, "rows_without_labels": 2}
+
+
 def test_split_file_holds_out_its_rows(tmp_path: Path) -> None:
     (tmp_path / "split.txt").write_bytes(b"3\n1\n")
     split = RowSplit(tmp_path / "split.txt")

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from xcray.parameters import MAX_SECONDS, parameter
 
 # of the input of a batch prediction
-Format: TypeAlias = Literal["parquet", "svmlight", "xc", "jsonl", "csv", "tsv", "text"]
+Format: TypeAlias = Literal["parquet", "svmlight", "xc", "jsonl", "csv", "tsv", "fasttext", "text"]
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 POOLS: Final = ("serial", "threads", "ray")
 DEFAULT_MEASURE: Final = "P@1+nDCG@5"
@@ -175,7 +175,14 @@ class ReadingOptions:
         "jsonl, csv, tsv, parquet: fields that form the text, separated by commas; default: text",
         kind=str,
     )
-    label_field: str | None = parameter(None, "field with the labels; default: labels", kind=str)
+    label_field: str | None = parameter(
+        None, "field with the labels; of objects: subjects.uri; default: labels", kind=str
+    )
+    label_columns: str | None = parameter(
+        None,
+        "columns of 0 and 1, one per label, in place of one field: a,b or first:last or prefix*",
+        kind=str,
+    )
     label_separator: str | None = parameter(
         None, "separator of labels in one field; default: |", kind=str
     )

@@ -26,15 +26,17 @@ from xcray.batch.tables import DELIMITERS, row_error, write_json_lines
 from xcray.data.readers.blocks import BOM, OPENERS, LineBlock, Source
 from xcray.data.readers.columns import dense_rows, sparse_rows
 from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.labels import has_half_surrogate
 from xcray.data.readers.lines import TextLine
 from xcray.data.readers.options import ReadOptions
-from xcray.data.readers.records import has_half_surrogate, json_object
-from xcray.data.readers.svmlight import BlockReader, check_svmlight
+from xcray.data.readers.records import json_object, split_fasttext
+from xcray.data.readers.svmlight import BlockReader
 from xcray.data.readers.svmlight_line import LineParser
 from xcray.data.readers.xc import parse_header
 from xcray.errors import DataError
 from xcray.kernels.parse import LineBounds
 
+TEXT_FORMATS: Final = ("jsonl", "fasttext", "text")
 ROWS_PER_OFFSET: Final = 1024  # rows between two possible chunk starts
 MAX_CHUNK_BYTES: Final = 64 << 20  # approximate
 # Recorded chunk starts of 24 bytes: enough for a terabyte of text, or for the smallest parts.
@@ -43,7 +45,9 @@ BLANK_LINES: Final = {
     "svmlight": re.compile(rb"[ \t\r]*(?:\n|\Z|#)"),
     "jsonl": re.compile(rb"[ \t\r]*(?:\n|\Z)"),
 }
-BLANK_LINES["xc"] = BLANK_LINES["svmlight"]
+# a blank line is a row without features
+BLANK_LINES["fasttext"] = BLANK_LINES["jsonl"]
+BLANK_LINES["xc"] = re.compile(rb"[ \t\r]*#")
 # First bytes of lines that are possibly not rows.
 DOUBTFUL_BYTES: Final = np.frombuffer(b"\n\r \t#", np.uint8)
 
@@ -121,13 +125,18 @@ def plan_lines(
         else []
     )
     read_path = unpack_path if is_table else path
-    source = Source(read_path, _read_options(spec, width), text=format in ("jsonl", "text"))
+    source = Source(
+        read_path,
+        _read_options(spec, width),
+        text=format in TEXT_FORMATS,
+        format=None if is_table else format,
+    )
     is_packed = path.suffix.lower() in OPENERS
     source.name = path.stem if is_table and is_packed else path.name
     compressed = is_packed and not is_table
     offsets, schema, header_rows = (
         _ChunkOffsets(0, 1, spec.part_rows or ROWS_PER_OFFSET),
-        RowSchema(TEXT if format == "text" else SPARSE),
+        RowSchema(SPARSE if format in ("svmlight", "xc") else TEXT),
         None,
     )
     if header:
@@ -138,16 +147,18 @@ def plan_lines(
             tick()
             start = 0
             if block.line == 1 and format == "xc":
-                header_rows, start = _parse_xc_header(source, block)
+                (header_rows, *widths), start = _parse_xc_header(source, block)
+                schema = schema._replace(has_labels=len(widths) > 1)
                 offsets = _ChunkOffsets(start, 2, offsets.grain)
-            elif block.line == 1 and format == "svmlight":
-                check_svmlight(source, block.data)
             lines = _find_row_lines(block, format, start)
+            if header_rows is not None:
+                lines = _without_blank_end(block, lines, max(0, header_rows - n_rows))
             if not n_rows and len(lines.starts) and format == "jsonl" and not is_table:
                 schema = _infer_json_schema(source, block, lines, spec, text_fields)
             _add_offsets(offsets, n_rows, block, lines)
             n_rows += len(lines.starts)
-            end = block.offset + len(block.data)
+            if len(lines.starts):
+                end = block.offset + min(int(lines.stops[-1]) + 1, len(block.data))
             _write_spool(spool, block.data)
     if not n_rows:
         raise source.error(
@@ -189,7 +200,7 @@ def read_lines(
         handle.seek(file.base + chunk.offset)
         data = handle.read(chunk.n_bytes)
     source = _ChunkSource(
-        file.name, _read_options(spec, width), text=line_format(spec) in ("jsonl", "text")
+        file.name, _read_options(spec, width), text=line_format(spec) in TEXT_FORMATS
     )
     block = LineBlock(data, chunk.line, chunk.offset, data.endswith(b"\n"))
     collector = _LineErrorCollector(tally.max_errors, tally.skip_bad)
@@ -197,13 +208,13 @@ def read_lines(
     rows: Any
     with collector.reading():
         if spec.format in ("svmlight", "xc"):
-            rows = _parse_features(source, block, spec, width, collector)
+            rows = _parse_features(source, block, spec, plan.schema, len(lines.starts), collector)
         elif line_format(spec) == "jsonl":
             is_table = spec.format in DELIMITERS
             rows = _parse_json_rows(source, block, lines, plan.schema, width, is_table, collector)
         else:
             rows = [
-                text
+                split_fasttext(text)[0] if spec.format == "fasttext" else text
                 for i in range(len(lines.starts))
                 if (text := _decode_line(source, block, lines, i, collector)) is not None
             ]
@@ -236,10 +247,22 @@ def _read_options(spec: BatchPredictSpec, width: int) -> ReadOptions:
     return ReadOptions(zero_based=spec.zero_based, n_features=width)
 
 
-def _parse_xc_header(source: Source, block: LineBlock) -> tuple[int, int]:
-    """Return the number of rows in an XC header, and the position of its end."""
+def _parse_xc_header(source: Source, block: LineBlock) -> tuple[tuple[int, ...], int]:
+    """Return the numbers in an XC header, and the position of its end.
+
+    Features alone, whose labels are in another file, have a header of two numbers.
+    """
     first, feed, _ = block.data.partition(b"\n")
-    return parse_header(source, first.removesuffix(b"\r"))[0], len(first) + len(feed)
+    content = "features" if len(first.split()) == 2 else "rows"
+    return parse_header(source, first.removesuffix(b"\r"), content), len(first) + len(feed)
+
+
+def _without_blank_end(block: LineBlock, lines: _RowLines, n_rows: int) -> _RowLines:
+    """Return the first lines, which are the rows that a header gives, if the others are blank."""
+    starts, stops = lines.starts[n_rows:].tolist(), lines.stops[n_rows:].tolist()
+    if any(block.data[start:stop].strip() for start, stop in zip(starts, stops, strict=True)):
+        return lines
+    return _RowLines(*(each[:n_rows] for each in lines))
 
 
 def _find_row_lines(block: LineBlock, format: str, start: int) -> _RowLines:
@@ -326,15 +349,24 @@ def _write_spool(spool: IO[bytes] | None, data: bytes) -> None:
 
 
 def _parse_features(
-    source: Source, block: LineBlock, spec: BatchPredictSpec, width: int, tally: ErrorCollector
+    source: Source,
+    block: LineBlock,
+    spec: BatchPredictSpec,
+    schema: RowSchema,
+    n_rows: int,
+    tally: ErrorCollector,
 ) -> CSR:
     """Return the rows of svmlight lines, as wide as the model; their labels are ignored."""
-    xc = spec.format == "xc"
+    xc, width = spec.format == "xc", int(source.options.n_features or 0)
     base = 0 if spec.zero_based or xc else 1
     bounds = LineBounds(
-        base=base, n_features=width, n_labels=source.options.max_labels, labels=True
+        base=base,
+        n_features=width,
+        n_labels=source.options.max_labels,
+        labels=schema.has_labels,
     )
-    reader = BlockReader(source, LineParser(source, bounds, tally, xc=xc), tally)
+    parser = LineParser(source, bounds, tally, xc=xc)
+    reader = BlockReader(source, parser, tally, expected=n_rows if xc else None)
     matrices = [X for X, _ in reader.read(block)]
     return (
         csr(matrices[0].indptr, matrices[0].indices, matrices[0].data, width)

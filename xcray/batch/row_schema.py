@@ -25,7 +25,8 @@ class RowBatch(NamedTuple):
 class RowSchema(NamedTuple):
     """Columns of the rows.
 
-    kind: TEXT, SPARSE or DENSE. text, indices, values, id: names of the columns. id_type: Arrow
+    kind: TEXT, SPARSE or DENSE. has_labels: whether lines of svmlight or XC begin with labels.
+    text, indices, values, id: names of the columns. id_type: Arrow
     type of the id column.
     """
 
@@ -35,6 +36,7 @@ class RowSchema(NamedTuple):
     values: str = ""
     id: str | None = None
     id_type: str = "int64"
+    has_labels: bool = True
 
     @property
     def columns(self) -> list[str]:

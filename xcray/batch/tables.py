@@ -49,7 +49,7 @@ def write_json_lines(
     delimiter: None for that of the format. tick: called regularly. Returns the names of the header,
     none for an empty file. Raises NotFound; DataError if a file cannot be split into rows.
     """
-    source = Source(path, ReadOptions(), text=True)
+    source = Source(path, ReadOptions(), text=True, format=format)
     header: list[str] | None = None
     with open(out, "w", encoding="utf-8", newline="\n") as target:
         writer = _LineWriter(target)

@@ -66,7 +66,7 @@ class Datasets(Resource):
         test: str | Path | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> DatasetView:
-        """Upload a file (svmlight, xc, jsonl, csv or tsv) and build a data set from it.
+        """Upload a file (svmlight, xc, jsonl, csv, tsv or fasttext) and build a data set from it.
 
         test: a file of held-out rows. Returns while the data set is BUILDING; see `wait`.
         """
@@ -212,8 +212,8 @@ class Jobs(Resource):
     ) -> JobView:
         """Submit a batch prediction of an uploaded file, or of a path on the server.
 
-        model: name, name@alias or name:version. format: parquet, svmlight, xc, jsonl, csv, tsv or
-        text. path: below a folder that the operator allows.
+        model: name, name@alias or name:version. format: parquet, svmlight, xc, jsonl, csv, tsv,
+        fasttext or text. path: below a folder that the operator allows.
         """
         if (file is None) == (path is None):
             raise InputError("give either a file to upload or a path on the server", code="INPUT")

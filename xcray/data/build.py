@@ -37,6 +37,7 @@ FORMATS = (
     "jsonl",
     "csv",
     "tsv",
+    "fasttext",
     "parquet",
     "npz",
     "npy",
@@ -58,7 +59,7 @@ class BuildOptions:
     test_rows_file: file of row numbers from 1 (a split file of the XC repository) to hold out
     instead.
     label_names_file: one label name per line, in the order of the ids. For text, other labels
-    are errors.
+    are errors; whole numbers are ids, if no name is a whole number or with `label_ids`.
     text: tf-idf parameters; None takes the defaults of the format. synthetic: parameters of the
     generator.
     like: a model or data set directory whose features the new data set must have. Text goes
@@ -209,11 +210,11 @@ def _matrix_files(
     writer: DatasetWriter,
     options: BuildOptions,
     names: LabelNames | None,
-    named_labels: bool = False,
+    numbers: Mapping[str, int] | None = None,
 ) -> Dataset:
     """Build from svmlight, XC, NumPy, or Parquet with features.
 
-    named_labels: labels in the files are names, not ids.
+    numbers: ids of the labels in the files, if they are names.
     """
     split = _split(options, "test" in sources, 0.0)
     read = options.read
@@ -225,11 +226,6 @@ def _matrix_files(
         if format == "svmlight":
             zero_based = reads_zero_based(read.zero_based, like.first_index)
             read = replace(read, zero_based=zero_based)
-    numbers = (
-        {name: k for k, name in enumerate(names.names)}
-        if names is not None and named_labels
-        else None
-    )
     collectors = build_matrices(format, sources, writer, read, split, numbers)
     options = replace(options, read=replace(options.read, zero_based=read.zero_based))
     provenance = _provenance(format, sources, options, collectors)
@@ -245,7 +241,7 @@ def _text_files(
     options: BuildOptions,
     names: LabelNames | None,
 ) -> Dataset:
-    """Build from JSON lines, CSV, TSV, or Parquet with texts."""
+    """Build from JSON lines, CSV, TSV, fastText, or Parquet with texts."""
     split = _hash_split(options, "test" in sources, 0.0)
     collectors = {
         part: ErrorCollector(options.read.max_errors, options.read.skip_bad)
@@ -259,7 +255,14 @@ def _text_files(
     }
     features = _text_features(options, TextParams())
     unpublished = build_documents(
-        streams["train"], streams.get("test"), writer, features, split, names, collectors
+        streams["train"],
+        streams.get("test"),
+        writer,
+        features,
+        split,
+        names,
+        collectors,
+        label_ids=options.read.label_ids,
     )
     return unpublished.publish(_provenance(format, sources, options, collectors))
 
@@ -292,7 +295,11 @@ def _parquet_files(
             )
     if layout.text:
         return _text_files(format, sources, writer, options, names)
-    if layout.named_labels and names is None:
+    if not layout.named_labels:
+        return _matrix_files(format, sources, writer, options, names)
+    if names is not None:
+        numbers = names.ids(options.read.label_ids)
+    else:
         names = LabelNames(label_names(sources["train"], options.read), Path(sources["train"]).name)
         if not names.names:
             raise DataError(
@@ -301,7 +308,8 @@ def _parquet_files(
                 file=names.file,
                 hint="give at least one row a label",
             )
-    return _matrix_files(format, sources, writer, options, names, layout.named_labels)
+        numbers = {name: k for k, name in enumerate(names.names)}
+    return _matrix_files(format, sources, writer, options, names, numbers)
 
 
 def _pydocs(
@@ -393,6 +401,7 @@ BUILDERS: dict[str, Builder] = {
     "jsonl": _text_files,
     "csv": _text_files,
     "tsv": _text_files,
+    "fasttext": _text_files,
     "parquet": _parquet_files,
     "npz": _matrix_files,
     "npy": _matrix_files,

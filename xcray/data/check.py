@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from xcray.data.data_warnings import SAMPLE_NAMES, separator_warning
+from xcray.data.data_warnings import SAMPLE_NAMES, label_warning
 from xcray.data.matrices import READERS
 from xcray.data.readers.blocks import Source
 from xcray.data.readers.error_log import DataErrors, ErrorCollector
@@ -54,8 +54,8 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
     """Read the whole file as training data and return a report.
 
     All bad lines are counted; the first `max_errors` are kept. format: svmlight, xc, jsonl,
-    csv, tsv, parquet, npz or npy. Raises NotFound if there is no file, ParameterError for another
-    format.
+    csv, tsv, fasttext, parquet, npz or npy. Raises NotFound if there is no file, ParameterError for
+    another format.
     """
     options = replace(options or ReadOptions(), skip_bad=False)
     if format not in READERS and format not in TEXT_FORMATS:
@@ -91,7 +91,7 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
         and (everywhere := sum(count == collector.n_rows for count in counts.values()))
     ):
         warnings["labels_in_every_row"] = everywhere
-    warning = separator_warning(list(islice(counts, SAMPLE_NAMES))) if text else None
+    warning = label_warning(list(islice(counts, SAMPLE_NAMES))) if text else None
     return CheckReport(
         rows=collector.n_rows,
         features=None if text else collector.n_features,

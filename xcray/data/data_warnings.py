@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from xcray.data.dataset import Dataset
 from xcray.data.feature_scales import feature_scales, mean_squares
+from xcray.data.readers.labels import split_labels
+from xcray.errors import excerpt
 from xcray.kernels.fingerprint import fingerprints
 
 SEPARATORS: Final = (",", ";", "|", "\t", "/", " ")
@@ -33,34 +36,77 @@ class DataWarning(NamedTuple):
 def data_warnings(data: Dataset, copies: bool = True) -> list[dict[str, Any]]:
     """Return the warnings about a data set as dictionaries with code and message.
 
-    LABEL_SEPARATOR: label names look like lists of labels. UNSEEN_LABELS: most test labels do not
-    occur in training. LARGE_FEATURES: features whose values hide all others. EMPTY_ROWS: rows
-    without features, which the bias alone answers. UNKNOWN_WORDS: test texts have far fewer
-    features than training texts. COPIED_ROWS: test rows that equal training rows in all features
-    (one pass over all features; not if `copies` is False).
+    LABEL_SEPARATOR, LABEL_BRACKETS: label names look like lists of labels. UNSEEN_LABELS: most
+    test labels do not occur in training. LARGE_FEATURES: features whose values hide all others.
+    EMPTY_ROWS: rows without features, which the bias alone answers. UNKNOWN_WORDS: test texts have
+    far fewer features than training texts. COPIED_ROWS: test rows that equal training rows in all
+    features (one pass over all features; not if `copies` is False).
     """
     names = data.label_names.slice(0, SAMPLE_NAMES).to_pylist()
-    warnings = [separator_warning(names), _unseen_labels(data), _large_features(data)]
+    warnings = [label_warning(names), _unseen_labels(data), _large_features(data)]
     warnings += [_empty_rows(data, part) for part in data.splits]
     warnings += [_unknown_words(data)]
     warnings += [_copied_rows(data)] if copies else []
     return [each._asdict() for each in warnings if each is not None]
 
 
+def label_warning(names: Sequence[str]) -> DataWarning | None:
+    """Return a warning if label names look like lists of labels."""
+    return separator_warning(names) or _bracket_warning(names)
+
+
 def separator_warning(names: Sequence[str]) -> DataWarning | None:
-    """Return a warning if many label names contain a separator and share most of their parts."""
-    for separator in SEPARATORS:
+    """Return a warning if many label names contain a separator and share most of their parts.
+
+    The separator named in it gives the fewest labels, and no empty one.
+    """
+    found = [each for each in map(partial(_Separated.read, names), SEPARATORS) if each is not None]
+    if not found:
+        return None
+    separator, joined, parts = min(found, key=lambda each: each.parts)
+    return DataWarning(
+        "LABEL_SEPARATOR",
+        f"{joined:,} of {len(names):,} label names contain {separator!r} and have only "
+        f"{parts:,} different parts: if each part is a label, build the data set with "
+        f"--label-separator {separator!r} (label_separator)",
+    )
+
+
+class _Separated(NamedTuple):
+    """Label names split by a separator: how many contain it, and their different parts."""
+
+    separator: str
+    joined: int
+    parts: int
+
+    @classmethod
+    def read(cls, names: Sequence[str], separator: str) -> _Separated | None:
+        """Split names as the readers do; None if they look like single labels, or are invalid."""
         joined = sum(separator in name.strip() for name in names)
-        parts = {part.strip() for name in names for part in name.split(separator)}
+        labels = [label for name in names for label in split_labels(name, separator)[0]]
+        parts = {str(label).strip() for label in labels}
         limit = PARTS_SHARE.get(separator, DEFAULT_PARTS_SHARE)
-        if joined >= SEPARATED_SHARE * len(names) > 0 and len(parts) <= limit * len(names):
-            return DataWarning(
-                "LABEL_SEPARATOR",
-                f"{joined:,} of {len(names):,} label names contain {separator!r} and have only "
-                f"{len(parts):,} different parts: if each part is a label, build the data set with "
-                f"--label-separator {separator!r} (label_separator)",
-            )
-    return None
+        if joined < SEPARATED_SHARE * len(names) or len(parts) > limit * len(names):
+            return None
+        others = tuple(mark for mark in SEPARATORS if mark != separator)
+        # "a, b" split by blanks leaves "a,"
+        is_rest = separator == " " and any(part.endswith(others) for part in parts)
+        if not parts or "" in parts or is_rest:
+            return None
+        return cls(separator, joined, len(parts))
+
+
+def _bracket_warning(names: Sequence[str]) -> DataWarning | None:
+    """Return a warning if many label names are in brackets, as lists written in another way."""
+    inside = [name for name in names if name[:1] + name[-1:] in ("[]", "()", "{}")]
+    if not inside or len(inside) < SEPARATED_SHARE * len(names):
+        return None
+    return DataWarning(
+        "LABEL_BRACKETS",
+        f"{len(inside):,} of {len(names):,} label names are in brackets, such as "
+        f"{excerpt(inside[0])!r}: if they are lists of labels, write them as JSON, or with a "
+        "separator (--label-separator)",
+    )
 
 
 def _unseen_labels(data: Dataset) -> DataWarning | None:

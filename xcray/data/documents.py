@@ -18,7 +18,7 @@ from xcray.arrays import Pattern, pattern
 from xcray.data.dataset import Dataset
 from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.error_log import ErrorCollector
-from xcray.data.readers.label_names import LabelNames, label_order
+from xcray.data.readers.label_names import LabelNames, label_order, unknown_label_hint
 from xcray.data.readers.records import Record
 from xcray.data.splits import HashSplit
 from xcray.data.text.pipeline import TextPipeline
@@ -54,13 +54,15 @@ def build_documents(
     split: HashSplit,
     names: LabelNames | None,
     collectors: Mapping[str, ErrorCollector],
+    *,
+    label_ids: bool = False,
 ) -> UnpublishedDataset:
     """Write both parts of a data set of documents.
 
     features: parameters of a pipeline to fit on the training part alone, or a fitted pipeline.
-    Raises errors as `build`.
+    label_ids: whether labels are positions in the names file. Raises errors as `build`.
     """
-    labels, spool = _LabelNumbering(names), _Spool(writer.staged / "held_out.jsonl")
+    labels, spool = _LabelNumbering(names, label_ids), _Spool(writer.staged / "held_out.jsonl")
     collector = collectors["train"]
 
     def texts() -> Iterator[str]:
@@ -89,7 +91,6 @@ def build_documents(
     collector.warnings["rows_without_features"] += int(np.count_nonzero(np.diff(X.indptr) == 0))
     writer.add("train", X, Y)
     writer.set_widths(X.n_cols, Y.n_cols)
-    ids = {name: k for k, name in enumerate(ordered)}
     for held_out, part_collector in (
         (spool.records(), collector),
         (test, collectors.get("test", collector)),
@@ -99,7 +100,9 @@ def build_documents(
             part_collector.warnings["test_rows_without_features"] += int(
                 np.count_nonzero(np.diff(rows.indptr) == 0)
             )
-            writer.add("test", rows, _known_labels(batch, ids, part_collector))
+            writer.add(
+                "test", rows, _known_labels(batch, labels.number, len(ordered), part_collector)
+            )
     spool.path.unlink(missing_ok=True)
     return UnpublishedDataset(writer, pipeline, ordered)
 
@@ -107,9 +110,9 @@ def build_documents(
 class _LabelNumbering:
     """Label numbers of the training part, in order of occurrence or as a names file gives them."""
 
-    def __init__(self, names: LabelNames | None) -> None:
+    def __init__(self, names: LabelNames | None, label_ids: bool) -> None:
         self.names = names
-        self.number = {} if names is None else {name: k for k, name in enumerate(names.names)}
+        self.number = {} if names is None else names.ids(label_ids)
         self.ids = array("i")
         self.starts = array("q", [0])
 
@@ -126,13 +129,15 @@ class _LabelNumbering:
             line=record.line,
             row=record.row,
             value=label,
-            hint="add it to that file",
+            hint=unknown_label_hint(label, self.names),
         )
 
     def add(self, record: Record) -> None:
         """Append the label set of one document."""
-        for label in record.labels:
-            self.ids.append(self.number.setdefault(label, len(self.number)))
+        for k in dict.fromkeys(
+            self.number.setdefault(label, len(self.number)) for label in record.labels
+        ):
+            self.ids.append(k)
         self.starts.append(len(self.ids))
 
     def finish(self) -> tuple[list[str], Pattern]:
@@ -141,12 +146,14 @@ class _LabelNumbering:
         The order is that of the names file. Without one, names are sorted, and whole
         numbers come first by value.
         """
-        names = list(self.number)
+        starts, ids = np.array(self.starts, np.int64), np.array(self.ids, np.int32)
         if self.names is None:
-            names.sort(key=label_order)
-        place = {name: k for k, name in enumerate(names)}
-        new = np.array([place[name] for name in self.number], np.int32)
-        starts, ids = np.array(self.starts, np.int64), new[np.array(self.ids, np.int64)]
+            names = sorted(self.number, key=label_order)
+            place = {name: k for k, name in enumerate(names)}
+            ids = np.array([place[name] for name in self.number], np.int32)[ids]
+            self.number = place
+        else:
+            names = self.names.names
         row_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         return names, pattern(starts, ids[np.lexsort((ids, row_of))], len(names))
 
@@ -187,15 +194,15 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 def _known_labels(
-    batch: list[Record], ids: Mapping[str, int], collector: ErrorCollector
+    batch: list[Record], ids: Mapping[str, int], n_labels: int, collector: ErrorCollector
 ) -> Pattern:
     """Return label sets of test documents.
 
     Labels that do not occur in training are left out and counted.
     """
-    rows = [sorted(ids[label] for label in record.labels if label in ids) for record in batch]
-    collector.warnings["labels_unseen_in_train"] += sum(len(r.labels) for r in batch) - sum(
-        map(len, rows)
+    rows = [sorted({ids[label] for label in record.labels if label in ids}) for record in batch]
+    collector.warnings["labels_unseen_in_train"] += sum(
+        label not in ids for record in batch for label in record.labels
     )
     starts = np.cumsum([0, *map(len, rows)])
-    return pattern(starts, np.array([k for row in rows for k in row], np.int32), len(ids))
+    return pattern(starts, np.array([k for row in rows for k in row], np.int32), n_labels)

@@ -33,7 +33,8 @@ def build_from_tables(
 ) -> Dataset:
     """Build the data set `target` from one table, or two, batch by batch.
 
-    train, test: tables with `text`, or `values` with or without `indices`, and with `labels`. A
+    train, test: tables with `text`, or `values` with or without `indices`, and with `labels` or
+    `label_columns`. A
     Hugging Face `Dataset` is given as `dataset.with_format("arrow")[:]`. Rows of errors are counted
     from 0. The rows pass through temporary Parquet files next to `target`. Raises InputError for
     another object, and as `build`.
@@ -89,4 +90,6 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
         return pa.large_string()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.large_list(_stored_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(each.name, _stored_type(each.type)) for each in kind])
     return kind

@@ -151,6 +151,33 @@ def test_the_columns_of_a_file_are_chosen_from_its_first_rows(
     }
 
 
+def test_labels_of_a_file_are_objects_or_columns_of_0_and_1(
+    live: Live, pages: Browsing | None, tmp_path: Path
+) -> None:
+    if pages is None:
+        return
+    objects = [{"text": f"about {w}", "subjects": [{"uri": f"u:{w}"}]} for w in WORDS]
+    (tmp_path / "objects.jsonl").write_text("\n".join(map(json.dumps, objects)))
+    (tmp_path / "matrix.csv").write_text("text,a,b\nabout a,1,0\nabout b,0,1\n")
+    for name, choose in (
+        (
+            "objects.jsonl",
+            lambda page: page.get_by_label("Label column").select_option("subjects.uri"),
+        ),
+        ("matrix.csv", lambda page: page.get_by_label("Columns of 0 and 1").fill("a:b")),
+    ):
+        page = pages.open("/#/datasets", key=live.keys["submit"])
+        page.get_by_label("File").set_input_files(tmp_path / name)
+        page.get_by_label("First rows").wait_for()
+        choose(page)
+        page.get_by_label("Share of rows held out").fill("0")
+        page.get_by_role("button", name="Upload").click()
+        page.get_by_text("Status: READY").wait_for()
+    rows = live.http.get("/v1/datasets").json()["datasets"]
+    found = {each["name"]: each["stats"].get("n_labels") for each in rows}
+    assert (found["objects"], found["matrix"]) == (3, 2)
+
+
 def test_errors_of_an_upload_name_the_fields_of_the_form(
     live: Live, pages: Browsing | None, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from xcray.data.build import BuildOptions
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 PATHS = ("labels_file", "label_names_file", "test_rows_file")
 CLOSED = {*PATHS, "expected_bytes", "expected_sha256"}  # not accepted over HTTP
 
@@ -90,6 +91,7 @@ SUFFIXES: Mapping[str, str] = {
     "csv": "csv",
     "tsv": "tsv",
     "jsonl": "jsonl",
+    "fasttext": "txt",
     "parquet": "parquet",
     "npz": "npz",
 }

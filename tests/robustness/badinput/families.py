@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tests.robustness.badinput import json_lines, numpy_arrays, parquet, svmlight, tables, xc
+from tests.robustness.badinput import (
+    fasttext,
+    json_lines,
+    numpy_arrays,
+    parquet,
+    svmlight,
+    tables,
+    xc,
+)
 
 FAMILIES = {
     "svmlight": svmlight,
@@ -10,5 +18,6 @@ FAMILIES = {
     "parquet": parquet,
     "csv": tables,
     "jsonl": json_lines,
+    "fasttext": fasttext,
     "npz": numpy_arrays,
 }

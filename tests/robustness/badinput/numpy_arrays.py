@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.robustness.badinput.case import Bad, Good
+from tests.robustness.badinput.case import LFS, Bad, Good
 
 X, Y = [[1, 0, 2], [0, 3, 0]], [[1, 0], [0, 1]]
 ROWS = np.array(X, np.float32)
@@ -55,6 +55,8 @@ def flipped() -> bytes:
 
 BAD = [
     Bad("N1", b"1 1:1\n", "NPY_INVALID", says="not a file of numpy.savez"),
+    Bad("N1-lfs", LFS, "NPY_INVALID", says="Git LFS", hint="git lfs pull"),
+    Bad("N1-npy", one(ROWS), "NPY_INVALID", hint="format=npy"),
     Bad("N2", saved(X=ROWS), "NPY_SHAPE", says="no array X or y"),
     Bad("N3", packed(X=b"1 1:1\n", y=one(CLASSES)), "NPY_INVALID", says="not an array"),
     Bad("N4", saved(X=np.array([[{}]]), y=CLASSES[:1]), "NPY_INVALID", says="object"),

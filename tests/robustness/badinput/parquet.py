@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.robustness.badinput.case import Bad, Good
+from tests.robustness.badinput.case import LFS, Bad, Good
 
 TEXT: dict[str, Any] = {"text": ["some words", "more words"], "labels": [["x"], ["y", "x"]]}
 ROWS: dict[str, Any] = {
@@ -96,7 +96,9 @@ BAD = [
     Bad("P1", b"", "PARQUET_INVALID", says="0 bytes"),
     Bad("P1-magic", b"PAR1", "PARQUET_INVALID", says="4 bytes"),
     Bad("P1-twice", b"PAR1PAR1", "PARQUET_INVALID"),
-    Bad("P1-other", b"text,labels\nsome words,x\n", "FORMAT_MISMATCH", says="PAR1"),
+    Bad("P1-other", b"text,labels\nsome words,x\n", "FORMAT_MISMATCH", hint="csv"),
+    Bad("P1-bytes", b"\x00\x01" * 8, "FORMAT_MISMATCH", says="PAR1"),
+    Bad("P1-lfs", LFS, "FORMAT_MISMATCH", says="Git LFS", hint="git lfs pull"),
     Bad("P2", WHOLE[: len(WHOLE) // 2], "PARQUET_TRUNCATED", hint="complete"),
     Bad("P2-last", WHOLE[:-1], "PARQUET_TRUNCATED"),
     Bad(
@@ -160,6 +162,37 @@ BAD = [
         "PARQUET_TYPE",
         says="'labels' has type double",
     ),
+    Bad(
+        "P7-objects",
+        written({**TEXT, "labels": [[{"uri": "u"}], []]}),
+        "PARQUET_TYPE",
+        hint="label_field=labels.uri",
+    ),
+    Bad(
+        "P7-key",
+        written({**TEXT, "labels": [[{"uri": "u"}], []]}),
+        "PARQUET_TYPE",
+        says="a field 'name'",
+        options={"label_field": "labels.name"},
+    ),
+    Bad(
+        "P7-columns",
+        written({"text": ["a", "b"], "a": [1, 0], "b": [["x"], []]}),
+        "PARQUET_TYPE",
+        says="0 and 1",
+        options={"label_columns": ["a", "b"]},
+    ),
+    Bad("P6-columns", written({"text": ["a"], "a": [1]}), "PARQUET_COLUMN", hint="label_columns"),
+    Bad(
+        "P8-columns",
+        written({"text": ["a", "b"], "a": [1, 0], "b": [0.5, 1]}),
+        "LABEL_RANGE",
+        row=0,
+        says="'b' is neither 0 nor 1",
+        options={"label_columns": ["a", "b"]},
+    ),
+    Bad("P8-indicators", rows(labels=[[0], [0, 1, 1]]), "LABEL_INDICATORS", row=1),
+    Bad("P8-names", written({**TEXT, "labels": [["0", "0", "1"], []]}), "LABEL_INDICATORS", row=0),
     Bad(
         "P8",
         rows(values=[[1.0, 2.0], [3.0, 4.0]]),
@@ -255,6 +288,33 @@ BAD = [
 ]
 
 GOOD = [
+    Good(
+        "columns of labels",
+        rows(labels=["", ""], b=[True, False], a=[0, 1]),
+        X,
+        [[0, 1], [1, 0]],
+        ["a", "b"],
+        options={"label_columns": "b:a"},
+    ),
+    Good(
+        "columns of labels of texts",
+        written({"text": ["some words", "more"], "b": [0.0, 1.0], "a": ["1", "0"]}),
+        labels=["a", "b"],
+        options={"label_columns": "*"},
+    ),
+    Good(
+        "objects as labels",
+        rows(labels=[[{"uri": "b", "n": 1}], [{"uri": "a", "n": 2}]]),
+        X,
+        [[0, 1], [1, 0]],
+        ["a", "b"],
+        options={"label_field": "labels.uri"},
+    ),
+    Good(
+        "lists and tags in strings",
+        written({"text": ["some words", "more"], "labels": ["['a', 'b']", "<b><c>"]}),
+        labels=["a", "b", "c"],
+    ),
     Good("P5-none", rows(), X, Y),
     Good("P6-extra", written({**ROWS, "other": [object.__name__] * 2}), X, Y),
     Good(

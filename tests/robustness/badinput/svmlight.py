@@ -7,9 +7,14 @@ import lzma
 
 import numpy as np
 
-from tests.robustness.badinput.case import Bad, Good, zipped
+from tests.robustness.badinput.case import LFS, Bad, Good, zipped
 
 BAD = [
+    Bad("S50", b"0,1,1 3:1\n", "LABEL_INDICATORS", 1, 1, value="0,1,1"),
+    Bad("S51", b"__label__a words\n", "FORMAT_MISMATCH", 1, hint="format=fasttext"),
+    Bad("S51-xc-features", b"1 9\n3:1 4:1\n", "FORMAT_MISMATCH", 1, hint="labels_file"),
+    Bad("S51-lfs", LFS, "FORMAT_MISMATCH", hint="git lfs pull"),
+    Bad("S51-npy", b"\x93NUMPY\x01\x00", "FORMAT_MISMATCH", hint="format=npy"),
     Bad("S1", b"", "EMPTY_FILE", says="no rows"),
     Bad("S2", b"# a\n\n  \n# b\n", "EMPTY_FILE"),
     Bad("S3", b"1 1:1\n\n2 1:1\n", "SVM_BLANK_LINE", 2),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 
-from tests.robustness.badinput.case import Bad, Good, tarred, zipped
+from tests.robustness.badinput.case import LFS, Bad, Good, tarred, zipped
+from tests.robustness.badinput.numpy_arrays import CLASSES, ROWS, saved
+
+NPZ = saved(X=ROWS, y=CLASSES)
 
 BAD = [
     Bad("C1", b"text,labels\na,1\nb,2,3\n", "CSV_FIELDS", 3, says="3 fields, 2 are expected"),
@@ -15,6 +18,7 @@ BAD = [
     Bad("C4-tab", b"text\tlabels\na\t1\n", "CSV_ONE_COLUMN", 1, hint="\\t"),
     Bad("C5", b"a good book,1\nanother,2\n", "CSV_HEADER", 1, hint="header=false"),
     Bad("C5-twice", b"text,labels,text\na,1,b\n", "CSV_HEADER", 1, value="text"),
+    Bad("C5-columns", b"text,a\nwords,1\n", "CSV_HEADER", 1, hint="label_columns"),
     Bad("C5-empty", b"text,,labels\na,1,b\n", "CSV_HEADER", 1, value=""),
     Bad("C6", b"text,labels\ncaf\xe9,1\n", "ENCODING", 2, 4, "\\xe9,1", says="offset 15"),
     Bad("C7", b"text,labels\na\x00b,1\n", "BINARY_DATA", 2, 2, says="offset 13"),
@@ -81,6 +85,48 @@ BAD = [
     Bad("C20-named", zipped("train.csv"), "ARCHIVE_REFUSED", name="train.zip"),
     Bad("C20-tar", tarred(), "ARCHIVE_REFUSED", says="tar"),
     Bad("C20-tar-gz", gzip.compress(tarred()), "ARCHIVE_REFUSED", name="train.csv.gz"),
+    Bad("C21", b'text,labels\na,"[0, 1, 1]"\n', "LABEL_INDICATORS", 2, hint="label_columns"),
+    Bad("C21-bars", b"text,labels\na,0|1|1\n", "LABEL_INDICATORS", 2),
+    Bad("C21-soft", b'text,labels\na,"[0.5, 0.1]"\n', "FIELD_TYPE", 2),
+    Bad(
+        "C22",
+        b"text,a,b\nwords,1,-1\n",
+        "LABEL_RANGE",
+        2,
+        value="-1",
+        says="column 'b' is neither 0 nor 1",
+        options={"label_columns": ["a", "b"]},
+    ),
+    Bad(
+        "C22-missing",
+        b"text,a\nwords,1\n",
+        "CSV_HEADER",
+        1,
+        value="topic*",
+        options={"label_columns": "topic*"},
+    ),
+    Bad(
+        "C23",
+        b"text,labels\nwords,3\n",
+        "LABEL_UNKNOWN",
+        2,
+        hint="from 0 to 1",
+        options={"label_names_file": "labels.txt"},
+        more={"labels.txt": b"x\ny\n"},
+    ),
+    Bad(
+        "C24",
+        b'text,labels\na,"[{""uri"": ""u""}]"\n',
+        "FIELD_TYPE",
+        2,
+        hint="label_field=labels.uri",
+    ),
+    Bad("C25-json", b'{"text": "a", "labels": []}\n', "FORMAT_MISMATCH", 1, hint="format=jsonl"),
+    Bad("C25-fasttext", b"__label__a words, more\n", "FORMAT_MISMATCH", 1, hint="fasttext"),
+    Bad("C25-svmlight", b"1,2 3:4 5:1\n", "FORMAT_MISMATCH", 1, hint="format=svmlight"),
+    Bad("C25-xc", b"1 5 5\n1 3:4\n", "FORMAT_MISMATCH", 1, hint="format=xc"),
+    Bad("C25-lfs", LFS, "FORMAT_MISMATCH", hint="git lfs pull"),
+    Bad("C25-npz", NPZ, "FORMAT_MISMATCH", hint="format=npz"),
     Bad("empty", b"text,labels\n", "EMPTY_FILE"),
     Bad("empty-label", b"text,labels\na,1||2\n", "LABEL_EMPTY", 2),
     Bad("no-labels", b"text,labels\nsome words,\n", "NO_POSITIVES"),
@@ -129,6 +175,58 @@ GOOD = [
         b"text,labels\nsome words, x | y |x\nmore words,\n",
         labels=["x", "y"],
         warnings={"duplicate_labels": 1, "rows_without_labels": 1},
+    ),
+    Good(
+        "C26 pandas",
+        b",text,labels\n0,some words,x\n1,more words,y\n",
+        labels=["x", "y"],
+        warnings={},
+    ),
+    Good(
+        "C26 lists",
+        b"text,labels\nwords,\"['a', 'it\\'s']\"\nwords,\"['c' 'a']\"\nwords,[]\n"
+        b'words,"[""c"", 7]"\nwords,"{\'c\'}"\n',
+        labels=["7", "a", "c", "it's"],
+        Y=[[0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 1, 0]],
+        warnings={"label_cells_unpacked": 5, "rows_without_labels": 1},
+    ),
+    Good(
+        "C26 not lists",
+        b"text,labels\nwords,[a]\nwords,(1)\nwords,a <b>\n",
+        labels=["(1)", "[a]", "a <b>"],
+        warnings={},
+    ),
+    Good(
+        "C26 tags",
+        b"text,labels\nwords,<a><b>\nwords,|b|c|\nwords,<http://e/p> <b>\n",
+        labels=["a", "b", "c", "http://e/p"],
+        warnings={"label_cells_unpacked": 2},
+    ),
+    Good(
+        "C26 columns",
+        b"id,text,a,b,c\n1,words,1,0,True\n2,words,0.0,1.0,False\n3,words,0,0,0\n",
+        labels=["a", "b", "c"],
+        Y=[[1, 0, 1], [0, 1, 0], [0, 0, 0]],
+        warnings={"rows_without_labels": 1},
+        options={"label_columns": "a:c"},
+    ),
+    Good(
+        "C26 prefix",
+        b"topic_a,text,topic_b\n1,words,1\n",
+        labels=["topic_a", "topic_b"],
+        options={"label_columns": ["topic_*"]},
+    ),
+    Good(
+        "C26 objects",
+        b'text,subjects\nwords,"[{""uri"": ""u:1"", ""label"": ""one""}]"\n',
+        labels=["one"],
+        options={"label_field": "subjects.label"},
+    ),
+    Good(
+        "C26 blanks",
+        b"text,labels\nwords,http://e/1  http://e/2 \n",
+        labels=["http://e/1", "http://e/2"],
+        options={"label_separator": " "},
     ),
     Good(
         "blank lines",

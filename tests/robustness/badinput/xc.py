@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from tests.robustness.badinput.case import Bad, Good
+from tests.robustness.badinput.case import LFS, Bad, Good
 
 BAD = [
     Bad("X1", b"1 0:1\n2 0:1\n", "XC_NO_HEADER", 1, 1, hint="svmlight"),
-    Bad("X2", b"2 5\n1 0:1\n", "XC_HEADER_FIELDS", 1, says="2 fields"),
+    Bad("X1-json", b'{"text": "a", "labels": ["x"]}\n', "XC_NO_HEADER", 1, hint="jsonl"),
+    Bad("X1-lfs", LFS, "FORMAT_MISMATCH", hint="git lfs pull"),
+    Bad("X2", b"2 5\n1 0:1\n", "XC_HEADER_FIELDS", 1, says="2 fields", hint="labels_file"),
     Bad("X2-four", b"2 5 5 5\n1 0:1\n", "XC_HEADER_FIELDS", 1, says="4 fields"),
     Bad("X3", b"0 5 5\n", "XC_HEADER_RANGE", 1, 1, "0"),
     Bad("X3-minus", b"-1 5 5\n", "XC_HEADER_RANGE", 1, 1, "-1"),
@@ -23,6 +25,16 @@ BAD = [
     Bad("X7", b"3 5 5\n1 0:1\n2 0:1\n", "XC_ROW_COUNT", says="3 rows, the file has 2"),
     Bad("X8", b"1 5 5\n1 0:1\n2 0:1\n", "XC_ROW_COUNT", 3, says="more rows than the 1"),
     Bad("X8-comments", b"2 5 5\n# a\n1 0:1\n1 0:1 # b\n# c\n2 0:1\n", "XC_ROW_COUNT", 6),
+    Bad("X8-blank", b"2 5 5\n1 0:1\n\n2 0:1\n", "XC_ROW_COUNT", 4, hint="count as rows"),
+    Bad(
+        "X15-three",
+        b"1 5 5\n1 0:1\n",
+        "XC_HEADER_FIELDS",
+        1,
+        hint="leave labels_file out",
+        options={"labels_file": "labels.txt"},
+        more={"labels.txt": b"1 2\n0:1\n"},
+    ),
     Bad("X9", b"1 5 5\n1 5:1\n", "SVM_INDEX_RANGE", 2, 3, "5", hint="start at 0"),
     Bad("X10", b"1 5 5\n5 0:1\n", "LABEL_RANGE", 2, 1, "5", says="labels, 5"),
     Bad("X11", b"2 5 5\n", "XC_ROW_COUNT", says="2 rows, the file has 0"),
@@ -81,5 +93,12 @@ BAD = [
 ]
 
 GOOD = [
+    Good(
+        "X17 empty rows",
+        b"4 3 2\n1 0:1\n\n \n0,1\n\n",
+        [[1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]],
+        [[0, 1], [0, 0], [0, 0], [1, 1]],
+        warnings={"rows_without_features": 3, "rows_without_labels": 2},
+    ),
     Good("X12", b"1 \t3 2 \t\r\n1 0:1 2:2\n", [[1, 0, 2]], [[0, 1]]),
 ]

@@ -41,14 +41,19 @@ def without_comments(data: bytes) -> bytes:
     )
 
 
-def svmlight(data: bytes, base: int = 1, n_features: int = MOST, n_labels: int = MOST) -> list[Any]:
-    """Return the rows of an svmlight file: (labels, {index: value})."""
+def svmlight(
+    data: bytes, base: int = 1, n_features: int = MOST, n_labels: int = MOST, n_rows: int = 0
+) -> list[Any]:
+    """Return the rows of an svmlight file: (labels, {index: value}); n_rows: of a header."""
     rows, blank = [], False
     for line in lines_of(without_comments(data)):
         if "\r" in line and not line.strip(" \t\r").startswith("#") and line.strip(" \t\r"):
             raise Refused("CR")
         bare = line.strip(" \t\r")
         if bare.startswith("#"):
+            continue
+        if not bare and len(rows) < n_rows:
+            rows.append(([], {}))
             continue
         if not bare:
             blank = True
@@ -66,7 +71,10 @@ def _svmlight_row(line: str, base: int, n_features: int, n_labels: int) -> Any:
     tokens = re.findall(r"[^ \t]+", line)
     labels: set[int] = set()
     if not line.startswith((" ", "\t")):
-        for part in tokens.pop(0).split(","):
+        parts = tokens.pop(0).split(",")
+        if len(parts) > 2 and all(re.fullmatch(r"0*[01]", part) for part in parts):
+            raise Refused("a row of a 0/1 matrix")
+        for part in parts:
             if (
                 not WHOLE.fullmatch(part)
                 or not part.isascii()
@@ -111,7 +119,7 @@ def xc(data: bytes) -> list[Any]:
     n, d, k = (int(word) for word in words)
     if not (1 <= n <= 10**9 and 1 <= d <= MOST and 1 <= k <= MOST):
         raise Refused("sizes")
-    rows = svmlight(rest, 0, d, k)
+    rows = svmlight(rest, 0, d, k, n)
     if len(rows) != n:
         raise Refused("number of rows")
     return rows
@@ -155,13 +163,85 @@ def _document(result: Any) -> Any:
         raise Refused("text")
     labels = result.get("labels")
     if isinstance(labels, str):
-        labels = labels.split("|") if labels.strip() else []
+        labels = _cell(labels)
     if not isinstance(labels, list) or any(type(label) not in (str, int) for label in labels):
         raise Refused("labels")
     names = [unicodedata.normalize("NFC", str(label)).strip() for label in labels]
+    if len(names) > 2 and set(names) <= {"0", "1"}:
+        raise Refused("a row of a 0/1 matrix")
     if "" in names or any(0xD800 <= ord(c) < 0xE000 for name in names for c in name):
         raise Refused("a label")
     return result["text"], tuple(dict.fromkeys(names))
+
+
+def _cell(cell: str) -> Any:
+    """Return the labels in a string: a list in text, tags, or parts between bars."""
+    cell = cell.strip()
+    if not cell:
+        return []
+    if cell[0] + cell[-1] in ("[]", "()", "{}") and len(cell) > 1:
+        result = _list(cell)
+        if result is not None:
+            return result
+    if len(cell) > 2 and cell[0] == cell[-1] == "|":
+        cell = cell[1:-1]
+    out = []
+    for part in cell.split("|"):
+        tags = part.strip().replace("><", ">\0<")
+        tags = re.sub(r">\s+<", ">\0<", tags).split("\0")
+        is_tag = [len(tag) > 2 and tag[0] + tag[-1] == "<>" for tag in tags]
+        plain = all(not set("<>") & set(tag[1:-1]) for tag in tags)
+        out += [tag[1:-1] for tag in tags] if all(is_tag) and plain else [part]
+    return out
+
+
+def _list(cell: str) -> Any:
+    """Return the items of a list in the notation of JSON, Python or NumPy; None for other text."""
+    if cell[0] == "[":
+        try:
+            return json.loads(cell)
+        except (ValueError, RecursionError):
+            pass
+    elif "'" not in cell and '"' not in cell:
+        return None
+    items: list[Any] = []
+    rest = cell[1:-1].strip()
+    while rest:
+        rest = rest.strip()
+        if rest[0] in "'\"":
+            at = 1
+            item = ""
+            while at < len(rest) and rest[at] != rest[0]:
+                if rest[at] == "\\":
+                    at += 1
+                    if rest[at : at + 1] not in ("'", '"', "\\"):
+                        return None
+                item += rest[at]
+                at += 1
+            if at >= len(rest):
+                return None
+            items.append(item)
+            rest = rest[at + 1 :]
+        else:
+            digits = re.match(r"[0-9]+", rest)
+            if not digits or len(digits[0]) > 18 or re.match(r"[\w.]", rest[digits.end() :]):
+                return None
+            items.append(int(digits[0]))
+            rest = rest[digits.end() :]
+        rest = rest.strip().removeprefix(",")
+    return items
+
+
+def fasttext(data: bytes) -> list[Any]:
+    """Return the documents of a file of fastText: (text, labels)."""
+    out = []
+    for line in lines_of(data):
+        words = line.split()
+        if words:
+            text = " ".join(word for word in words if not word.startswith("__label__"))
+            labels = [word[9:] for word in words if word.startswith("__label__")]
+            out.append(_document({"text": text, "labels": labels}))
+    return _some(out)
 
 
 def csv(data: bytes, delimiter: str = ",", quoted: bool = True) -> list[Any]:
@@ -174,7 +254,7 @@ def csv(data: bytes, delimiter: str = ",", quoted: bool = True) -> list[Any]:
     if not rows:
         raise Refused("no header")
     names = [name.strip() for name in rows[0]]
-    if "" in names or len(set(names)) < len(names) or not {"text", "labels"} <= set(names):
+    if "" in names[1:] or len(set(names)) < len(names) or not {"text", "labels"} <= set(names):
         raise Refused("header")
     if any(len(row) != len(names) for row in rows):
         raise Refused("fields")

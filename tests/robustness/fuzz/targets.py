@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.robustness.badinput import json_lines, parquet, predict, svmlight, tables, xc
+from tests.robustness.badinput import fasttext, json_lines, parquet, predict, svmlight, tables, xc
 from tests.robustness.fuzz import models, naive
 from xcray.data.matrices import READERS
 from xcray.data.readers.error_log import ErrorCollector
@@ -394,6 +394,9 @@ CSV_WORDS = (
     b" ",
     b"=cmd()",
     b'"a\nb"',
+    b"['a', 'b']",
+    b"<a><b>",
+    b"|a|b|",
     b"\xc3\xa9",
     b"\xe2\x80\x8b",
 )
@@ -435,6 +438,12 @@ TARGETS = {
             [b.replace(b",", b"\t") for b in seeds_of(tables)],
             CSV_WORDS,
             documents("tsv", lambda b: naive.csv(b, "\t", False)),
+        ),
+        Target(
+            "fasttext",
+            seeds_of(fasttext),
+            (b"__label__", b"__label__a", b" ", b"\n", b"\t", b"\xc2\xa0", b"{", b"#"),
+            documents("fasttext", naive.fasttext),
         ),
         Target("parquet", seeds_of(parquet), THRIFT_WORDS, run_parquet),
         Target("json-predict", [case.content for case in predict.CASES], ASK_WORDS, run_predict),

@@ -11,7 +11,7 @@ import pytest
 
 from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
-from xcray.data.data_warnings import data_warnings, separator_warning
+from xcray.data.data_warnings import data_warnings, label_warning, separator_warning
 from xcray.data.dataset import Dataset
 from xcray.jobs.runner.publish import Outcome, Publisher
 from xcray.model.model import Model
@@ -45,6 +45,34 @@ def test_names_that_are_lists_of_labels() -> None:
     assert result.code == "LABEL_SEPARATOR"
     assert "30 of 30 label names contain ',' and have only 6 different parts" in result.message
     assert separator_warning([pair.replace(", ", "|") for pair in pairs]) is not None
+
+
+@pytest.mark.parametrize(
+    ("names", "separator"),
+    [
+        ([f"http://e.org/{a} http://e.org/{b}" for a in range(30) for b in range(30)], "' '"),
+        ([f"e.org/{a} e.org/{b}" for a in range(30) for b in range(30)], "' '"),
+        ([f"red {a}, blue {b}" for a in COLOURS for b in COLOURS], "','"),
+        ([f"{a}/1;{b}/1" for a in COLOURS for b in COLOURS], "';'"),
+    ],
+)
+def test_the_separator_that_is_advised_gives_the_labels(names: list[str], separator: str) -> None:
+    result = separator_warning(names)
+    assert result is not None
+    assert f"--label-separator {separator} " in result.message
+
+
+def test_a_separator_that_would_give_empty_labels_is_not_advised() -> None:
+    names = [f"http://e.org/{a}" for a in range(9)] + [f"//{a}/" for a in range(9)]
+    assert separator_warning(names) is None
+
+
+def test_lists_in_another_notation_have_a_warning() -> None:
+    names = [f"[{a} {b}]" for a in COLOURS for b in COLOURS]
+    result = label_warning(names)
+    assert result is not None
+    assert result.code == "LABEL_BRACKETS"
+    assert "36 of 36 label names are in brackets, such as '[red red]'" in result.message
 
 
 @pytest.mark.parametrize(

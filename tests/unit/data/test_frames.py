@@ -50,6 +50,20 @@ def test_a_table_of_texts_is_the_data_set_of_its_file(tmp_path: Path, kind: pa.D
     assert sorted(each.name for each in tmp_path.iterdir()) == ["data", "rows.jsonl", "want"]
 
 
+def test_columns_of_0_and_1_and_objects_of_a_table_are_labels(tmp_path: Path) -> None:
+    rows = {"text": ["a red apple", "a blue sky"], "fruit": [1, 0], "air": [False, True]}
+    columns = BuildOptions.from_dict({"label_columns": ["fruit", "air"]})
+    data = build_from_tables(OnlyStream(pa.table(rows)), tmp_path / "columns", columns)
+    assert data.label_names.to_pylist() == ["air", "fruit"]
+    assert data.train.Y.to_scipy().toarray().tolist() == [[0, 1], [1, 0]]
+    kind = pa.list_(pa.struct([("uri", pa.string_view())]))
+    subjects = pa.array([[{"uri": "u:1"}], [{"uri": "u:2"}, {"uri": "u:1"}]], kind)
+    table = OnlyStream(pa.table({"text": rows["text"], "subjects": subjects}))
+    objects = BuildOptions.from_dict({"label_field": "subjects.uri"})
+    data = build_from_tables(table, tmp_path / "objects", objects)
+    assert data.label_names.to_pylist() == ["u:1", "u:2"]
+
+
 def test_rows_come_back_from_a_data_set(tmp_path: Path) -> None:
     options = BuildOptions(synthetic=SyntheticParams(rows=9000, features=50, labels=20, seed=3))
     data = build("synthetic", {}, tmp_path / "data", options)

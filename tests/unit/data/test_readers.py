@@ -20,6 +20,7 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 import xcray.data.readers.blocks as source_room
 import xcray.data.readers.svmlight as svmlight_room
 from xcray.data.build import BuildOptions, build
+from xcray.data.dataset import Dataset
 from xcray.data.readers.error_log import DataErrors, ErrorCollector
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.svmlight import read_svmlight
@@ -427,3 +428,40 @@ def test_npy_files_are_read_in_slices(
     assert np.array_equal(part.X.to_scipy().toarray(), X)
     assert part.X.nnz == np.count_nonzero(X)
     assert np.array_equal(part.Y.indices, y)
+
+
+def build_with_names(tmp_path: Path, rows: str, names: str, **options: Any) -> Dataset:
+    """Build a data set of JSON lines whose labels are in a file of names."""
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "Y.txt").write_text(names)
+    how = BuildOptions.from_dict({"label_names_file": str(tmp_path / "Y.txt"), **options})
+    sources = dict.fromkeys(("train", "test"), tmp_path / "rows.jsonl")
+    return build("jsonl", sources, tmp_path / "data", how)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "options"),
+    [
+        ("[2, 0]", "red\ngreen\nblue\n", {}),
+        ('"2|red"', "red\ngreen\nblue\n", {}),
+        ("[2, 0]", "2\n0\n7\n", {"label_ids": True}),
+        ("[7, 2]", "2\n0\n7\n", {}),
+        ('"<red><blue>"', "<red>\n<green>\n<blue>\n", {}),
+        ('["<red>", "<blue>"]', "<red>\n<green>\n<blue>\n", {}),
+        ('[0, 2, 2, "red"]', "red\ngreen\nblue\n", {}),
+    ],
+)
+def test_whole_numbers_are_positions_in_a_file_of_names(
+    tmp_path: Path, labels: str, names: str, options: dict[str, Any]
+) -> None:
+    rows = f'{{"text": "some words", "labels": {labels}}}\n'
+    data = build_with_names(tmp_path, rows, names, **options)
+    assert data.label_names.to_pylist() == names.split()
+    for part in (data.train, data.test):
+        assert part.Y.to_scipy().toarray().tolist() == [[1, 0, 1]]
+
+
+def test_a_number_that_is_no_position_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="label '3' is not in Y") as caught:
+        build_with_names(tmp_path, '{"text": "some words", "labels": [3]}', "a\nb\nc\n")
+    assert "from 0 to 2" in str(caught.value.hint)

@@ -32,12 +32,11 @@ def test_the_bytes_are_those_of_one_thread_through_the_death_of_a_worker(
     alone, _ = run(tmp_path, model, path, "alone")
     killed, whole = [], RayPool.submit
 
-    def submit(self, call):
-        ticket = whole(self, call)
+    def submit(self, worker, task):
+        whole(self, worker, task)
         if not killed:
-            killed.append(call.worker)
-            os.kill(ray_module.get(self._actors[call.worker].pid.remote()), signal.SIGKILL)
-        return ticket
+            killed.append(worker)
+            os.kill(ray_module.get(self._actors[worker].pid.remote()), signal.SIGKILL)
 
     monkeypatch.setattr(RayPool, "submit", submit)
     manifest, _ = run(tmp_path, model, path, "ray", pool="ray", workers=2)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcray.data.readers.error_codes import default_fix
+from xcray.data.readers.format_guess import FIXES, LOOKS, REFUSED, guess_format
 from xcray.data.readers.options import MIB, ReadOptions
 from xcray.errors import DataError, missing_file
 from xcray.storage.atomic import sha256_file
@@ -46,7 +47,7 @@ ARCHIVE_SUFFIXES = (
     ".tbz2",
     ".txz",
 )
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+BINARY_GUESSES = ("git-lfs", "parquet", "npy")
 ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 BOM = b"\xef\xbb\xbf"
 
@@ -72,15 +73,22 @@ class Source:
     text: whether the format holds documents. Then a zip file is an archive, otherwise it is
     compression.
     by_row: whether error positions are rows from 0, because the format has no lines.
+    format: the format of the lines, to refuse files that look like another one.
     """
 
     def __init__(
-        self, path: Path | str, options: ReadOptions, text: bool = False, by_row: bool = False
+        self,
+        path: Path | str,
+        options: ReadOptions,
+        text: bool = False,
+        by_row: bool = False,
+        format: str | None = None,
     ) -> None:
         self.path = Path(path)
         self.options = options
         self.text = text
         self.by_row = by_row
+        self.format = format
         self.name = self.path.name
         self.too_long_code = "FIELD_TOO_LONG" if text else "LINE_TOO_LONG"
 
@@ -193,16 +201,9 @@ class Source:
         """Raise DataError by the first bytes unless they look like UTF-8 text with line feeds."""
         if head.startswith(ZIP_MAGIC):
             raise self._zip_error(head)
-        if head.startswith(LFS_POINTER):
-            raise self.error(
-                "FORMAT_MISMATCH",
-                "is a pointer of Git LFS, not the file itself",
-                hint="fetch the file with `git lfs pull`",
-            )
-        if head.startswith(b"PAR1\x15"):
-            raise self.error(
-                "FORMAT_MISMATCH", "looks like Parquet", hint="read it with format=parquet"
-            )
+        guess = guess_format(head)
+        if guess in BINARY_GUESSES:
+            raise self.error("FORMAT_MISMATCH", LOOKS[guess], hint=FIXES[guess])
         for magic, kind in COMPRESSED_MAGIC.items():
             if head.startswith(magic):
                 raise self.error(
@@ -234,6 +235,22 @@ class Source:
                 column=at + 1,
                 hint="convert line ends to LF: tr '\\r' '\\n'",
             )
+        if guess in REFUSED.get(self.format or "", ()) and (
+            self.options.header or self.format not in ("csv", "tsv")
+        ):
+            raise self._mismatch_error(head, str(guess))
+
+    def _mismatch_error(self, head: bytes, guess: str) -> DataError:
+        """Return the error for a text file that looks like another format."""
+        lines = head.removeprefix(BOM).split(b"\n")
+        number = next((i for i, line in enumerate(lines) if line.strip()), 0)
+        value = lines[number].strip(b"\r")[:100].decode("utf-8", "backslashreplace")
+        hint = FIXES[guess]
+        if self.format == "label names":
+            hint = "give a text file of one name per line, in the order of the ids"
+        return self.error(
+            "FORMAT_MISMATCH", LOOKS[guess], line=number + 1, column=1, value=value, hint=hint
+        )
 
     def _zip_error(self, head: bytes) -> DataError:
         """Return the error for zip bytes.
@@ -244,6 +261,8 @@ class Source:
             return self.error(
                 "FORMAT_MISMATCH", "looks like a spreadsheet (zip/xlsx)", hint="export it as CSV"
             )
+        if guess_format(head) == "npz":
+            return self.error("FORMAT_MISMATCH", LOOKS["npz"], hint=FIXES["npz"])
         if self.text:
             return self.error(
                 "ARCHIVE_REFUSED", "looks like a zip archive", hint="unpack it and give one file"

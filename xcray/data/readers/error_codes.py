@@ -56,6 +56,11 @@ LINES: Final = {
     "LABEL_EMPTY": ErrorCode(
         "an empty label", "write a label between separators, and no separator after the last label"
     ),
+    "LABEL_INDICATORS": ErrorCode(
+        "a list of 0 and 1 in place of labels",
+        "write the numbers or names of the labels that are 1; for columns of 0 and 1, use "
+        "label_columns",
+    ),
     "LABEL_MISSING": ErrorCode(
         "a line begins with a feature", "if the line has no labels, begin it with a blank"
     ),
@@ -143,7 +148,9 @@ TEXTS: Final = {
     ),
     "EMPTY_TEXT": ErrorCode("an empty text", "remove the record, or skip bad records"),
     "FIELD_MISSING": ErrorCode(
-        "a missing field or column", "name the fields with text_fields and label_field"
+        "a missing field or column",
+        "name the fields with text_fields and label_field, or columns of 0 and 1 with "
+        "label_columns",
     ),
     "FIELD_TOO_LONG": ErrorCode(
         "a field longer than max_field_bytes", "close its opening quote, or raise max_field_bytes"
@@ -176,7 +183,8 @@ PARQUET: Final = {
     "NULL_VALUE": ErrorCode("a null value", "leave the row out, or write an empty list"),
     "PARQUET_CODEC": ErrorCode("an unsupported compression", "write it with zstd, snappy or none"),
     "PARQUET_COLUMN": ErrorCode(
-        "a missing or repeated column", "name columns with text_fields and label_field"
+        "a missing or repeated column",
+        "name columns with text_fields and label_field, or columns of 0 and 1 with label_columns",
     ),
     "PARQUET_CORRUPT": ErrorCode(
         "a page that can't be read, or has a wrong checksum",

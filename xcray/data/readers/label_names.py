@@ -26,7 +26,8 @@ class LabelNames:
         """
         if path is None:
             return None
-        source, collector = Source(path, ReadOptions(), text=True), ErrorCollector()
+        source = Source(path, ReadOptions(), text=True, format="label names")
+        collector = ErrorCollector()
         ids: dict[str, int] = {}
         for line in text_lines(source, collector):
             name = line.text.strip()
@@ -49,6 +50,29 @@ class LabelNames:
         if not ids:
             raise source.error("EMPTY_FILE", "no label names; the file is empty")
         return cls(list(ids), source.name)
+
+    def ids(self, label_ids: bool = False) -> dict[str, int]:
+        """Return the id of each label that a file can have.
+
+        Labels are names. Whole numbers are ids if labels are declared to be (`label_ids`), or if no
+        name is a whole number. `x` stands for the name `<x>` if all names have this form.
+        """
+        positions = {str(k): k for k in range(len(self.names))}
+        if label_ids:
+            return positions
+        names = {name: k for k, name in enumerate(self.names)}
+        if all(name.startswith("<") and name.endswith(">") for name in self.names):
+            names |= {name[1:-1]: k for k, name in enumerate(self.names)}
+        has_numbers = any(label_order(name)[0] == 0 for name in self.names)
+        return names if has_numbers else {**positions, **names}
+
+
+def unknown_label_hint(label: str, names: LabelNames) -> str:
+    """Return the fix for a label that is not in the names file."""
+    if label_order(label)[0]:
+        return "add it to that file"
+    last = len(names.names) - 1
+    return f"add it to that file; for positions in it, from 0 to {last}, use label_ids"
 
 
 def label_order(name: str) -> tuple[int, int, str]:

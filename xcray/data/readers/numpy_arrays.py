@@ -21,9 +21,10 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from xcray.arrays import Int64, Pattern, pattern, pattern_from
-from xcray.data.readers.blocks import Source
+from xcray.data.readers.blocks import HEAD_BYTES, Source
 from xcray.data.readers.columns import Mask, finite_rows, first_bad_entries
 from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.format_guess import FIXES, LOOKS, guess_format
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet import SLICE_BYTES
 from xcray.data.readers.parquet_file import check_unpacked_size
@@ -33,6 +34,7 @@ from xcray.errors import DataError, missing_file
 from xcray.kernels.sparse import take_pattern_rows
 
 MAX_NDIM: Final = 2
+WRITERS: Final = {"npz": "numpy.savez", "npy": "numpy.save"}
 
 
 class ArrayStream:
@@ -86,7 +88,7 @@ def read_npz(path: Path | str, options: ReadOptions, collector: ErrorCollector) 
     they are skipped: NOT_FINITE, LABEL_RANGE), and DataError NPY_INVALID, NPY_SHAPE, ROW_MISMATCH,
     DIM_LIMIT, DECOMPRESSED_LIMIT, EMPTY_FILE.
     """
-    source = _source(path, options)
+    source = _source(path, options, "npz")
     with ExitStack() as stack:
         try:
             archive = stack.enter_context(zipfile.ZipFile(source.path))
@@ -111,10 +113,10 @@ def read_npz(path: Path | str, options: ReadOptions, collector: ErrorCollector) 
 
 def read_npy(path: Path | str, options: ReadOptions, collector: ErrorCollector) -> Iterator[Chunk]:
     """Yield the rows of X and y in two npy files. Raises as `read_npz`."""
-    source = _source(path, options)
+    source = _source(path, options, "npy")
     if options.labels_file is None:
         raise source.error("NPY_SHAPE", "no labels", hint="give labels_file, an npy file of y")
-    files = (source, _source(options.labels_file, ReadOptions()))
+    files = (source, _source(options.labels_file, ReadOptions(), "npy"))
     with ExitStack() as stack:
         X, y = (
             ArrayStream(
@@ -125,12 +127,21 @@ def read_npy(path: Path | str, options: ReadOptions, collector: ErrorCollector) 
         yield from _read_rows(source, X, y, collector)
 
 
-def _source(path: Path | str, options: ReadOptions) -> Source:
-    """Return a file with rows. Raises NotFound, or UPLOAD_TRUNCATED for another declared size."""
+def _source(path: Path | str, options: ReadOptions, format: str) -> Source:
+    """Return a file with rows.
+
+    Raises NotFound, and DataError for another declared size (UPLOAD_TRUNCATED), or a file that
+    looks like another format (NPY_INVALID).
+    """
     source = Source(path, options, by_row=True)
     if not source.path.is_file():
         raise missing_file(source.path)
     source.check_declared()
+    with source.path.open("rb") as file:
+        guess = guess_format(file.read(HEAD_BYTES))
+    if guess not in (None, format):
+        problem = f"not a file of {WRITERS[format]}: it {LOOKS[guess]}"
+        raise source.error("NPY_INVALID", problem, hint=FIXES[guess])
     return source
 
 

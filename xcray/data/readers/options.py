@@ -12,7 +12,7 @@ from xcray.errors import ParameterError, excerpt, similar_or_all
 MIB = 1 << 20
 # largest 0-based index: ids are int32, and the width must fit as well
 MAX_INDEX = 2**31 - 2
-SEQUENCES = ("text_fields", "columns")
+SEQUENCES = ("text_fields", "label_columns", "columns")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,17 @@ class ReadOptions:
     text_fields: tuple[str, ...] = field(
         default=("text",), metadata={"help": "fields that form the text, joined by blanks"}
     )
-    label_field: str = field(default="labels", metadata={"help": "field with the labels"})
+    label_field: str = field(
+        default="labels",
+        metadata={"help": "field with the labels; of objects: subjects.uri"},
+    )
+    label_columns: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "columns of 0 and 1, one per label, in place of label_field: names, first:last "
+            "or prefix*"
+        },
+    )
     id_field: str | None = field(
         default=None, metadata={"help": "field with the document's id; default: its row number"}
     )
@@ -48,7 +58,11 @@ class ReadOptions:
         metadata={"help": "separator of labels in one field; blanks around labels are removed"},
     )
     label_ids: bool = field(
-        default=False, metadata={"help": "labels are whole numbers 0, 1, ... and not names"}
+        default=False,
+        metadata={
+            "help": "labels are whole numbers 0, 1, ... and not names; with a file of label names, "
+            "their positions in it"
+        },
     )
     header: bool = field(
         default=True, metadata={"help": "csv, tsv: the first line names the fields"}

@@ -6,15 +6,15 @@ A row is a text or a row of features in one or two columns, with its labels in a
     sparse  `indices` and `values`: lists of equal length, indices from 0 in any order
     dense   `values` alone: lists of all features, zeros not stored
 
-Labels (`label_field`, default `labels`) are a list of strings, a list of whole numbers, or one
-string with separators. With features and whole-number labels, labels are ids as in svmlight. In all
-other cases they are names. Other columns are not read. Rows are counted from 0. A slice has at most
-4,096 rows or about 8 MiB.
+Labels (`label_field`, default `labels`) are a list of strings, of whole numbers or of objects, a
+string, or columns of 0 and 1 (`label_columns`), see `readers.labels`. With features, lists of whole
+numbers are ids as in svmlight; all other labels are names. Other columns are not read. Rows are
+counted from 0. A slice has at most 4,096 rows or about 8 MiB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +34,14 @@ from xcray.data.readers.columns import (
 )
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.label_names import label_order
+from xcray.data.readers.labels import (
+    INDICATOR_LIST,
+    MIN_INDICATORS,
+    LabelReader,
+    label_columns,
+    label_place,
+    unmatched_columns,
+)
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet_file import (
     check_slice,
@@ -59,14 +67,14 @@ class ColumnLayout(NamedTuple):
     text: tuple[str, ...]
     indices: str | None
     values: str | None
-    labels: str
+    labels: tuple[str, ...]
     named_labels: bool
     id: str | None
 
     @property
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
-        names = (*self.text, self.indices, self.values, self.labels, self.id)
+        names = (*self.text, self.indices, self.values, *self.labels, self.id)
         return list(dict.fromkeys(name for name in names if name is not None))
 
     def describe(self) -> str:
@@ -104,13 +112,9 @@ def parquet_records(
     collector.file = source.name
     with collector.reading():
         for start, batch in _slices(source, layout):
-            columns = {name: batch.column(name) for name in layout.columns}
             for i in range(batch.num_rows):
                 try:
-                    fields = {
-                        name: _scalar(source, column, start + i, i, name)
-                        for name, column in columns.items()
-                    }
+                    fields = _fields(source, batch, start + i, i, layout.columns)
                     record = maker(start + i, fields)
                 except DataError as error:
                     collector.add(error)
@@ -147,7 +151,7 @@ def read_parquet(
             row_errors = RowErrors(source, collector, start)
             X, valid_x = _features(batch, layout, options, collector, row_errors)
             Y, valid_y = _labels(
-                batch.column(layout.labels),
+                batch,
                 layout,
                 options,
                 label_ids,
@@ -172,24 +176,29 @@ def label_names(path: Path | str, options: ReadOptions) -> list[str]:
     Rows that cannot be read are ignored. Raises DataError as `parquet_layout`.
     """
     source, layout = Source(path, options, by_row=True), parquet_layout(path, options)
-    maker, names = RecordMaker(source, ErrorCollector()), dict[str, None]()
+    reader, names = LabelReader(source, ErrorCollector()), dict[str, None]()
     for _, batch in _slices(source, layout._replace(text=(), indices=None, values=None, id=None)):
-        column = batch.column(layout.labels)
         for i in range(batch.num_rows):
             try:
-                names.update(
-                    dict.fromkeys(maker.labels(i, _scalar(source, column, i, i, layout.labels)))
-                )
+                names.update(dict.fromkeys(reader(i, _fields(source, batch, i, i, layout.labels))))
             except DataError:  # the pass over the rows reports it
                 continue
     return sorted(names, key=label_order)
 
 
+def _fields(
+    source: Source, batch: pa.RecordBatch, row: int, at: int, names: Sequence[str]
+) -> dict[str, Any]:
+    """Return the values of one row by column. Raises DataError as `_scalar`."""
+    return {name: _scalar(source, batch.column(name), row, at, name) for name in names}
+
+
 def _slices(source: Source, layout: ColumnLayout) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the columns of a layout in slices, each with the number of its first row."""
-    with open_parquet(
-        source.path, None, [*layout.text, *([layout.labels] if layout.named_labels else [])]
-    ) as file:
+    options = source.options
+    are_strings = layout.labels == (options.label_field,) or bool(options.label_columns)
+    strings = [*layout.text, *(layout.labels if layout.named_labels and are_strings else ())]
+    with open_parquet(source.path, None, strings) as file:
         start, size = 0, source.path.stat().st_size
         n_bytes, row_bytes = unpacked_bytes(file)
         check_unpacked_size(n_bytes, source.name, source.options, size)
@@ -226,8 +235,10 @@ def _layout_of(schema: pa.Schema, options: ReadOptions, file: str) -> ColumnLayo
     text = set(options.text_fields) <= set(names)
     if not text and "values" not in names:
         raise _missing_column_error(options.text_fields[0], names, file)
-    for name in (options.label_field, *([options.id_field] if options.id_field else [])):
-        if name not in names:
+    missing = unmatched_columns(options, names)
+    labels = tuple(label_columns(options, names) or [label_place(options, names)[0]])
+    for name in (missing or labels[0], options.id_field):
+        if name is not None and name not in names:
             raise _missing_column_error(name, names, file)
     indices = "indices" if not text and "indices" in names else None
     fields = tuple(options.text_fields) if text else ()
@@ -235,14 +246,15 @@ def _layout_of(schema: pa.Schema, options: ReadOptions, file: str) -> ColumnLayo
         fields,
         indices,
         None if text else "values",
-        options.label_field,
+        labels,
         True,
         options.id_field if text else None,
     )
     for name in layout.columns:
-        _check_type(name, schema.field(name).type, layout, file)
-    labels = schema.field(layout.labels).type
-    return layout._replace(named_labels=text or is_string(labels) or is_string(labels.value_type))
+        _check_type(name, schema.field(name).type, layout, options, file)
+    kind = schema.field(labels[0]).type
+    are_ids = is_list(kind) and pa.types.is_integer(kind.value_type)
+    return layout._replace(named_labels=text or bool(options.label_columns) or not are_ids)
 
 
 def _missing_column_error(name: str, names: list[str], file: str) -> DataError:
@@ -261,21 +273,22 @@ def _missing_column_error(name: str, names: list[str], file: str) -> DataError:
         problem,
         file=file,
         value=name,
-        hint=f"{hint} name columns by text_fields, label_field",
+        hint=f"{hint} name columns by text_fields, label_field, or label_columns for 0 and 1",
     )
 
 
-def _check_type(name: str, kind: pa.DataType, layout: ColumnLayout, file: str) -> None:
+def _check_type(
+    name: str, kind: pa.DataType, layout: ColumnLayout, options: ReadOptions, file: str
+) -> None:
     """Raise PARQUET_TYPE if the type of a column is not supported."""
     entry = kind.value_type if is_list(kind) else None
     is_integer_list = entry is not None and pa.types.is_integer(entry)
     if name in layout.text:
         is_valid, expected = is_string(kind), "strings"
-    elif name == layout.labels:
-        is_valid, expected = (
-            is_integer_list or is_string(kind) or (entry is not None and is_string(entry)),
-            "lists of strings or of whole numbers",
-        )
+    elif name in layout.labels and options.label_columns:
+        is_valid, expected = is_string(kind) or _is_number(kind), "0 and 1"
+    elif name in layout.labels:
+        is_valid, expected = _is_label_type(kind, label_place(options, [name])[1])
     elif name == layout.id:
         is_valid, expected = (
             is_string(kind) or pa.types.is_integer(kind),
@@ -284,9 +297,7 @@ def _check_type(name: str, kind: pa.DataType, layout: ColumnLayout, file: str) -
     elif name == layout.indices:
         is_valid, expected = is_integer_list, "lists of whole numbers"
     else:
-        is_valid = is_integer_list or (
-            entry is not None and (pa.types.is_float32(entry) or pa.types.is_float64(entry))
-        )
+        is_valid = entry is not None and _is_number(entry) and not pa.types.is_boolean(entry)
         expected = "lists of numbers (float32, float64 or whole)"
     if not is_valid:
         shown = str(kind)[:60]
@@ -295,8 +306,33 @@ def _check_type(name: str, kind: pa.DataType, layout: ColumnLayout, file: str) -
             f"column '{name}' has type {shown}, {expected} are expected",
             file=file,
             value=shown,
-            hint="cast the column",
+            hint=f"name the field that is the label, like label_field={name}.{entry[0].name}"
+            if name in layout.labels and entry is not None and pa.types.is_struct(entry)
+            else "cast the column",
         )
+
+
+def _is_label_type(kind: pa.DataType, key: str | None) -> tuple[bool, str]:
+    """Return whether a type is one of labels, and what is expected.
+
+    key: the field of objects that is the label.
+    """
+    entry = kind.value_type if is_list(kind) else kind
+    if key is not None:
+        names = [each.name for each in entry] if pa.types.is_struct(entry) else []
+        return key in names or is_string(kind), f"lists of objects with a field '{key}'"
+    is_valid = is_string(entry) or (is_list(kind) and pa.types.is_integer(entry))
+    return is_valid, "lists of strings or of whole numbers"
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    """Whether values are whole numbers, float32, float64 or booleans."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_float32(kind)
+        or pa.types.is_float64(kind)
+        or pa.types.is_boolean(kind)
+    )
 
 
 def is_string(kind: pa.DataType) -> bool:
@@ -345,20 +381,26 @@ def _n_bytes(value: pa.Scalar) -> int:
     Dictionaries are not unpacked for it.
     """
     if isinstance(value, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar):
-        entries = value.values
-        if entries is None or not is_string(entries.type):
-            return 0
-        if isinstance(entries, pa.DictionaryArray):
-            lengths = pc.binary_length(entries.dictionary).take(entries.indices)
-        else:
-            lengths = pc.binary_length(entries)
-        return int(pc.sum(lengths).as_py() or 0)
+        return 0 if value.values is None else _array_bytes(value.values)
     scalar = value.value if isinstance(value, pa.DictionaryScalar) else value
     return (
         int(scalar.as_buffer().size)
         if scalar is not None and scalar.is_valid and is_string(scalar.type)
         else 0
     )
+
+
+def _array_bytes(entries: pa.Array) -> int:
+    """Return the bytes of all strings in an array of strings or of objects."""
+    if pa.types.is_struct(entries.type):
+        return sum(_array_bytes(each) for each in entries.flatten())
+    if not is_string(entries.type):
+        return 0
+    if isinstance(entries, pa.DictionaryArray):
+        lengths = pc.binary_length(entries.dictionary).take(entries.indices)
+    else:
+        lengths = pc.binary_length(entries)
+    return int(pc.sum(lengths).as_py() or 0)
 
 
 def _features(
@@ -395,7 +437,7 @@ def _features(
 
 
 def _labels(
-    column: pa.Array,
+    batch: pa.RecordBatch,
     layout: ColumnLayout,
     options: ReadOptions,
     numbers: Mapping[str, int] | None,
@@ -408,16 +450,14 @@ def _labels(
     Invalid rows have an empty set.
     """
     if not layout.named_labels:
-        return _numeric_labels(column, options, collector, row_errors)
+        return _numeric_labels(batch.column(layout.labels[0]), options, collector, row_errors)
     assert numbers is not None
-    maker = RecordMaker(row_errors.source, collector)
-    valid, rows = np.ones(len(column), np.bool_), []
-    for i in range(len(column)):
+    source, reader = row_errors.source, LabelReader(row_errors.source, collector)
+    valid, rows = np.ones(batch.num_rows, np.bool_), []
+    for i in range(batch.num_rows):
+        row = row_errors.start + i
         try:
-            names = maker.labels(
-                row_errors.start + i,
-                _scalar(row_errors.source, column, row_errors.start + i, i, layout.labels),
-            )
+            names = reader(row, _fields(source, batch, row, i, layout.labels))
         except DataError as error:
             valid[i], names = False, ()
             row_errors(i, error.code, error.problem, error.value)
@@ -431,11 +471,10 @@ def _labels(
                 unknown[0],
             )
         collector.warnings["labels_unseen_in_train"] += 0 if all_known else len(unknown)
-        rows.append(sorted(numbers[name] for name in names if name in numbers))
-    starts = np.cumsum([0, *map(len, rows)])
-    return pattern(
-        starts, np.array([k for row in rows for k in row], np.int32), len(numbers)
-    ), valid
+        rows.append(sorted({numbers[name] for name in names if name in numbers}))
+    starts, flat = np.cumsum([0, *map(len, rows)]), [k for own in rows for k in own]
+    n_labels = max(numbers.values(), default=-1) + 1
+    return pattern(starts, np.array(flat, np.int32), n_labels), valid
 
 
 def _numeric_labels(
@@ -452,6 +491,10 @@ def _numeric_labels(
         row_errors(
             row, "LABEL_RANGE", f"label {ids[at]} is not from 0 to {limit - 1}", str(ids[at])
         )
+    ones = np.bincount(row_of[(ids == 0) | (ids == 1)], minlength=len(column))
+    for row in np.flatnonzero(valid & (lengths >= MIN_INDICATORS) & (ones == lengths)).tolist():
+        valid[row] = False
+        row_errors(row, "LABEL_INDICATORS", INDICATOR_LIST, None)
     entry_valid = valid[row_of]
     row_of, ids = row_of[entry_valid], ids[entry_valid].astype(np.int64)
     order = np.lexsort((ids, row_of))

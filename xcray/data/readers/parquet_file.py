@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xcray.data.readers.blocks import FREE_GROWTH_BYTES, Source
+from xcray.data.readers.blocks import FREE_GROWTH_BYTES, HEAD_BYTES, Source
 from xcray.data.readers.error_codes import default_fix
+from xcray.data.readers.format_guess import FIXES, LOOKS, guess_format
 from xcray.data.readers.options import ReadOptions
 from xcray.errors import DataError, excerpt, missing_file
 
@@ -172,7 +173,8 @@ def _check_ends(path: Path) -> None:
 
     size = path.stat().st_size
     with open(path, "rb") as handle:
-        head = handle.read(4)
+        first = handle.read(HEAD_BYTES)
+        head = first[:4]
         handle.seek(max(0, size - 8))
         tail = handle.read(8)
     if head not in (MAGIC, ENCRYPTED_MAGIC):
@@ -182,10 +184,12 @@ def _check_ends(path: Path) -> None:
                 f"{size} bytes are too few for a Parquet file",
                 default_fix("PARQUET_INVALID") or "",
             )
+        guess = guess_format(first) or ""
+        looks = LOOKS.get(guess, "does not begin with PAR1")
         raise error(
             "FORMAT_MISMATCH",
-            "is not a Parquet file: it does not begin with PAR1",
-            "give its actual format",
+            f"is not a Parquet file: it {looks}",
+            FIXES.get(guess, "give its actual format"),
         )
     if head == ENCRYPTED_MAGIC or tail.endswith(ENCRYPTED_MAGIC):
         raise error("PARQUET_ENCRYPTED", "it is encrypted", "write it without encryption")

@@ -1,28 +1,34 @@
-"""Documents with labels from JSON lines, CSV and TSV, one record at a time.
+"""Documents with labels from JSON lines, CSV, TSV and fastText, one record at a time.
 
 Error columns count characters from 1. Texts are kept as they are (the text pipeline normalises
-them). Labels are stripped, normalised to NFC, and kept once each. Blank lines are not records. A
-TSV file has no quotes: a tab always separates.
+them). Labels are read by `readers.labels`. Blank lines are not records. A TSV file has no quotes:
+a tab always separates. A line of fastText is a text in which words like `__label__x` are labels.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcray.data.readers.blocks import Source
 from xcray.data.readers.csv_fields import Fields, read_fields
 from xcray.data.readers.error_log import DataErrors, ErrorCollector
+from xcray.data.readers.format_guess import FASTTEXT_PREFIX
+from xcray.data.readers.labels import (
+    LabelReader,
+    field_value,
+    required_fields,
+    type_name,
+    unmatched_columns,
+)
 from xcray.data.readers.lines import TextLine, lone_cr_error, text_lines
 from xcray.data.readers.options import ReadOptions
 from xcray.errors import DataError, ParameterError
 
-FORMATS = ("jsonl", "csv", "tsv")
-INTEGER = re.compile(r"[0-9]{1,18}")
+FORMATS = ("jsonl", "csv", "tsv", "fasttext")
 
 
 class Record(NamedTuple):
@@ -49,12 +55,22 @@ def read_records(
     """
     if format not in FORMATS:
         raise ParameterError(f"{format!r} is not a text format; there are {', '.join(FORMATS)}")
-    source = Source(path, options, text=True)
-    parts = (
-        _json_fields(source, collector)
-        if format == "jsonl"
-        else _table_fields(source, collector, format == "csv")
-    )
+    if format == "fasttext":
+        names = ReadOptions()
+        options = replace(
+            options,
+            text_fields=names.text_fields,
+            label_field=names.label_field,
+            label_columns=(),
+            id_field=None,
+        )
+    source = Source(path, options, text=True, format=format)
+    if format == "jsonl":
+        parts = _json_fields(source, collector)
+    elif format == "fasttext":
+        parts = _fasttext_fields(source, collector)
+    else:
+        parts = _table_fields(source, collector, format == "csv")
     maker = RecordMaker(source, collector)
     collector.file = source.name
     with collector.reading():
@@ -84,6 +100,7 @@ class RecordMaker:
         self.source = source
         self.collector = collector
         self.options = source.options
+        self.labels = LabelReader(source, collector)
 
     def __call__(self, line: int, fields: dict[str, Any]) -> Record:
         """Return the record of a line (or row). Raises DataError."""
@@ -95,89 +112,20 @@ class RecordMaker:
                 line=line,
                 hint="remove the record, or skip bad ones",
             )
-        labels = self.labels(line, self._field(line, fields, self.options.label_field))
+        labels = self.labels(line, fields)
         name = self.options.id_field
         row = self.collector.n_rows + self.collector.n_bad
         place = (None, line) if self.source.by_row else (line, None)
-        return Record(
-            str(row) if name is None else str(self._field(line, fields, name)), text, labels, *place
-        )
-
-    def labels(self, line: int, value: Any) -> tuple[str, ...]:
-        """Return distinct labels from a list or a string with separators. Raises DataError."""
-        if isinstance(value, str):
-            value = value.split(self.options.label_separator) if value.strip() else []
-        if not isinstance(value, list):
-            problem = (
-                f"field '{self.options.label_field}' is {_type_name(value)} where a list of "
-                "labels is expected"
-            )
-            raise self.source.error("FIELD_TYPE", problem, line=line, value=json.dumps(value)[:100])
-        labels = [self._label(line, item) for item in value]
-        distinct = tuple(dict.fromkeys(labels))
-        self.collector.warnings["duplicate_labels"] += len(labels) - len(distinct)
-        return distinct
-
-    def _field(self, line: int, fields: dict[str, Any], name: str) -> Any:
-        """Return the value of a field. Raises FIELD_MISSING."""
-        if name not in fields:
-            names = ", ".join(list(fields)[:20])
-            problem = f"there is no field '{name}'; there are: {names}"
-            raise self.source.error(
-                "FIELD_MISSING",
-                problem,
-                line=line,
-                value=name,
-                hint="name the fields with text_fields, label_field",
-            )
-        return fields[name]
+        id = row if name is None else field_value(self.source, line, fields, name)
+        return Record(str(id), text, labels, *place)
 
     def _string(self, line: int, fields: dict[str, Any], name: str) -> str:
         """Return the value of a field that must be a string."""
-        value = self._field(line, fields, name)
+        value = field_value(self.source, line, fields, name)
         if not isinstance(value, str):
-            problem = f"field '{name}' is {_type_name(value)} where a string is expected"
+            problem = f"field '{name}' is {type_name(value)} where a string is expected"
             raise self.source.error("FIELD_TYPE", problem, line=line, value=json.dumps(value)[:100])
         return value
-
-    def _label(self, line: int, item: Any) -> str:
-        """Return one label from a string or a whole number."""
-        if isinstance(item, bool) or not isinstance(item, str | int):
-            raise self.source.error(
-                "FIELD_TYPE",
-                f"a label is {_type_name(item)} where a string is expected",
-                line=line,
-                value=str(item),
-            )
-        label = unicodedata.normalize("NFC", str(item)).strip()
-        if not label:
-            raise self.source.error(
-                "LABEL_EMPTY", "an empty label", line=line, hint="check the label separator"
-            )
-        if has_half_surrogate(label):
-            hint = "write whole characters: \\ud83d\\ude00, not \\ud83d"
-            raise self.source.error(
-                "ENCODING",
-                "a label with half of a surrogate pair",
-                line=line,
-                value=label,
-                hint=hint,
-            )
-        if self.options.label_ids and not INTEGER.fullmatch(label):
-            problem = f"label '{label[:60]}' is not a whole number"
-            raise self.source.error(
-                "LABEL_NOT_INT",
-                problem,
-                line=line,
-                value=label,
-                hint="turn label_ids off if labels are names",
-            )
-        return str(int(label)) if self.options.label_ids else label
-
-
-def has_half_surrogate(text: str) -> bool:
-    """Whether a string holds half of a surrogate pair, which UTF-8 cannot encode."""
-    return not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _table_fields(
@@ -210,7 +158,8 @@ def _table_fields(
 def _header(source: Source, fields: Fields, delimiter: str) -> list[str]:
     """Return the names in the first line.
 
-    They must be distinct and include the required fields.
+    They must be distinct and include the required fields. The first one can be empty: pandas
+    writes the index of a frame without a name.
     """
     names = [name.strip() for name in fields.values]
     cr_error = lone_cr_error(source, fields.line, delimiter.join(fields.values))
@@ -231,50 +180,55 @@ def _header(source: Source, fields: Fields, delimiter: str) -> list[str]:
                 hint=hint,
             )
     for column, name in enumerate(names):
-        if not name or name in names[:column]:
+        if (not name and column) or name in names[:column]:
             problem = (
                 f"field {column + 1} of the header is a second '{name}'"
                 if name
                 else f"field {column + 1} of the header has no name"
             )
             raise source.error("CSV_HEADER", problem, line=fields.line, value=name)
-    required = [
-        *options.text_fields,
-        options.label_field,
-        *([options.id_field] if options.id_field else []),
-    ]
-    for name in required:
+    for name in required_fields(options, names):
         if name not in names:
-            problem = f"the header has no field '{name}'; it has: {', '.join(names[:20])}"
-            hint = (
-                "name the fields with text_fields and label_field; "
-                "header=false and columns=NAMES for a file without header"
-            )
-            raise source.error("CSV_HEADER", problem, line=fields.line, value=name, hint=hint)
+            raise _missing_column_error(source, fields.line, name, names)
+    missing = unmatched_columns(options, names)
+    if missing is not None:
+        raise _missing_column_error(source, fields.line, missing, names)
     return names
+
+
+def _missing_column_error(source: Source, line: int, name: str, names: list[str]) -> DataError:
+    """Return the error for a header without a required field."""
+    problem = f"the header has no field '{name}'; it has: {', '.join(names[:20])}"
+    hint = (
+        "name the fields with text_fields and label_field, or columns of 0 and 1, one per label, "
+        "with label_columns; header=false and columns=NAMES for a file without header"
+    )
+    return source.error("CSV_HEADER", problem, line=line, value=name, hint=hint)
+
+
+def _fasttext_fields(
+    source: Source, collector: ErrorCollector
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the line number, text and labels of each line."""
+    for line in text_lines(source, collector):
+        text, labels = split_fasttext(line.text)
+        if text or labels:
+            yield line.number, {"text": text, "labels": labels}
+
+
+def split_fasttext(line: str) -> tuple[str, list[str]]:
+    """Return the text and the labels of a line of fastText."""
+    words = line.split()
+    labels = [word for word in words if word.startswith(FASTTEXT_PREFIX)]
+    text = " ".join(word for word in words if not word.startswith(FASTTEXT_PREFIX))
+    return text, [label.removeprefix(FASTTEXT_PREFIX) for label in labels]
 
 
 def _json_fields(source: Source, collector: ErrorCollector) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number and fields of each JSON object."""
-    first = True
     for line in text_lines(source, collector):
         if not line.text.strip():
             continue
-        if first and not line.text.lstrip().startswith("{"):
-            hint = (
-                "write one object per line: jq -c '.[]' file.json"
-                if line.text.lstrip().startswith("[")
-                else "format=csv?"
-            )
-            raise source.error(
-                "FORMAT_MISMATCH",
-                "JSON lines begin with '{'",
-                line=line.number,
-                column=1,
-                value=line.text[:100],
-                hint=hint,
-            )
-        first = False
         try:
             yield line.number, json_object(source, line)
         except DataError as error:
@@ -304,7 +258,7 @@ def json_object(source: Source, line: TextLine) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise source.error(
             "FIELD_TYPE",
-            f"the line is {_type_name(value)} where an object is expected",
+            f"the line is {type_name(value)} where an object is expected",
             line=line.number,
         )
     return value
@@ -326,16 +280,3 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _refuse_constant(name: str) -> Any:
     """Raise ValueError: NaN and infinities are not JSON."""
     raise ValueError(f"{name} is not JSON")
-
-
-def _type_name(value: Any) -> str:
-    """Return the name of a JSON value's type for messages."""
-    kinds = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-    }
-    return kinds.get(type(value), "null")

@@ -3,7 +3,8 @@
 The file is read in blocks of a few megabytes. A numba kernel reads plain lines at some hundred
 megabytes per second and leaves all other lines to the strict parser. Comment lines and blank lines
 at the end of the file are not rows. A blank line between rows is an error, because dropping it
-would shift the rows that follow.
+would shift the rows that follow. If a header gives the number of rows, blank lines are rows without
+labels and features, because writers of sparse matrices write them so.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def read_svmlight(
     bad lines (unless they are skipped), DataError for a file in another format, EMPTY_FILE if
     it has no row.
     """
-    source = Source(path, options)
+    source = Source(path, options, format="svmlight")
     bounds = LineBounds(
         base=0 if options.zero_based else 1,
         n_features=options.n_features or options.max_features,
@@ -44,8 +45,6 @@ def read_svmlight(
     reader = BlockReader(source, LineParser(source, bounds, collector), collector)
     with collector.reading():
         for block in source.blocks():
-            if block.line == 1:
-                check_svmlight(source, block.data)
             yield from reader.read(block)
         reader.close()
         if not collector.n_rows:
@@ -72,6 +71,7 @@ class BlockReader:
         collector.file = source.name
         self.blank: list[RawLine] = []
         self.n_blank = 0
+        self.has_blank_rows = False
 
     def read(self, block: LineBlock) -> Iterator[Chunk]:
         """Yield the rows of a block: at most one chunk."""
@@ -118,6 +118,10 @@ class BlockReader:
     def _parse_line(self, line: RawLine, row: int, out: ParsedRows) -> int:
         """Parse one line into row `row`, and return the number of rows it gave: 0 or 1."""
         bare = line.data.strip(b" \t\r")
+        if not bare and self.expected is not None and self._rows_left(row):
+            _store_row(ParsedRow([], [], []), row, out)
+            self.has_blank_rows = True
+            return 1
         if not bare:
             self.n_blank += 1
             if len(self.blank) < self.collector.max_errors:
@@ -128,8 +132,9 @@ class BlockReader:
         self._report_blank_lines(True)
         if not self._rows_left(row):
             problem = f"more rows than the {self.expected} in the header"
+            note = "; blank lines before this one count as rows" if self.has_blank_rows else ""
             raise self.source.error(
-                "XC_ROW_COUNT", problem, line=line.number, hint="correct the header 'N D K'"
+                "XC_ROW_COUNT", problem, line=line.number, hint=f"correct the header 'N D K'{note}"
             )
         try:
             _store_row(self.parser(line), row, out)
@@ -178,70 +183,6 @@ class BlockReader:
         )
         X = csr(out.x_ptr[: row + 1], features, out.x_value[: len(features)], collector.n_features)
         return X, pattern(out.y_ptr[: row + 1], labels, collector.n_labels)
-
-
-def check_svmlight(source: Source, head: bytes) -> None:
-    """Raise FORMAT_MISMATCH if the first lines look like another format."""
-    lines = [line.strip(b"\r") for line in head[: 1 << 16].split(b"\n")[:4]]
-    lines = [line for line in lines if line and not line.startswith(b"#")]
-    first = lines[0] if lines else b""
-    if (
-        b":" not in first
-        and len(first.split()) == 3
-        and all(word.isdigit() for word in first.split())
-    ):
-        hint = "read it with format=xc, the XC repository format"
-        raise source.error(
-            "FORMAT_MISMATCH",
-            "begins with an XC header 'N D K'",
-            line=1,
-            column=1,
-            value=_excerpt(first),
-            hint=hint,
-        )
-    if first.lstrip().startswith((b"{", b"[")):
-        raise source.error(
-            "FORMAT_MISMATCH",
-            "looks like JSON",
-            line=1,
-            column=1,
-            value=_excerpt(first),
-            hint="format=jsonl?",
-        )
-    if looks_like_table(lines):
-        raise source.error(
-            "FORMAT_MISMATCH",
-            "looks like CSV",
-            line=1,
-            column=1,
-            value=_excerpt(first),
-            hint="format=csv?",
-        )
-
-
-def looks_like_table(lines: list[bytes]) -> bool:
-    """Whether lines look like CSV.
-
-    They have no colon, and either a header of words or the same number of commas, semicolons or
-    tabs.
-    """
-    first = lines[0] if lines else b""
-    for mark in (b",", b";", b"\t"):
-        counts = [line.count(mark) for line in lines]
-        if counts and counts[0] and not any(b":" in line for line in lines):
-            words = any(c.isalpha() for c in first.decode("utf-8", "replace"))
-            if words or (
-                len(lines) > 2
-                and len(set(counts[:3])) == 1
-                and not any(b" " in line for line in lines)
-            ):
-                return True
-    return False
-
-
-def _excerpt(line: bytes) -> str:
-    """Return the beginning of a line for an error."""
-    return line[:100].decode("utf-8", "backslashreplace")
 
 
 def _allocate_rows(text: Any) -> tuple[int, ParsedRows]:

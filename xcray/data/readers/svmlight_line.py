@@ -16,6 +16,7 @@ import numpy as np
 
 from xcray.data.readers.blocks import Source
 from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.labels import INDICATOR_LIST, MIN_INDICATORS
 from xcray.data.readers.options import MAX_INDEX, ReadOptions
 from xcray.errors import DataError
 from xcray.kernels.parse import LineBounds
@@ -127,6 +128,8 @@ class LineParser:
             labels.append(self._label(line, part, at))
             at += len(part) + 1
         unique = sorted(set(labels))
+        if len(labels) >= MIN_INDICATORS and unique[-1] <= 1:
+            raise self._error(line, "LABEL_INDICATORS", INDICATOR_LIST, token.start(), token[0])
         self.collector.warnings["duplicate_labels"] += len(labels) - len(unique)
         return unique
 

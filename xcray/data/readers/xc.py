@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from xcray.arrays import Pattern, pattern
 from xcray.data.readers.blocks import LineBlock, Source
 from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.format_guess import FIXES, guess_format
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.svmlight import BlockReader, Chunk
 from xcray.data.readers.svmlight_line import LineParser
@@ -22,7 +24,17 @@ from xcray.errors import DataError, ParameterError
 from xcray.kernels.parse import LineBounds
 from xcray.kernels.sparse import pattern_range
 
-HEADERS = {3: ("N D K", ("rows", "features", "labels")), 2: ("N D or N K", ("rows", "columns"))}
+# what a file holds -> its header and the sizes in it
+HEADERS: Final = {
+    "rows": ("N D K", ("rows", "features", "labels")),
+    "features": ("N D", ("rows", "features")),
+    "labels": ("N K", ("rows", "labels")),
+}
+# numbers in the first line, and the content that was expected -> what to do
+HEADER_FIXES: Final = {
+    (2, "rows"): "give the labels, which are in a file of their own, as labels_file",
+    (3, "features"): "labels are in this file: leave labels_file out",
+}
 MAX_DIGITS = 18
 
 
@@ -37,21 +49,23 @@ def read_xc(path: Path | str, options: ReadOptions, collector: ErrorCollector) -
         yield from _read_pair(path, options, collector)
         return
     with collector.reading():
-        yield from _read_one(Source(path, options), collector, fields=3)
+        yield from _read_one(Source(path, options), collector, "rows")
 
 
-def _read_one(source: Source, collector: ErrorCollector, fields: int) -> Iterator[Chunk]:
-    """Yield the rows of one file with a header of `fields` numbers.
+def _read_one(source: Source, collector: ErrorCollector, content: str) -> Iterator[Chunk]:
+    """Yield the rows of one file, whose content is a key of HEADERS.
 
-    With two numbers, lines have no leading labels.
+    Only lines of "rows" begin with labels.
     """
     reader: BlockReader | None = None
     for block in source.blocks():
         if reader is None:
-            sizes, block = _split_header(source, block, fields)
-            n_labels = sizes[2] if fields == 3 else 1
-            collector.n_features, collector.n_labels = sizes[1], n_labels if fields == 3 else 0
-            bounds = LineBounds(base=0, n_features=sizes[1], n_labels=n_labels, labels=fields == 3)
+            sizes, block = _split_header(source, block, content)
+            collector.n_features, collector.n_labels = (*sizes[1:], 0)[:2]
+            has_labels = content == "rows"
+            bounds = LineBounds(
+                base=0, n_features=sizes[1], n_labels=collector.n_labels or 1, labels=has_labels
+            )
             reader = BlockReader(
                 source, LineParser(source, bounds, collector, xc=True), collector, expected=sizes[0]
             )
@@ -63,22 +77,23 @@ def _read_one(source: Source, collector: ErrorCollector, fields: int) -> Iterato
 
 
 def _split_header(
-    source: Source, block: LineBlock, fields: int
+    source: Source, block: LineBlock, content: str
 ) -> tuple[tuple[int, ...], LineBlock]:
     """Return the sizes in the first line, and the block without it."""
     first, feed, rest = block.data.partition(b"\n")
-    sizes = parse_header(source, first.removesuffix(b"\r"), fields)
+    sizes = parse_header(source, first.removesuffix(b"\r"), content)
     return sizes, LineBlock(
         rest, block.line + 1, block.offset + len(first) + len(feed), block.ended
     )
 
 
-def parse_header(source: Source, first: bytes, fields: int = 3) -> tuple[int, ...]:
+def parse_header(source: Source, first: bytes, content: str = "rows") -> tuple[int, ...]:
     """Return N, D, K (or N and one width) of a header line.
 
-    Raises DataError with the column of the error.
+    content: a key of HEADERS. Raises DataError with the column of the error.
     """
-    form, names = HEADERS[fields]
+    form, names = HEADERS[content]
+    fields = len(names)
     words = list(re.finditer(rb"[^ \t]+", first))
 
     def error(code: str, problem: str, at: int, value: bytes, hint: str | None = None) -> DataError:
@@ -91,7 +106,7 @@ def parse_header(source: Source, first: bytes, fields: int = 3) -> tuple[int, ..
             f"the first line is not a header '{form}'",
             0,
             first,
-            "read it with format=svmlight, or add the header",
+            _missing_header_hint(first, content),
         )
     if len(words) != fields:
         raise error(
@@ -99,10 +114,12 @@ def parse_header(source: Source, first: bytes, fields: int = 3) -> tuple[int, ..
             f"the header has {len(words)} fields where {fields} are expected: {form}",
             0,
             first,
+            HEADER_FIXES.get((len(words), content)),
         )
     options = source.options
     sizes = []
-    for word, name, limit in zip(words, names, _limits(options, fields), strict=True):
+    for word, name in zip(words, names, strict=True):
+        limit = getattr(options, f"max_{name}")
         if not re.fullmatch(rb"[+-]?[0-9]+", word[0]):
             raise error(
                 "XC_HEADER_NOT_INT",
@@ -124,10 +141,9 @@ def parse_header(source: Source, first: bytes, fields: int = 3) -> tuple[int, ..
                 f"if this is intended, raise max_{name}",
             )
         sizes.append(int(digits))
-    for name, expected, size in zip(
-        ("features", "labels"), (options.n_features, options.n_labels), sizes[1:], strict=False
-    ):
-        if fields == 3 and expected not in (None, size):
+    for name, size in zip(names[1:], sizes[1:], strict=True):
+        expected = getattr(options, f"n_{name}")
+        if expected not in (None, size):
             raise source.error(
                 "DIM_MISMATCH",
                 f"the header claims {size} {name}, {expected} are expected",
@@ -137,10 +153,14 @@ def parse_header(source: Source, first: bytes, fields: int = 3) -> tuple[int, ..
     return tuple(sizes)
 
 
-def _limits(options: ReadOptions, fields: int) -> tuple[int, ...]:
-    """Return the largest allowed sizes."""
-    widths = (options.max_features, options.max_labels)
-    return (options.max_rows, *widths) if fields == 3 else (options.max_rows, max(widths))
+def _missing_header_hint(first: bytes, content: str) -> str:
+    """Return the fix for a file that does not begin with a header."""
+    guess = guess_format(first)
+    if guess not in (None, "svmlight"):
+        return FIXES[str(guess)]
+    if content != "rows":
+        return f"begin the file with one line: the numbers of rows and {content}"
+    return f"add the header; or {FIXES['svmlight']}"
 
 
 def _read_pair(
@@ -156,7 +176,7 @@ def _read_pair(
     Y = _read_label_sets(label_source, ErrorCollector(collector.max_errors))
     start = 0
     with collector.reading():
-        for X, _ in _read_one(source, collector, fields=2):
+        for X, _ in _read_one(source, collector, "features"):
             stop = start + X.n_rows
             if stop <= Y.n_rows:
                 labels = pattern_range(Y, start, stop)
@@ -173,7 +193,7 @@ def _read_pair(
 def _read_label_sets(source: Source, collector: ErrorCollector) -> Pattern:
     """Read a label file completely; a row has a label where its value is not zero."""
     lengths, labels, n_labels = [np.zeros(1, np.int64)], [np.empty(0, np.int32)], 0
-    for X, _ in _read_one(source, collector, fields=2):
+    for X, _ in _read_one(source, collector, "labels"):
         is_set = X.data != 0
         before = np.concatenate(([0], np.cumsum(is_set)))
         lengths.append(np.diff(before[X.indptr]))

@@ -21,7 +21,7 @@ from xcray.service.datasets.statistics import statistics
 from xcray.service.http.auth import Caller
 from xcray.service.schemas.datasets import DatasetRequest
 
-UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "npz")
+UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "fasttext", "parquet", "npz")
 GENERATED_FORMATS = ("pydocs", "synthetic")
 RAW_CONTENT_TYPES = (
     "application/octet-stream",

@@ -32,6 +32,7 @@ class DatasetRequest(Strict):
         "jsonl",
         "csv",
         "tsv",
+        "fasttext",
         "parquet",
         "npz",
         "pydocs",

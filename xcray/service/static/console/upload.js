@@ -4,11 +4,11 @@ import { change, newKey, upload } from "./api.js";
 import { Button, Field, Table, Trouble } from "./parts.js";
 import { DELIMITERS, firstRows, guessDelimiter, longestColumn, readHead } from "./preview.js";
 
-const FORMATS = ["jsonl", "csv", "tsv", "svmlight", "xc", "parquet", "npz"];
+const FORMATS = ["jsonl", "csv", "tsv", "fasttext", "svmlight", "xc", "parquet", "npz"];
 const TEXTS = ["jsonl", "csv", "tsv", "parquet"];
 const DELIMITER_NAMES = { ",": "comma", ";": "semicolon", "|": "|", "\t": "tab" };
 const LABELS = {
-  text_fields: "Text columns", label_field: "Label column", label_separator: "Separator of labels", delimiter: "Delimiter", header: "The first line is a header",
+  text_fields: "Text columns", label_field: "Label column", label_columns: "Columns of 0 and 1", label_separator: "Separator of labels", delimiter: "Delimiter", header: "The first line is a header",
   skip_bad: "Skip bad lines", zero_based: "Features start at 0", test_fraction: "Share of rows held out",
 };
 // An option in a message: `text_fields`, `delimiter=';'`, or `--label-separator '/' (label_separator)`.
@@ -45,32 +45,38 @@ function Preview({ shown, how }) {
     ${Array.isArray(labels) && html`<p role="status">Labels of the first row: ${labels.map((label) => html`<code>${cell(label)}</code> `)}</p>`}`;
 }
 
+// Columns, and the fields of the objects in them.
+function labelChoices({ columns, rows }) {
+  return columns.flatMap((name) => [name, ...Object.keys([rows[0]?.[name]].flat()[0] ?? {}).filter((key) => !/^\d+$/.test(key)).map((key) => `${name}.${key}`)]);
+}
+
 // Which columns are the text and the labels; without a preview their names are typed.
 function Columns({ shown, how, set }) {
   const { texts, label } = how, columns = shown?.columns ?? [];
+  const several = html`<${Field} label=${LABELS.label_columns} id="label_columns" help="In place of one column: a,b or first:last or prefix*"><input id="label_columns" value=${how.labelColumns} onInput=${(event) => set({ labelColumns: event.target.value })} /><//>`;
   if (!columns.length) {
     return html`<${Field} label=${LABELS.text_fields} id="texts" help="Separated by commas; default: text"><input id="texts" value=${texts.join(",")} onInput=${(event) => set({ texts: event.target.value.split(",").filter(Boolean) })} /><//>
-      <${Field} label=${LABELS.label_field} id="label" help="Default: labels"><input id="label" value=${label} onInput=${(event) => set({ label: event.target.value })} /><//>`;
+      <${Field} label=${LABELS.label_field} id="label" help="Default: labels"><input id="label" value=${label} onInput=${(event) => set({ label: event.target.value })} /><//>${several}`;
   }
   const tick = (name) => set({ texts: columns.filter((each) => (each === name ? !texts.includes(name) : texts.includes(each))) });
   return html`<fieldset class="field"><legend>${LABELS.text_fields}</legend>${columns.map((name) => html`<label><input type="checkbox" checked=${texts.includes(name)} onChange=${() => tick(name)} /> ${name}</label>`)}</fieldset>
-    <${Field} label=${LABELS.label_field} id="label"><select id="label" required value=${label} onChange=${(event) => set({ label: event.target.value })}><option value="">choose a column</option>${columns.map((name) => html`<option value=${name}>${name}</option>`)}</select><//>`;
+    <${Field} label=${LABELS.label_field} id="label"><select id="label" required=${!how.labelColumns} value=${label} onChange=${(event) => set({ label: event.target.value })}><option value="">choose a column</option>${labelChoices(shown).map((name) => html`<option value=${name}>${name}</option>`)}</select><//>${several}`;
 }
 
 // The reading options of the service: only those that the format has.
 function readingOptions(how, shown, hasTest) {
-  const { format, texts, label, separator, delimiter, header, zeroBased, skipBad, share } = how, isTable = Boolean(DELIMITERS[format]);
+  const { format, texts, label, labelColumns, separator, delimiter, header, zeroBased, skipBad, share } = how, isTable = Boolean(DELIMITERS[format]);
   return {
     ...(!hasTest && { test_fraction: Number(share) }),
     ...(skipBad && { skip_bad: true }),
     ...(format === "svmlight" && zeroBased && { zero_based: true }),
-    ...(TEXTS.includes(format) && { ...(texts.length && { text_fields: texts }), ...(label && { label_field: label }), ...(separator && { label_separator: separator }) }),
+    ...(TEXTS.includes(format) && { ...(texts.length && { text_fields: texts }), ...(labelColumns ? { label_columns: labelColumns } : label && { label_field: label }), ...(separator && { label_separator: separator }) }),
     ...(isTable && delimiter !== DELIMITERS[format][0] && { delimiter }),
     ...(isTable && !header && { header: false, columns: shown?.columns ?? [] }),
   };
 }
 
-const START = { format: "jsonl", name: "", texts: [], label: "", separator: "", delimiter: ",", header: true, zeroBased: false, skipBad: false, share: "0.1" };
+const START = { format: "jsonl", name: "", texts: [], label: "", labelColumns: "", separator: "", delimiter: ",", header: true, zeroBased: false, skipBad: false, share: "0.1" };
 
 export function Upload() {
   const last = useRef({});  // the latest request: repeated after an error, it has the same key

@@ -1,1 +1,0 @@
-"""L-BFGS: multinomial logistic regression with all weights at each worker."""

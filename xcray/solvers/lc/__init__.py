@@ -1,1 +1,0 @@
-"""LC: multinomial logistic regression, with classes that are solved alone in each round."""
