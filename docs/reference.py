@@ -59,17 +59,18 @@ PYTHON = {
         for name in (
             "contract",
             "rotation_contract",
-            "synchronous_contract",
+            "group_contract",
             "ppdsparse",
             "pdsparse",
             "memoir.solver",
             "memoir.parameters",
             "indexed_bcd.solver",
             "dsmlr",
-            "lbfgs",
-            "lc",
+            "lbfgs.solver",
+            "lc.solver",
             "least_squares.solver",
             "least_squares.staged_solvers",
+            "least_squares.stages_solver",
         )
     ),
 }

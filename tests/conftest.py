@@ -61,8 +61,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # Files of `make test` that use the local Ray; one process runs them all.
 RAY_FILES = (
-    "tests/workers/ray/test_pool.py",
-    "tests/workers/test_worker_groups.py",
+    "tests/workers/test_workers.py",
+    "tests/workers/test_pools.py",
     "tests/workers/ray/test_worker_group.py",
     "tests/workers/ray/test_trainings.py",
 )

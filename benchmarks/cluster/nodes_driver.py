@@ -21,7 +21,7 @@ from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, train
 from xcray.training.rotation import strategy as circulating
 from xcray.workers.ray import pool as ray_pool
-from xcray.workers.ray.actors import RayWorkers
+from xcray.workers.ray.workers import RayWorkers
 
 LOOK = 0.1  # seconds between two samples
 JOB = "job-nodes"
@@ -86,13 +86,13 @@ def main(text: str) -> None:
     if document.get("eager"):
         ray_pool.scaling_policy_for = lambda _: None
     opened: list[float] = []
-    connect = RayWorkers._connect
+    open_workers = RayWorkers.open
 
     def noted(self: RayWorkers) -> None:
-        connect(self)
+        open_workers(self)
         opened.append(self._opened)
 
-    RayWorkers._connect = noted  # type: ignore[method-assign]
+    RayWorkers.open = noted  # type: ignore[method-assign]
     with ClusterSampler(place / "seen.jsonl") as looker:
         result = train(
             spec, run_dir=place / "run", out=place / "model", progress=looker.progress, job=JOB

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +25,13 @@ from xcray.arrays import Float64, TopK, frozen
 from xcray.errors import Stopped
 from xcray.measures import f1, predicted_sets
 from xcray.solvers.dsmlr import DSMLRSolver
-from xcray.solvers.lbfgs import LBFGSSolver
-from xcray.solvers.lc import LCSolver
+from xcray.solvers.group_contract import Round, TrainingRows
+from xcray.solvers.held_out import top_k
+from xcray.solvers.lbfgs.solver import LBFGSSolver
+from xcray.solvers.lc.solver import LCSolver
 from xcray.solvers.multinomial import Shard, make_shard, shard_rows, total_weight
 from xcray.solvers.row_operator import RowOperator as Products
-from xcray.solvers.solved_labels import SolvedLabels
-from xcray.solvers.synchronous_contract import LabelWeights, RoundMetrics, top_k
+from xcray.solvers.solved_labels import SolvedLabels, concatenate
 from xcray.training.rotation.config import RotationConfig
 from xcray.training.rotation.shard_worker import ShardWorkerSpec, make_shard_source
 from xcray.training.rotation.trainer import train_rotation
@@ -148,15 +150,15 @@ def run(
     """
     solver, clock = replace(SOLVERS[name], lam=problem.lam), Clock(problem, budget, target, looks)
     with cores(workers):
-        if solver.family == "synchronous":
+        if solver.family == "group":
             run_rounds(solver, problem, workers, clock)
         else:
             run_circulating(solver, problem, workers, clock)
     return clock.points
 
 
-class SynchronousWorkerSpec:
-    """Worker specification of a synchronous solver."""
+class GroupWorkerSpec:
+    """Worker specification of a group solver."""
 
     def __init__(self, solver: Any, problem: Problem, workers: int) -> None:
         self._solver = solver
@@ -185,21 +187,21 @@ def shard(problem: Problem, shares: int, number: int) -> Shard:
 
 def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> None:
     """Run L-BFGS or LC."""
-    group = ThreadGroup(SynchronousWorkerSpec(solver, problem, workers), workers)
+    group = ThreadGroup(GroupWorkerSpec(solver, problem, workers), workers)
+    rows, positives = TrainingRows(problem.X, problem.Y), np.zeros(problem.Y.n_cols, np.int64)
 
-    def whole(parts: Callable[[], Iterator[LabelWeights]]) -> Float64:
-        return np.concatenate([part.W for part in parts()], axis=1)
-
-    def on_round(report: RoundMetrics, parts: Callable[[], Iterator[LabelWeights]]) -> bool:
-        return clock.record(report.objective, lambda: whole(parts))
+    def whole(done: Round) -> Float64:
+        labels = concatenate(list(solver.export(done.state, positives)))
+        return labels.W.to_scipy().toarray().T.astype(np.float64)
 
     try:
         group.open()
         clock.go()
-        trained = solver.train(
-            SynchronousCalls(group), problem.X.n_cols, problem.Y.n_cols, on_round
-        )
-        clock.end(lambda: whole(trained.parts))
+        for done in solver.program(SynchronousCalls(group), rows):
+            last = done
+            if clock.record(done.entry["objective"], partial(whole, done)):
+                break
+        clock.end(partial(whole, last))
     finally:
         group.close()
 

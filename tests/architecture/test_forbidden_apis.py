@@ -35,6 +35,7 @@ RUNNERS = {
     *("eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load"),
     *("os.system", "os.popen"),
 }
+WRITABLE_MAPS = {"open_memmap", "create_memory_map", "SharedMemory"}
 SKIPS = {"skip", "skipif", "xfail", "importorskip"}
 UNDECIDED = ["".join(word) for word in (("TO", "DO"), ("FIX", "ME"), ("X", "XX"))]
 # Without PostgreSQL's programs or helm there is nothing to test.
@@ -123,6 +124,18 @@ def kernel_options(tree: ast.Module) -> list[str]:
     return out
 
 
+def mapped_writes(tree: ast.Module) -> list[str]:
+    """Return the files that are written through a mapping: on a full disk that ends the process."""
+    out = []
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = dotted(node.func).rpartition(".")[2]
+        modes = {keyword.arg: constant(keyword.value) for keyword in node.keywords}
+        writes = name in WRITABLE_MAPS or (name == "memmap" and modes.get("mode") != "r")
+        writes |= name == "memory_map" and (len(node.args) > 1 or modes.get("mode", "r") != "r")
+        out += [f"line {node.lineno}: {name} maps a file for writing"] if writes else []
+    return out
+
+
 def skipped_tests(tree: ast.Module) -> list[str]:
     """Return the tests that can be skipped."""
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in SKIPS]
@@ -140,7 +153,7 @@ def forbidden_words(text: str) -> list[str]:
     ]
 
 
-PACKAGE_CHECKS = (code_from_bytes, swallowed_errors, kernel_options)
+PACKAGE_CHECKS = (code_from_bytes, swallowed_errors, kernel_options, mapped_writes)
 
 
 def test_the_package_passes() -> None:
@@ -188,6 +201,10 @@ def test_no_forbidden_words_anywhere() -> None:
         (kernel_options, "@numba.njit\ndef f(): return 1"),
         (kernel_options, "@njit(nogil=True)\ndef f(): return 1"),
         (kernel_options, "@njit(nogil=True, cache=True, fastmath=True)\ndef f(): return 1"),
+        (mapped_writes, "np.memmap(path, dtype)"),
+        (mapped_writes, "np.memmap(path, dtype, mode='w+')"),
+        (mapped_writes, "pa.memory_map(path, 'r+')"),
+        (mapped_writes, "np.lib.format.open_memmap(path)"),
         (skipped_tests, "@pytest.mark." + "skip\ndef test(): assert True"),
         (skipped_tests, "sklearn = pytest." + "importorskip('sklearn')"),
     ],
@@ -206,6 +223,7 @@ def test_each_check_can_fail(check: Callable[[ast.Module], list[str]], snippet: 
         ),
         (swallowed_errors, "with suppress(ProcessLookupError):\n    f()"),
         (kernel_options, "@numba.njit(nogil=True, cache=True)\ndef f(): return 1"),
+        (mapped_writes, "np.memmap(path, kind, mode='r')\npa.memory_map(path)\nmmap.mmap(-1, 5)"),
         (skipped_tests, "skip = rows.skip(3)"),
     ],
 )

@@ -29,14 +29,12 @@ LONG_FILES = {
     "service/routes/models.py",
     "solvers/dsmlr.py",
     "solvers/indexed_bcd/label.py",
-    "solvers/lc.py",
+    "solvers/lc/solver.py",
     "solvers/newton.py",
     "solvers/pdsparse.py",
     "solvers/ppdsparse.py",
     "training/edit/apply.py",
     "training/rotation/trainer.py",
-    "workers/ray/pool.py",
-    "workers/ray/worker_group.py",
 }
 LONG_FUNCTIONS = {
     "batch/lines.py:plan_lines",

@@ -16,7 +16,7 @@ from xcray.workers.ray.session import (
     environment,
     local_ray_environment,
     make_short_root,
-    retry_slow_start,
+    start_node,
 )
 from xcray.workers.ray.token import write_token
 
@@ -34,7 +34,7 @@ class Patient(Cluster):
 
     def add_node(self, *inputs: Any, **how: Any) -> Any:
         """Add a node (see Ray)."""
-        return retry_slow_start(lambda: super(Patient, self).add_node(*inputs, **how))
+        return start_node(lambda: super(Patient, self).add_node(*inputs, **how))
 
 
 @contextmanager

@@ -22,7 +22,9 @@ import pytest
 from xcray.workers.ray import actors as ray_actors
 from xcray.workers.ray import cluster_state as ray_nodes
 from xcray.workers.ray import pool as ray_pool
+from xcray.workers.ray import workers as ray_workers
 from xcray.workers.ray.cluster_state import GcsSnapshot
+from xcray.workers.worker_group import CallOutcome
 
 BOOT = 2.0  # seconds from the placement of an actor to the start of its process
 STEP = 0.25
@@ -90,10 +92,11 @@ class Actor:
         self.calls: list[tuple[Reference, Callable[[float], tuple[float, Any]]]] = []
         self.dead = False
         self.out: list[Reference] = []
-        for verb in ("location", "open", "solve", "pid", "release", "stop", "cancel", "load"):
+        for verb in ("location", "open", "pid", "stop", "cancel", "load"):
             setattr(self, verb, _Method(self, verb))
+        self.call = _Method(self, "solve", results=2)
 
-    def call(self, verb: str, *args: Any) -> Reference:
+    def run(self, verb: str, *args: Any) -> Reference:
         """Call a method."""
         reference = Reference()
         self.out.append(reference)
@@ -106,7 +109,8 @@ class Actor:
         elif verb == "open":
             self.calls.append((reference, lambda now: (now + 0.5, True)))
         elif verb == "solve":
-            seconds = sum(self.play.costs[label] for label in args[1])
+            (labels,) = args[2]
+            seconds = sum(self.play.costs[label] for label in labels)
             self.calls.append((reference, lambda now: self._solved(now, seconds)))
         self.begin()
         return reference
@@ -115,7 +119,7 @@ class Actor:
         """Solve a batch after the previous one."""
         began = max(now, self.free_at)
         self.free_at = began + seconds
-        return self.free_at, (b"", began, seconds, seconds)
+        return self.free_at, CallOutcome(b"", False, None, began, seconds, seconds)
 
     def begin(self) -> None:
         """Run the waiting calls if there is a process."""
@@ -142,17 +146,19 @@ class Actor:
 class _Method:
     """A method of an actor, like those of Ray's handles."""
 
-    def __init__(self, actor: Actor, verb: str) -> None:
+    def __init__(self, actor: Actor, verb: str, results: int = 1) -> None:
         self._actor = actor
         self._verb = verb
+        self._results = results
 
     def options(self, **_: Any) -> _Method:
         """Ignore the options."""
         return self
 
-    def remote(self, *args: Any) -> Reference:
-        """Call the method."""
-        return self._actor.call(self._verb, *args)
+    def remote(self, *args: Any) -> Any:
+        """Call the method; return the references of its results, of which the last is used."""
+        last = self._actor.run(self._verb, *args)
+        return last if self._results == 1 else (None, last)
 
 
 @dataclass
@@ -223,7 +229,7 @@ class SimulatedRun:
         )
 
     def start(
-        self, kind: Any, job: str, worker: str, *args: Any, scheduling_strategy: Any, **options: Any
+        self, kind: Any, work: Any, job: str, worker: str, request: Any, scheduling_strategy: Any
     ) -> Actor:
         """Replace `start_actor`."""
         actor = Actor(self, worker, getattr(scheduling_strategy, "node_id", ""))
@@ -235,7 +241,7 @@ class SimulatedRun:
         """Replace ray.kill."""
         actor.die("killed")
 
-    def get(self, reference: Reference) -> Any:
+    def get(self, reference: Reference, timeout: float = 0.0) -> Any:
         """Replace ray.get for finished calls."""
         if isinstance(reference.value, BaseException):
             raise reference.value
@@ -328,13 +334,13 @@ def played(play: SimulatedRun) -> Iterator[SimulatedRun]:
     errors = SimpleNamespace(RayError=Died, RayTaskError=Raised)
     ray = SimpleNamespace(get=play.get, kill=play.kill, put=lambda value: value, exceptions=errors)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (ray_pool, ray_actors, ray_nodes):
+        for module in (ray_pool, ray_workers, ray_actors, ray_nodes):
             patch.setattr(module, "time", clock)
-        patch.setattr(ray_pool, "ray", ray)
-        patch.setattr(ray_actors, "ray", ray)
+        for module in (ray_workers, ray_actors):
+            patch.setattr(module, "ray", ray)
         for module in (ray_pool, ray_actors):
             patch.setattr(module, "ready_refs", play.ready_refs)
-        patch.setattr(ray_pool, "start_actor", play.start)
+        patch.setattr(ray_workers, "start_actor", play.start)
         patch.setattr(ray_nodes, "read_gcs", play.snapshot)
         patch.setattr(ray_nodes, "driver_node", lambda: HEAD)
         yield play

@@ -13,7 +13,8 @@ from tests.support.toy_solvers import TOYS
 from xcray.data.dataset import Dataset
 from xcray.solvers import BUILT_IN
 from xcray.solvers.memoir import state
-from xcray.training import TrainResult, TrainSpec, train, weight_checkpoints
+from xcray.storage import checkpoints as group_checkpoints
+from xcray.training import TrainResult, TrainSpec, train
 from xcray.training.rotation import checkpoints, strategy
 from xcray.workers import timeline
 
@@ -101,9 +102,10 @@ def kill(spec: TrainSpec, run_dir: Path, done: int, seconds: float = 0.0) -> Non
 def _train_and_die(spec: TrainSpec, run_dir: Path, done: int, seconds: float) -> None:
     """Train in this process, which is killed at a report."""
     timeline.FLUSH_SECONDS = 0.0
-    for module in (strategy, weight_checkpoints, state):
+    group_checkpoints.seconds_between = lambda _: seconds
+    for module in (strategy, state):
         module.CHECKPOINT_SECONDS = seconds  # type: ignore[attr-defined]
-    for module in (checkpoints, weight_checkpoints, state):
+    for module in (checkpoints, state):
         module.FIRST_SECONDS = seconds  # type: ignore[attr-defined]
     die = once_at(done, lambda: os.kill(os.getpid(), signal.SIGKILL))
     train(spec, run_dir=run_dir, out=run_dir / "model", progress=die)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tests.naive import multinomial as naive
-from xcray.solvers.lc import LCSolver
+from xcray.arrays import csr, pattern
+from xcray.solvers.group_contract import Round, TrainingRows, WorkerCalls
+from xcray.solvers.lbfgs.solver import LBFGSSolver
+from xcray.solvers.lc.solver import LCSolver
 from xcray.solvers.multinomial import Shard
-from xcray.solvers.synchronous_contract import SynchronousOutcome
+from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.checkpoints import TrainingState
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.synchronous_calls import SynchronousCalls
 
@@ -64,25 +68,77 @@ def work_of(
     return Work(solver, shards, values)
 
 
+class Trained(NamedTuple):
+    """A training in this thread: its rounds, why it ended, and the labels that it exports."""
+
+    rounds: list[Round]
+    reason: str
+    weights: Any
+    labels: list[SolvedLabels]
+
+    @property
+    def last(self) -> Round:
+        return self.rounds[-1]
+
+
 def train(
     solver: Any,
     rows: Rows,
     workers: int = 1,
     sparse: bool = True,
     watched: Rows | None = None,
-    **more: Any,
-) -> SynchronousOutcome:
-    """Train with `workers` workers in this thread."""
-    group = SerialGroup(work_of(solver, rows, workers, sparse, watched), workers)
+    group: SerialGroup | None = None,
+    **options: Any,
+) -> Trained:
+    """Train with `workers` workers in this thread; options: of `run_program`."""
+    group = group or SerialGroup(work_of(solver, rows, workers, sparse, watched), workers)
     group.open()
-    return solver.train(SynchronousCalls(group), rows[0].shape[1], rows[1].shape[1], **more)
+    shape = (rows[0].shape[1] - bool(solver.bias), rows[1].shape[1])
+    return run_program(solver, SynchronousCalls(group), empty_rows(*shape), **options)
 
 
-def weights(trained: SynchronousOutcome) -> Any:
-    """Return all weights of a training: (D', K)."""
-    parts = list(trained.parts())
-    assert [part.lo for part in parts[1:]] == [part.hi for part in parts[:-1]]
-    return np.concatenate([part.W for part in parts], axis=1)
+def empty_rows(n_features: int, n_labels: int) -> TrainingRows:
+    """Return no rows: the program of a solver whose workers have theirs needs the shape only."""
+    return TrainingRows(csr([0], [], [], n_features), pattern([0], [], n_labels))
+
+
+def run_program(
+    solver: Any,
+    calls: WorkerCalls,
+    rows: TrainingRows,
+    state: TrainingState | None = None,
+    on_round: Callable[[Round, Any], None] = lambda done, W: None,
+    rounds: int = 10**9,
+) -> Trained:
+    """Run a program from `state` to its end, or for some rounds; on_round: gets weights too."""
+    program, done = solver.program(calls, rows, state), list[Round]()
+    positives = np.arange(rows.Y.n_cols)
+    while len(done) < rounds:
+        try:
+            done.append(next(program))
+        except StopIteration as end:
+            reason = end.value
+            break
+        on_round(done[-1], weights_of(solver, done[-1].state, rows))
+    else:
+        reason = "stopped by the caller"
+    last = done[-1].state
+    return Trained(
+        done, reason, weights_of(solver, last, rows), list(solver.export(last, positives))
+    )
+
+
+def weights_of(solver: Any, state: TrainingState, rows: TrainingRows) -> Any:
+    """Return all weights of a state in double precision: (D', K)."""
+    if isinstance(solver, LBFGSSolver):
+        scales = state.groups["scales"]()["scales"]
+        return state.groups["lbfgs"]()["x"].reshape(len(scales), -1) / scales
+    if isinstance(solver, LCSolver):
+        parts = [state.groups[f"labels-{lo:08d}"]()["W"] for lo, _ in state.note["ranges"]]
+        W = np.concatenate(parts, axis=1)
+        mean = state.groups["sums"]()["weights"][:, None] / W.shape[1]
+        return W - mean if solver.centre == "yes" else W
+    return state.groups["weights"]()["W"]
 
 
 def _share(solver: Any, n: int, worker: int, workers: int) -> Any:

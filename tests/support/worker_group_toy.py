@@ -1,4 +1,4 @@
-"""Worker factory for tests of worker groups, importable by other processes, and reply helpers."""
+"""Workers for tests of pools and groups, importable by other processes, and reply helpers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -92,6 +92,37 @@ class Work:
 
     def warm_up(self) -> None:
         """Do nothing: there are no kernels to compile."""
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Tasks of a pool: label 0 fails, label 1 works until it is stopped, others are summed."""
+
+    counter: ClassVar[tuple[str, str]] = ("xcray_toy_labels", "Labels summed by this worker")
+
+    def warm_up(self, local: Any = None) -> None:
+        """Do nothing: there are no kernels to compile."""
+
+    def open(self) -> Tasks:
+        """Return the state of a worker, which is not used."""
+        return self
+
+    def clone_for_thread(self) -> Tasks:
+        """Return the same state."""
+        return self
+
+    def decode_result(self, result: Any) -> Any:
+        """Return the result unchanged."""
+        return result
+
+    def solve(self, local: Any, labels: Any, stopped: Callable[[], bool] = bool) -> int:
+        """Return the sum of the labels."""
+        worker = RecordingWorker("", stopped)
+        if 0 in labels:
+            worker.fail()
+        if 1 in labels:
+            worker.long()
+        return int(labels.sum())
 
 
 def to(worker: str, verb: str, *args: Any) -> Call[Any, Any]:

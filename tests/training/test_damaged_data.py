@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from xcray.cli.main import main
 from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import Corrupt
 from xcray.storage.arrow import read_table
 from xcray.storage.atomic import file_digests, write_json
 from xcray.training.run import train
 from xcray.training.spec import TrainSpec
+from xcray.training.tune import TuneSpec, tune
 
 
 def flip_bit(path: Path) -> None:
@@ -39,6 +41,21 @@ def test_one_flipped_bit_in_any_file_is_refused_with_the_name_of_the_file(
         assert not (tmp_path / "other").exists()
         (data / name).write_bytes(original)
     train(spec, run_dir=tmp_path / "again", out=tmp_path / "same")
+
+
+def test_searches_and_metric_forests_refuse_one_flipped_bit_too(
+    tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny.path, data)
+    flip_bit(data / "train" / "x_rows.arrow")
+    spec = TuneSpec(TrainSpec(str(data), pool="serial"), {"C": (0.1,)})
+    with pytest.raises(Corrupt, match="x_rows"):
+        tune(spec, run_dir=tmp_path / "run", out=tmp_path / "tuned")
+    assert not list(tmp_path.glob("run/settings/*"))
+    assert main(["data", "index", str(data)]) == 1
+    assert "x_rows" in capsys.readouterr().err
+    assert not (data / "metric-forest").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""DS-MLR, L-BFGS and LC trainings: checkpoints, losses, time limits, histories, jobs."""
+"""DS-MLR trainings: checkpoints, time limits, histories, jobs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,13 @@ from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.solvers import make_solver
-from xcray.solvers.synchronous_contract import LabelWeights
 from xcray.storage.arrow import read_table
 from xcray.system.blas_threads import limit_blas_threads
-from xcray.training import synchronous, train, weight_checkpoints
+from xcray.training import train
 from xcray.training.edit.labels import remove_labels, retrain_labels
 from xcray.training.epoch_strategy import EPOCHS_FILE, shorten_history, thin_history
 from xcray.training.rotation import interval, strategy
-from xcray.training.weight_checkpoints import WeightCheckpoints
 from xcray.workers.pool import StopFlag
-from xcray.workers.timeline import TimelinePosition
 
 QUICK = MonitorOptions(lease_seconds=600.0, heartbeat_seconds=0.05, report_seconds=0.02)
 
@@ -64,82 +61,10 @@ def test_what_dropping_small_weights_costs_is_reported(
 
 @contextmanager
 def kept_often() -> Iterator[None]:
-    """Write a checkpoint at every sync point, and after every round."""
+    """Write a checkpoint at every sync point."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strategy, "CHECKPOINT_SECONDS", 0.0)
-        patch.setattr(weight_checkpoints, "CHECKPOINT_SECONDS", 0.0)
         yield
-
-
-def test_damaged_weights_are_not_resumed_from(tmp_path: Path) -> None:
-    parts = [
-        LabelWeights(0, 2, np.arange(6.0).reshape(3, 2)),
-        LabelWeights(2, 5, np.arange(6.0, 15.0).reshape(3, 3)),
-    ]
-    checkpoints = WeightCheckpoints(tmp_path)
-    assert checkpoints.newest() is None
-    for number in (1, 2):
-        checkpoints.save(
-            [{"epoch": each + 1} for each in range(number)],
-            0.5 * number,
-            TimelinePosition(1, number),
-            lambda: iter(parts),
-        )
-    assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
-    store = WeightCheckpoints(tmp_path).newest()
-    assert store is not None
-    assert (store.history, store.seconds) == ([{"epoch": 1}, {"epoch": 2}], 1.0)
-    assert store.position == TimelinePosition(1, 2)
-    np.testing.assert_array_equal(
-        store.weights(1, 4), np.concatenate([part.W for part in parts], axis=1)[:, 1:4]
-    )
-    weights = tmp_path / "round-000002" / "weights-00001.arrow"
-    weights.write_bytes(weights.read_bytes()[:-64])
-    assert WeightCheckpoints(tmp_path).newest() is None
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_first_checkpoint_of_weights_is_due_after_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, due = [0.0], []
-    monkeypatch.setattr(weight_checkpoints, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    checkpoints = WeightCheckpoints(tmp_path)
-    part = LabelWeights(0, 1, np.ones((2, 1)))
-    for now[0] in (0.9, 1.1, 30.9, 31.2):
-        due.append(checkpoints.due)
-        if now[0] == 1.1:
-            checkpoints.save([{"epoch": 1}], 1.1, TimelinePosition(1, 0), lambda: iter([part]))
-    assert due == [False, True, False, True]
-
-
-def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
-    tiny: Dataset, trained: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """LC's weights stay on the workers, and a local group simulates the loss of a node."""
-    instance, lost, notes = list[Any](), list[int](), list[str]()
-    build = synchronous.make_worker_group
-    monkeypatch.setattr(
-        synchronous,
-        "make_worker_group",
-        lambda *args: instance.append(build(*args)) or instance[-1],
-    )
-
-    def progress(step: Any) -> None:
-        notes.extend([step.note] if "lost" in step.note else [])
-        if step.newest.get("epoch") == 4 and not lost:
-            lost.append(4)
-            instance[-1].simulate_loss("worker-1", with_objects=True)
-
-    spec = spec_of(tiny, "lc", pool="threads", workers=2)
-    with kept_often():
-        result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress)
-    assert lost
-    assert result.report["workers_lost"] == 1
-    assert notes[0].endswith("a node was lost: going on from the last checkpoint (epoch 3)")
-    epochs = [each["epoch"] for each in result.report["history"]]
-    assert epochs == list(range(1, len(epochs) + 1))
-    assert result.report["objective"] == pytest.approx(trained["lc"].report["objective"], rel=1e-4)
 
 
 def test_the_whole_of_a_long_history_is_next_to_the_model(tmp_path: Path) -> None:
@@ -216,13 +141,6 @@ def test_when_time_is_up_the_model_is_whole(
     ahead[0] = 1e6
     with pytest.raises(Refused, match="no epoch was done"):
         train(spec, run_dir=tmp_path / "second", out=tmp_path / "other")
-
-
-@pytest.mark.parametrize("solver", ["lbfgs", "lc"])
-def test_rounds_end_when_time_is_up(tiny: Dataset, tmp_path: Path, solver: str) -> None:
-    spec = spec_of(tiny, solver, max_seconds=1e-3)
-    report = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").report
-    assert (report["epochs"], report["stopped"]) == (1, "the time of 0.001 s was up")
 
 
 def test_weights_of_rows_count(tiny: Dataset, trained: References, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
+from xcray.batch import BatchPredictSpec, predict_batch
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, Refused, Stopped
@@ -25,6 +27,7 @@ from xcray.storage.run_directory import remove_unused
 from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, run_lock, train
 from xcray.training.run_lock import lock_run_directory
+from xcray.training.tune import TuneSpec, tune
 from xcray.workers.pool import StopFlag
 
 
@@ -50,13 +53,27 @@ def test_a_second_training_in_a_run_directory_is_refused(
     first.start()
     assert inside.wait(600)
     staged = {path.name for path in tmp_path.glob(".*.part")}
-    with pytest.raises(Conflict, match="another training uses the run directory") as caught:
+    with pytest.raises(Conflict, match="another process uses the run directory") as caught:
         train(spec, run_dir=tmp_path / "run", out=tmp_path / "m")
     assert caught.value.code == "RUN_DIR_IN_USE"
     assert {path.name for path in tmp_path.glob(".*.part")} == staged
     go_on.set()
     first.join(600)
     assert Model.open(tmp_path / "m").n_labels == tiny.n_labels
+
+
+def test_searches_and_batch_predictions_refuse_a_run_directory_in_use(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "WAIT_SECONDS", 0.0)
+    search = TuneSpec(TrainSpec(str(tiny.path), pool="serial"), {"C": (0.1,)})
+    batch = BatchPredictSpec(str(tmp_path / "model"), str(tmp_path / "rows.jsonl"), "jsonl")
+    options = {"run_dir": tmp_path / "run", "out": tmp_path / "out"}
+    with lock_run_directory(tmp_path / "run", StopFlag()):
+        for run in (partial(tune, search, **options), partial(predict_batch, batch, **options)):
+            with pytest.raises(Conflict) as caught:
+                run()
+            assert caught.value.code == "RUN_DIR_IN_USE"
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.solvers.least_squares import stage_worker, staged_solvers
-from xcray.training import TrainSpec, staged, train
+from xcray.training import TrainSpec, group_training, train
 from xcray.training.run import TrainResult
 from xcray.workers.ray.session import local_ray
 
@@ -84,7 +84,7 @@ def test_rows_that_do_not_fit_are_read_in_each_pass_with_the_same_bits(
     def refuse(*_: Any) -> Any:
         raise AssertionError("rows were copied")
 
-    monkeypatch.setattr(staged, "memory_limits", lambda _: {"memory_limit": 0})
+    monkeypatch.setattr(group_training, "memory_limits", lambda _: {"memory_limit": 0})
     monkeypatch.setattr(stage_worker, "CopiedRows", refuse)
     folder = digits.path.parent / f"mapped-{solver}"
     result = train(spec_of(digits, solver), run_dir=folder.with_suffix(".run"), out=folder)
@@ -94,7 +94,7 @@ def test_rows_that_do_not_fit_are_read_in_each_pass_with_the_same_bits(
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from xcray.training import TrainSpec, staged, train
+from xcray.training import TrainSpec, train
 
 folder, allowed = Path(sys.argv[1]), int(sys.argv[2])
 

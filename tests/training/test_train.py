@@ -118,7 +118,7 @@ def test_timeline_accounts_for_every_class(tiny, tmp_path, monkeypatch):
     )
     timeline = read_timeline(tmp_path / "run").to_pydict()
     assert sum(timeline["n_labels"]) == tiny.n_labels
-    assert set(timeline["worker"]) == set(result.report["busy_share"]) <= {"thread-0", "thread-1"}
+    assert set(timeline["worker"]) == set(result.report["busy_share"]) <= {"worker-0", "worker-1"}
     assert set(timeline["outcome"]) == {"done"}
     assert result.report["makespan_over_ideal"] >= 1.0
     assert result.report["work_lost_seconds"] == 0.0

@@ -1,76 +1,115 @@
-"""Contract of pools: one suite for the serial and the threaded pool, and the driver loop.
+"""The driver loop on every pool: same bits, stops, losses, copies; serial, threads and Ray.
 
-Ray's pool has its own file.
+What all workers promise is in `test_workers.py`.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-import time
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ray as ray_module
 
+from tests.support import shared_ray
 from tests.support.observers import FunctionObserver, run_schedule
-from tests.support.ppdsparse_problems import problem
 from xcray.errors import ParameterError, ShapeMismatch, Stopped, Unavailable
-from xcray.kernels.sparse import transpose, transpose_pattern
-from xcray.schedule.events import Joined, Left, Lost, Task
+from xcray.schedule.events import Joined, Lost
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.solvers.solved_labels import concatenate, merge
+from xcray.solvers.solved_labels import merge
 from xcray.workers import driver
-from xcray.workers import local_pool as local_pools
-from xcray.workers.local_pool import SerialPool, ThreadPool
-from xcray.workers.pool import Failed, Result, StopFlag, TaskCancelled
+from xcray.workers.local_group import SerialGroup, TaskFactory, ThreadGroup, local_pool
+from xcray.workers.pool import Result, StopFlag
+from xcray.workers.ray.pool import RayPool
+from xcray.workers.solver_task import SolverTask, shared_arrays
+from xcray.workers.worker_group import CallFailed, CallResult
 
-POOLS = {
-    "serial": SerialPool,
-    "one thread": lambda solver, local: ThreadPool(solver, local, 1),
-    "three threads": lambda solver, local: ThreadPool(solver, local, 3),
-}
-
+THREADS = {"serial": None, "one thread": 1, "three threads": 3}
+LOCAL = pytest.mark.parametrize("kind", THREADS)
+ALL = pytest.mark.parametrize("kind", [*THREADS, pytest.param("ray", marks=pytest.mark.ray)])
 
 # Seconds until a wait is given up; a slow machine may need to compile kernels.
 PATIENCE = 300.0
 # Classes that never end, with the hinge loss, which only coordinate descent solves.
-LONG = {"k": 2, "loss": "hinge", "eps": 1e-300, "C": 1e9, "tau": 1e-6, "max_sweeps": 2**31 - 1}
+LONG = {"loss": "hinge", "eps": 1e-300, "C": 1e9, "tau": 1e-6, "max_sweeps": 2**31 - 1}
 
 
-def setting(k: int = 24, **parameters):
-    """Return a solver, its local state, and a schedule of single labels and small batches."""
-    X, Y = problem(21, n=300, d=80, k=k)
-    solver = PPDSparseSolver(**parameters)
-    local = solver.load(X, transpose(X), transpose_pattern(Y))
-    costs = solver.cost_terms(X, local.problem.XT, local.problem.YT) @ solver.cost_rates
-    return solver, local, LabelScheduler(range(k), costs / costs.sum() / 2)
+class Job:
+    """All labels of a data set: a schedule of small batches, and pools for it."""
+
+    def __init__(self, dataset, workers: int = 2, **parameters) -> None:
+        self.dataset, self.workers, self.results = dataset, workers, list[Result]()
+        self.solver, t = PPDSparseSolver(**parameters), dataset.train
+        self.work = SolverTask(self.solver, str(dataset.path), dataset.content_hash)
+        costs = self.solver.cost_terms(t.X, t.XT, t.YT) @ self.solver.cost_rates
+        self.schedule = LabelScheduler(
+            range(dataset.n_labels), costs / costs.sum(), batch_seconds=0.01, workers=workers
+        )
+
+    def pool(self, kind: str):
+        """Return a pool that is not open."""
+        if kind == "ray":
+            shared_ray.start()
+            shared = partial(shared_arrays, self.dataset)
+            return RayPool(self.work, self.workers, nullcontext(), "test", shared)
+        return local_pool(self.work, self.work.open(), THREADS[kind])
+
+    def group(self, group_class, workers: int = 1):
+        """Return a local pool of a class with faults."""
+        return group_class(TaskFactory(self.work, self.work.open()), workers)
+
+    def run(self, pool, schedule=None, **how) -> None:
+        """Run the schedule, or another one, and keep the results."""
+        run_schedule(schedule or self.schedule, pool, **{"commit": self.results.append, **how})
+
+    def assert_solved(self) -> None:
+        """Check that the results are all labels, once each, with the bits of one solve."""
+        K, D = self.dataset.n_labels, self.dataset.n_features
+        labels = [label for result in self.results for label in result.task.labels]
+        assert sorted(labels) == list(range(K))
+        t = self.dataset.train
+        alone = self.solver.solve(
+            self.solver.load(t.X, t.XT, t.YT), np.arange(K, dtype=np.int32)
+        ).digest()
+        assert merge([result.value for result in self.results], K, D).digest() == alone
 
 
-def assert_solved(blocks, solver, local, k=24):
-    """Check that blocks are all labels, with the bits of one solve."""
-    whole = solver.solve(local.clone_for_thread(), np.arange(k, dtype=np.int32))
-    assert merge(blocks, k, 80).digest() == whole.digest()
+@pytest.fixture
+def job(tiny):
+    """Return the labels of the small data set."""
+    return Job(tiny)
 
 
-@pytest.mark.parametrize("name", POOLS)
-def test_every_pool_gives_the_same_bits(name):
-    solver, local, schedule = setting()
-    results: list[Result] = []
+@pytest.fixture
+def begun(monkeypatch):
+    """Return an event that is set when a local worker begins a task, in slices of moments."""
+    event, solve = threading.Event(), SolverTask.solve
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
+    monkeypatch.setattr(SolverTask, "solve", lambda *args: (event.set(), solve(*args))[1])
+    return event
+
+
+@ALL
+def test_every_pool_gives_the_same_bits(job, kind):
     ticks = []
-    run_schedule(
-        schedule, POOLS[name](solver, local), commit=results.append, tick=lambda: ticks.append(1)
-    )
-    assert_solved([r.value for r in results], solver, local)
-    assert len(results) > 4
+    job.run(job.pool(kind), tick=lambda: ticks.append(1))
+    job.assert_solved()
+    assert len(job.results) > 4
     assert ticks
-    assert all(r.seconds > 0 for r in results)
+    assert all(result.seconds > 0.0 for result in job.results)
 
 
-@pytest.mark.parametrize("name", POOLS)
-def test_compilation_is_no_part_of_the_rate(name, monkeypatch):
+@LOCAL
+def test_compilation_is_no_part_of_the_rate(job, kind, monkeypatch):
     """The clock of the driver stands still, except that compilation takes 100 s."""
-    solver, local, schedule = setting()
     now, reports = [0.0], []
 
     def warm_up(self, local):
@@ -79,221 +118,47 @@ def test_compilation_is_no_part_of_the_rate(name, monkeypatch):
     monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(PPDSparseSolver, "warm_up", warm_up)
     observer = FunctionObserver(report=reports.append)
-    driver.run_schedule(schedule, POOLS[name](solver, local), observer, stop=StopFlag())
+    driver.run_schedule(job.schedule, job.pool(kind), observer, stop=StopFlag())
     assert now[0] == 100.0
-    assert reports[-1].done == 24
+    assert reports[-1].done == job.dataset.n_labels
     assert {each.seconds for each in reports} == {0.0}
 
 
-@pytest.mark.parametrize("name", POOLS)
-def test_a_stop_keeps_what_was_committed_and_ends_threads(name):
-    solver, local, schedule = setting()
-    stop, committed = StopFlag(), []
+@ALL
+def test_a_stop_keeps_what_was_committed_and_ends_the_workers(job, kind):
+    stop, names, pool = StopFlag(), [], job.pool(kind)
 
     def commit(result: Result) -> None:
-        committed.append(result)
+        job.results.append(result)
+        names.extend(ray_module.util.list_named_actors() if kind == "ray" else ())
         stop.set()
 
     with pytest.raises(Stopped):
-        run_schedule(schedule, POOLS[name](solver, local), commit=commit, stop=stop)
-    assert 1 <= sum(len(r.task.labels) for r in committed) < 24
-    assert not [t for t in threading.enumerate() if t.name.startswith("xcray-thread")]
+        job.run(pool, commit=commit, stop=stop)
+    assert 1 <= sum(len(result.task.labels) for result in job.results) < job.dataset.n_labels
+    assert not pool.available
+    assert not [each for each in threading.enumerate() if each.name.startswith("xcray-worker")]
+    assert ("xcray:test:worker-0" in names) == (kind == "ray")
 
 
-@pytest.mark.parametrize("name", POOLS)
-def test_a_stop_reaches_into_a_long_class(name, monkeypatch):
+@LOCAL
+def test_a_stop_reaches_into_a_long_class(tiny, kind, begun):
     """A class that would never end is stopped within a slice."""
-    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
-    begun = task_start_event(monkeypatch)
-    solver, local, schedule = setting(**LONG)
-    stop = StopFlag()
-    pool = POOLS[name](solver, local)
+    job, stop = Job(tiny, **LONG), StopFlag()
+    pool = job.pool(kind)
     # The serial pool's loop cannot poll while it works, so another thread stops it.
-    end = pool.stop if name == "serial" else stop.set
+    end = pool.stop if kind == "serial" else stop.set
     stopper = threading.Thread(target=lambda: begun.wait(PATIENCE) and end())
     stopper.start()
     with pytest.raises(Stopped):
-        run_schedule(schedule, pool, stop=stop)
+        job.run(pool, stop=stop)
     stopper.join()
     assert begun.is_set()
 
 
-def task_start_event(monkeypatch, thread=None):
-    """Return an event that is set when a task starts, in any thread or in the named one."""
-    begun, run = threading.Event(), local_pools._LocalExecutor.run_task
-
-    def run_and_set(*args):
-        if thread in (None, threading.current_thread().name):
-            begun.set()
-        return run(*args)
-
-    monkeypatch.setattr(local_pools._LocalExecutor, "run_task", run_and_set)
-    return begun
-
-
-@pytest.mark.parametrize("name", POOLS)
-def test_errors_of_a_task_are_raised(name, monkeypatch):
-    solver, local, schedule = setting()
-
-    def broken(*_):
-        raise ShapeMismatch("as if")
-
-    monkeypatch.setattr(PPDSparseSolver, "solve", broken)
-    monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda *_: None)
-    with pytest.raises(ShapeMismatch, match="as if"):
-        run_schedule(schedule, POOLS[name](solver, local))
-
-
-class FragilePool(SerialPool):
-    """A serial pool whose worker dies after every third batch, and whose results come late."""
-
-    def __init__(self, solver, local):
-        super().__init__(solver, local)
-        self.life = 0
-        self.late = []
-
-    def wait(self, seconds):
-        """Wait like the serial pool, with deaths."""
-        reports = super().wait(seconds)
-        out = [*self.late]
-        self.late = []
-        for report in reports:
-            if isinstance(report, Result):
-                self.life += 1
-                if self.life % 3 == 0:
-                    self.late.append(report)
-                    self._tasks.clear()
-                    out += [Lost(report.worker), Joined(f"again-{self.life}")]
-                    continue
-            out.append(report)
-        return out
-
-
-def test_lost_workers_and_late_answers_change_no_bit_and_are_recorded_as_lost_work():
-    solver, local, schedule = setting()
-    results, spans = [], []
-    run_schedule(schedule, FragilePool(solver, local), commit=results.append, record=spans.append)
-    assert {"done", "lost"} <= {span.outcome for span in spans}
-    assert all(span.seconds >= 0.0 for span in spans)
-    labels = [label for r in results for label in r.task.labels]
-    assert sorted(labels) == list(range(24))
-    assert_solved([r.value for r in results], solver, local)
-
-
-def test_a_batch_that_kills_every_worker_ends_with_a_reason():
-    class Deadly(SerialPool):
-        def wait(self, seconds):
-            """Report the death of a worker for every submitted batch."""
-            if self._tasks:
-                worker, _ = self._tasks.popleft()
-                return [Lost(worker), Joined(worker + "+")]
-            return super().wait(seconds)
-
-    solver, local, schedule = setting()
-    with pytest.raises(Unavailable, match="3 workers were lost"):
-        run_schedule(schedule, Deadly(solver, local))
-
-
-def test_nothing_to_solve_starts_nothing():
-    solver, local, _ = setting()
-    pool = SerialPool(solver, local)
-    run_schedule(LabelScheduler([], []), pool)
-
-
-def wait_for(pool, kind, seconds=PATIENCE):
-    """Return the reports until one of `kind` is among them."""
-    reports, ends = [], time.monotonic() + seconds
-    while not any(isinstance(report, kind) for report in reports):
-        assert time.monotonic() < ends, f"no {kind.__name__} in {reports}"
-        reports += pool.wait(0.1)
-    return reports
-
-
-@pytest.mark.parametrize("name", ["one thread", "three threads"])
-def test_a_cancelled_task_ends_and_its_worker_continues(name, monkeypatch):
-    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
-    solver, local, _ = setting(**LONG)
-    pool = POOLS[name](solver, local)
-    pool.open()
-    try:
-        (worker,) = {report.worker for report in wait_for(pool, Joined)[:1]}
-        for number in range(3):
-            pool.submit(worker, Task(number, (number % 2,), 1.0))
-        pool.cancel(worker, 1)  # not started
-        pool.cancel(worker, 0)  # running, or about to run
-        first = [
-            report for report in wait_for(pool, TaskCancelled) if isinstance(report, TaskCancelled)
-        ]
-        while len(first) < 2:
-            first += [
-                report
-                for report in wait_for(pool, TaskCancelled)
-                if isinstance(report, TaskCancelled)
-            ]
-        assert [report.task.id for report in first] == [0, 1]
-        pool.cancel(worker, 2)
-        assert [
-            r.task.id for r in wait_for(pool, TaskCancelled) if isinstance(r, TaskCancelled)
-        ] == [2]
-    finally:
-        pool.close()
-
-
-def test_threads_join_and_leave_while_the_pool_runs():
-    solver, local, schedule = setting(k=48)
-    pool, results, values = ThreadPool(solver, local, 1), [], []
-
-    def commit(result: Result) -> None:
-        results.append(result)
-        values.append(
-            len({t.name for t in threading.enumerate() if t.name.startswith("xcray-thread")})
-        )
-        if len(results) == 2:
-            pool.resize(3)
-        if len(results) == 8:
-            pool.resize(1)
-
-    run_schedule(schedule, pool, commit=commit)
-    assert sorted(label for r in results for label in r.task.labels) == list(range(48))
-    assert max(values) == 3
-    assert_solved([r.value for r in results], solver, local, 48)
-    with pytest.raises(ParameterError, match="at least 1 worker"):
-        pool.resize(0)
-
-
-def test_a_leaving_thread_returns_its_waiting_tasks(monkeypatch):
-    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
-    begun = task_start_event(monkeypatch, "xcray-thread-1")
-    solver, local, _ = setting(**LONG)
-    pool = ThreadPool(solver, local, 2)
-    pool.open()
-    try:
-        joined = wait_for(pool, Joined)
-        while len(joined) < 2:
-            joined += pool.wait(0.1)
-        pool.submit("thread-1", Task(0, (0,), 1.0))
-        pool.submit("thread-1", Task(1, (1,), 1.0))
-        assert begun.wait(PATIENCE)
-        pool.resize(1)
-        pool.cancel("thread-1", 0)
-        reports = wait_for(pool, Left)
-        # Task 1 was never started, so the schedule takes it back.
-        assert [type(report) for report in reports] == [
-            TaskCancelled,
-            Left,
-        ]
-        pool.submit("thread-1", Task(2, (1,), 1.0))  # no effect, because the worker has left
-        pool.resize(2)
-        assert wait_for(pool, Joined) == [Joined("thread-2")]  # a new name
-    finally:
-        pool.close()
-
-
-@pytest.mark.parametrize("name", POOLS)
-def test_tasks_are_stopped_and_results_kept_when_the_time_is_up(name, monkeypatch):
+@LOCAL
+def test_tasks_are_stopped_and_results_kept_when_the_time_is_up(tiny, kind, begun, monkeypatch):
     """The loop's clock and its timer say that the time is up once a class is being solved."""
-    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
-    begun = task_start_event(monkeypatch)
 
     class DeadlineTimer(threading.Thread):
         """A timer that fires when there is something to stop."""
@@ -308,153 +173,215 @@ def test_tasks_are_stopped_and_results_kept_when_the_time_is_up(name, monkeypatc
     clock = SimpleNamespace(monotonic=lambda: 1e9 * begun.is_set())
     monkeypatch.setattr("xcray.workers.driver.time", clock)
     monkeypatch.setattr("xcray.workers.driver.Timer", DeadlineTimer)
-    solver, local, _ = setting(**LONG)
-    spans, results = [], []
+    job, spans = Job(tiny, **LONG), []
     # This returns although the classes would never end.
-    run_schedule(
-        LabelScheduler([0, 1], [1.0, 1.0]),
-        POOLS[name](solver, local),
-        commit=results.append,
-        seconds=1e6,
-        record=spans.append,
-    )
-    assert results == []
-    assert spans
+    schedule = LabelScheduler([0, 1], [1.0, 1.0])
+    job.run(job.pool(kind), schedule, seconds=1e6, record=spans.append)
+    assert job.results == []
     assert {span.outcome for span in spans} == {"stopped"}
 
 
-def test_no_time_at_all_begins_nothing():
-    solver, local, schedule = setting()
-    results = []
-    run_schedule(schedule, SerialPool(solver, local), commit=results.append, seconds=0.0)
-    assert results == []
+@ALL
+def test_errors_of_a_task_are_raised(job, kind):
+    with pytest.raises(ParameterError, match="label 1000000"):
+        job.run(job.pool(kind), LabelScheduler([10**6], [1.0]))  # no such label
 
 
-class DelayedResultPool(ThreadPool):
-    """Two threads; the first result of `thread-1` is held back until a copy has finished."""
+def test_nothing_to_solve_starts_nothing(job):
+    job.run(job.pool("serial"), LabelScheduler([], []))
+    assert job.results == []
 
-    def __init__(self, solver, local):
-        super().__init__(solver, local, 2)
-        self.delayed = []
-        self.cancelled = []
-        self.copied = False
+
+def test_no_time_at_all_begins_nothing(job):
+    job.run(job.pool("serial"), seconds=0.0)
+    assert job.results == []
+
+
+def dying(every: int) -> type[SerialGroup]:
+    """Return a class of pools whose worker dies with every n-th result, which comes too late."""
+
+    class Dying(SerialGroup):
+        life, late = 0, ()
+
+        def wait(self, seconds):
+            """Wait with deaths; another worker joins."""
+            replies, late = super().wait(seconds), self.late
+            self.life += len(replies)
+            if not replies or self.life % every:
+                self.late = ()
+                return [*late, *replies]
+            self.late = replies
+            self.simulate_loss(replies[0].worker)
+            newcomer = f"again-{self.life}"
+            self._start((newcomer,))
+            return [*late, *super().wait(0.0), Joined(newcomer)]
+
+    return Dying
+
+
+def test_lost_workers_and_late_answers_change_no_bit_and_are_recorded_as_lost_work(job):
+    spans = []
+    job.run(job.group(dying(every=3)), record=spans.append)
+    job.assert_solved()
+    assert {"done", "lost"} <= {span.outcome for span in spans}
+    assert all(span.seconds >= 0.0 for span in spans)
+
+
+def test_a_batch_that_kills_every_worker_ends_with_a_reason(job):
+    with pytest.raises(Unavailable, match="3 workers were lost"):
+        job.run(job.group(dying(every=1)))
+
+
+class DelayedResult(ThreadGroup):
+    """Threads whose second one is late: its first result is held back until a copy is done."""
 
     def open(self):
-        """Wait for both threads, so that neither finishes all work before the other starts."""
         super().open()
-        self.ready = []
-        while len(self.ready) < 2:
-            self.ready += super().wait(0.1)
+        self.delayed, self.copied, self.cancelled = [], False, False
 
-    def submit(self, worker, task):
-        """Record whether a copy was submitted."""
-        self.copied |= task.attempt > 1
-        super().submit(worker, task)
-
-    def cancel(self, worker, task_id):
+    def cancel(self, worker, ticket):
         """Record a cancellation, which comes too late."""
-        self.cancelled.append((worker, task_id))
+        self.cancelled = True
 
     def wait(self, seconds):
-        """Wait like the threads, but hold back one result."""
-        out, self.ready = self.ready, []
-        if out:
-            return out
-        for report in super().wait(seconds):
-            (
-                self.delayed
-                if isinstance(report, Result) and report.worker == "thread-1" and self.delayed == []
-                else out
-            ).append(report)
-        if self.cancelled and self.delayed:
+        out = []
+        for reply in super().wait(seconds if self._pending else 0.01):
+            late = reply.worker == "worker-1" and not self.delayed
+            (self.delayed if late else out).append(reply)
+        if self.cancelled and self.delayed != [None]:
             out += self.delayed
             self.delayed = [None]  # hold back no other result
         return out
 
 
-def test_a_late_batch_is_copied_its_result_committed_once_and_its_double_recorded():
-    solver, local, schedule = setting()
-    pool, results, spans = DelayedResultPool(solver, local), [], []
-    run_schedule(schedule, pool, commit=results.append, record=spans.append)
-    assert pool.copied
-    assert sorted(label for r in results for label in r.task.labels) == list(range(24))
-    done = [(s.task.id, s.worker) for s in spans if s.outcome == "done"]
-    assert len(done) == len(results) == len({task for task, _ in done})
-    twice = [s for s in spans if s.outcome in ("duplicate", "stopped")]
-    assert {s.worker for s in twice} == {"thread-1"}
-    assert_solved([r.value for r in results], solver, local)
+def test_a_late_batch_is_copied_its_result_committed_once_and_its_double_recorded(job):
+    spans = []
+    job.run(job.group(DelayedResult, 2), record=spans.append)
+    job.assert_solved()
+    done = [(span.task.id, span.worker) for span in spans if span.outcome == "done"]
+    assert len(done) == len(job.results) == len({task for task, _ in done})
+    assert any(span.task.copy for span in spans)
+    twice = [span for span in spans if span.outcome in ("duplicate", "stopped")]
+    assert {span.worker for span in twice} == {"worker-1"}
 
 
-def test_reports_are_handled_before_outdated_commands_are_executed():
-    """One wait reports a result that gives b work, and the loss of b, which must get no task."""
+def test_reports_are_handled_before_outdated_commands_are_executed(job):
+    """One wait reports a result of a worker, and its loss: it must get no further task."""
 
-    class Both(SerialPool):
-        def __init__(self, solver, local):
-            super().__init__(solver, local)
-            self.alive = {"serial", "b"}
-            self.turn = 0
-
-        def submit(self, worker, task):
-            assert worker in self.alive
-            super().submit(worker, task)
+    class LosesSecond(SerialGroup):
+        lost = False
 
         def wait(self, seconds):
-            self.turn += 1
-            if self.turn == 2:
-                return [Joined("b")]
-            reports = super().wait(seconds)
-            if self.turn == 4:
-                self.alive.remove("b")
-                for item in [item for item in self._tasks if item[0] == "b"]:
-                    self._tasks.remove(item)
-                reports = [*reports, Lost("b")]
-            return reports
+            """Lose the second worker right after its first result."""
+            replies = super().wait(seconds)
+            if not self.lost and replies and replies[0].worker == "worker-1":
+                self.lost = True
+                self.simulate_loss("worker-1")
+                replies += super().wait(0.0)
+                assert [type(each) for each in replies] == [CallResult, Lost]
+            return replies
 
-    solver, local, schedule = setting()
-    labels = []
-    run_schedule(schedule, Both(solver, local), commit=lambda r: labels.extend(r.task.labels))
-    assert sorted(labels) == list(range(24))
+    pool = job.group(LosesSecond, 2)  # it refuses calls of lost workers
+    job.run(pool)
+    assert pool.lost
+    job.assert_solved()
 
 
-def test_results_of_one_wait_are_synced_once_before_new_tasks_start():
-    class Watched(ThreadPool):
-        def submit(self, worker, task):
+def test_results_of_one_wait_are_synced_once_before_new_tasks_start(job):
+    class Watched(ThreadGroup):
+        def submit(self, call):
             assert not pending, "a task was begun while results were not durable"
-            super().submit(worker, task)
+            return super().submit(call)
 
-    solver, local, schedule = setting()
-    pending, durable = [], []
+    pending = []
 
     def sync():
-        durable.extend(pending)
+        job.results.extend(pending)
         pending.clear()
 
-    run_schedule(schedule, Watched(solver, local, 3), commit=pending.append, sync=sync)
-    assert sorted(label for r in durable for label in r.task.labels) == list(range(24))
-    block = concatenate([r.value for r in durable])
-    assert_solved([block], solver, local)
+    job.run(job.group(Watched, 3), commit=pending.append, sync=sync)
+    job.assert_solved()
 
 
-def test_results_that_came_with_an_error_are_synced():
-    class OneFails(SerialPool):
+def test_results_that_came_with_an_error_are_synced(job):
+    class OneFails(SerialGroup):
         def wait(self, seconds):
-            reports = super().wait(seconds)
-            return [
-                *reports,
-                *(
-                    Failed(r.worker, r.task, ShapeMismatch("as if"))
-                    for r in reports
-                    if isinstance(r, Result)
-                ),
+            replies = super().wait(seconds)
+            errors = [
+                CallFailed(each.ticket, each.worker, ShapeMismatch("as if")) for each in replies
             ]
+            return [*replies, *errors]
 
-    solver, local, schedule = setting()
-    pending, durable = [], []
+    durable = []
     with pytest.raises(ShapeMismatch):
-        run_schedule(
-            schedule,
-            OneFails(solver, local),
-            commit=pending.append,
-            sync=lambda: durable.extend(pending),
-        )
+        job.run(job.group(OneFails), sync=lambda: durable.extend(job.results))
     assert len(durable) == 1
+
+
+@pytest.mark.usefixtures("ray")
+def test_kill_minus_nine_of_an_actor_changes_no_bit(job):
+    """One worker is killed after the first result, with its batches in flight."""
+    pool = job.pool("ray")
+
+    def commit(result: Result) -> None:
+        job.results.append(result)
+        if len(job.results) == 1:
+            victim = pool._actors[result.worker]
+            os.kill(ray_module.get(victim.pid.remote()), signal.SIGKILL)
+
+    job.run(pool, commit=commit)
+    job.assert_solved()
+    assert len({result.worker for result in job.results}) >= 2
+
+
+@pytest.mark.drill
+@pytest.mark.usefixtures("ray")
+def test_a_node_that_does_not_see_the_data_gets_it_from_the_object_store(tiny):
+    job = Job(replace(tiny, path=Path("/nowhere/to/be/found")))
+    job.run(job.pool("ray"))
+    job.assert_solved()
+
+
+def outlast(pool, worker: str) -> None:
+    """Hold back results until a worker has joined and finished its first batch."""
+    wait, held = pool.wait, []
+
+    def delayed_wait(seconds: float):
+        others = []
+        for each in wait(seconds):
+            late = isinstance(each, CallResult) and each.worker != worker
+            (held if late else others).append(each)
+        if any(isinstance(each, CallResult) for each in others):
+            pool.wait = wait
+            return others + held
+        return others
+
+    pool.wait = delayed_wait
+
+
+@pytest.mark.drill
+@pytest.mark.usefixtures("ray")
+def test_workers_join_when_there_is_room(job):
+    """All CPUs but one are taken; the second worker joins when they are free again."""
+
+    class CpuHolder:
+        """An actor that holds CPUs."""
+
+        def ready(self) -> bool:
+            """Return True as soon as the actor runs."""
+            return True
+
+    holder = ray_module.remote(num_cpus=shared_ray.NUM_CPUS - 1)(CpuHolder).remote()
+    ray_module.get(holder.ready.remote())
+    pool = job.pool("ray")
+
+    def commit(result: Result) -> None:
+        job.results.append(result)
+        if len(job.results) == 1:
+            ray_module.kill(holder)
+            outlast(pool, "worker-1")
+
+    job.run(pool, commit=commit)
+    job.assert_solved()
+    assert job.results[0].worker == "worker-0"
+    assert {result.worker for result in job.results} == {"worker-0", "worker-1"}

@@ -19,15 +19,15 @@ from xcray.batch.plan import BatchPlan
 from xcray.batch.row_schema import TEXT
 from xcray.batch.spec import BatchPredictSpec
 from xcray.data.feature_space import reads_zero_based
-from xcray.errors import Conflict, InputError, Stopped, Unavailable, XcrayError, missing_ray
+from xcray.errors import InputError, Stopped, Unavailable, missing_ray
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.schedule.label_scheduler import LabelScheduler
-from xcray.storage.run_directory import remove_unused
 from xcray.system.cores import available_cores
 from xcray.telemetry.progress import EMPTY, ROWS_ANSWERED, Progress
+from xcray.training.run_lock import hold_run_directory
 from xcray.workers.driver import run_schedule
-from xcray.workers.local_pool import SerialPool, ThreadPool
+from xcray.workers.local_group import local_pool
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Pool, Result, StopFlag
 from xcray.workers.run_metrics import RunMetrics
@@ -55,30 +55,24 @@ def predict_batch(
     stop: StopFlag | None = None,
     job: str = "local",
     check: Callable[[], None] = lambda: None,
+    exclusive: bool = True,
 ) -> BatchPredictResult:
     """Predict every row of `spec.input` and publish the directory `out`.
 
     The files part-00000.parquet, ... follow the order of the input. run_dir: stores finished parts.
     Call again with the same directory to resume. progress: called regularly with a Progress. stop:
     when set, Stopped is raised soon. job: prefix of the names of Ray actors. check: see
-    `OutputParts.publish`. The bytes of the parts do not depend on pool, workers, kills and resumes.
-    Raises NotFound, Corrupt, ParameterError; DataErrors for invalid rows (unless they are skipped),
-    DataError for files; NotCalibrated; Conflict (`out` exists, or `run_dir` belongs to another
-    run); Unavailable (no Ray, workers lost); Stopped.
+    `OutputParts.publish`. exclusive: see `hold_run_directory`. The bytes of the parts do not depend
+    on pool, workers, kills and resumes. Raises NotFound, Corrupt, ParameterError; DataErrors for
+    invalid rows (unless they are skipped), DataError for files; NotCalibrated; Conflict (`out`
+    exists, `run_dir` belongs to another run or is in use); Unavailable (no Ray, workers lost);
+    Stopped.
     """
-    # Checked here as well, so that no work is lost.
-    if Path(out).exists():
-        raise Conflict(
-            f"{Path(out).name} exists already; choose another output, or remove it first"
-        )
-    try:
-        run = _BatchRun(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
+    stop = stop or StopFlag()
+    with hold_run_directory(Path(run_dir), Path(out), stop, exclusive):
+        run = _BatchRun(spec, Path(run_dir), progress or (lambda _: None), stop, job)
         run.predict()
         return run.publish(Path(out), check)
-    except XcrayError as error:
-        if not isinstance(error, Conflict):  # the directory can belong to another run
-            remove_unused(Path(run_dir))
-        raise
 
 
 class _BatchRun:
@@ -223,11 +217,8 @@ class _BatchRun:
         """Return the pool of the spec."""
         if self.spec.pool == "ray":
             return make_ray_pool(self.spec, self.task, self.workers, self.job)
-        return (
-            SerialPool(self.task, self.state)
-            if self.spec.pool == "serial"
-            else ThreadPool(self.task, self.state, self.workers)
-        )
+        threads = None if self.spec.pool == "serial" else self.workers
+        return local_pool(self.task, self.state, threads)
 
     def commit(self, result: Result) -> None:
         """Make the parts of a task durable."""

@@ -26,7 +26,7 @@ from xcray.cli.terminal.output import (
     print_line,
 )
 from xcray.cli.terminal.words import in_command_words
-from xcray.cli.training import calibrate, data, labels, report, solvers, train, tune
+from xcray.cli.training import calibrate, compare, data, labels, report, solvers, train, tune
 from xcray.errors import XcrayError, missing_extra
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ app.add_typer(labels.app, name="labels")
 labels.app.command("list")(label_details.list_labels)
 labels.app.command("show")(label_details.show)
 app.command("tune")(tune.tune)
+app.command("compare")(compare.compare)
 app.command("solvers")(solvers.solvers)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(jobs.app, name="jobs")

@@ -11,9 +11,9 @@ from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.contract import IndependentSolver, summarize_records
 from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.workers.driver import run_schedule
-from xcray.workers.local_pool import SerialPool, ThreadPool
+from xcray.workers.local_group import local_pool
 from xcray.workers.observer import CollectResults
-from xcray.workers.pool import Pool, Result, StopFlag
+from xcray.workers.pool import Result, StopFlag
 
 
 class LabelByLabelEstimator(LinearEstimator):
@@ -34,7 +34,7 @@ def solve_labels(
     XT, YT = transpose(X), transpose_pattern(Y)
     local, terms = solver.load(X, XT, YT, weights), solver.cost_terms(X, XT, YT)
     schedule = LabelScheduler(range(Y.n_cols), terms, solver.cost_rates, workers=workers)
-    pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
+    pool = local_pool(solver, local, None if workers == 1 else workers)
     results = CollectResults[Result]()
     run_schedule(schedule, pool, results, stop=StopFlag())
     return merge([result.value for result in results.results], Y.n_cols, X.n_cols)

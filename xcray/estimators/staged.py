@@ -12,18 +12,16 @@ from sklearn.utils.metaestimators import available_if
 from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, frozen
 from xcray.errors import InputError
 from xcray.estimators.dsmlr import softmax
-from xcray.estimators.least_squares import RowWorkerFactory
 from xcray.estimators.linear import CHUNK_ROWS, LinearEstimator
 from xcray.index.staged import Stage, link_of
 from xcray.kernels.sparse import row_range
 from xcray.model.model import Model
 from xcray.model.write import ModelContent
-from xcray.solvers.least_squares.staged_solvers import StagesSolver
+from xcray.solvers.group_contract import TrainingRows
+from xcray.solvers.held_out import top_k
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
-from xcray.solvers.synchronous_contract import TrainingRows, top_k
-from xcray.system.blas_threads import limit_blas_threads
-from xcray.workers.local_group import ThreadGroup
-from xcray.workers.synchronous_calls import SynchronousCalls
+from xcray.solvers.least_squares.stages_solver import StagesSolver
+from xcray.training.group_training import train_in_process
 
 
 class StagedEstimator(LinearEstimator):
@@ -37,9 +35,10 @@ class StagedEstimator(LinearEstimator):
 
     def _train(self, solver: StagesSolver, X: CSR, Y: Pattern, weights: Float32 | None) -> None:
         """Fit the stages on threads of this process."""
-        fitted = _fit(solver, TrainingRows(X, Y, weights), self._workers())
-        zeros = frozen(np.zeros(Y.n_cols), np.float32)
-        self.stages_ = tuple(Stage(s.W, zeros, s.features, s.calibration) for s in fitted)
+        workers = min(self._workers(), solver.shards)
+        result = train_in_process(solver, TrainingRows(X, Y, weights), workers)
+        assert result.last.staged is not None  # what these solvers train
+        self.stages_ = result.last.staged.stages
 
     @available_if(lambda self: self.get_params().get("rule") != "linear")
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -118,18 +117,6 @@ class CalibratedLeastSquares(StagedEstimator):
     """
 
     SOLVER: ClassVar[str] = "calibrated-least-squares"
-
-
-def _fit(solver: StagesSolver, data: TrainingRows, workers: int) -> list[FittedStage]:
-    """Fit the stages on threads of this process."""
-    workers = min(workers, solver.shards)
-    group = ThreadGroup(RowWorkerFactory(solver, data, workers), workers)
-    try:
-        with limit_blas_threads():
-            group.open()
-            return list(solver.fit(SynchronousCalls(group), data))
-    finally:
-        group.close()
 
 
 def _dense(stage: Stage) -> Any:

@@ -6,10 +6,8 @@ Inputs are read-only arrays (mapped files). Outputs are arrays of one piece, wri
 from __future__ import annotations
 
 import numba
-import numpy as np
 
 from xcray.arrays import CSR, Float32, Int32, Int64
-from xcray.kernels.inner import inner
 
 
 @numba.njit(nogil=True, cache=True)
@@ -23,15 +21,6 @@ def copy_rows(source: CSR, rows: Int64, starts: Int64, indices: Int32, data: Flo
         for p in range(lo, hi):
             indices[starts[r] + p - lo] = source.indices[p]
             data[starts[r] + p - lo] = source.data[p]
-
-
-@inner()
-def column_counts(indices: Int32, n_cols: int) -> Int64:
-    """Return the number of entries of each column: (n_cols,) int64."""
-    counts = np.zeros(n_cols, np.int64)
-    for p in range(len(indices)):
-        counts[indices[p]] += 1
-    return counts
 
 
 @numba.njit(nogil=True, cache=True)

@@ -16,14 +16,11 @@ from xcray.solvers.parameters import make_parameters
 
 if TYPE_CHECKING:
     from xcray.solvers.contract import IndependentSolver, JointSolver
-    from xcray.solvers.least_squares.staged_solvers import StagesSolver
+    from xcray.solvers.group_contract import GroupSolver
     from xcray.solvers.rotation_contract import RotationSolver
-    from xcray.solvers.synchronous_contract import SynchronousSolver
 
 # a solver of any family; compare `family` to narrow it
-AnySolver: TypeAlias = Union[
-    "IndependentSolver", "JointSolver", "RotationSolver", "SynchronousSolver", "StagesSolver"
-]
+AnySolver: TypeAlias = Union["IndependentSolver", "JointSolver", "RotationSolver", "GroupSolver"]
 
 BUILT_IN: Final = {
     "ppdsparse": "xcray.solvers.ppdsparse:PPDSparseSolver",
@@ -33,7 +30,7 @@ BUILT_IN: Final = {
     "crammer-singer": "xcray.solvers.presets:CrammerSingerSolver",
     "memoir": "xcray.solvers.memoir.solver:MemoirSolver",
     "dsmlr": "xcray.solvers.dsmlr:DSMLRSolver",
-    "lbfgs": "xcray.solvers.lbfgs:LBFGSSolver",
+    "lbfgs": "xcray.solvers.lbfgs.solver:LBFGSSolver",
     "least-squares": "xcray.solvers.least_squares.solver:LeastSquaresSolver",
     "generalized-least-squares": (
         "xcray.solvers.least_squares.solver:GeneralizedLeastSquaresSolver"
@@ -46,7 +43,7 @@ BUILT_IN: Final = {
     # baselines
     "memoir-paper": "xcray.solvers.presets:MemoirPaperSolver",
     "memoir-scripts": "xcray.solvers.presets:MemoirScriptsSolver",
-    "lc": "xcray.solvers.lc:LCSolver",
+    "lc": "xcray.solvers.lc.solver:LCSolver",
     "block-minimisation": "xcray.solvers.indexed_bcd.baselines:BlockMinimisationSolver",
     "selective-block-minimisation": (
         "xcray.solvers.indexed_bcd.baselines:SelectiveBlockMinimisationSolver"

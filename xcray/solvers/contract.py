@@ -1,7 +1,7 @@
 """Contract of solvers: what every solver declares, and the independent and joint families.
 
 A solver is a frozen dataclass of its parameters that subclasses the protocol of its family. The
-other families are `rotation_contract.RotationSolver` and `synchronous_contract.SynchronousSolver`.
+other families are `rotation_contract.RotationSolver` and `group_contract.GroupSolver`.
 """
 
 from __future__ import annotations

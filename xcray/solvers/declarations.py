@@ -7,13 +7,13 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-Family: TypeAlias = Literal["independent", "joint", "rotation", "synchronous"]
+Family: TypeAlias = Literal["independent", "joint", "rotation", "group"]
 # from scores to probabilities: margins have none, softmax models have their own, and scores of
 # the link "probability" are probabilities
 Link: TypeAlias = Literal["identity", "softmax", "probability"]
 LINKS: Final[tuple[Link, ...]] = ("identity", "softmax", "probability")
-# what a training publishes: one sparse matrix of weights and a bias per label
-Exports: TypeAlias = Literal["weights"]
+# what a training publishes: one sparse matrix of weights and a bias per label, or stages
+Exports: TypeAlias = Literal["weights", "stages"]
 # Share of the weights that remains if small ones are dropped. A guess.
 UNPRUNED_SHARE: Final = 0.25
 # Core seconds per entry of X and label in a product with a matrix that has a column per label.
@@ -167,7 +167,7 @@ class TaskNeeds(NamedTuple):
 
 
 class ResourceNeeds(NamedTuple):
-    """Resource needs of a rotation or synchronous training.
+    """Resource needs of a rotation or group training.
 
     Bytes: driver, in addition to what every training needs there; worker, per worker; store, of all
     objects in Ray's object store; checkpoints, on disk. weights: of the model. core_seconds: of the

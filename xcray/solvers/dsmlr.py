@@ -23,6 +23,7 @@ from xcray.solvers.declarations import (
     ResourceNeeds,
     StoppingRule,
 )
+from xcray.solvers.label_weights import RECORDS, to_solved_labels
 from xcray.solvers.multinomial import Shard, make_shard
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.quasi_newton import MAX_FULL_FEATURES, LbfgsPhase
@@ -41,7 +42,6 @@ from xcray.solvers.rotation_contract import (
 )
 from xcray.solvers.shard_state import ShardState
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.solvers.synchronous_contract import RECORDS, to_solved_labels
 
 # change of a score that the first steps can cause, about; sets the default rate
 INITIAL_SCORE_CHANGE: Final = 10.0

@@ -25,7 +25,7 @@ from xcray.kernels.sparse import take_pattern_rows, take_rows, to_dense
 MAX_GROUPS_PER_SHARD: Final = 4096
 # from this share of non-zero entries, rows are stored dense and processed by matrix products
 MIN_DENSE_SHARE: Final = 0.4
-SHARE_SEED: Final = 0  # of the shares of synchronous workers; the optimum does not depend on it
+SHARE_SEED: Final = 0  # of the shares of group workers; the optimum does not depend on it
 
 
 class Shard(NamedTuple):

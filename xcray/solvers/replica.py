@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from xcray.solvers.contract import JointSolver
+from xcray.solvers.group_contract import Layout, TrainingRows
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.solvers.synchronous_contract import TrainingRows
 
 
 class ReplicaReply(NamedTuple):
@@ -64,9 +64,9 @@ class ReplicatedSolver(JointSolver):
         raise NotImplementedError
 
     def create_worker(
-        self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
+        self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
     ) -> Replica:
-        """Return worker `number` of `workers`, created where it will run.
+        """Return worker `number`, created where it will run.
 
         Soon after `stopped` returns True, methods raise Stopped.
         """

@@ -31,6 +31,8 @@ MIN_SECONDS: Final = 1.0  # of work between two checkpoints
 MAX_SHARE: Final = 0.05  # of the time, for writing them
 N_KEPT: Final = 2  # the newest, and one to go back to if it is damaged
 
+COPIES_ON_DISK: Final = N_KEPT + 1  # while one is written
+
 # groups of arrays by name, each returned when it is needed
 Groups: TypeAlias = Mapping[str, Callable[[], Arrays]]
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from xcray.arrays import Float64
 from xcray.errors import missing_ray
-from xcray.index.staged import Stage
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.solvers.contract import Solver
 from xcray.solvers.solved_labels import SolvedLabels
@@ -23,7 +22,7 @@ from xcray.storage.arrow import write_table
 from xcray.training.capacity.preflight import worker_count
 from xcray.training.report.summary import label_table, summarize_block
 from xcray.training.spec import TrainSpec
-from xcray.training.strategy import TrainingContext
+from xcray.training.strategy import StagedResult, TrainingContext, TrainingStrategy
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.worker_group import WorkerFactory, WorkerGroup
 
@@ -32,10 +31,10 @@ EPOCHS_FILE: Final = "epochs.arrow"  # in the model's directory: a long history
 CHECKPOINT_FOLDER: Final = "checkpoints"  # in the run directory, for checkpoints
 
 
-class EpochStrategy:
-    """Base of the strategies of the families "rotation" and "synchronous"."""
+class EpochStrategy(TrainingStrategy):
+    """Base of the strategies of the families "rotation" and "group"."""
 
-    stages: tuple[Stage, ...] = ()
+    staged: StagedResult | None = None
 
     def __init__(self, context: TrainingContext, solver: Solver) -> None:
         self._context = context

@@ -7,9 +7,10 @@ between models are paired.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from xcray.plots.axes import axis_around, named_axis
 from xcray.plots.marks import Panel, bars, reference
 from xcray.plots.picture import Picture
 from xcray.predict import Predictor
+from xcray.solvers import SOLVERS
 from xcray.training.edit.apply import LabelChange, check_features, match_labels, renumber_labels
 
 GROUPS: Final = ("tail", "middle", "head")  # labels with a third of the training positives each
@@ -66,19 +68,38 @@ class RowSums(NamedTuple):
     labels: Any
 
 
+M = TypeVar("M")
+Evaluate: TypeAlias = Callable[
+    [M, Dataset, str, EvaluationOptions], tuple[dict[str, Any], dict[str, Float64]]
+]
+
+
 def evaluate_models(
     models: Sequence[Path | str], dataset: Path | str, options: EvaluationOptions | None = None
 ) -> dict[str, Any]:
     """Return the evaluation of model directories on a data set with the models' features; JSON.
 
-    "models": per model its "measures" by name (P@k, nDCG@k, PSP@k, micro-F1@k and macro-F1@k of
-    the sets of the first k labels; fractions), per measure its "intervals" (standard error, lower
-    and upper end of the 95 % bootstrap interval), "differences" to the first model with paired
-    intervals, "by_frequency" (tail, middle and head: a third of the training positives each), and
-    "ms_per_row" of the search. "warnings": see `xcray.data.data_warnings`. Labels are matched by
-    name, and true labels that a model lacks count as misses. Raises NotFound, Corrupt,
-    ShapeMismatch for other features, InputError without rows, ParameterError. Source of the
-    bootstrap: Efron and Tibshirani, 1993, chapters 6 and 13.
+    "models": per model how it was trained (see `describe_training`), its "measures" by name (P@k,
+    nDCG@k, PSP@k, micro-F1@k and macro-F1@k of the sets of the first k labels; fractions), per
+    measure its "intervals" (standard error, lower and upper end of the 95 % bootstrap interval),
+    "differences" to the first model with paired intervals, "by_frequency" (tail, middle and head: a
+    third of the training positives each), and "ms_per_row" of the search. "warnings": see
+    `xcray.data.data_warnings`. Labels are matched by name, and true labels that a model lacks count
+    as misses. Raises NotFound, Corrupt, ShapeMismatch for other features, InputError without rows,
+    ParameterError. Source of the bootstrap: Efron and Tibshirani, 1993, chapters 6 and 13.
+    """
+    return evaluate_each(evaluate_model, [Path(path) for path in models], dataset, options)
+
+
+def evaluate_each(
+    evaluate: Evaluate[M],
+    models: Sequence[M],
+    dataset: Path | str,
+    options: EvaluationOptions | None = None,
+) -> dict[str, Any]:
+    """Return the evaluation of models of any kind, see `evaluate_models`.
+
+    evaluate: returns the entry and the bootstrap samples of one model, see `evaluate_model`.
     """
     options = options or EvaluationOptions()
     if options.n_samples < 0 or not options.ks or min(options.ks) < 1:
@@ -88,8 +109,8 @@ def evaluate_models(
     if data[part].n_rows == 0:
         raise InputError(f"part {part} of data set {data.name} has no rows", code="NO_ROWS")
     entries, samples = [], []
-    for path in models:
-        entry, drawn = evaluate_model(Path(path), data, part, options)
+    for model in models:
+        entry, drawn = evaluate(model, data, part, options)
         entries.append(entry)
         samples.append(drawn)
     for entry, drawn in zip(entries[1:], samples[1:], strict=True):
@@ -102,6 +123,23 @@ def evaluate_models(
         "bootstrap": sampling,
         "warnings": data_warnings(data),
         "models": entries,
+    }
+
+
+def describe_training(model: Model) -> dict[str, Any]:
+    """Return how a model was trained: solver, parameters that are not the defaults, and cost.
+
+    seconds: of the whole training; core_seconds: of solving. Both are None if unknown.
+    """
+    params, report = dict(model.manifest["params"]), model.manifest["report"]
+    solver = str(model.manifest["solver"])
+    declared = fields(SOLVERS[solver]) if solver in SOLVERS else ()
+    usual = {each.name: each.default for each in declared}
+    return {
+        "solver": solver,
+        "params": {name: value for name, value in params.items() if value != usual.get(name)},
+        "seconds": sum(report["seconds"].values()) if "seconds" in report else None,
+        "core_seconds": report.get("core_seconds"),
     }
 
 
@@ -126,23 +164,41 @@ def evaluate_model(
     started = time.perf_counter()
     top = predictor.predict(data[part].X, max(usable))
     seconds = time.perf_counter() - started
-    sums = row_sums(top, truth, usable, counts, data.train.n_rows)
-    whole = np.ones(truth.n_rows, np.int64)
-    measures = measures_of(sums, truth, usable, data.n_labels, whole)
-    drawn = draw_samples(sums, truth, usable, data.n_labels, options)
-    groups = by_frequency(top, truth, counts, ks=usable, n_groups=len(GROUPS), equal="positives")
     entry = {
         "model": str(path),
         "sha256": model.sha256,
+        **describe_training(model),
         "labels": model.n_labels,
         "labels_missing": int(np.count_nonzero(place >= model.n_labels)),
         "weights": model.nnz,
-        "measures": measures,
+        "ms_per_row": 1e3 * seconds / truth.n_rows,
+    }
+    measures, drawn = measure_ranking(top, truth, usable, counts, data, options)
+    return {**entry, **measures}, drawn
+
+
+def measure_ranking(
+    top: TopK,
+    truth: Pattern,
+    ks: Sequence[int],
+    counts: Any,
+    data: Dataset,
+    options: EvaluationOptions,
+) -> tuple[dict[str, Any], dict[str, Float64]]:
+    """Return measures, intervals and groups of an entry, and bootstrap samples by measure.
+
+    top: predicted labels of the rows, in the numbering of `truth` and `counts` (training rows).
+    """
+    sums = row_sums(top, truth, ks, counts, data.train.n_rows)
+    whole = np.ones(truth.n_rows, np.int64)
+    drawn = draw_samples(sums, truth, ks, data.n_labels, options)
+    groups = by_frequency(top, truth, counts, ks=ks, n_groups=len(GROUPS), equal="positives")
+    entry = {
+        "measures": measures_of(sums, truth, ks, data.n_labels, whole),
         "intervals": {name: interval_of(values) for name, values in drawn.items()},
         "by_frequency": [
             {"group": name, **group} for name, group in zip(GROUPS, groups, strict=True)
         ],
-        "ms_per_row": 1e3 * seconds / truth.n_rows,
     }
     return entry, drawn
 
@@ -258,7 +314,17 @@ def evaluation_picture(document: Mapping[str, Any]) -> Picture:
         240,
     )
     note = f"{document['rows']:,} {document['part']} rows; lines: 95 % bootstrap intervals"
-    return Picture(f"Models · {document['dataset']}", note, (panel,))
+    return Picture(f"Models · {document['dataset']}", note, (panel, *_cost_panel(models)))
+
+
+def _cost_panel(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Return the panel of the trainings' cost, if that is known of every model."""
+    costs = [each["core_seconds"] for each in models if each.get("core_seconds") is not None]
+    if len(costs) < len(models):
+        return []
+    drawn = bars([(model_title(each["model"]), [each["core_seconds"]]) for each in models])
+    vertical = axis_around("core seconds", [0.0, *costs], low=0.0)
+    return [Panel("Cost of training", named_axis("", ["training"]), vertical, tuple(drawn), 160)]
 
 
 def model_title(path: str) -> str:

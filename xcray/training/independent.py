@@ -15,7 +15,6 @@ import pyarrow as pa
 from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import missing_ray
-from xcray.index.staged import Stage
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.solvers.contract import TaskSolver, set_checkpoint_dir
 from xcray.solvers.replica import ReplicatedSolver
@@ -38,17 +37,17 @@ from xcray.training.solve_labels import (
     solve_labels,
 )
 from xcray.training.spec import TrainSpec
-from xcray.training.strategy import TrainingContext
+from xcray.training.strategy import StagedResult, TrainingContext, TrainingStrategy
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Pool, Result
 from xcray.workers.solver_task import SolverTask, shared_arrays
 from xcray.workers.timeline import Span
 
 
-class IndependentLabels:
+class IndependentLabels(TrainingStrategy):
     """Strategy of the families "independent" and "joint", see `TrainingStrategy`."""
 
-    stages: tuple[Stage, ...] = ()
+    staged: StagedResult | None = None
 
     def __init__(self, context: TrainingContext, solver: TaskSolver, workers: int) -> None:
         self._context = context

@@ -11,14 +11,15 @@ import pyarrow as pa
 
 from xcray.arrays import csr
 from xcray.errors import Unavailable
+from xcray.solvers.group_contract import Layout
 from xcray.solvers.replica import Replica, ReplicatedSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.training.epoch_strategy import initial_workers, make_worker_group
+from xcray.training.group_training import GroupWorkerFactory
 from xcray.training.independent import IndependentLabels
 from xcray.training.observer import TrainingObserver
 from xcray.training.report.summary import label_table
 from xcray.training.strategy import TrainingContext
-from xcray.training.synchronous import SynchronousWorkerFactory
 from xcray.workers.observer import RunProgress
 from xcray.workers.synchronous_calls import SynchronousCalls
 
@@ -40,7 +41,7 @@ class ReplicatedTraining(IndependentLabels):
             return
         context = self._context
         path, content_hash = str(context.dataset.path.resolve()), context.dataset.content_hash
-        factory = SynchronousWorkerFactory(self._replicated, path, content_hash, self.workers)
+        factory = GroupWorkerFactory(self._replicated, path, content_hash, Layout(self.workers))
         store_bytes = RESULT_BYTES * self.estimate(observer.parts.missing, 0.0).weights
         group = make_worker_group(context.spec, factory, self.workers, context.job, store_bytes)
         try:

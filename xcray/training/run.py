@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 from xcray.arrays import CSR, Float32, TopK
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import open_verified
-from xcray.errors import Conflict, InputError, Stopped
+from xcray.errors import InputError, Stopped
 from xcray.index.staged import link_of
 from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
@@ -32,11 +31,10 @@ from xcray.training.observer import TrainingObserver
 from xcray.training.partial import check_any_finished, partial_summary
 from xcray.training.report.summary import convergence_warnings, measures_by_frequency
 from xcray.training.report.timeline import normalize_timeline
-from xcray.training.run_lock import lock_run_directory
+from xcray.training.run_lock import hold_run_directory
 from xcray.training.spec import TrainSpec
-from xcray.training.staged import StagedTraining
 from xcray.training.strategies import make_strategy
-from xcray.training.strategy import TrainingContext
+from xcray.training.strategy import StagedResult, TrainingContext
 from xcray.workers.pool import StopFlag
 from xcray.workers.run_metrics import RunMetrics
 from xcray.workers.timeline import balance, read_streams
@@ -69,21 +67,13 @@ def train(
     of the names of Ray actors. notes: additional entries of the model's report (JSON). With
     spec.max_seconds the labels with the most training rows are solved first. When the time is up,
     the model is published without the other labels; its manifest, card and report state this.
-    Calling again with the same run_dir and more time solves the rest. exclusive: lock `run_dir`
-    against other trainings. Attempts of jobs do not: their store decides which one publishes, and
-    an attempt can take over from a process that hangs.
-    Raises NotFound, Corrupt, ParameterError, InputError; Conflict (`out` exists, `run_dir` belongs
-    to another run, or another training uses it); Refused (does not fit in memory or on disk, or no
-    label finished in time); Unavailable (no Ray, workers lost); Stopped.
+    Calling again with the same run_dir and more time solves the rest. exclusive: see
+    `hold_run_directory`. Raises NotFound, Corrupt, ParameterError, InputError; Conflict (`out`
+    exists, `run_dir` belongs to another run, or another process uses it); Refused (does not fit in
+    memory or on disk, or no label finished in time); Unavailable (no Ray, workers lost); Stopped.
     """
-    # Checked here as well, so that no work is lost.
-    if Path(out).exists():
-        raise Conflict(
-            f"{Path(out).name} exists already; "
-            "choose another path for the model, remove it first, or use --run-dir"
-        )
     stop = stop or StopFlag()
-    with lock_run_directory(Path(run_dir), stop) if exclusive else contextlib.nullcontext():
+    with hold_run_directory(Path(run_dir), Path(out), stop, exclusive):
         report = progress or (lambda _: None)
         chosen: dict[str, Any] = {}
         if spec.auto:
@@ -169,8 +159,8 @@ class _TrainingRun:
 
         No step holds all weights in memory.
         """
-        if isinstance(self.strategy, StagedTraining):
-            return self._publish_stages(out, self.strategy)
+        if self.strategy.staged is not None:
+            return self._publish_stages(out, self.strategy.staged)
         budget = merge_budget(self.spec, int(self.parts.lengths.sum()))
         with Staging(
             out,
@@ -202,14 +192,14 @@ class _TrainingRun:
             self._report_phase("PUBLISHING")
             return self._write_model(staging, block._replace(W=index.W), index.W, index.b, measures)
 
-    def _publish_stages(self, out: Path, training: StagedTraining) -> TrainResult:
+    def _publish_stages(self, out: Path, result: StagedResult) -> TrainResult:
         """Evaluate a chain of stages on the held-out part, and publish its directory."""
-        measures = self._measure(training.query)
+        measures = self._measure(result.model.query)
         if self.spec.calibrate:
-            self._calibrate(training.query)
+            self._calibrate(result.model.query)
         self._report_phase("PUBLISHING")
         with Staging(out, marker=self.run_dir / "staged") as staging:
-            return self._write_model(staging, training.block(), None, None, measures)
+            return self._write_model(staging, result.block, None, None, measures)
 
     def _write_model(
         self,
@@ -223,7 +213,7 @@ class _TrainingRun:
 
         W, b: None for a chain of stages.
         """
-        timeline = read_streams(self.run_dir)
+        timeline, stages = read_streams(self.run_dir), self.strategy.stages
         report = self._make_report(
             block, staging.path, balance(timeline, self.strategy.workers), measures
         )
@@ -234,10 +224,10 @@ class _TrainingRun:
             self.dataset.label_names,
             self.dataset.feature_names,
             text=self.dataset.text,
-            link=link_of(self.strategy.stages, self.solver.link),
+            link=link_of(stages, self.solver.link),
             calibration=self.calibration,
             row_norm=self.solver.row_norm,
-            stages=self.strategy.stages,
+            stages=stages,
         )
         record = TrainingRecord(
             self.spec.solver,

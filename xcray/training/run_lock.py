@@ -1,4 +1,4 @@
-"""The lock of a run directory: one training at a time writes into it."""
+"""The lock of a run directory: one training, search or prediction at a time writes into it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,24 @@ from xcray.workers.pool import StopFlag
 
 # The process of an attempt that was ended, on this or another host, can take a moment to exit.
 WAIT_SECONDS: Final = 10.0
+
+
+@contextlib.contextmanager
+def hold_run_directory(
+    run_dir: Path, out: Path, stop: StopFlag, exclusive: bool = True
+) -> Iterator[None]:
+    """Hold `run_dir` for the work that will publish `out`, see `lock_run_directory`.
+
+    exclusive: attempts of jobs do not lock it: their store decides which one publishes, and an
+    attempt can take over from a process that hangs. Raises Conflict if `out` exists, so that no
+    work is lost.
+    """
+    if out.exists():
+        raise Conflict(
+            f"{out.name} exists already; choose another --out, remove it first, or use --run-dir"
+        )
+    with lock_run_directory(run_dir, stop) if exclusive else contextlib.nullcontext():
+        yield
 
 
 @contextlib.contextmanager
@@ -59,7 +77,7 @@ def _wait(lock: IO[str], run_dir: Path, stop: StopFlag) -> None:
     if not wait_for_lock(lock, WAIT_SECONDS, on_wait=partial(_raise_if_stopped, stop)):
         lock.seek(0)
         raise Conflict(
-            f"another training uses the run directory {run_dir} ({lock.read().strip()})",
+            f"another process uses the run directory {run_dir} ({lock.read().strip()})",
             code="RUN_DIR_IN_USE",
             hint="wait until it ends, stop it, or use another --run-dir and --out",
         )
@@ -68,4 +86,4 @@ def _wait(lock: IO[str], run_dir: Path, stop: StopFlag) -> None:
 def _raise_if_stopped(stop: StopFlag) -> None:
     """Raise Stopped if `stop` is set."""
     if stop.is_set():
-        raise Stopped("stopped on request, before the training began")
+        raise Stopped("stopped on request, before the work began")

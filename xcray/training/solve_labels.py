@@ -11,7 +11,7 @@ from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.contract import SolverState, TaskSolver
 from xcray.training.block_store import BlockStore
 from xcray.workers.driver import run_schedule
-from xcray.workers.local_pool import SerialPool, ThreadPool
+from xcray.workers.local_group import local_pool
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Pool, Result, StopFlag, TaskRunner
 from xcray.workers.timeline import Span, Timeline
@@ -56,9 +56,8 @@ def make_local_pool(
     runner: solves the tasks, by default the solver. A joint solver's single task always runs in a
     thread, so that a stop request is noticed meanwhile.
     """
-    if pool == "serial" and solver.family != "joint":
-        return SerialPool(runner or solver, state)
-    return ThreadPool(runner or solver, state, workers)
+    serial = pool == "serial" and solver.family != "joint"
+    return local_pool(runner or solver, state, None if serial else workers)
 
 
 class LabelsToSolve(NamedTuple):

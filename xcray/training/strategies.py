@@ -9,24 +9,20 @@ import numpy as np
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
-from xcray.solvers.least_squares.staged_solvers import StagesSolver
 from xcray.solvers.replica import ReplicatedSolver
 from xcray.training.capacity.preflight import Estimate, worker_count
 from xcray.training.epoch_strategy import initial_workers
+from xcray.training.group_training import GroupTraining
 from xcray.training.independent import IndependentLabels
 from xcray.training.replicated import ReplicatedTraining
 from xcray.training.rotation.strategy import BlockRotation
 from xcray.training.spec import TrainSpec
-from xcray.training.staged import StagedTraining
 from xcray.training.strategy import TrainingContext, TrainingStrategy
-from xcray.training.synchronous import Synchronous
 
 
 def make_strategy(context: TrainingContext) -> TrainingStrategy:
     """Return the training strategy for the family of a training's solver."""
     solver = context.solver
-    if isinstance(solver, StagesSolver):
-        return StagedTraining(context, solver)
     if solver.family == "independent":
         return IndependentLabels(context, solver, worker_count(context.spec))
     if isinstance(solver, ReplicatedSolver) and _has_several_workers(context, solver):
@@ -35,7 +31,7 @@ def make_strategy(context: TrainingContext) -> TrainingStrategy:
         return IndependentLabels(context, solver, workers=1)
     if solver.family == "rotation":
         return BlockRotation(context, solver)
-    return Synchronous(context, solver)
+    return GroupTraining(context, solver)
 
 
 def _has_several_workers(context: TrainingContext, solver: ReplicatedSolver) -> bool:

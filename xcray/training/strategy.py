@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from xcray.arrays import Float64, Int32
 from xcray.data.dataset import Dataset
 from xcray.index.staged import Stage
 from xcray.solvers import AnySolver
+from xcray.solvers.group_contract import StagedModel
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.training.capacity.preflight import Estimate
 from xcray.training.observer import TrainingObserver
@@ -40,15 +41,27 @@ class TrainingContext:
     cluster: bool = True
 
 
+class StagedResult(NamedTuple):
+    """A trained chain of stages, and all its labels as a block without weights."""
+
+    model: StagedModel
+    block: SolvedLabels
+
+
 class TrainingStrategy(Protocol):
     """Training of one solver family.
 
-    workers: number of workers. stages: of a model that is a chain of stages, after `solve`; else
-    empty.
+    workers: number of workers. staged: the model after `solve`, if it is a chain of stages; else
+    None.
     """
 
     workers: int
-    stages: tuple[Stage, ...]
+    staged: StagedResult | None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages of `staged`; none if the model has weights of labels."""
+        return () if self.staged is None else self.staged.model.stages
 
     def run_settings(self) -> dict[str, Any]:
         """Return the settings that must not change when the run is resumed; JSON.

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from xcray.api.options import DEFAULT_MEASURE
-from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, ParameterError, Stopped, XcrayError
+from xcray.data.dataset import Dataset, open_verified
+from xcray.errors import ParameterError, Stopped
 from xcray.solvers import SOLVERS, make_solver
 from xcray.storage.arrow import write_table
 from xcray.storage.atomic import (
@@ -28,10 +28,10 @@ from xcray.storage.atomic import (
     publish_directory,
     write_json,
 )
-from xcray.storage.run_directory import remove_unused
 from xcray.telemetry.progress import Progress
 from xcray.training.capacity.preflight import worker_count
 from xcray.training.run import TrainResult, train
+from xcray.training.run_lock import hold_run_directory
 from xcray.training.selection.evaluate import STOPPED, Evaluator
 from xcray.training.selection.grid import Point, params_key, plan_points, validate_grid
 from xcray.training.selection.held_out import held_out_rows, hold_out
@@ -115,17 +115,9 @@ def tune(
     progress, stop, job: as in `xcray.training.train`. Raises the errors of `train`, and
     ParameterError if one side of the split has no rows.
     """
-    if Path(out).exists():
-        raise Conflict(
-            f"{Path(out).name} exists already; "
-            "choose another path for the results, or remove it first"
-        )
-    try:
-        return _TuneRun(spec, Path(run_dir), progress, stop or StopFlag(), job).run(Path(out))
-    except XcrayError as error:
-        if not isinstance(error, Conflict):  # the directory can belong to another search
-            remove_unused(Path(run_dir))
-        raise
+    stop = stop or StopFlag()
+    with hold_run_directory(Path(run_dir), Path(out), stop):
+        return _TuneRun(spec, Path(run_dir), progress, stop, job).run(Path(out))
 
 
 @dataclass
@@ -142,7 +134,7 @@ class _TuneRun:
     def run(self, out: Path) -> TuneResult:
         """Evaluate the settings, choose one, and train the final model."""
         points = plan_points(self.spec.grid)
-        data = Dataset.open(self.spec.train.dataset)
+        data = open_verified(self.spec.train.dataset)
         self._report_progress(points, 0, 0, 0)
         held = hold_out(data, self.spec.holdout, self.spec.seed, self.run_dir / "held")
         evaluator = self._make_evaluator(held)

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from threading import Timer
+from typing import Any
+
+import numpy as np
 
 from xcray.errors import Stopped, Unavailable
-from xcray.schedule.events import Cancel, Cancelled, Command, Done, Drain, Lost, Run, Tick
+from xcray.schedule.calls import Call
+from xcray.schedule.events import (
+    Cancel,
+    Cancelled,
+    Command,
+    Done,
+    Drain,
+    Joined,
+    Left,
+    Lost,
+    Run,
+    Task,
+    Tick,
+)
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.workers.observer import RunObserver, RunProgress
-from xcray.workers.pool import Failed, Pool, Report, Result, StopFlag, TaskCancelled
+from xcray.workers.pool import Pool, Report, Result, StopFlag, TaskWorker
 from xcray.workers.timeline import DONE, DUPLICATE, LOST, STOPPED, Span
+from xcray.workers.worker_group import CallCancelled, CallFailed, CallResult
 
 POLL_SECONDS = 0.2  # between two checks of the stop flag
 # between two forecasts, by which a pool grows and shrinks
@@ -47,9 +65,10 @@ def run_schedule(
         pool.open()
         loop.start_clock()
         loop.finished = schedule.total_labels == 0
+        joined: Sequence[Report] = [Joined(worker) for worker in pool.available]
         while not loop.finished:
             loop.update_forecast()
-            reports = pool.wait(POLL_SECONDS)
+            reports, joined = joined or pool.wait(POLL_SECONDS), []
             if stop.is_set():
                 raise Stopped(
                     "stopped on request; finished batches are kept, the next run does the rest"
@@ -73,6 +92,7 @@ class _DriverLoop:
         self._pool = pool
         self._observer = observer
         self._began = time.monotonic()
+        self._tasks: dict[int, tuple[str, Task]] = {}  # ticket -> worker and its task
         self.finished = False
         self._forecast_at = -math.inf
 
@@ -103,7 +123,7 @@ class _DriverLoop:
             if expected is not None:
                 self._schedule.expect_workers(expected)
 
-    def handle(self, reports: list[Report], overdue: bool) -> None:
+    def handle(self, reports: Sequence[Report], overdue: bool) -> None:
         """Pass reports to the schedule, then execute its commands."""
         try:
             commands = [
@@ -119,9 +139,11 @@ class _DriverLoop:
         for command in commands:
             if isinstance(command, Run):
                 if self._schedule.is_expected(command.worker, command.task.id):
-                    self._pool.submit(command.worker, command.task)
+                    self._submit(command.worker, command.task)
             elif isinstance(command, Cancel):
-                self._pool.cancel(command.worker, command.task_id)
+                for ticket, (worker, task) in self._tasks.items():
+                    if worker == command.worker and task.id == command.task_id:
+                        self._pool.cancel(worker, ticket)
             elif command.reason is not None:
                 raise Unavailable(
                     f"{command.reason}; check the workers' memory and logs, then resume",
@@ -129,6 +151,11 @@ class _DriverLoop:
                 )
             else:
                 self.finished = True
+
+    def _submit(self, worker: str, task: Task) -> None:
+        """Give a task to a worker."""
+        labels = np.array(task.labels, np.int32)
+        self._tasks[self._pool.submit(Call(worker, TaskWorker.solve, labels))] = (worker, task)
 
     def record_running(self) -> None:
         """Record what the workers were doing when the loop ended."""
@@ -138,33 +165,44 @@ class _DriverLoop:
     def _handle_report(self, report: Report, overdue: bool) -> list[Command]:
         """Convert one report to an event; an unneeded result only frees its worker."""
         now = self._pool.now()
-        if isinstance(report, Failed):
+        if isinstance(report, CallResult | CallCancelled):
+            call = self._tasks.pop(report.ticket, None)
+            return self._handle_end(report, call[1], now) if call else []  # of a lost worker
+        if isinstance(report, CallFailed):
             if overdue and isinstance(report.error, Stopped):
                 return []
             raise report.error
-        if isinstance(report, TaskCancelled):
-            self._observer.record(
-                Span(report.worker, report.task, report.started, report.seconds, STOPPED)
-            )
-            return self._schedule.on(Cancelled(report.worker, report.task.id), now)
-        if isinstance(report, Result):
-            expected = self._schedule.is_expected(report.worker, report.task.id)
-            if expected:
-                self._observer.commit(report)
-            self._observer.record(
-                Span(
-                    report.worker,
-                    report.task,
-                    report.started,
-                    report.seconds,
-                    DONE if expected else DUPLICATE,
-                    cpu_seconds=report.cpu_seconds,
-                )
-            )
-            return self._schedule.on(Done(report.worker, report.task.id, report.seconds), now)
         if isinstance(report, Lost):
             self._record_lost(report.worker, now)
+        if isinstance(report, Lost | Left):  # it answers no more
+            self._tasks = {
+                ticket: call for ticket, call in self._tasks.items() if call[0] != report.worker
+            }
         return self._schedule.on(report, now)
+
+    def _handle_end(
+        self, reply: CallResult[Any, Any] | CallCancelled, task: Task, now: float
+    ) -> list[Command]:
+        """Commit and record a result, or record a cancelled task."""
+        span = Span(reply.worker, task, reply.started, reply.seconds, STOPPED)
+        if isinstance(reply, CallCancelled):
+            self._observer.record(span)
+            return self._schedule.on(Cancelled(reply.worker, task.id), now)
+        expected = self._schedule.is_expected(reply.worker, task.id)
+        if expected:
+            self._observer.commit(
+                Result(
+                    reply.worker,
+                    task,
+                    reply.result,
+                    reply.started,
+                    reply.seconds,
+                    reply.cpu_seconds,
+                )
+            )
+        outcome = DONE if expected else DUPLICATE
+        self._observer.record(span._replace(outcome=outcome, cpu_seconds=reply.cpu_seconds))
+        return self._schedule.on(Done(reply.worker, task.id, reply.seconds), now)
 
     def _record_lost(self, lost: str, now: float) -> None:
         """Record the batch that a lost worker was running."""

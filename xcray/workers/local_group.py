@@ -8,21 +8,24 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
 
+from xcray.schedule.autoscaling import Forecast
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost
+from xcray.solvers.contract import SolverState
 from xcray.system.memory import MemoryUsage
 from xcray.workers.contract import WorkerStatus
-from xcray.workers.pool import StopFlag
+from xcray.workers.pool import StopFlag, TaskRunner, TaskWorker
 from xcray.workers.worker_group import (
     CallFailed,
     CallResult,
+    CallRunner,
     Reply,
     WorkerFactory,
-    call_method,
     check_replacements,
+    make_reply,
     object_lost,
     split_refs,
     worker_names,
@@ -30,6 +33,7 @@ from xcray.workers.worker_group import (
 
 T = TypeVar("T")
 LOCAL_NODE: Final = "local"  # the only node
+_Outcome: TypeAlias = CallResult[Any, Any] | CallFailed
 LOST_OBJECT: Final = object()  # value of a handle whose object was lost in a simulation
 
 
@@ -48,39 +52,22 @@ class _LocalWorker:
 
     def __init__(self, worker: str, work: WorkerFactory, stop: StopFlag) -> None:
         self.worker = worker
-        self.state = None
         self._factory = work
-        self._group_stop = stop
-        self.ended = StopFlag()
-        self._ticket = 0
-        self._interrupted = -1  # tickets up to this one are interrupted
+        self.calls = CallRunner(stop.is_set)
 
     def create_state(self) -> None:
         """Create the worker object, in the thread that will use it."""
-        self.state = self._factory.create_worker(self.worker, self._stopped)
+        self.calls.worker = self._factory.create_worker(self.worker, self.calls.stopped)
 
-    def interrupt(self, ticket: int) -> None:
-        """Stop all calls up to this ticket."""
-        self._interrupted = ticket
-
-    def _stopped(self) -> bool:
-        """Return whether this worker must stop its current call."""
-        return self._group_stop.is_set() or self.ended.is_set() or self._ticket <= self._interrupted
-
-    def run_call(
-        self, call: _PendingCall, now: Callable[[], float]
-    ) -> CallResult[Any, Any] | CallFailed:
+    def run_call(self, call: _PendingCall, clock: Callable[[], float]) -> _Outcome:
         """Run a call in this thread; any exception becomes a CallFailed."""
-        started, cpu = now(), time.thread_time()
-        self._ticket = call.ticket
         try:
             objects = [_deref(handle) for handle in call.handles]
-            value, result = call_method(self.state, call.method, call.args, objects, self._stopped)
+            value, outcome = self.calls.run(call.ticket, call.method, call.args, objects, clock)
         except Exception as error:
             return CallFailed(call.ticket, self.worker, error)
-        handle: ObjectHandle[Any] | None = None if value is None else ObjectHandle(value)
-        seconds, cpu = now() - started, time.thread_time() - cpu
-        return CallResult(call.ticket, self.worker, handle, result, seconds, started, cpu)
+        handle: ObjectHandle[Any] | None = ObjectHandle(value) if outcome.has_object else None
+        return make_reply(call.ticket, self.worker, handle, outcome, 0.0)
 
 
 class _LocalGroup(ABC):
@@ -138,7 +125,7 @@ class _LocalGroup(ABC):
 
     def _end(self, worker: str) -> None:
         """End a worker; its tickets are not reported."""
-        self._live.pop(worker).ended.set()
+        self._live.pop(worker).calls.stop()
         self._pending = {ticket: call for ticket, call in self._pending.items() if call != worker}
 
     def _start(self, workers: tuple[str, ...]) -> None:
@@ -163,7 +150,7 @@ class _LocalGroup(ABC):
         self._enqueue(_PendingCall(self._tickets, call.worker, call.method, plain, handles))
         return self._tickets
 
-    def _replies(self, results: list[CallResult[Any, Any] | CallFailed]) -> list[Reply]:
+    def _replies(self, results: list[_Outcome]) -> list[Reply]:
         """Return the replies to report, without late results of lost workers."""
         out, self._lost = self._lost, []
         for reply in results:
@@ -203,10 +190,19 @@ class _LocalGroup(ABC):
             handle.ref = LOST_OBJECT
         self._lost.append(Lost(worker))
 
+    def cancel(self, worker: str, ticket: int) -> None:
+        """Stop one call, when its turn comes if it has not started."""
+        if worker in self._live:
+            self._live[worker].calls.cancel(ticket)
+
+    def set_forecast(self, forecast: Forecast) -> int | None:
+        """Ignore the forecast and return None: idle threads cost nothing."""
+        return None
+
     def interrupt(self) -> None:
         """Stop running calls at their next slice and drop waiting ones; later calls are run."""
         for worker_thread in list(self._live.values()):
-            worker_thread.interrupt(self._tickets)
+            worker_thread.calls.interrupt(self._tickets)
 
     def stop(self) -> None:
         """Stop running calls at their next slice and drop waiting ones."""
@@ -215,7 +211,7 @@ class _LocalGroup(ABC):
     def close(self) -> None:
         """Release the worker objects."""
         for worker_thread in self._live.values():
-            worker_thread.ended.set()
+            worker_thread.calls.stop()
         self._live.clear()
         self._pending.clear()
 
@@ -255,7 +251,7 @@ class ThreadGroup(_LocalGroup):
         super().__init__(work, workers)
         self._queues: dict[str, queue.SimpleQueue[_PendingCall | None]] = {}
         self._threads: list[threading.Thread] = []
-        self._results: queue.SimpleQueue[CallResult[Any, Any] | CallFailed] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
 
     def _create_states(self, new_workers: list[_LocalWorker]) -> None:
         """Start a thread per worker, and wait until all worker objects exist."""
@@ -300,7 +296,7 @@ class ThreadGroup(_LocalGroup):
 
     def wait(self, seconds: float) -> list[Reply]:
         """Return the first reply within `seconds`, and all others that are ready with it."""
-        results: list[CallResult[Any, Any] | CallFailed] = []
+        results: list[_Outcome] = []
         try:
             if self._pending and not self._lost:
                 results.append(self._results.get(timeout=seconds))
@@ -323,6 +319,33 @@ class ThreadGroup(_LocalGroup):
             thread.join()
         self._queues.clear()
         self._threads.clear()
+
+
+class TaskFactory:
+    """Creates the workers of a pool, each with its own scratch memory for the same state."""
+
+    def __init__(self, work: TaskRunner, local: SolverState) -> None:
+        self._work = work
+        self._local = local
+
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> TaskWorker:
+        """Return a worker."""
+        return TaskWorker(self._work, self._local.clone_for_thread(), stopped)
+
+    def warm_up(self) -> None:
+        """Compile the kernels once, not in every thread."""
+        self._work.warm_up(self._local)
+
+
+def local_pool(
+    work: TaskRunner, local: SolverState, threads: int | None
+) -> SerialGroup | ThreadGroup:
+    """Return a pool of `threads` threads, or of the calling thread if it is None.
+
+    local: state of the data, which all workers share.
+    """
+    factory = TaskFactory(work, local)
+    return SerialGroup(factory, 1) if threads is None else ThreadGroup(factory, threads)
 
 
 def _deref(handle: ObjectHandle[T]) -> T:

@@ -1,16 +1,20 @@
-"""Contract of pools and of the tasks they run, and their reports besides schedule events."""
+"""Pools: workers whose method is `solve`, and the contract of the tasks that they solve."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from xcray.arrays import Int32
 from xcray.schedule.autoscaling import Forecast
-from xcray.schedule.events import Event, Task
+from xcray.schedule.calls import Call
+from xcray.schedule.events import Joined, Left, NodeLost, Task
 from xcray.workers.contract import Workers
+from xcray.workers.worker_group import Reply
 
 
 class TaskRunner(Protocol):
@@ -66,28 +70,6 @@ class Result:
     cpu_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Failed:
-    """A task that raised an exception; solvers are deterministic, so it is not retried."""
-
-    worker: str
-    task: Task
-    error: BaseException
-
-
-@dataclass(frozen=True)
-class TaskCancelled:
-    """A cancelled task, with `seconds` of work from `started`, 0 if it had not started."""
-
-    worker: str
-    task: Task
-    started: float
-    seconds: float
-
-
-Report = Event | Result | Failed | TaskCancelled
-
-
 class StopFlag:
     """A flag that many threads can set and read; once set it stays set."""
 
@@ -103,29 +85,43 @@ class StopFlag:
         return self._event.is_set()
 
 
+class TaskWorker:
+    """A worker of a pool: solves tasks with its own state until `stopped` returns True."""
+
+    def __init__(self, work: TaskRunner, local: Any, stopped: Callable[[], bool]) -> None:
+        self._work = work
+        self._local = local
+        self._stopped = stopped
+
+    def solve(self, labels: Int32) -> tuple[None, Any]:
+        """Return the result of items (n,) int32."""
+        return None, self._work.solve(self._local, np.array(labels, np.int32), self._stopped)
+
+
+Report: TypeAlias = Reply | Joined | Left | NodeLost
+
+
 class Pool(Workers, Protocol):
-    """Workers that solve tasks. Only `wait` blocks: `open` returns before the workers are ready."""
+    """Workers of class `TaskWorker` that come and go; any of them can solve any task."""
 
-    def open(self) -> None:
-        """Start workers; `wait` reports each as Joined when it is ready.
-
-        Raises Unavailable if no worker can be started.
-        """
-
-    def submit(self, worker: str, task: Task) -> None:
-        """Give a task to a worker that has joined; `wait` reports the outcome.
-
-        The outcome is a Result, Failed, TaskCancelled, or the end of the worker.
-        """
-
-    def cancel(self, worker: str, task_id: int) -> None:
-        """Cancel a task, not its worker.
-
-        TaskCancelled is reported within a kernel slice, or the Result that came before.
-        """
+    @property
+    def available(self) -> tuple[str, ...]:
+        """Workers that can be called."""
 
     def now(self) -> float:
         """Return the seconds since the pool was opened: the clock of `started`."""
+
+    def submit(self, call: Call[Any, Any]) -> int:
+        """Run a call; return the ticket that one reply of `wait` will carry.
+
+        A worker that is leaving or gone gives no reply: its end is reported.
+        """
+
+    def cancel(self, worker: str, ticket: int) -> None:
+        """Cancel a call, not its worker.
+
+        CallCancelled is reported within a kernel slice, or the CallResult that came before.
+        """
 
     def set_forecast(self, forecast: Forecast) -> int | None:
         """Set the remaining work, before the first `wait` and then a few times per second.
@@ -134,8 +130,9 @@ class Pool(Workers, Protocol):
         on it.
         """
 
-    def wait(self, seconds: float) -> list[Report]:
+    def wait(self, seconds: float) -> Sequence[Report]:
         """Return what happened since the last call, after at most about `seconds`; can be empty.
 
-        Nothing is reported of tasks that `stop` ended.
+        Workers that were not available after `open` are reported as Joined. Raises Unavailable if
+        no worker is ready for too long or workers keep being lost.
         """

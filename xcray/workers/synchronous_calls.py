@@ -1,4 +1,4 @@
-"""Synchronous calls: one method on all workers at a time, for solvers of family "synchronous"."""
+"""Synchronous calls: one method on all workers at a time, for solvers of family "group"."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_LOSSES_PER_WORKER: Final = 5  # in one round
 
 
 class SynchronousCalls:
-    """Rounds of calls on an open worker group; the contract is in `solvers.synchronous_contract`.
+    """Rounds of calls on an open worker group; the contract is in `solvers.group_contract`.
 
     Results are in worker order, so sums of them do not depend on the order of arrival. The
     methods of these solvers are pure functions of their arguments and of the worker's rows. A

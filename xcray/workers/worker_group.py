@@ -8,6 +8,7 @@ passes it on to the next worker by its `ObjectHandle`, without ever holding it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -51,6 +52,14 @@ class CallFailed:
     ticket: int
     worker: str
     error: BaseException
+
+
+@dataclass(frozen=True)
+class CallCancelled(CallFailed):
+    """A cancelled call, with `seconds` of work from `started`, about 0 if it had not started."""
+
+    started: float
+    seconds: float
 
 
 Reply: TypeAlias = CallResult[Any, Any] | CallFailed | Lost
@@ -210,29 +219,112 @@ def _each(arg: Any, change: Callable[[Any], Any]) -> Any:
     return type(arg)(change(each) for each in arg) if type(arg) in (list, tuple) else change(arg)
 
 
-def call_method(
-    worker: Any,
-    method: str,
-    args: Sequence[Any],
-    objects: Sequence[Any],
-    stopped: Callable[[], bool],
-) -> tuple[Any, Any]:
-    """Call a method of a worker object with the objects in their slots; return (object, result).
+class CallOutcome(NamedTuple):
+    """Outcome of a call at its worker.
 
-    Raises Stopped if the group was stopped, ParameterError for an unknown method, and what the
-    method raises.
+    has_object: whether it created an object. cancelled: why it ended early, None if it did not.
+    began: start on the clock of the caller.
     """
-    if stopped():
-        raise Stopped("stopped on request; this call was not started")
-    function = getattr(worker, method, None)
-    if not callable(function):
-        raise ParameterError(f"{type(worker).__name__} has no method {method!r}")
-    arguments = [
-        _each(arg, lambda each: objects[each.number] if isinstance(each, RefSlot) else each)
-        for arg in args
-    ]
-    ref, result = function(*arguments)
-    return ref, result
+
+    result: Any
+    has_object: bool
+    cancelled: Stopped | None
+    began: float
+    seconds: float
+    cpu_seconds: float
+
+
+class CallRunner:
+    """Runs the calls of one worker, one after the other; other threads can stop them.
+
+    stop_all: returns whether the group was stopped. worker: the worker object, once it is created.
+    """
+
+    def __init__(self, stop_all: Callable[[], bool] = lambda: False) -> None:
+        self.worker: Any = None
+        self._stop_all = stop_all
+        self._ended = False
+        self._ticket = 0
+        self._interrupted = -1  # tickets up to this one are interrupted
+        self._cancelled: set[int] = set()
+
+    def stopped(self) -> bool:
+        """Return whether the current call must stop."""
+        ticket = self._ticket
+        return (
+            self._ended
+            or ticket <= self._interrupted
+            or ticket in self._cancelled
+            or self._stop_all()
+        )
+
+    def stop(self) -> None:
+        """Stop all calls."""
+        self._ended = True
+
+    def interrupt(self, ticket: int) -> None:
+        """Stop all calls up to this ticket."""
+        self._interrupted = ticket
+
+    def cancel(self, ticket: int) -> None:
+        """Stop one call, when its turn comes if it has not started."""
+        if ticket >= self._ticket:
+            self._cancelled.add(ticket)
+
+    def run(
+        self,
+        ticket: int,
+        method: str,
+        args: Sequence[Any],
+        objects: Sequence[Any],
+        clock: Callable[[], float],
+    ) -> tuple[Any, CallOutcome]:
+        """Call a method with the objects in their slots; return the created object and the outcome.
+
+        Raises Stopped if the call was stopped and not cancelled, ParameterError for an unknown
+        method, and what the method raises.
+        """
+        began, started, cpu = clock(), time.monotonic(), time.thread_time()
+        self._ticket = ticket
+        value = result = cancelled = None
+        try:
+            value, result = self._call(method, args, objects)
+        except Stopped as error:
+            if ticket not in self._cancelled:
+                raise
+            cancelled = error
+        finally:
+            self._cancelled.discard(ticket)
+        seconds, cpu = time.monotonic() - started, time.thread_time() - cpu
+        return value, CallOutcome(result, value is not None, cancelled, began, seconds, cpu)
+
+    def _call(self, method: str, args: Sequence[Any], objects: Sequence[Any]) -> tuple[Any, Any]:
+        """Call a method unless it was stopped before; return (object, result)."""
+        if self.stopped():
+            raise Stopped("stopped on request; this call was not started")
+        function = getattr(self.worker, method, None)
+        if not callable(function):
+            raise ParameterError(f"{type(self.worker).__name__} has no method {method!r}")
+        arguments = [
+            _each(arg, lambda each: objects[each.number] if isinstance(each, RefSlot) else each)
+            for arg in args
+        ]
+        value, result = function(*arguments)
+        return value, result
+
+
+def make_reply(
+    ticket: int, worker: str, handle: ObjectHandle[Any] | None, outcome: CallOutcome, opened: float
+) -> CallResult[Any, Any] | CallCancelled:
+    """Return the reply for a call that ended without an error.
+
+    handle: of the object, if it created one. opened: start of the group, on the clock of the
+    outcome.
+    """
+    started, seconds = outcome.began - opened, outcome.seconds
+    if outcome.cancelled is not None:
+        return CallCancelled(ticket, worker, outcome.cancelled, started, seconds)
+    return CallResult(ticket, worker, handle, outcome.result, seconds, started, outcome.cpu_seconds)
 
 
 def object_lost(reason: object = "") -> Unavailable:

@@ -157,7 +157,7 @@ def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
     "F1",
     "kill -9 of a solver's worker",
     "SIGKILL of an actor by its process id, at 10, 50, 90 %",
-    "tests/workers/ray/test_pool.py",
+    "tests/workers/test_pools.py",
     "tests/workers/ray/test_batch.py",
 )
 def worker_killed(stage: Stage) -> None:

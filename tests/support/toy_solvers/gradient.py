@@ -1,4 +1,4 @@
-"""Toy solver of family "synchronous": least squares by gradient steps."""
+"""Toy solver of family "group": least squares by gradient steps."""
 
 from __future__ import annotations
 
@@ -18,22 +18,19 @@ from xcray.solvers.declarations import (
     ResourceNeeds,
     StoppingRule,
 )
+from xcray.solvers.group_contract import (
+    GroupSolver,
+    Layout,
+    Program,
+    Round,
+    TrainingRows,
+    WorkerCalls,
+)
+from xcray.solvers.label_weights import RECORDS, to_solved_labels
 from xcray.solvers.multinomial import Shard, cut_share
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.solvers.synchronous_contract import (
-    RECORDS,
-    InitialWeights,
-    LabelWeights,
-    RoundCallback,
-    RoundMetrics,
-    SynchronousOutcome,
-    SynchronousSolver,
-    TrainingRows,
-    WorkerCalls,
-    continue_training,
-    to_solved_labels,
-)
+from xcray.storage.checkpoints import TrainingState
 
 
 class GradientWorker:
@@ -56,7 +53,7 @@ class GradientWorker:
 
 
 @dataclass(frozen=True)
-class GradientSolver(Parameters, SynchronousSolver):
+class GradientSolver(Parameters, GroupSolver):
     """min over W  1/2 sum_i c_i |W'x_i - y_i|^2, by gradient steps of a fixed size."""
 
     revision: ClassVar[int] = 1
@@ -78,49 +75,46 @@ class GradientSolver(Parameters, SynchronousSolver):
         )
 
     def create_worker(
-        self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
+        self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
     ) -> GradientWorker:
         """Return a worker with its share of the rows."""
-        return GradientWorker(cut_share(data.X, data.Y, data.weights, (number, workers), bias=0.0))
+        share = (number, layout.workers)
+        return GradientWorker(cut_share(rows.X, rows.Y, rows.weights, share, bias=0.0))
 
-    def train(
-        self,
-        workers: WorkerCalls,
-        n_features: int,
-        n_labels: int,
-        on_round: RoundCallback = continue_training,
-        start: InitialWeights | None = None,
-    ) -> SynchronousOutcome:
+    def program(
+        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
+    ) -> Program:
         """Take steps until the gradient is small."""
-        W = np.zeros((n_features, n_labels)) if start is None else start(0, n_labels)
-        size = 1.0 / max(scale for _, scale in workers.call(GradientWorker.scale))
-        reason, number, first = "", 0, 0.0
-        while not reason:
-            replies = workers.call(GradientWorker.gradient, at_worker(workers.put(W)))
-            G = np.sum([workers.fetch(handle) for handle, _ in replies], axis=0)
-            loss, norm, number = sum(part for _, part in replies), np.linalg.norm(G), number + 1
-            W, first = W - size * G, first or float(norm)
-            last, parts = RoundMetrics(number, loss, float(norm), 2.0 * number, None), _parts(W)
-            if on_round(last, parts):
-                reason = "stopped by the caller"
-            elif norm <= self.tolerance * first:
-                reason = self.stopping.reached
-            elif number >= self.rounds:
-                reason = f"after {self.rounds} rounds"
-        return SynchronousOutcome(last, reason, parts)
+        W, number, norm, first = np.zeros((rows.X.n_cols, rows.Y.n_cols)), 0, np.inf, 0.0
+        if state is not None:
+            W = state.groups["weights"]()["W"]
+            number, norm, first = (state.note[name] for name in ("number", "norm", "first"))
+        size = 1.0 / max(scale for _, scale in calls.call(GradientWorker.scale))
+        while norm > self.tolerance * first:
+            if number == self.rounds:
+                return f"after {number} rounds"
+            replies = calls.call(GradientWorker.gradient, at_worker(calls.put(W)))
+            G = np.sum([calls.fetch(handle) for handle, _ in replies], axis=0)
+            loss, norm, number = (
+                sum(part for _, part in replies),
+                float(np.linalg.norm(G)),
+                number + 1,
+            )
+            W, first = W - size * G, first or norm
+            note = {"number": number, "norm": norm, "first": first}
+            state = TrainingState(note, {"weights": partial(dict, W=W)})
+            yield Round(number, state, {"objective": loss, "gradient": norm})
+        return self.stopping.reached
 
-    def blocks(self, trained: SynchronousOutcome, positives: Int64) -> Iterator[SolvedLabels]:
+    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
         """Yield the weights of all labels."""
-        for lo, hi, W in trained.parts():
-            yield to_solved_labels(lo, W, 0.0, 0.0, positives[lo:hi], rounds=trained.last.number)
+        W = state.groups["weights"]()["W"]
+        yield to_solved_labels(0, W, 0.0, 0.0, positives, rounds=state.note["number"])
 
-    def resources(self, shape: ProblemShape, workers: int) -> ResourceNeeds:
+    def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
         """Return the needs: W and a gradient everywhere."""
         W, weights = 8 * shape.features * shape.labels, shape.expected_weights(0.0)
         seconds = 2.0 * self.rounds * shape.product_seconds
-        return ResourceNeeds(2 * W, 2 * W + shape.n_bytes // workers, 2 * W, W, weights, seconds)
-
-
-def _parts(W: Float64) -> Callable[[], Iterator[LabelWeights]]:
-    """Return a function that yields all weights."""
-    return partial(iter, [LabelWeights(0, W.shape[1], W)])
+        return ResourceNeeds(
+            2 * W, 2 * W + shape.n_bytes // layout.workers, 2 * W, W, weights, seconds
+        )

@@ -18,6 +18,7 @@ from xcray.solvers.declarations import (
     ResourceNeeds,
     StoppingRule,
 )
+from xcray.solvers.label_weights import RECORDS, to_solved_labels
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.rotation_contract import (
@@ -31,7 +32,6 @@ from xcray.solvers.rotation_contract import (
     WeightBlock,
 )
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.solvers.synchronous_contract import RECORDS, to_solved_labels
 
 
 class RotatingState:

@@ -218,7 +218,7 @@ def test_commands_draw_pictures_and_print_results(
     assert run("timeline", trained.model_path) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].split("\t")[:3] == ["worker", "batches", "labels"]
-    assert {line.split("\t")[0] for line in out[1:3]} <= {"thread-0", "thread-1", out[-1]}
+    assert {line.split("\t")[0] for line in out[1:3]} <= {"worker-0", "worker-1", out[-1]}
     assert run("timeline", tmp_path / "nothing") == 2
     assert "xcray jobs timeline" in capsys.readouterr().err
 

@@ -8,11 +8,12 @@ from sklearn.linear_model import LogisticRegression
 
 from tests.naive import multinomial as naive
 from tests.support import synchronous_toy as roundwork
-from tests.support.synchronous_toy import problem, train, weights
+from tests.support.synchronous_toy import problem, run_program, train
 from xcray.errors import ParameterError, Stopped, Unavailable
-from xcray.solvers.lbfgs import LBFGSSolver
-from xcray.solvers.lc import LCSolver
-from xcray.solvers.synchronous_contract import merge_top_k, split_ranges, top_k
+from xcray.solvers.held_out import merge_top_k, top_k
+from xcray.solvers.label_weights import split_ranges
+from xcray.solvers.lbfgs.solver import LBFGSSolver
+from xcray.solvers.lc.solver import LCSolver
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.synchronous_calls import MAX_LOSSES_PER_WORKER, SynchronousCalls
 from xcray.workers.timeline import LOST
@@ -27,9 +28,11 @@ each_solver = pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: type
 def test_optimum_is_the_naive_twins(solver, sparse):
     X, Y, c = problem()
     result = train(solver, (X, Y, c), 2, sparse)
-    W = weights(result)
+    W = result.weights
     assert result.reason == "the gradient is small"
-    assert result.last.objective == pytest.approx(naive.objective(W, X, Y, c, LAM), rel=1e-12)
+    assert result.last.entry["objective"] == pytest.approx(
+        naive.objective(W, X, Y, c, LAM), rel=1e-12
+    )
     assert np.linalg.norm(naive.gradient(W, X, Y, c, LAM)) < 1e-6
     assert W == pytest.approx(naive.solve(X, Y, c, LAM), abs=1e-5)
 
@@ -42,14 +45,14 @@ def test_optimum_is_scikit_learns(solver):
     theirs = LogisticRegression(
         C=1.0 / (n * LAM), fit_intercept=False, tol=1e-10, max_iter=10_000
     ).fit(X, classes)
-    ours = weights(train(solver, (X, np.eye(Y.shape[1])[classes], np.full(n, 1.0 / n))))
+    ours = train(solver, (X, np.eye(Y.shape[1])[classes], np.full(n, 1.0 / n))).weights
     assert ours == pytest.approx(theirs.coef_.T, abs=1e-5)
 
 
 @each_solver
 def test_workers_change_nothing_but_rounding(solver):
     rows = problem(2)
-    one, *more = (weights(train(solver, rows, workers)) for workers in (1, 2, 3))
+    one, *more = (train(solver, rows, workers).weights for workers in (1, 2, 3))
     for W in more:
         assert W == pytest.approx(one, abs=1e-6)
 
@@ -61,8 +64,8 @@ def test_a_row_of_two_labels_is_two_rows_of_half_the_weight(solver):
     labels, times = np.nonzero(Y)[1], np.repeat(np.arange(len(X)), several)
     single = (X[times], np.eye(Y.shape[1])[labels], c[times] * Y[times, labels])
     assert several.max() == 2
-    assert weights(train(solver, (X, Y, c))) == pytest.approx(
-        weights(train(solver, single)), abs=1e-5
+    assert train(solver, (X, Y, c)).weights == pytest.approx(
+        train(solver, single).weights, abs=1e-5
     )
 
 
@@ -71,8 +74,8 @@ def test_rows_without_labels_count_for_nothing(solver):
     X, Y, c = problem(4)
     there = Y.sum(axis=1) > 0
     assert not there.all()
-    assert weights(train(solver, (X, Y, c))) == pytest.approx(
-        weights(train(solver, (X[there], Y[there], c[there]))), abs=1e-6
+    assert train(solver, (X, Y, c)).weights == pytest.approx(
+        train(solver, (X[there], Y[there], c[there])).weights, abs=1e-6
     )
 
 
@@ -82,8 +85,8 @@ def test_weights_are_repetitions(solver):
     times = np.random.default_rng(5).integers(1, 4, len(X)) * (Y.sum(axis=1) > 0)
     again = np.repeat(np.arange(len(X)), times)
     repeated = (X[again], Y[again], np.full(len(again), 1.0 / len(again)))
-    assert weights(train(solver, (X, Y, times / times.sum()))) == pytest.approx(
-        weights(train(solver, repeated)), abs=1e-5
+    assert train(solver, (X, Y, times / times.sum())).weights == pytest.approx(
+        train(solver, repeated).weights, abs=1e-5
     )
 
 
@@ -94,7 +97,7 @@ def test_a_constant_feature_becomes_the_bias(solver):
     rows = (np.column_stack([X, np.full(len(X), value)]), Y, c)
     solver = type(solver)(lam=LAM, bias=value, tolerance=1e-7)
     result = train(solver, rows, 2)
-    W, blocks = weights(result), list(solver.blocks(result, np.arange(Y.shape[1])))
+    W, blocks = result.weights, result.labels
     rows_of_W = np.concatenate([block.W.to_scipy().toarray() for block in blocks])
     bias = np.concatenate([block.bias for block in blocks])
     assert X @ rows_of_W.T + bias == pytest.approx(rows[0] @ W, abs=1e-5)
@@ -114,8 +117,8 @@ def test_small_weights_are_dropped(solver):
     rows = problem(7)
     solver = type(solver)(lam=LAM, prune=0.2)
     result = train(solver, rows)
-    W = weights(result).T
-    (block,) = solver.blocks(result, np.ones(5, np.int64))
+    W = result.weights.T
+    (block,) = result.labels
     stays = np.abs(W) > 0.2
     assert block.W.to_scipy().toarray() == pytest.approx(np.where(stays, W, 0.0), abs=1e-6)
     assert block.records["nnz"].tolist() == stays.sum(axis=1).tolist()
@@ -128,10 +131,9 @@ def test_the_objective_never_rises_and_is_that_of_the_weights(solver):
     X, Y, c = problem(8)
     reports = []
 
-    def on_round(output, parts):
-        W = np.concatenate([part.W for part in parts()], axis=1)
-        reports.append((output.objective, naive.objective(W, X, Y, c, LAM), output.number))
-        return False
+    def on_round(done, W):
+        objective = naive.objective(W, X, Y, c, LAM)
+        reports.append((done.entry["objective"], objective, done.number))
 
     result = train(solver, (X, Y, c), 2, on_round=on_round)
     report, true, numbers = np.array(reports).T
@@ -146,16 +148,9 @@ def test_held_out_rows_are_evaluated(solver):
     X, Y, c = problem(9)
     state = problem(10, n=31)
     solver = type(solver)(lam=LAM, eval_every=2)
-    reports = []
-
-    def on_round(report, parts):
-        reports.append((report, np.concatenate([part.W for part in parts()], axis=1)))
-        return report.number == 4
-
-    result = train(solver, (X, Y, c), 3, watched=state, on_round=on_round)
-    assert result.reason == "stopped by the caller"
-    assert [output.held_out is None for output, _ in reports] == [True, False, True, False]
-    watched, W = reports[-1][0].held_out, reports[-1][1]
+    result = train(solver, (X, Y, c), 3, watched=state, rounds=4)
+    assert [done.held_out is None for done in result.rounds] == [True, False, True, False]
+    watched, W = result.last.held_out, result.weights
     scores = state[0] @ W
     assert watched.loss == pytest.approx(naive.objective(W, *state, 0.0), rel=1e-12)
     assert watched.rows.tolist() == list(range(31))
@@ -164,13 +159,12 @@ def test_held_out_rows_are_evaluated(solver):
 
 
 @each_solver
-def test_a_training_resumes_from_stored_weights(solver):
+def test_a_training_goes_on_with_other_workers(solver):
     rows = problem(11)
-    whole = train(solver, rows, 2)
-    W = weights(whole)
-    again = train(solver, rows, 3, start=lambda lo, hi: W[:, lo:hi])
-    assert again.last.number <= 2
-    assert weights(again) == pytest.approx(W, abs=1e-6)
+    whole, half = train(solver, rows, 2), train(solver, rows, 2, rounds=4)
+    again = train(solver, rows, 3, state=half.last.state)
+    assert again.rounds[0].number == 5
+    assert again.weights == pytest.approx(whole.weights, abs=1e-6)
 
 
 @each_solver
@@ -185,7 +179,7 @@ def test_a_stop_is_detected_inside_and_between_calls(solver):
             group, lambda patience=patience, query=request: next(query) > patience
         )
         with pytest.raises(Stopped):
-            solver.train(rounds, 8, 5)
+            run_program(solver, rounds, roundwork.empty_rows(8, 5))
 
 
 @each_solver
@@ -296,11 +290,12 @@ def test_a_training_that_loses_workers_ends_with_the_same_bits(solver):
     group = Losing(work, 2, {"worker-0": 2, "worker-1": 1})
     group.open()
     spans = []
-    result = solver.train(SynchronousCalls(group, record=spans.append), 8, 5)
+    calls = SynchronousCalls(group, record=spans.append)
+    result = run_program(solver, calls, roundwork.empty_rows(8, 5))
     assert group.left == {"worker-0": 0, "worker-1": 0}
     lost = [span.worker for span in spans if span.outcome == LOST]
     assert sorted(lost) == ["worker-0", "worker-1"]  # the third one was lost between two calls
-    assert weights(result).tobytes() == weights(train(solver, rows, 2)).tobytes()
+    assert result.weights.tobytes() == train(solver, rows, 2).weights.tobytes()
 
 
 class Losing(SerialGroup):

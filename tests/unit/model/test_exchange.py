@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import onnx
 import pytest
 from numpy.lib import format as npy_format
 from onnx.reference import ReferenceEvaluator
-from scipy.sparse import load_npz, random
+from scipy.sparse import csr_matrix, load_npz, random
 from sklearn.datasets import load_iris
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import LinearSVC
@@ -229,7 +231,7 @@ BROKEN = [
     (dismec.read, "{}", "num-features"),
     (dismec.read, "[1]", "not a JSON object"),
     (dismec.read, '{"num-features": 2, "num-labels": 3, "files": []}', "do not have the 3 labels"),
-    (npz.read, "PK", "not an archive"),
+    (lambda path: npz.read(path, path.parent), "PK", "not an archive"),
 ]
 
 
@@ -266,6 +268,8 @@ ARCHIVES = [
     ({"indices": np.array([0, 1.5])}, "whole numbers"),
     ({"indptr": np.array([0, 2, 1])}, "row offsets"),
     ({"indptr": np.array([0, 1, 9])}, "9 entries"),
+    ({"indptr": np.array([1, 1, 2])}, "row offsets"),
+    ({"data": np.array([[1.0, 2.0]])}, "data has the shape"),
     ({"indptr": np.array([0, 2])}, "for 2 rows"),
     ({"data": np.array([1, np.nan])}, "label 1: a value is not finite"),
     ({"data": np.array([1, 1e300])}, "label 1: a value is not finite"),
@@ -305,6 +309,47 @@ def test_rows_of_an_archive_in_any_order_are_sorted(tmp_path: Path) -> None:
     changes = {"indices": np.array([2, 0]), "indptr": np.array([0, 2, 2])}
     model = import_model("npz", write_archive(tmp_path / "w.npz", **changes), tmp_path / "m")
     assert model.W.to_scipy().toarray().tolist() == [[2, 0, 1], [0, 0, 0]]
+
+
+def test_an_archive_is_read_in_blocks_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is that of a block, for unsorted rows of the largest types, too."""
+    rng = np.random.default_rng(1)
+    n_rows, per_row = 1000, 1500
+    dense = rng.permuted(np.tile(np.arange(1600), (n_rows, 1)), axis=1)[:, :per_row]
+    values = rng.normal(size=dense.size)
+    path = write_archive(
+        tmp_path / "w.npz",
+        data=values,
+        indices=dense.ravel(),
+        indptr=np.arange(n_rows + 1) * per_row,
+        shape=np.array([n_rows, 1600]),
+    )
+    monkeypatch.setattr(npz, "BLOCK_ENTRIES", 20_000)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    tracemalloc.start()
+    weights = npz.read(path, folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4_000_000 < path.stat().st_size // 5
+    expected = csr_matrix((values, dense.ravel(), np.arange(n_rows + 1) * per_row))
+    expected.sort_indices()
+    np.testing.assert_array_equal(weights.W.indices, expected.indices)
+    np.testing.assert_array_equal(weights.W.data, expected.data.astype(np.float32))
+
+
+def test_a_full_disk_is_not_the_fault_of_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(npz.MatrixWriter, "write", write)
+    with pytest.raises(OSError, match="No space left"):
+        import_model("npz", write_archive(tmp_path / "w.npz"), tmp_path / "m")
+    assert [each.name for each in tmp_path.iterdir()] == ["w.npz"]
 
 
 @pytest.mark.parametrize("name", ["data.npy", "indptr.npy"])

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from tests.naive import multinomial as naive
-from tests.support.synchronous_toy import problem, train, weights, work_of
+from tests.support.synchronous_toy import problem, train, work_of
 from xcray.errors import Unavailable
-from xcray.solvers import lbfgs, synchronous_contract
-from xcray.solvers.lbfgs import LBFGSSolver
+from xcray.solvers import label_weights
+from xcray.solvers.lbfgs import solver as lbfgs
+from xcray.solvers.lbfgs.solver import LBFGSSolver
+from xcray.solvers.solved_labels import concatenate
 
 LAM = 0.01
 
@@ -48,38 +50,37 @@ def test_scores_of_any_size_give_finite_sums():
 
 def test_bits_do_not_depend_on_how_often_it_is_run():
     rows, solver = problem(2), LBFGSSolver(lam=LAM)
-    assert weights(train(solver, rows, 3)).tobytes() == weights(train(solver, rows, 3)).tobytes()
+    one, two = (train(solver, rows, 3).weights.tobytes() for _ in range(2))
+    assert one == two
 
 
 def test_it_ends_after_max_iterations_or_without_improvement():
     rows = problem(3)
     short = train(LBFGSSolver(lam=LAM, max_iterations=3), rows)
-    assert (short.last.number, short.reason) == (3, "after max_iterations")
+    assert (short.last.number, short.reason) == (3, "after 3 rounds")
     whole = train(LBFGSSolver(lam=LAM, tolerance=1e-300), rows)
     assert whole.reason == "no step improves the objective in double precision"
-    assert np.linalg.norm(naive.gradient(weights(whole), *rows, LAM)) < 1e-6
+    assert np.linalg.norm(naive.gradient(whole.weights, *rows, LAM)) < 1e-6
 
 
 def test_the_gradient_bounds_the_distance_to_the_optimum():
     rows = problem(4)
-    best = weights(train(LBFGSSolver(lam=LAM, tolerance=1e-10), rows))
+    best = train(LBFGSSolver(lam=LAM, tolerance=1e-10), rows).weights
     for tolerance in (0.1, 0.01, 0.001):
         result = train(LBFGSSolver(lam=LAM, tolerance=tolerance), rows)
-        assert np.linalg.norm(weights(result) - best) <= result.last.gradient / LAM
-        assert result.last.gradient <= tolerance * np.linalg.norm(
+        assert np.linalg.norm(result.weights - best) <= result.last.entry["gradient"] / LAM
+        assert result.last.entry["gradient"] <= tolerance * np.linalg.norm(
             naive.gradient(np.zeros_like(best), *rows, LAM)
         )
 
 
-def test_weights_are_handed_over_in_ranges(monkeypatch):
+def test_labels_are_exported_in_ranges(monkeypatch):
     rows = problem(5)
-    whole = weights(train(LBFGSSolver(lam=LAM), rows))
-    monkeypatch.setattr(
-        synchronous_contract, "PART_WEIGHTS", 17
-    )  # 8 features: at most two labels per part
-    result = train(LBFGSSolver(lam=LAM), rows)
-    assert [(part.lo, part.hi) for part in result.parts()] == [(0, 1), (1, 3), (3, 5)]
-    assert weights(result).tobytes() == whole.tobytes()
+    whole = train(LBFGSSolver(lam=LAM), rows).labels
+    monkeypatch.setattr(label_weights, "PART_WEIGHTS", 17)  # 8 features: at most two labels
+    parts = train(LBFGSSolver(lam=LAM), rows).labels
+    assert [part.labels.tolist() for part in parts] == [[0], [1, 2], [3, 4]]
+    assert concatenate(parts).digest() == whole[0].digest()
 
 
 def test_without_scipy_it_says_what_to_install(monkeypatch):
@@ -99,4 +100,4 @@ def test_a_feature_of_huge_values_does_not_hide_the_others(sparse):
     # 1e3, the naive solver can solve the same problem within a millionth.
     near = np.hstack([X, np.full((len(X), 1), 1e3)])
     optimum = naive.objective(naive.solve(near, Y, c, LAM), near, Y, c, LAM)
-    assert naive.objective(weights(trained), huge, Y, c, LAM) == pytest.approx(optimum, rel=1e-5)
+    assert naive.objective(trained.weights, huge, Y, c, LAM) == pytest.approx(optimum, rel=1e-5)

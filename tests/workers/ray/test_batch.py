@@ -32,11 +32,12 @@ def test_the_bytes_are_those_of_one_thread_through_the_death_of_a_worker(
     alone, _ = run(tmp_path, model, path, "alone")
     killed, whole = [], RayPool.submit
 
-    def submit(self, worker, task):
-        whole(self, worker, task)
+    def submit(self, call):
+        ticket = whole(self, call)
         if not killed:
-            killed.append(worker)
-            os.kill(ray_module.get(self._actors[worker].pid.remote()), signal.SIGKILL)
+            killed.append(call.worker)
+            os.kill(ray_module.get(self._actors[call.worker].pid.remote()), signal.SIGKILL)
+        return ticket
 
     monkeypatch.setattr(RayPool, "submit", submit)
     manifest, _ = run(tmp_path, model, path, "ray", pool="ray", workers=2)

@@ -317,47 +317,57 @@ def test_an_unused_ray_is_ended(tmp_path, monkeypatch):
     assert keeper.watch() == 1
 
 
-def test_a_ray_that_starts_slowly_is_restarted(monkeypatch, tmp_path):
+def test_a_ray_that_starts_slowly_is_waited_for(monkeypatch, tmp_path):
     """On a busy machine, a start can exceed the limit of thirty seconds that Ray sets."""
-    from ray._private import node
+    from ray._private import node, services
 
-    assert ray_session.SLOW_START_TEXT in inspect.getsource(node.Node.__init__)
-    ended, state = [], list("ab")
+    source = inspect.getsource(node.Node.__init__)
+    assert ray_session.SLOW_START_TEXT in source
+    assert "services.get_node(" in source.partition("except RuntimeError")[0]
+    now, up, ended = [0.0], 150.0, []
 
-    class Half:
-        """A node whose start fails when some of its processes run."""
-
-        def __init__(self):
-            raise Exception(f"The current node {ray_session.SLOW_START_TEXT}.")
+    class Starting:
+        """A node that Ray waits for like its own; some of its processes run already."""
 
         kill_all_processes = create_autospec(
             node.Node.kill_all_processes, side_effect=lambda self, **how: ended.append(self)
         )
 
-    monkeypatch.setattr(Half, "__module__", node.__name__)
-    assert ray_session.retry_slow_start(lambda: Half() if len(ended) < 2 else "up") == "up"
-    with pytest.raises(Unavailable, match="busy") as caught:
-        ray_session.retry_slow_start(Half)
-    assert (caught.value.code, len(ended)) == ("RAY_START", 2 + ray_session.MAX_STARTS)
-    with pytest.raises(IndexError):
-        # Other errors are not retried.
-        ray_session.retry_slow_start(lambda: state.pop(9))
-    monkeypatch.setattr(ray_keeper, "descendants", lambda _pid: [])
+        def __init__(self):
+            try:
+                self.info = services.get_node("gcs", "id")
+            except RuntimeError:
+                raise Exception(f"The current node {ray_session.SLOW_START_TEXT}.") from None
+
+    def get_node(address, node_id):
+        if now[0] < up:
+            raise RuntimeError("not registered yet")
+        return {"node": node_id}
+
+    def sleep(seconds):
+        now[0] += 1.0
+
+    monkeypatch.setattr(Starting, "__module__", node.__name__)
+    monkeypatch.setattr(services, "get_node", get_node)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(ray_session, "time", clock)
+    assert ray_session.start_node(Starting).info == {"node": "id"}
+    assert (now, ended) == ([150.0], [])
+    up = 400.0
+    with pytest.raises(Unavailable, match="not up within 180 s: is the machine busy") as caught:
+        ray_session.start_node(Starting)
+    assert (caught.value.code, len(ended)) == ("RAY_START", 1)
+    assert services.get_node is get_node
+    with pytest.raises(ZeroDivisionError):
+        ray_session.start_node(lambda: 1 // 0)
+
+
+def test_a_daemon_reports_why_ray_ended_at_its_start(tmp_path):
     keeper = ray_keeper.LocalRayDaemon(tmp_path, 1, 1, grace=1.0)
     keeper.root.rmdir()
     keeper.ray = SimpleNamespace(poll=lambda: 1, returncode=1)
-    (tmp_path / "ray.log").write_text(f"Exception: The current node {ray_session.SLOW_START_TEXT}.")
-    assert keeper._wait_until_ready(1, tmp_path / "token", math.inf) == ""
-    (tmp_path / "ray.log").write_text("no such option")
     with pytest.raises(Unavailable, match="ended at its start"):
         keeper._wait_until_ready(1, tmp_path / "token", math.inf)
-    answers = iter(["", "", "127.0.0.1:1"])
-    monkeypatch.setattr(keeper, "_wait_until_ready", lambda *_: next(answers))
-    begun = SimpleNamespace(Popen=lambda *_, **__: ended.append("ray"), DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr(ray_keeper, "subprocess", begun)
-    keeper.start(60.0)
-    assert ended[-3:] == ["ray"] * 3
-    assert ray_cluster_file(tmp_path)["address"] == "127.0.0.1:1"
 
 
 @pytest.mark.drill

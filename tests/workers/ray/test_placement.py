@@ -20,12 +20,13 @@ from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import merge
 from xcray.workers.pool import Result
-from xcray.workers.ray import actors as ray_actors
 from xcray.workers.ray import cluster_state as ray_nodes
+from xcray.workers.ray import workers as ray_workers
 from xcray.workers.ray.pool import RayPool
 from xcray.workers.ray.worker_group import RayWorkerGroup
 from xcray.workers.solver_task import SolverTask, shared_arrays
 from xcray.workers.timeline import Timeline, read_streams
+from xcray.workers.worker_group import CallResult
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 LATER_MS = 60_000  # time until a draining node is removed: after the test
@@ -116,14 +117,14 @@ class Run:
                 result = [
                     each
                     for each in result
-                    if not isinstance(each, Result) or selection.append(each)
+                    if not isinstance(each, CallResult) or selection.append(each)
                 ]
             else:
                 self.pool.wait = state
                 result = selection + result
             return result
 
-        selection: list[Result] = []
+        selection: list[CallResult] = []
         self.pool.wait = wait
 
 
@@ -231,7 +232,7 @@ def test_a_vanished_node_changes_no_bit_and_counts_as_no_crash(
     cluster, tiny, tmp_path, digest, monkeypatch
 ):
     """Both workers of a node are lost and others start elsewhere; no crash is allowed."""
-    monkeypatch.setattr(ray_actors, "REPLACEMENTS_PER_WORKER", 1)
+    monkeypatch.setattr(ray_workers, "REPLACEMENTS_PER_WORKER", 1)
 
     def vanish(run: Run) -> None:
         victim = node_named(cluster, run.node_of("worker-0"))

@@ -338,14 +338,14 @@ def index(
     The forest is part of the directory and serves every label, parameter and job. With it,
     trainings read rows page by page within their --memory-limit.
     """
-    from xcray.data.dataset import Dataset
+    from xcray.data.dataset import open_verified
     from xcray.data.metric_forest.directory import build_forest_directory, open_forest
     from xcray.system.cores import available_cores
     from xcray.system.memory import anonymous_bytes
     from xcray.system.units import format_bytes, parse_bytes
 
     check_ray_options(pool, ray_address)
-    dataset = Dataset.open(directory)
+    dataset = open_verified(directory)
     limit = max(0, parse_bytes(memory_limit) - (anonymous_bytes() or 0))
     if pool == "ray":
         from xcray.workers.ray.session import load_ray

@@ -42,6 +42,7 @@ def predict_and_publish(
         "stop": monitor.stop_flag,
         "job": job.id,
         "check": monitor.commit,
+        "exclusive": False,
     }
     return predict_batch(
         BatchPredictSpec.from_dict(spec), run_dir=folder, out=out, **options

@@ -11,21 +11,33 @@ from xcray.model.exchange import dismec, liblinear, napkinxc, npz, onnx
 from xcray.model.exchange.checks import check_weights, source_bytes
 from xcray.model.exchange.weights import ForeignWeights, save_weights, split_bias, weights_of
 from xcray.model.model import Model
+from xcray.storage.atomic import create_staging_directory, discard_directory
 
 
 class Format(NamedTuple):
-    """A format: its functions, None if there is none, and what a source is."""
+    """A format: its functions, None if there is none, and what a source is.
 
-    read: Callable[[Path], ForeignWeights] | None
+    read: called with the source and a folder for temporary files, which exists while the weights
+    are used.
+    """
+
+    read: Callable[[Path, Path], ForeignWeights] | None
     write: Callable[[ForeignWeights, Path], None] | None
     source: str
 
 
+def _whole(read: Callable[[Path], ForeignWeights]) -> Callable[[Path, Path], ForeignWeights]:
+    """Return a reader that needs no temporary files."""
+    return lambda path, folder: read(path)
+
+
 FORMATS: Final[Mapping[str, Format]] = {
-    "liblinear": Format(liblinear.read, liblinear.write, "model file, or folder of them (DiSMEC)"),
-    "dismec": Format(dismec.read, dismec.write, "JSON file of a DiSMEC++ model"),
+    "liblinear": Format(
+        _whole(liblinear.read), liblinear.write, "model file, or folder of them (DiSMEC)"
+    ),
+    "dismec": Format(_whole(dismec.read), dismec.write, "JSON file of a DiSMEC++ model"),
     "npz": Format(npz.read, npz.write, "archive of a scipy CSR matrix, with bias and labels"),
-    "napkinxc": Format(napkinxc.read, None, "model directory"),
+    "napkinxc": Format(_whole(napkinxc.read), None, "model directory"),
     "onnx": Format(None, onnx.write, "graph"),
 }
 
@@ -52,12 +64,16 @@ def import_model(
     if not path.exists():
         raise NotFound(f"there is no {file_format.source} at {path}")
     n_bytes = source_bytes(path)
-    weights = file_format.read(path)
-    check_weights(weights, n_bytes)
-    if bias:
-        weights = split_bias(weights)
-    origin = {"format": name}
-    return save_weights(out, weights, origin, like=like, labels=labels, features=features)
+    folder = create_staging_directory(Path(out))
+    try:
+        weights = file_format.read(path, folder)
+        check_weights(weights, n_bytes)
+        if bias:
+            weights = split_bias(weights)
+        origin = {"format": name}
+        return save_weights(out, weights, origin, like=like, labels=labels, features=features)
+    finally:
+        discard_directory(folder)
 
 
 def export_model(model: Model, name: str, target: str | Path) -> None:

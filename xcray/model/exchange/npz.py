@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -24,23 +26,32 @@ from xcray.model.exchange.weights import (
     row_numbers,
     to_float32,
 )
+from xcray.storage.arrow import MatrixWriter, read_csr
 
 NUMBERS, WHOLE_NUMBERS, TEXTS = "fiu", "iu", "USiu"  # kinds of dtypes, as in NumPy
 LABELS: Final = "labels"
+WEIGHTS: Final = "weights.arrow"
+BLOCK_ENTRIES: Final = 1 << 20
 
 
-def read(path: Path) -> ForeignWeights:
-    """Return the weights in an archive of a CSR matrix (K, D).
+def read(path: Path, folder: Path) -> ForeignWeights:
+    """Return the weights in an archive of a CSR matrix (K, D), mapped from a file in `folder`.
 
-    `bias` (K,), `labels` (K,) and `row_norm` are optional: 0, numbers, "none". Raises InputError.
+    `bias` (K,), `labels` (K,) and `row_norm` are optional: 0, numbers, "none". No more than
+    BLOCK_ENTRIES weights, or one row, are in memory at a time. Raises InputError, and OSError if
+    the disk is full.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             sizes = {each.filename: each.file_size for each in archive.infolist()}
             check_unpacked_size(sum(sizes.values()), path.name, ReadOptions(), path.stat().st_size)
-            return _read_arrays(archive, {name.removesuffix(".npy") for name in sizes})
+            names = {name.removesuffix(".npy") for name in sizes}
+            return _read_arrays(archive, names, folder / WEIGHTS)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _not_an_archive(path, error) from None
     except (
-        OSError,
         EOFError,
         KeyError,
         NotImplementedError,
@@ -51,11 +62,15 @@ def read(path: Path) -> ForeignWeights:
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
-        raise InputError(f"{path.name} is not an archive of a CSR matrix: {error}") from None
+        raise _not_an_archive(path, error) from None
 
 
-def _read_arrays(archive: zipfile.ZipFile, names: set[str]) -> ForeignWeights:
-    """Return the weights in an open archive."""
+def _not_an_archive(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path.name} is not an archive of a CSR matrix: {error}")
+
+
+def _read_arrays(archive: zipfile.ZipFile, names: set[str], target: Path) -> ForeignWeights:
+    """Return the weights in an open archive; the matrix is written to `target` and mapped."""
     indptr = _read_array(archive, "indptr", WHOLE_NUMBERS)
     shape = _read_array(archive, "shape", WHOLE_NUMBERS)
     n_bytes = sum(each.file_size for each in archive.infolist())
@@ -64,23 +79,51 @@ def _read_arrays(archive: zipfile.ZipFile, names: set[str]) -> ForeignWeights:
     K, D = checked_size(shape[0], "labels", n_bytes), checked_size(shape[1], "features", n_bytes)
     if len(indptr) != K + 1:
         raise ValueError(f"indptr has {len(indptr)} entries for {K} rows")
-    indices = _read_array(archive, "indices", WHOLE_NUMBERS)
-    if len(indices) and not 0 <= indices.min() <= indices.max() < D:
-        raise ValueError(f"a column index lies outside of 0 to {D - 1}")
-    values = to_float32(_read_array(archive, "data", NUMBERS))
-    W = _canonical(csr(indptr, indices, values, D))
     bias = _read_array(archive, "bias", NUMBERS) if "bias" in names else np.zeros(K)
     labels = _read_labels(archive) if LABELS in names else number_names(K)
     row_norm = str(_read_array(archive, "row_norm", "U")) if "row_norm" in names else "none"
-    return ForeignWeights(W, to_float32(bias), labels, row_norm)
+    _copy_matrix(archive, indptr, D, target)
+    return ForeignWeights(read_csr(target), to_float32(bias), labels, row_norm)
+
+
+def _copy_matrix(archive: zipfile.ZipFile, indptr: Any, D: int, target: Path) -> None:
+    """Write the matrix of an archive with sorted rows, a block of rows at a time."""
+    with (
+        _Member(archive, "indices", WHOLE_NUMBERS) as indices,
+        _Member(archive, "data", NUMBERS) as data,
+    ):
+        falls = np.flatnonzero(np.diff(indptr.astype(np.int64)) < 0)
+        if len(falls) or indptr[0] != 0:
+            row = int(falls[0]) if len(falls) else 0
+            raise ValueError(f"row {row}: its row offsets do not ascend within its entries")
+        if not len(indices) == len(data) == indptr[-1]:
+            raise ValueError(
+                f"there are {len(indices)} indices and {len(data)} values for {indptr[-1]} entries"
+            )
+        with MatrixWriter(target, indptr, D) as writer:
+            for first, last in _row_blocks(indptr):
+                begin, end = int(indptr[first]), int(indptr[last])
+                columns = indices.read(end - begin)
+                if len(columns) and not 0 <= columns.min() <= columns.max() < D:
+                    raise ValueError(f"a column index lies outside of 0 to {D - 1}")
+                values = to_float32(data.read(end - begin))
+                block = _canonical(csr(indptr[first : last + 1] - begin, columns, values, D))
+                writer.write(begin, block.indices, block.data)
+
+
+def _row_blocks(indptr: Any) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows with at most BLOCK_ENTRIES entries, or of one row."""
+    first, n_rows = 0, len(indptr) - 1
+    while first < n_rows:
+        fitting = int(np.searchsorted(indptr, indptr[first] + BLOCK_ENTRIES, side="right")) - 1
+        last = min(max(fitting, first + 1), n_rows)
+        yield first, last
+        first = last
 
 
 def _canonical(W: CSR) -> CSR:
     """Return a matrix with sorted rows; one that has them already is not copied."""
-    code, row = first_fault(W)
-    if code == 1:
-        raise ValueError(f"row {row}: its row offsets do not ascend within its entries")
-    return W if code == 0 else from_entries(row_numbers(W), W.indices, W.data, W.shape)
+    return W if first_fault(W)[0] == 0 else from_entries(row_numbers(W), W.indices, W.data, W.shape)
 
 
 def _read_labels(archive: zipfile.ZipFile) -> list[str]:
@@ -92,27 +135,55 @@ def _read_labels(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _read_array(archive: zipfile.ZipFile, name: str, kinds: str) -> Any:
-    """Return an array of an archive, of a kind of dtype. Raises ValueError, InputError, KeyError.
+    """Return an array of an archive, of a kind of dtype, see `_Member`."""
+    with _Member(archive, name, kinds) as member:
+        array = member.read(math.prod(member.shape))
+        return (
+            array.reshape(member.shape[::-1]).T if member.fortran else array.reshape(member.shape)
+        )
 
-    Its memory is that of its bytes in the archive, whatever its header states.
+
+class _Member:
+    """An array of an archive, whose elements are read in parts; a context manager.
+
+    Raises ValueError, InputError, KeyError. Its memory is that of the bytes that are read, whatever
+    its header states.
     """
-    member = archive.getinfo(f"{name}.npy")
-    with archive.open(member) as stream:
-        version = npy_format.read_magic(stream)
-        is_first = version == (1, 0)
+
+    def __init__(self, archive: zipfile.ZipFile, name: str, kinds: str) -> None:
+        """Open a member and read its header. kinds: of its dtype."""
+        self._name = name
+        member = archive.getinfo(f"{name}.npy")
+        self._stream = stream = archive.open(member)
+        is_first = npy_format.read_magic(stream) == (1, 0)
         read_header = (
             npy_format.read_array_header_1_0 if is_first else npy_format.read_array_header_2_0
         )
-        shape, fortran, dtype = read_header(stream)
-        checked_numbers(np.empty(0, dtype), name, kinds)
-        n_bytes = math.prod(shape) * dtype.itemsize
+        self.shape, self.fortran, self._dtype = read_header(stream)
+        checked_numbers(np.empty(0, self._dtype), name, kinds)
+        n_bytes = math.prod(self.shape) * self._dtype.itemsize
         if stream.tell() + n_bytes != member.file_size:
             raise ValueError(f"{name} does not have the size that its header states")
-        data = stream.read(n_bytes)
-    if len(data) < n_bytes:
-        raise ValueError(f"{name} ends too early")
-    array = np.frombuffer(data, dtype)
-    return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+
+    def __len__(self) -> int:
+        """Return the number of elements of a list. Raises ValueError for a table."""
+        if len(self.shape) != 1:
+            raise ValueError(f"{self._name} has the shape {self.shape}")
+        return int(self.shape[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def read(self, n: int) -> Any:
+        """Return the next n elements."""
+        n_bytes = n * self._dtype.itemsize
+        data = self._stream.read(n_bytes)
+        if len(data) < n_bytes:
+            raise ValueError(f"{self._name} ends too early")
+        return np.frombuffer(data, self._dtype)
 
 
 def write(weights: ForeignWeights, path: Path) -> None:

@@ -77,12 +77,13 @@ def split_bias(weights: ForeignWeights) -> ForeignWeights:
     W, last = weights.W, weights.W.n_cols - 1
     if last < 0:
         raise ShapeMismatch("the model has no feature, so that none can be the bias")
-    rows, is_bias = row_numbers(W), W.indices == last
+    is_bias = W.indices == last
+    found = np.flatnonzero(is_bias)
+    rows = np.searchsorted(W.indptr, found, side="right") - 1
     bias = weights.b.copy()
-    bias[rows[is_bias]] += W.data[is_bias]
-    others = ~is_bias
-    shape = (W.n_rows, last)
-    rest = from_entries(rows[others], W.indices[others], W.data[others], shape)
+    bias[rows] += W.data[found]
+    indptr = W.indptr - np.searchsorted(found, W.indptr)
+    rest = csr(indptr, W.indices[~is_bias], W.data[~is_bias], last)
     return weights._replace(W=rest, b=frozen(bias, np.float32))
 
 

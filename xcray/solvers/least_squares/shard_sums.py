@@ -9,8 +9,8 @@ import numpy as np
 
 from xcray.arrays import Float64
 from xcray.errors import ParameterError
+from xcray.solvers.group_contract import WorkerCalls
 from xcray.solvers.least_squares.gram import solver_of
-from xcray.solvers.synchronous_contract import WorkerCalls
 
 
 def sum_over_shards(

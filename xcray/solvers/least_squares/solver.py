@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -22,6 +21,16 @@ from xcray.solvers.declarations import (
     RoundCost,
     StoppingRule,
 )
+from xcray.solvers.group_contract import (
+    GroupSolver,
+    Layout,
+    Program,
+    Round,
+    TrainingRows,
+    WorkerCalls,
+)
+from xcray.solvers.held_out import HeldOut, merge_held_out
+from xcray.solvers.label_weights import RECORDS, export_weights
 from xcray.solvers.least_squares.acceleration import Momentum, accelerated_step
 from xcray.solvers.least_squares.shard_sums import preconditioner, sum_over_shards
 from xcray.solvers.least_squares.worker import LeastSquaresWorker
@@ -29,21 +38,7 @@ from xcray.solvers.multinomial import cut_share, make_shard, shard_rows, total_w
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.row_operator import warm_up
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.solvers.synchronous_contract import (
-    RECORDS,
-    HeldOut,
-    InitialWeights,
-    RoundCallback,
-    RoundMetrics,
-    SynchronousOutcome,
-    SynchronousSolver,
-    TrainingRows,
-    WorkerCalls,
-    continue_training,
-    merge_held_out,
-    sparse_blocks,
-    weight_parts,
-)
+from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 
 MAX_FEATURES: Final = 16384  # the second moments of as many features take 2 GB
 SHARD_SEED: Final = 0
@@ -57,7 +52,7 @@ SCRATCH_ARRAYS: Final = 8
 
 
 @dataclass(frozen=True)
-class GeneralizedLeastSquaresSolver(Parameters, SynchronousSolver):
+class GeneralizedLeastSquaresSolver(Parameters, GroupSolver):
     """Multinomial logistic regression, by steps preconditioned with the second moments.
 
             min over W   L1(W) = lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i
@@ -124,66 +119,60 @@ class GeneralizedLeastSquaresSolver(Parameters, SynchronousSolver):
         """Return D', with the constant feature."""
         return n_inputs + bool(self.bias)
 
-    def resources(self, shape: ProblemShape, workers: int) -> ResourceNeeds:
+    def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
         """Return the needs: second moments and their factor, W, and rows that are split."""
         gram, W = 8 * shape.features**2, 8 * shape.features * shape.labels
         scratch = SCRATCH_ARRAYS * min(4 << 20, 8 * shape.rows * shape.labels)
-        worker = int(2.5 * shape.n_bytes) // workers + 2 * gram + 2 * W + scratch
+        worker = int(2.5 * shape.n_bytes) // layout.workers + 2 * gram + 2 * W + scratch
         seconds = COST.core_seconds(shape) + GRAM_SECONDS * shape.rows * shape.features**2
         weights = shape.expected_weights(self.prune)
-        store = (workers + 1) * max(gram, W)
-        return ResourceNeeds(3 * gram + 6 * W, worker, store, 2 * W, weights, seconds)
+        store = (layout.workers + 1) * max(gram, W)
+        saved = COPIES_ON_DISK * 2 * W
+        return ResourceNeeds(3 * gram + 6 * W, worker, store, saved, weights, seconds)
 
     def create_worker(
-        self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
+        self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
     ) -> LeastSquaresWorker:
-        """Return a worker with every `workers`-th shard from `number` on."""
+        """Return a worker with every P-th shard from `number` on, for P workers."""
         held_out = None
-        if data.held_out is not None and data.held_out[1].nnz:
-            held_out = cut_share(*data.held_out, (number, workers), self.bias)
+        if rows.held_out is not None and rows.held_out[1].nnz:
+            held_out = cut_share(*rows.held_out, (number, layout.workers), self.bias)
         options: Any = {
-            "total": total_weight(data.Y, data.weights),
-            "weights": data.weights,
+            "total": total_weight(rows.Y, rows.weights),
+            "weights": rows.weights,
             "bias": self.bias,
         }
-        n = data.X.n_rows
+        n = rows.X.n_rows
         shards = [
-            make_shard(data.X, data.Y, shard_rows(n, self.shards, SHARD_SEED, shard), **options)
-            for shard in range(number, self.shards, workers)
+            make_shard(rows.X, rows.Y, shard_rows(n, self.shards, SHARD_SEED, shard), **options)
+            for shard in range(number, self.shards, layout.workers)
         ]
         return LeastSquaresWorker(shards, held_out, self.link, stopped)
 
-    def train(
-        self,
-        workers: WorkerCalls,
-        n_features: int,
-        n_labels: int,
-        on_round: RoundCallback = continue_training,
-        start: InitialWeights | None = None,
-    ) -> SynchronousOutcome:
-        """Take steps until the gradient is small, `on_round` returns True, or `max_rounds`.
+    def program(
+        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
+    ) -> Program:
+        """Take steps until the gradient is small, or `max_rounds` are done.
 
-        n_features: D', including the bias. start: initial weights, or None for 0, without
-        momentum. Raises ParameterError for too many features, Stopped, errors of workers, and
-        Unavailable if scipy is missing.
+        The state has the momentum. Raises ParameterError for too many features, Stopped, errors of
+        workers, and Unavailable if scipy is missing.
         """
+        n_features = self.n_weights(rows.X.n_cols)
         if n_features > MAX_FEATURES:
             raise ParameterError(
                 f"second moments of {n_features} features do not fit: the maximum is "
                 f"{MAX_FEATURES}; choose solver dsmlr or ppdsparse"
             )
-        return _Descent(self, workers, on_round).run(np.zeros((n_features, n_labels)), start)
+        return _Descent(self, calls).run((n_features, rows.Y.n_cols), state)
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
         warm_up()
 
-    def blocks(self, trained: SynchronousOutcome, positives: Int64) -> Iterator[SolvedLabels]:
-        """Yield the weights as sparse rows, one range of labels at a time.
-
-        positives: (K,) training rows of each label.
-        """
-        return sparse_blocks(trained, positives, bias=self.bias, prune=self.prune)
+    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+        """Yield the weights as sparse rows, one range of labels at a time."""
+        W, rounds = state.groups["weights"]()["W"], state.note["number"]
+        return export_weights(W, positives, rounds, bias=self.bias, prune=self.prune)
 
 
 @dataclass(frozen=True)
@@ -213,42 +202,54 @@ class LeastSquaresSolver(GeneralizedLeastSquaresSolver):
 class _Descent:
     """A training: its preconditioner, and its rounds."""
 
-    def __init__(
-        self,
-        solver: GeneralizedLeastSquaresSolver,
-        workers: WorkerCalls,
-        on_round: RoundCallback,
-    ) -> None:
-        self._solver, self._workers, self._on_round = solver, workers, on_round
-        rows = sum(count for _, count in workers.call(LeastSquaresWorker.count_rows))
+    def __init__(self, solver: GeneralizedLeastSquaresSolver, calls: WorkerCalls) -> None:
+        self._solver, self._calls = solver, calls
+        rows = sum(count for _, count in calls.call(LeastSquaresWorker.count_rows))
         self._lam = solver.lam or DEFAULT_RIDGE / math.sqrt(max(rows, 1))
         self._double = False
-        self._solve = self._factorize()
 
-    def run(self, W: Float64, start: InitialWeights | None) -> SynchronousOutcome:
-        """Take steps from `start`, or from W = 0."""
-        G, _, first = self._gradient(W)
-        norm, number, products, reason = first, 0, 2.0, ""
-        if start is not None:
-            W = start(0, W.shape[1])
-            G, _, norm = self._gradient(W)
-        momentum = Momentum(W)
-        while not reason:
-            before, (W, momentum) = norm, self._step(W, G, momentum)
-            G, objective, norm = self._gradient(W)
-            number, products = number + 1, products + 2.0
-            last = RoundMetrics(number, objective, norm, products, self._held_out(W, number))
-            parts = partial(weight_parts, W)
-            if self._on_round(last, parts):
-                reason = "stopped by the caller"
-            elif norm <= self._solver.tolerance * first:
-                reason = self._solver.stopping.reached
-            elif number >= self._solver.max_rounds:
-                reason = "after max_rounds"
-            elif self._is_inexact(before, norm):
+    def run(self, shape: tuple[int, int], state: TrainingState | None) -> Program:
+        """Take steps from a state, or from W = 0."""
+        number, before = 0, 0.0
+        if state is None:
+            W = np.zeros(shape)
+            momentum = Momentum(W)
+        else:
+            names = ("number", "before", "double")
+            number, before, self._double = (state.note[name] for name in names)
+            W, last = (state.groups["weights"]()[name] for name in ("W", "last"))
+            momentum = Momentum(last, state.note["t"])
+        self._solve = self._factorize()
+        G, _, norm = self._gradient(W)
+        first = state.note["first"] if state is not None else norm
+        while not (reason := self._reason(number, norm, first)):
+            if number and self._is_inexact(before, norm):
                 self._double, momentum = True, Momentum(W)
                 self._solve = self._factorize()
-        return SynchronousOutcome(last, reason, parts)
+            before, (W, momentum) = norm, self._step(W, G, momentum)
+            G, objective, norm = self._gradient(W)
+            number += 1
+            note = {"number": number, "before": before, "double": self._double}
+            note |= {"first": first, "t": momentum.t}
+            yield Round(
+                number,
+                self._state(note, W, momentum),
+                {"objective": objective, "gradient": norm},
+                self._held_out(W, number),
+                norm / first if first else 0.0,
+            )
+        return reason
+
+    def _state(self, note: dict[str, Any], W: Float64, momentum: Momentum) -> TrainingState:
+        """Return the state after a round."""
+        arrays = {"W": W, "last": momentum.W}
+        return TrainingState(note, {"weights": lambda: arrays})
+
+    def _reason(self, number: int, norm: float, first: float) -> str:
+        """Return the reason to end after a round; empty to continue."""
+        if number and norm <= self._solver.tolerance * first:
+            return self._solver.stopping.reached
+        return f"after {number} rounds" if number >= self._solver.max_rounds else ""
 
     def _step(self, W: Float64, G: Float64, momentum: Momentum) -> tuple[Float64, Momentum]:
         """Return the point of the next gradient, and the momentum after a step from W."""
@@ -273,18 +274,18 @@ class _Descent:
 
     def _gradient(self, W: Float64) -> tuple[Float64, float, float]:
         """Return the gradient (D', K) at W, the objective, and the norm of the gradient."""
-        G, loss = self._sum(LeastSquaresWorker.gradient, at_worker(self._workers.put(W)))
+        G, loss = self._sum(LeastSquaresWorker.gradient, at_worker(self._calls.put(W)))
         G = G + self._lam * W
         objective = loss + 0.5 * self._lam * float(np.vdot(W, W))
         return G, objective, float(np.linalg.norm(G))
 
     def _sum(self, method: Callable[..., Any], argument: Any) -> tuple[Float64, float]:
         """Return the sums of arrays and values of a method over all shards."""
-        return sum_over_shards(self._workers, self._solver.shards, method, argument)
+        return sum_over_shards(self._calls, self._solver.shards, method, argument)
 
     def _held_out(self, W: Float64, number: int) -> HeldOut | None:
         """Evaluate the held-out rows, if there are any and an evaluation is due."""
         if not self._solver.eval_every or number % self._solver.eval_every:
             return None
-        replies = self._workers.call(LeastSquaresWorker.watch, at_worker(self._workers.put(W)))
+        replies = self._calls.call(LeastSquaresWorker.watch, at_worker(self._calls.put(W)))
         return merge_held_out([part for _, part in replies if part is not None])

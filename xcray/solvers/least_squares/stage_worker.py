@@ -12,7 +12,7 @@ from xcray.errors import Stopped
 from xcray.features.columns import Columns
 from xcray.features.pipeline import FeaturePipeline
 from xcray.solvers.declarations import Link
-from xcray.solvers.lbfgs import scores_to_residuals
+from xcray.solvers.lbfgs.solver import scores_to_residuals
 from xcray.solvers.least_squares.gram import Moments, gram_of_chunks, weighted_gram
 from xcray.solvers.least_squares.row_readers import CopiedRows, MappedRows, RowReader
 from xcray.solvers.least_squares.stages import (

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, ClassVar, Final, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import numpy as np
 
-from xcray.arrays import CSR, Int64, csr, frozen
+from xcray.arrays import CSR, Int64, frozen
 from xcray.errors import ParameterError
 from xcray.features.chain import Chain
 from xcray.features.columns import Columns
@@ -18,159 +17,19 @@ from xcray.features.fourier import median_distance, random_fourier
 from xcray.features.pca import fit_pca
 from xcray.features.pipeline import FeaturePipeline, Rows
 from xcray.kernels.sparse import take_rows
-from xcray.solvers.contract import Solver
-from xcray.solvers.declarations import (
-    CompileCase,
-    Link,
-    ProblemShape,
-    RecordSchema,
-    ResourceNeeds,
-    StoppingRule,
-)
-from xcray.solvers.least_squares.solver import MAX_FEATURES, SHARD_SEED
-from xcray.solvers.least_squares.stage_worker import KEPT_BYTES, StageWorker
-from xcray.solvers.least_squares.stages import FittedStage
+from xcray.solvers.declarations import CompileCase
+from xcray.solvers.least_squares.solver import MAX_FEATURES
+from xcray.solvers.least_squares.stages_solver import Blocks, StagesSolver
 from xcray.solvers.least_squares.stagewise import StageFitter, UpdateRule
-from xcray.solvers.multinomial import make_shard, shard_rows, total_weight
 from xcray.solvers.parameters import Parameters, parameter
-from xcray.solvers.row_operator import warm_up
-from xcray.solvers.synchronous_contract import RECORDS, TrainingRows, WorkerCalls
 
-Blocks = Iterator[FeaturePipeline | None]
 FOURIER, COLUMNS, GRADIENT, INPUT = "fourier", "columns", "gradient", "input"
 # ridge of one block and of several, times the root of the number of rows; measured on MNIST
 ONE_RIDGE, STAGE_RIDGE = 0.05, 0.2
 BANDWIDTH: Final = 0.7  # of the median distance; measured on MNIST
 SAMPLE_ROWS: Final = 4000  # rows of which the median distance is computed
 ROWS_AT_A_TIME: Final = 256  # of this sample
-PAIR_SECONDS: Final = 4e-11  # per row and pair of features of a block: moments and products
-FEATURE_SECONDS: Final = 4e-11  # per row, input and random feature
-MAX_CALIBRATED_LABELS: Final = 4096  # their moments take 1.6 GB
-CHUNK_BYTES: Final = 16 << 20  # rows and features of a chunk
 MAX_PREDICTIONS: Final = 1 << 27  # more predictions of rows are not kept if that is possible
-
-
-class StagesSolver(Solver):
-    """Base of solvers that end with stages instead of one matrix of weights.
-
-    Subclasses have the parameters `lam`, `shards` and `seed`, and define `method`, `blocks` and
-    `n_weights`.
-    """
-
-    family: ClassVar[Literal["synchronous"]] = "synchronous"
-    records: ClassVar[RecordSchema] = RECORDS
-    compile_cases: ClassVar[tuple[CompileCase, ...]] = ()
-    revision: ClassVar[int] = 2
-
-    lam: float
-    shards: int
-    seed: int
-
-    @property
-    def link(self) -> Link:
-        """Return the link of models whose last stage has no calibration."""
-        return self.method(1, simplex=True).link
-
-    @property
-    def n_stages(self) -> int:
-        """Return the number of stages."""
-        raise NotImplementedError
-
-    @property
-    def stopping(self) -> StoppingRule:
-        """Return when the training ends: after the last stage, without a tolerance."""
-        return StoppingRule("tolerance", 0.0, self.n_stages, "all stages are fitted")
-
-    def n_weights(self, n_inputs: int) -> int:
-        """Return the features of a stage for `n_inputs` features of the data."""
-        raise NotImplementedError
-
-    def method(self, n_rows: int, simplex: bool) -> StageFitter:
-        """Return how the stages are fitted. simplex: each row has one label."""
-        raise NotImplementedError
-
-    def by_moments(self, n_rows: int, n_labels: int) -> bool:
-        """Return whether to compute gradients from moments, without predictions (N, K)."""
-        return False
-
-    def blocks(self, X: CSR, order: Callable[[], Int64]) -> Blocks:
-        """Yield the features of each stage; X: (N, D) training rows. order: of the inputs."""
-        raise NotImplementedError
-
-    def check_labels(self, n_labels: int) -> None:
-        """Raise ParameterError if the matrix of a calibration of `n_labels` does not fit."""
-        if self.method(1, simplex=True).rule == "calibrated" and n_labels > MAX_CALIBRATED_LABELS:
-            raise ParameterError(
-                f"a calibration needs the square of three times the labels: {n_labels:,} labels "
-                f"are more than {MAX_CALIBRATED_LABELS:,}; choose solver stagewise with rule=linear"
-            )
-
-    def create_worker(
-        self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
-    ) -> StageWorker:
-        """Return a worker with every `workers`-th shard from `number` on."""
-        options: Any = {"total": total_weight(data.Y, data.weights), "weights": data.weights}
-        n = data.X.n_rows
-        X = data.X if data.in_memory else csr(np.zeros(n + 1), [], [], data.X.n_cols)
-        shards = [
-            make_shard(X, data.Y, shard_rows(n, self.shards, SHARD_SEED, shard), **options)
-            for shard in range(number, self.shards, workers)
-        ]
-        if data.in_memory:
-            return StageWorker(shards, self.link, stopped)
-        return StageWorker(shards, self.link, stopped, kept_bytes=0, mapped=data.X)
-
-    def fit(
-        self, workers: WorkerCalls, data: TrainingRows, stages: tuple[FittedStage, ...] = ()
-    ) -> Iterator[FittedStage]:
-        """Yield the stages that follow `stages`, one after the other.
-
-        Raises ParameterError if a block has too many features or lam is too small, Stopped, errors
-        of workers, and Unavailable if scipy is missing.
-        """
-        D = data.X.n_cols
-        self.check_labels(data.Y.n_cols)
-        if self.n_weights(D) > MAX_FEATURES:
-            raise ParameterError(
-                f"a stage has {self.n_weights(D)} features, at most {MAX_FEATURES} fit: choose "
-                "features=fourier or columns and a smaller block_size"
-            )
-        counts = np.diff(data.Y.indptr)
-        method = self.method(int((counts > 0).sum()), simplex=bool((counts[counts > 0] == 1).all()))
-        method = replace(method, by_moments=self.by_moments(*data.Y.shape))
-        blocks = self.blocks(data.X, lambda: method.order_by_gradient(workers))
-        yield from method.fit(workers, islice(blocks, len(stages), None), stages)
-
-    def resources(self, shape: ProblemShape, workers: int, in_memory: bool = True) -> ResourceNeeds:
-        """Return the needs: rows, second moments of a block, its features, predictions and stages.
-
-        in_memory: see `TrainingRows`. Raises ParameterError for more labels than a calibration can
-        have.
-        """
-        self.check_labels(shape.labels)
-        block = self.n_weights(shape.features)
-        moments, W = 8 * block**2, 4 * block * shape.labels
-        weights = self.n_stages * block * shape.labels
-        predictions = 16 * shape.rows * shape.labels
-        features = min(KEPT_BYTES, 4 * block * shape.rows // workers)
-        rows = 2.5 * shape.n_bytes
-        if not in_memory:
-            entries = 8 * shape.entries + 4 * shape.rows * shape.features * shape.dense
-            features, rows = 0, 2.5 * (shape.n_bytes - entries)
-        seconds = self.n_stages * shape.rows * block * (PAIR_SECONDS * block)
-        seconds += self.n_stages * shape.rows * block * FEATURE_SECONDS * shape.features
-        if self.by_moments(shape.rows, shape.labels):
-            predictions, features = 0, 8 * self.n_stages * block**2
-            seconds = PAIR_SECONDS * weights * block * self.n_stages
-        worker = int(rows + predictions) // workers + features + 2 * moments + 4 * W + CHUNK_BYTES
-        store = (workers + 1) * (moments + 2 * W) + 4 * weights
-        return ResourceNeeds(
-            3 * moments + 4 * weights, worker, store, 4 * weights, weights, seconds
-        )
-
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
-        warm_up()
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32
+from xcray.arrays import CSR, Float32, frozen
 from xcray.features.pipeline import MIN_DENSE_SHARE, FeaturePipeline, Rows
 from xcray.index.simplex import project_on_simplex
-from xcray.index.staged import StageCalibration
+from xcray.index.staged import Stage, StageCalibration
 from xcray.kernels.sparse import row_range
 
 # dense features of some rows, or a scipy matrix of sparse ones
@@ -33,14 +33,34 @@ class FittedStage(NamedTuple):
     calibration: StageCalibration | None = None
 
 
+class StageScores:
+    """Predictions `scores` (n, K) float32 of rows (n, n_inputs), stage after stage."""
+
+    def __init__(self, rows: Rows, n_labels: int) -> None:
+        self._rows = rows
+        self.scores = np.zeros((rows.shape[0], n_labels), np.float32)
+
+    def add(self, stage: FittedStage) -> None:
+        """Add a stage."""
+        for lo, Z in feature_chunks(self._rows, stage.features, self.scores.shape[1]):
+            self.scores[lo : lo + Z.shape[0]] += Z @ stage.W
+        self.scores = calibrate(self.scores, stage.calibration)
+
+
 def predict_stages(stages: Sequence[FittedStage], rows: Rows) -> Float32:
     """Return the predictions (n, K) float32 of rows (n, n_inputs); at least one stage."""
-    yhat = np.zeros((rows.shape[0], stages[0].W.shape[1]), np.float32)
+    yhat = StageScores(rows, stages[0].W.shape[1])
     for stage in stages:
-        for lo, Z in feature_chunks(rows, stage.features, yhat.shape[1]):
-            yhat[lo : lo + Z.shape[0]] += Z @ stage.W
-        yhat = calibrate(yhat, stage.calibration)
-    return yhat
+        yhat.add(stage)
+    return yhat.scores
+
+
+def model_stages(fitted: Sequence[FittedStage]) -> tuple[Stage, ...]:
+    """Return fitted stages as stages of a model, without constants."""
+    return tuple(
+        Stage(s.W, frozen(np.zeros(s.W.shape[1]), np.float32), s.features, s.calibration)
+        for s in fitted
+    )
 
 
 def calibrate(z: Float32, calibration: StageCalibration | None) -> Float32:

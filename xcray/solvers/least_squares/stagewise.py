@@ -14,11 +14,11 @@ from xcray.features.pipeline import FeaturePipeline
 from xcray.index.staged import StageCalibration
 from xcray.schedule.calls import ObjectHandle, at_worker
 from xcray.solvers.declarations import Link
+from xcray.solvers.group_contract import WorkerCalls
 from xcray.solvers.least_squares.acceleration import Momentum, accelerated_step
 from xcray.solvers.least_squares.shard_sums import preconditioner, sum_over_shards
 from xcray.solvers.least_squares.stage_worker import Block, StageWorker
 from xcray.solvers.least_squares.stages import FittedStage
-from xcray.solvers.synchronous_contract import WorkerCalls
 
 UpdateRule = Literal["linear", "calibrated", "logistic"]
 # ridge of the calibration, relative to the mean of the diagonal of its second moments

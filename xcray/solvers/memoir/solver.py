@@ -23,6 +23,7 @@ from xcray.solvers.declarations import (
     StoppingRule,
     TaskNeeds,
 )
+from xcray.solvers.group_contract import Layout, TrainingRows
 from xcray.solvers.memoir.export import RECORDS, export_labels
 from xcray.solvers.memoir.held_out import HeldOutCounts, split_rows, take_held_out
 from xcray.solvers.memoir.parameters import MemoirParameters
@@ -31,7 +32,6 @@ from xcray.solvers.memoir.rounds import Rounds, Share, run_alone
 from xcray.solvers.memoir.state import MemoirState, start_training
 from xcray.solvers.replica import ReplicatedSolver
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.solvers.synchronous_contract import TrainingRows
 from xcray.storage.atomic import read_json, write_json
 
 BYTES_PER_WEIGHT = 80  # of the pools, while they grow, and of the output
@@ -209,11 +209,11 @@ class MemoirSolver(MemoirParameters, ReplicatedSolver):
         local.threads = threads if self.can_split else 1
 
     def create_worker(
-        self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
+        self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
     ) -> MemoirReplica:
         """Return a worker that searches its share of each group."""
-        local = self.load(data.X, data.X, transpose_pattern(data.Y), data.weights)
-        return MemoirReplica(self, local, Share(number, workers), stopped)
+        local = self.load(rows.X, rows.X, transpose_pattern(rows.Y), rows.weights)
+        return MemoirReplica(self, local, Share(number, layout.workers), stopped)
 
     def warm_up(self, local: Any = None) -> None:
         """Compile or load the kernels, on a problem of two samples."""

@@ -27,7 +27,7 @@ from xcray.arrays import Float64
 from xcray.errors import Corrupt, NotFound
 from xcray.model.directory import TIMELINE
 from xcray.storage.arrow import read_table
-from xcray.workers.timeline import DONE, read_streams
+from xcray.workers.timeline import DONE, SCHEMA, read_streams
 
 __all__ = [
     "COLUMNS",
@@ -39,19 +39,7 @@ __all__ = [
     "timeline_document",
 ]
 
-COLUMNS: Final = {
-    "attempt_of_run": pa.int32(),
-    "worker": pa.string(),
-    "task": pa.int64(),
-    "attempt": pa.int32(),
-    "n_labels": pa.int32(),
-    "cost": pa.float64(),
-    "started": pa.float64(),
-    "seconds": pa.float64(),
-    "cpu_seconds": pa.float64(),
-    "outcome": pa.string(),
-    "node": pa.string(),
-}
+COLUMNS: Final = {field.name: field.type for field in SCHEMA if field.name != "labels"}
 MAX_WORKERS: Final = 4096  # workers in a document
 # Batches that are further apart, as a share of the total time, are not merged.
 MAX_PAUSE_SHARE: Final = 0.005

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Int64, Pattern, frozen
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import Dataset, open_verified
 from xcray.data.matrices import split_rows
 from xcray.data.splits import HashSplit
 from xcray.data.writer import DatasetWriter
@@ -106,7 +106,7 @@ def hold_out(data: Dataset, share: float, seed: int, path: Path) -> Dataset:
     """
     source = {"of": data.content_hash, "holdout": share, "seed": seed}
     if path.exists():
-        existing = Dataset.open(path)
+        existing = open_verified(path)
         if existing.manifest["source"] != source:
             raise Conflict(
                 "the run directory holds another search (other data, holdout or seed); "

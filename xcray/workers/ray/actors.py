@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from itertools import count
 from math import inf
 from typing import Any, Final
@@ -15,13 +14,10 @@ from ray.util.metrics import Counter
 
 from xcray.errors import ParameterError, Unavailable, XcrayError
 from xcray.schedule.autoscaling import ScalingPolicy
-from xcray.schedule.placement import ONE_CPU, ResourceRequest
+from xcray.schedule.placement import ResourceRequest
 from xcray.system.memory import MemoryUsage, process_memory
-from xcray.workers.contract import WorkerStatus
-from xcray.workers.pool import StopFlag
-from xcray.workers.ray.cluster_state import REFRESH_SECONDS, ClusterView, WorkerLocations
+from xcray.workers.worker_group import CallOutcome, CallRunner
 
-REPLACEMENTS_PER_WORKER: Final = 5  # replacements of lost actors, per worker
 BUSY_COUNTER: Final = (
     "xcray_busy_seconds",
     "Seconds of work of this worker, whether or not it counted",
@@ -32,20 +28,44 @@ PROBE_SECONDS: Final = 5.0  # between two probes
 class WorkerActor:
     """The process of a worker: one thread works, another one answers control calls such as `stop`.
 
-    Ray exports two metrics of each worker, prefixed with `ray_` and with the tags job and worker:
-    the `counter` of its work, and `xcray_busy_seconds`. There are no metrics per batch or pass,
-    because each name would remain a time series forever.
+    A subclass defines `open`, which creates the worker object. Ray exports two metrics of each
+    worker, prefixed with `ray_` and with the tags job and worker: the `counter` of its work, and
+    `xcray_busy_seconds`. There are no metrics per batch or pass, because each name would remain a
+    time series forever.
     """
 
-    def __init__(self, job: str, worker: str, counter: tuple[str, str], *tags: str) -> None:
-        self._stop = StopFlag()
+    def __init__(
+        self, work: Any, job: str, worker: str, counter: tuple[str, str], *tags: str
+    ) -> None:
+        self._work = work
+        self._worker = worker
         self._label = f"{worker} of {job}"
+        self._calls = CallRunner()
         self._counter = _counter(job, worker, counter, *tags)
         self._busy = _counter(job, worker, BUSY_COUNTER)
 
     def __repr__(self) -> str:
         """Return the name that Ray's logs and its dashboard show."""
         return self._label
+
+    def open(self) -> bool:
+        """Create the worker object; return False if it needs the arrays that the driver shares."""
+        raise NotImplementedError
+
+    @ray.method(num_returns=2)
+    def call(
+        self, ticket: int, method: str, args: tuple[Any, ...], *objects: Any
+    ) -> tuple[Any, CallOutcome]:
+        """Run a method; return the created object and the outcome."""
+        value, outcome = self._calls.run(ticket, method, args, objects, time.time)
+        if outcome.cancelled is None:
+            self._count(method, args)
+        self._busy.inc(outcome.seconds)
+        return value, outcome
+
+    def _count(self, method: str, args: tuple[Any, ...]) -> None:
+        """Count the work of a finished call."""
+        raise NotImplementedError
 
     @ray.method(concurrency_group="control")
     def location(self) -> tuple[str, str]:
@@ -55,8 +75,18 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
-        """Stop the current work at its next slice."""
-        self._stop.set()
+        """Stop the current work at its next slice, and all later work."""
+        self._calls.stop()
+
+    @ray.method(concurrency_group="control")
+    def interrupt(self, ticket: int) -> None:
+        """Stop all calls up to this ticket."""
+        self._calls.interrupt(ticket)
+
+    @ray.method(concurrency_group="control")
+    def cancel(self, ticket: int) -> None:
+        """Stop one call at its next slice, or when its turn comes."""
+        self._calls.cancel(ticket)
 
     @ray.method(concurrency_group="control")
     def pid(self) -> int:
@@ -78,11 +108,11 @@ def _counter(job: str, worker: str, counter: tuple[str, str], *tags: str) -> Any
 
 def start_actor(
     kind: type[WorkerActor],
+    work: Any,
     job: str,
     worker: str,
-    *args: Any,
-    request: ResourceRequest = ONE_CPU,
-    **options: Any,
+    request: ResourceRequest,
+    scheduling_strategy: Any,
 ) -> Any:
     """Start an actor named `xcray:JOB:WORKER` that takes the resources of `request`.
 
@@ -102,9 +132,9 @@ def start_actor(
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=1,
-                **options,
+                scheduling_strategy=scheduling_strategy,
             )
-            return once.remote(*args)
+            return once.remote(work, job, worker)
         except ray.exceptions.ActorAlreadyExistsError:
             continue
     raise AssertionError("count has no end")
@@ -151,17 +181,6 @@ def not_ready_error(subject: str, seconds: float, reason: str = "") -> Unavailab
     )
 
 
-def check_losses(lost: int, workers: int, reason: object) -> None:
-    """Raise Unavailable if too many actors were lost; `reason` is that of the last loss."""
-    if lost > REPLACEMENTS_PER_WORKER * workers:
-        raise Unavailable(
-            f"{lost} Ray workers were lost one after the other; "
-            "check their logs and memory, then resume",
-            code="WORKERS_LOST",
-            hint=f"the last one: {reason}"[:1000],
-        )
-
-
 def cause_of(error: ray.exceptions.RayTaskError) -> BaseException:
     """Return what the worker raised; errors that are not xcray's keep their remote trace."""
     cause = error.cause
@@ -188,83 +207,6 @@ class MemoryProbe:
         for worker in actors.keys() - self._pending.values():
             self._pending[actors[worker].memory_usage.remote()] = worker
         return out
-
-    def clear(self) -> None:
-        """Drop pending requests."""
-        self._pending.clear()
-
-
-class RayWorkers:
-    """Base of pools and groups of actors: actors by name, inside a session of Ray.
-
-    session: a context manager inside which Ray is connected.
-    """
-
-    def __init__(self, session: AbstractContextManager[Any]) -> None:
-        self._session = session
-        self._is_open = False
-        self._opened = 0.0
-        self._actors: dict[str, Any] = {}
-        self._memory_probe = MemoryProbe()
-        self._cluster = ClusterView()
-        self._locations = WorkerLocations(self._cluster)
-
-    def memory_usage(self) -> dict[str, MemoryUsage]:
-        """Return the memory usage of actors that replied since the last call."""
-        return self._memory_probe.poll(self._actors)
-
-    def _make_status(self, desired: int, present: int, lost: int) -> WorkerStatus:
-        """Return the status of these workers and of their cluster."""
-        if self._is_open:
-            self._cluster.refresh(REFRESH_SECONDS)
-        nodes_lost, with_nodes = (
-            self._cluster.nodes_lost,
-            self._locations.lost - self._locations.crashes,
-        )
-        if not self._is_open:
-            return WorkerStatus(desired, 0, lost, nodes_lost, None, with_nodes)
-        return WorkerStatus(
-            desired, present, lost, nodes_lost, self._cluster.stored_bytes, with_nodes
-        )
-
-    @property
-    def nodes(self) -> dict[str, str]:
-        """Address and id of each worker's node; for a lost worker its last one."""
-        return self._locations.names
-
-    def _check_losses(self, workers: int, reason: object) -> None:
-        """Raise Unavailable if too many actors died on live nodes."""
-        if self._locations.crashes > REPLACEMENTS_PER_WORKER * workers:
-            self._cluster.refresh()  # some losses can be of a node that is dead by now
-        check_losses(self._locations.crashes, workers, reason)
-
-    def stop(self) -> None:
-        """Stop the actors at their next slice."""
-        if self._is_open:
-            for actor in list(self._actors.values()):  # copy: another thread can request the stop
-                actor.stop.remote()
-
-    def close(self) -> None:
-        """Kill the actors and leave Ray."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        try:
-            for actor in self._actors.values():
-                ray.kill(actor)
-        finally:
-            self._drop_references()
-            self._session.__exit__(None, None, None)
-
-    def _connect(self) -> None:
-        """Enter the session. Raises Unavailable if Ray cannot be reached."""
-        self._session.__enter__()
-        self._is_open, self._opened = True, time.time()
-
-    def _drop_references(self) -> None:
-        """Drop all references to objects and actors in Ray."""
-        self._actors.clear()
-        self._memory_probe.clear()
 
 
 class LivenessProbe:

@@ -13,10 +13,12 @@ import ray
 from ray._private import state  # see `read_gcs`
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from xcray.errors import Unavailable
 from xcray.schedule.placement import Node, ResourceRequest, free_slots, place_workers
-from xcray.workers.ray.session import connect
+from xcray.workers.ray.session import connect, is_reachable
 
 REFRESH_SECONDS: Final = 1.0  # between two refreshes
+HEAD_SECONDS: Final = 20.0  # that a head can be away, as for a restart
 # A node that lost a worker gets no new one for a while: it can be dead already.
 SUSPECT_SECONDS: Final = 15.0
 ANYWHERE: Final = "DEFAULT"  # Ray's own policy
@@ -37,16 +39,34 @@ class GcsSnapshot(NamedTuple):
 
 
 def read_gcs() -> GcsSnapshot:
-    """Query the GCS.
+    """Query the GCS. Raises Unavailable RAY_ENDED if it is gone.
 
     This is the only place that uses private parts of Ray. Free resources per node and draining
     nodes with their deadlines have no public API (`ray.util.state` needs a dashboard and has
     neither, the autoscaler's client has no deadlines), so Ray's own libraries use the same calls.
     A test fails if a release of Ray removes them.
     """
+    _wait_for_head()
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     gcs: Any = state.state
     return GcsSnapshot(nodes, gcs.available_resources_per_node(), dict(gcs.get_draining_nodes()))
+
+
+def _wait_for_head() -> None:
+    """Wait until the head is reachable, which can be restarting; raise Unavailable if it is gone.
+
+    A query of a head that is gone blocks, and after a minute Ray ends this process.
+    """
+    address = ray.get_runtime_context().gcs_address
+    deadline = time.monotonic() + HEAD_SECONDS
+    while not is_reachable(address, 1.0):
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"Ray's head at {address} has ended or cannot be reached; finished work is kept: "
+                "check its logs and memory, then run the same command again",
+                code="RAY_ENDED",
+            )
+        time.sleep(0.1)
 
 
 def cluster_cores() -> int:
@@ -141,11 +161,10 @@ class WorkerLocations:
     def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._node: dict[str, str] = {}  # of current workers
-        # of lost workers; "" for those without a node
-        self._lost: dict[str, str] = {}
+        self._lost: list[tuple[str, str]] = []  # worker and its node, "" if it had none
         self._names: dict[str, str] = {}
         self._avoided_until: dict[str, float] = {}  # node -> end of the time that it is avoided
-        self._reported: set[str] = set()
+        self._reported: set[int] = set()  # numbers of losses
 
     @property
     def names(self) -> dict[str, str]:
@@ -160,7 +179,7 @@ class WorkerLocations:
     @property
     def crashes(self) -> int:
         """Number of workers lost on live nodes, or without a node."""
-        return sum(node not in self._cluster.dead for node in self._lost.values())
+        return sum(node not in self._cluster.dead for _, node in self._lost)
 
     @property
     def lost(self) -> int:
@@ -176,10 +195,10 @@ class WorkerLocations:
         """Forget a worker that left as planned."""
         self._node.pop(worker, None)
 
-    def mark_lost(self, worker: str, life: int = 0) -> None:
-        """Record the death of a worker; `life` distinguishes workers of the same name."""
+    def mark_lost(self, worker: str) -> None:
+        """Record the death of a worker."""
         node = self._node.pop(worker, "")
-        self._lost[f"{worker}.{life}" if life else worker] = node
+        self._lost.append((worker, node))
         if node:
             self._avoided_until[node] = time.monotonic() + SUSPECT_SECONDS
 
@@ -189,13 +208,11 @@ class WorkerLocations:
 
     def poll_node_losses(self) -> list[str]:
         """Return lost workers whose node was found dead since the last call."""
-        out = [
-            worker
-            for worker, node in self._lost.items()
-            if node in self._cluster.dead and worker not in self._reported
-        ]
-        self._reported.update(out)
-        return out
+        found = {
+            number for number, (_, node) in enumerate(self._lost) if node in self._cluster.dead
+        }
+        new, self._reported = sorted(found - self._reported), self._reported | found
+        return [self._lost[number][0] for number in new]
 
     def on_draining(self) -> dict[str, float]:
         """Return workers on draining nodes with the seconds left, infinity if unknown."""
@@ -214,7 +231,7 @@ class WorkerLocations:
 
     def died_on_live_node(self, lost: Collection[str]) -> bool:
         """Return whether a lost worker died on a live node, where its place is free now."""
-        last = {life.partition(".")[0]: node for life, node in self._lost.items()}
+        last = dict(self._lost)
         return any(
             last.get(worker) in self._cluster.alive.keys() - self._cluster.draining.keys()
             for worker in lost

@@ -31,6 +31,7 @@ from xcray.system.cores import available_cores
 from xcray.system.file_lock import try_lock, wait_for_lock
 from xcray.workers.ray.local_daemon import LocalRayDaemon
 from xcray.workers.ray.session import (
+    START_SECONDS,
     check_dashboard,
     connect,
     is_reachable,
@@ -40,7 +41,6 @@ from xcray.workers.ray.token import auth_environment, auth_header
 
 __all__ = ["Cluster", "ClusterInfo", "ExternalRay", "ManagedLocalRay", "connect", "local_ray"]
 
-START_TIMEOUT_SECONDS: Final = 120.0
 GRACE_SECONDS: Final = 600.0
 FAILURE_SECONDS: Final = 600.0
 # The daemon can take 26 by its own clock (runners, Ray, remaining processes), and more on a
@@ -164,7 +164,7 @@ class ManagedLocalRay:
         }
         self._closed = threading.Event()
 
-    def ensure(self, seconds: float = START_TIMEOUT_SECONDS) -> ClusterInfo:
+    def ensure(self, seconds: float = START_SECONDS) -> ClusterInfo:
         """Return the running Ray of this directory, starting it if needed.
 
         A daemon that is ending, for example after the death of its head, is waited for: no other
@@ -328,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cpus", type=int, default=available_cores())
     parser.add_argument("--object-store", type=int, default=OBJECT_STORE_BYTES)
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
-    parser.add_argument("--start", type=float, default=START_TIMEOUT_SECONDS)
+    parser.add_argument("--start", type=float, default=START_SECONDS)
     options = parser.parse_args(arguments)
     lock = os.open(options.dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     # The lock is shared with forks and held until all end. Tests of the lock hold it briefly.

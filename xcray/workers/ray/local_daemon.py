@@ -27,7 +27,6 @@ from xcray.errors import Unavailable
 from xcray.storage.atomic import write_json
 from xcray.system.processes import descendants
 from xcray.workers.ray.session import (
-    SLOW_START_TEXT,
     free_port,
     local_ray_environment,
     make_short_root,
@@ -86,18 +85,17 @@ class LocalRayDaemon:
         }
         for name in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_TOKEN"):
             environment.pop(name, None)
-        deadline, address = time.monotonic() + seconds, ""
-        while not address:
-            with open(self.directory / "ray.log", "wb") as log:
-                self.ray = subprocess.Popen(
-                    self._command(dashboard),
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    preexec_fn=_die_with_parent,  # safe: this process has one thread
-                )
-            address = self._wait_until_ready(dashboard, token, deadline)
+        deadline = time.monotonic() + seconds
+        with open(self.directory / "ray.log", "wb") as log:
+            self.ray = subprocess.Popen(
+                self._command(dashboard),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,  # safe: this process has one thread
+            )
+        address = self._wait_until_ready(dashboard, token, deadline)
         info = {
             "pid": os.getpid(),
             "address": address,
@@ -174,7 +172,7 @@ class LocalRayDaemon:
         start = [
             sys.executable,
             "-m",
-            "ray.scripts.scripts",
+            "xcray.workers.ray.session",
             "start",
             "--head",
             "--block",
@@ -183,19 +181,11 @@ class LocalRayDaemon:
         return start + [f"--{name}={value}" for name, value in options.items()]
 
     def _wait_until_ready(self, dashboard: int, token: Path, deadline: float) -> str:
-        """Return the address of Ray once it and its dashboard answer.
-
-        Returns an empty string if Ray gave up because it was too slow; then it can be started
-        again.
-        """
+        """Return the address of Ray once it and its dashboard answer. Raises Unavailable."""
         assert self.ray is not None
         known = self.root / "r" / "ray_current_cluster"
         while time.monotonic() < deadline and not self.stop_requested:
             if self.ray.poll() is not None:
-                if SLOW_START_TEXT.encode() in (self.directory / "ray.log").read_bytes():
-                    _signal_and_wait(descendants(os.getpid()), signal.SIGKILL, 10.0)
-                    known.unlink(missing_ok=True)
-                    return ""
                 raise Unavailable(
                     f"Ray ended at its start with status {self.ray.returncode}: "
                     "see ray.log next to ray.json"

@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -30,8 +31,8 @@ from xcray.workers.ray.token import auth_environment, write_token
 MAX_ROOT_LENGTH: Final = 30
 NAMESPACE: Final = "xcray"
 AUTO: Final = "auto"  # the cluster of this process
-MAX_STARTS: Final = 3  # attempts to start a slow Ray
-# Part of Ray's message if a node was not up within 30 s, a limit that cannot be changed.
+START_SECONDS: Final = 180.0  # that a Ray can take to start, as on a busy machine
+# Part of Ray's message if a node was not up in time.
 SLOW_START_TEXT: Final = "timed out during startup"
 T = TypeVar("T")
 PRIVATE_PORTS: Final = range(20_000, 30_000)
@@ -213,7 +214,7 @@ def local_ray(
         try:
             # Ray's dashboard forks its parts from a server whose folder stays where TMPDIR was
             with _preserve_sigterm(), environment({"TMPDIR": str(root)}):
-                context = retry_slow_start(
+                context = start_node(
                     lambda: ray.init(
                         address="local",
                         namespace=NAMESPACE,
@@ -233,27 +234,49 @@ def local_ray(
             shutil.rmtree(root, ignore_errors=True)
 
 
-def retry_slow_start(start: Callable[[], T]) -> T:
+@contextlib.contextmanager
+def patient_start(seconds: float = START_SECONDS) -> Iterator[None]:
+    """Give a node of Ray that is started in the block `seconds` to answer, instead of Ray's thirty.
+
+    Ray's limit is not a setting. It is checked when a query for the node has raised RuntimeError.
+    """
+    from ray._private import services  # a test fails if a release of Ray changes it
+
+    get_node: Any = services.get_node  # it has no type annotations
+    deadline = time.monotonic() + seconds
+
+    def wait_for_node(address: str, node_id: str) -> Any:
+        """Return the information of a node once it is registered."""
+        while True:
+            try:
+                return get_node(address, node_id)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = wait_for_node
+    try:
+        yield
+    finally:
+        services.get_node = get_node
+
+
+def start_node(start: Callable[[], T]) -> T:
     """Return the result of `start`, which starts a node of Ray in this process.
 
-    A node that was not up within Ray's own time limit, as on a busy machine, is ended and started
-    again, MAX_STARTS times in all. Raises Unavailable, and what Ray raises.
+    Raises Unavailable if the node is not up within START_SECONDS, and what Ray raises.
     """
-    for left in reversed(range(MAX_STARTS)):
-        try:
+    try:
+        with patient_start():
             return start()
-        # Ray has no more specific class
-        except Exception as error:
-            if SLOW_START_TEXT not in str(error):
-                raise
-            _end_half_started(error)
-            if not left:
-                why = (
-                    f"Ray was not up within its limit of thirty seconds, {MAX_STARTS} times: "
-                    "is the machine busy? Try again"
-                )
-                raise Unavailable(why, code="RAY_START") from error
-    raise AssertionError("the last try returns or raises")
+    # Ray has no more specific class
+    except Exception as error:
+        if SLOW_START_TEXT not in str(error):
+            raise
+        _end_half_started(error)
+        why = f"Ray was not up within {START_SECONDS:.0f} s: is the machine busy? Try again"
+        raise Unavailable(why, code="RAY_START") from error
 
 
 def _end_half_started(error: BaseException) -> None:
@@ -294,3 +317,11 @@ def _preserve_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+if __name__ == "__main__":  # the command `ray`, with a patient start
+    with patient_start():
+        from ray.scripts import scripts
+
+        command: Any = scripts.main  # it has no type annotations
+        command()

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.naive import multinomial as naive
-from tests.support.synchronous_toy import problem, weights
+from tests.support.synchronous_toy import Trained, problem, run_program
 from xcray.arrays import csr, csr_from, frozen, pattern
 from xcray.errors import ParameterError, Stopped
+from xcray.solvers.group_contract import Layout, TrainingRows
 from xcray.solvers.least_squares import gram as gram_module
 from xcray.solvers.least_squares import solver as solver_module
 from xcray.solvers.least_squares.gram import solver_of, weighted_gram
 from xcray.solvers.least_squares.solver import GeneralizedLeastSquaresSolver, LeastSquaresSolver
-from xcray.solvers.synchronous_contract import SynchronousOutcome, TrainingRows
+from xcray.training.group_training import RowWorkerFactory
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.synchronous_calls import SynchronousCalls
 
 LAM = 0.02
 LOGISTIC = GeneralizedLeastSquaresSolver(lam=LAM, tolerance=1e-8, max_rounds=2000)
 LINEAR = LeastSquaresSolver(lam=LAM, tolerance=1e-8)
-
-
-class Work:
-    """Creates workers as a training does."""
-
-    def __init__(self, solver: Any, data: TrainingRows, workers: int) -> None:
-        self._solver, self._data, self._workers = solver, data, workers
-
-    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> Any:
-        number = int(worker.split("-")[1])
-        return self._solver.create_worker(self._data, number, self._workers, stopped)
-
-    def warm_up(self) -> None:
-        self._solver.warm_up()
 
 
 def rows_of(X: Any, Y: Any, c: Any) -> TrainingRows:
@@ -48,13 +34,11 @@ def rows_of(X: Any, Y: Any, c: Any) -> TrainingRows:
     )
 
 
-def train(solver: Any, data: TrainingRows, workers: int = 1, **more: Any) -> SynchronousOutcome:
-    """Train with `workers` workers in this thread."""
-    group = SerialGroup(Work(solver, data, workers), workers)
+def train(solver: Any, data: TrainingRows, workers: int = 1, **options: Any) -> Trained:
+    """Train with `workers` workers in this thread; options: of `run_program`."""
+    group = SerialGroup(RowWorkerFactory(solver, data, Layout(workers)), workers)
     group.open()
-    D = solver.n_weights(data.X.n_cols)
-    outcome: SynchronousOutcome = solver.train(SynchronousCalls(group), D, data.Y.n_cols, **more)
-    return outcome
+    return run_program(solver, SynchronousCalls(group), data, **options)
 
 
 def multi_hot(Y: Any) -> Any:
@@ -105,12 +89,12 @@ def test_least_squares_solve_the_normal_equations(workers: int) -> None:
     c = c.astype(np.float32).astype(np.float64)
     c = np.where(c > 0, c, 0.0) / c.sum()
     result = train(LINEAR, rows_of(X, Y, c), workers)
-    W = weights(result)
+    W = result.weights
     assert result.reason == "the gradient is small"
     assert pytest.approx(ridge(X, multi_hot(Y), c, LAM), abs=1e-7) == W
     R = X @ W - multi_hot(Y)
     objective = 0.5 * float((c[:, None] * R * R).sum()) + 0.5 * LAM * float((W * W).sum())
-    assert result.last.objective == pytest.approx(objective, rel=1e-6)
+    assert result.last.entry["objective"] == pytest.approx(objective, rel=1e-6)
 
 
 def test_one_step_is_enough_at_the_default_tolerance() -> None:
@@ -121,7 +105,7 @@ def test_one_step_is_enough_at_the_default_tolerance() -> None:
 def test_generalized_least_squares_reach_the_optimum_of_logistic_regression() -> None:
     X, Y, c = problem()
     result = train(LOGISTIC, rows_of(X, Y, c), 2)
-    W = weights(result)
+    W = result.weights
     assert result.reason == "the gradient is small"
     assert np.linalg.norm(naive.gradient(W, X, Y, c, LAM)) < 1e-6
     assert pytest.approx(naive.solve(X, Y, c, LAM), abs=1e-5) == W
@@ -139,7 +123,7 @@ def test_acceleration_needs_few_rounds_on_badly_scaled_correlated_features() -> 
 @pytest.mark.parametrize("solver", [LINEAR, LOGISTIC], ids=["linear", "logistic"])
 def test_bits_do_not_depend_on_the_number_of_workers(solver: Any) -> None:
     data = rows_of(*problem(2))
-    one, *more = (weights(train(solver, data, workers)).tobytes() for workers in (1, 2, 3, 8, 11))
+    one, *more = (train(solver, data, workers).weights.tobytes() for workers in (1, 2, 3, 8, 11))
     assert all(bits == one for bits in more)
 
 
@@ -170,16 +154,7 @@ def test_products_that_overflow_are_repeated_in_double_precision() -> None:
     lam = 1e-4
     huge = train(LeastSquaresSolver(lam=lam * 1e50), rows_of(1e25 * X, Y, c))
     usual = train(LeastSquaresSolver(lam=lam), rows_of(X, Y, c))
-    assert pytest.approx(weights(usual), rel=1e-4, abs=1e-6) == 1e25 * weights(huge)
-
-
-@pytest.mark.parametrize("solver", [LINEAR, LOGISTIC], ids=["linear", "logistic"])
-def test_a_start_at_the_optimum_needs_one_round(solver: Any) -> None:
-    data = rows_of(*problem(4))
-    best = weights(train(solver, data))
-    again = train(solver, data, start=lambda lo, hi: best[:, lo:hi])
-    assert again.last.number == 1
-    assert pytest.approx(best, abs=1e-6) == weights(again)
+    assert pytest.approx(usual.weights, rel=1e-4, abs=1e-6) == 1e25 * huge.weights
 
 
 def test_the_bias_is_a_constant_feature() -> None:
@@ -187,7 +162,7 @@ def test_the_bias_is_a_constant_feature() -> None:
     solver = LeastSquaresSolver(lam=LAM, bias=2.0, tolerance=1e-8)
     data = rows_of(X, Y, c)
     result = train(solver, data, 2)
-    (block,) = solver.blocks(result, np.ones(5, np.int64))
+    (block,) = result.labels
     c = c.astype(np.float32) / c.astype(np.float32).sum()
     W = ridge(np.column_stack([X, np.full(len(X), 2.0)]), multi_hot(Y), c, LAM)
     assert block.bias == pytest.approx(2.0 * W[-1], abs=1e-6)
@@ -200,18 +175,16 @@ def test_held_out_rows_are_evaluated(solver: Any) -> None:
     data = rows_of(X, Y, c)
     data = data._replace(held_out=(data.X, data.Y, data.weights))
     result = train(solver, data, 3)
-    held, W = result.last.held_out, weights(result)
+    held, W = result.last.held_out, result.weights
     assert held is not None
     penalty = 0.5 * LAM * float((W * W).sum())
-    assert held.loss == pytest.approx(result.last.objective - penalty, rel=1e-9)
+    assert held.loss == pytest.approx(result.last.entry["objective"] - penalty, rel=1e-9)
     assert np.array_equal(held.labels[:, 0], (X[held.rows] @ W).argmax(axis=1))
 
 
-def test_a_stop_and_a_caller_end_the_training() -> None:
+def test_a_stop_ends_a_pass() -> None:
     data = rows_of(*problem(7))
-    short = train(LOGISTIC, data, on_round=lambda metrics, parts: metrics.number == 2)
-    assert (short.last.number, short.reason) == (2, "stopped by the caller")
-    worker = LOGISTIC.create_worker(data, 0, 1, lambda: True)
+    worker = LOGISTIC.create_worker(data, 0, Layout(1), lambda: True)
     with pytest.raises(Stopped):
         worker.gradient(0, np.zeros((8, 5)))
 
@@ -225,4 +198,4 @@ def test_too_many_features_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_without_entries_and_single_rows_are_valid() -> None:
     Y = pattern([0, 1, 2], [0, 1], 2)
     empty = train(LeastSquaresSolver(), TrainingRows(csr([0, 0, 0], [], [], 3), Y))
-    assert not weights(empty).any()
+    assert not empty.weights.any()

@@ -6,16 +6,15 @@ Rows are split, every worker receives all weights, the optimiser runs on the dri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from xcray.arrays import Float64, Int64
 from xcray.data.feature_scales import feature_scales
-from xcray.errors import Stopped, missing_extra
+from xcray.errors import Stopped
 from xcray.schedule.calls import at_worker
 from xcray.solvers.declarations import (
     CompileCase,
@@ -26,27 +25,22 @@ from xcray.solvers.declarations import (
     RoundCost,
     StoppingRule,
 )
+from xcray.solvers.group_contract import (
+    GroupSolver,
+    Layout,
+    Program,
+    Round,
+    TrainingRows,
+    WorkerCalls,
+)
+from xcray.solvers.held_out import HeldOut, merge_held_out, top_k
+from xcray.solvers.label_weights import RECORDS, export_weights
+from xcray.solvers.lbfgs.lbfgsb import EVALUATE, LBFGSB, NEW_POINT, LBFGSBState
 from xcray.solvers.multinomial import Shard, cut_share
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.row_operator import RowOperator, warm_up
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.solvers.synchronous_contract import (
-    RECORDS,
-    HeldOut,
-    InitialWeights,
-    LabelWeights,
-    RoundCallback,
-    RoundMetrics,
-    SynchronousOutcome,
-    SynchronousSolver,
-    TrainingRows,
-    WorkerCalls,
-    continue_training,
-    merge_held_out,
-    sparse_blocks,
-    top_k,
-    weight_parts,
-)
+from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 
 MAX_SCORES = 1 << 19  # scores in memory at once: 4 MB
 # maximum number of evaluations of objective and gradient per iteration
@@ -108,7 +102,7 @@ class LBFGSWorker:
 
 
 @dataclass(frozen=True)
-class LBFGSSolver(Parameters, SynchronousSolver):
+class LBFGSSolver(Parameters, GroupSolver):
     """Multinomial logistic regression with l2 regularisation, by a quasi-Newton method.
 
             min over W   L1(W) = lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i
@@ -122,13 +116,13 @@ class LBFGSSolver(Parameters, SynchronousSolver):
     |gradient| / lam.
 
     State at a worker: its N/P rows. Transferred: W to each worker and a gradient back, per
-    iteration. Memory: O(nnz(X)/P + KD) per worker; (2 `memory` + 6) vectors of KD doubles on the
+    iteration. Memory: O(nnz(X)/P + KD) per worker; (2 `memory` + 8) vectors of KD doubles on the
     driver. So the weights must fit each machine many times. DS-MLR is for problems where they do
     not.
 
         Example:
             >>> LBFGSSolver(lam=1e-4).family
-            'synchronous'
+            'group'
 
     Source: Raman, Srinivasan, Matsushima, Zhang, Yun, Vishwanathan, "DS-MLR", eq. 2 and Table 2.
     Byrd, Lu, Nocedal, Zhu, "A limited memory algorithm for bound constrained optimization", 1995,
@@ -175,24 +169,25 @@ class LBFGSSolver(Parameters, SynchronousSolver):
         """Return D', with the constant feature."""
         return n_inputs + bool(self.bias)
 
-    def resources(self, shape: ProblemShape, workers: int) -> ResourceNeeds:
+    def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
         """Return the needs: every worker holds its rows and W, the driver the L-BFGS history."""
         W = 8 * shape.features * shape.labels
         scratch = SCRATCH_ARRAYS * min(8 * MAX_SCORES, 8 * shape.rows * shape.labels)
-        worker = int(2.5 * shape.n_bytes) // workers + 2 * W + scratch
-        driver = (2 * self.memory + 6) * W
+        worker = int(2.5 * shape.n_bytes) // layout.workers + 2 * W + scratch
+        history = (2 * self.memory + 8) * W
         weights = shape.expected_weights(self.prune)
-        return ResourceNeeds(driver, worker, 2 * W, 2 * W, weights, COST.core_seconds(shape))
+        saved = COPIES_ON_DISK * history
+        return ResourceNeeds(history, worker, 2 * W, saved, weights, COST.core_seconds(shape))
 
     def create_worker(
-        self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
+        self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
     ) -> LBFGSWorker:
         """Return a worker with its share of the rows."""
-        share = (number, workers)
+        share = (number, layout.workers)
         held_out = None
-        if data.held_out is not None and data.held_out[1].nnz:
-            held_out = cut_share(*data.held_out, share, self.bias)
-        shard = cut_share(data.X, data.Y, data.weights, share, self.bias)
+        if rows.held_out is not None and rows.held_out[1].nnz:
+            held_out = cut_share(*rows.held_out, share, self.bias)
+        shard = cut_share(rows.X, rows.Y, rows.weights, share, self.bias)
         return self.make_worker(shard, held_out, stopped)
 
     def make_worker(
@@ -207,147 +202,119 @@ class LBFGSSolver(Parameters, SynchronousSolver):
         """
         return LBFGSWorker(shard, held_out, stopped)
 
-    def train(
-        self,
-        workers: WorkerCalls,
-        n_features: int,
-        n_labels: int,
-        on_round: RoundCallback = continue_training,
-        start: InitialWeights | None = None,
-    ) -> SynchronousOutcome:
-        """Iterate until the gradient is small, `on_round` returns True, or `max_iterations`.
+    def program(
+        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
+    ) -> Program:
+        """Iterate until the gradient is small, no step improves the objective, or a limit.
 
-        n_features: D', including the bias. start: initial weights, or None for 0; the L-BFGS
-        history starts empty. `on_round` is called after each iteration and can fetch the weights.
-        Raises Stopped, errors of workers, and Unavailable if scipy is missing.
+        The state has the history of L-BFGS. Raises Stopped, errors of workers, and Unavailable if
+        scipy is missing.
         """
-        try:
-            from scipy.optimize import minimize
-        except ModuleNotFoundError as error:
-            raise missing_extra(error) from None
-        objective = _DistributedObjective(self, workers, (n_features, n_labels), on_round)
-        W = np.zeros((n_features, n_labels))
-        if start is not None:
-            objective.value(objective.scale(W))  # sets the norm that `tolerance` refers to
-            W = start(0, n_labels)
-        limits = {
-            "maxiter": self.max_iterations,
-            "maxfun": EVALUATIONS_PER_ITERATION * self.max_iterations,
-            "ftol": 0.0,
-            "gtol": 0.0,
-        }
-        result = minimize(
-            objective.value,
-            objective.scale(W),
-            jac=True,
-            method="L-BFGS-B",
-            callback=objective.on_iteration,
-            options={"maxcor": self.memory, **limits},
-        )
-        if objective.last.number == 0:
-            objective.record_start(result.x)
-        stuck = (
-            "no step improves the objective in double precision"
-            if result.nit < self.max_iterations
-            else "after max_iterations"
-        )
-        return SynchronousOutcome(
-            objective.last, objective.reason or stuck, partial(objective.parts, result.x)
-        )
+        shape = (self.n_weights(rows.X.n_cols), rows.Y.n_cols)
+        if state is None:
+            at = LBFGSBState.start(np.zeros(shape[0] * shape[1]), self.memory)
+            note: dict[str, Any] = {"number": 0, "evaluations": 0}
+        else:
+            at, note = LBFGSBState.of_arrays(state.groups["lbfgs"]()), dict(state.note)
+        optimiser = LBFGSB(at, self.memory)
+        objective = _DistributedObjective(self, calls, shape, note)
+        while not (reason := self._reason(note)):
+            if not objective.advance(optimiser):
+                break
+            yield objective.round_at(at)
+        if not note["number"]:  # the start is optimal, or no step improves it
+            objective.evaluate(at)
+            yield objective.round_at(at)
+            reason = self.stopping.reached if note["gradient"] == 0.0 else reason
+        return reason or "no step improves the objective in double precision"
+
+    def _reason(self, note: Mapping[str, Any]) -> str:
+        """Return the reason to end after a round; empty to continue."""
+        if not note["number"]:
+            return ""
+        if note["size"] <= self.tolerance * note["first"]:
+            return self.stopping.reached
+        most = EVALUATIONS_PER_ITERATION * self.max_iterations
+        is_last = note["number"] >= self.max_iterations or note["evaluations"] > most
+        return f"after {note['number']} rounds" if is_last else ""
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
         warm_up()
 
-    def blocks(self, trained: SynchronousOutcome, positives: Int64) -> Iterator[SolvedLabels]:
-        """Yield the weights as sparse rows, one range of labels at a time.
-
-        positives: (K,) training rows of each label.
-        """
-        return sparse_blocks(trained, positives, bias=self.bias, prune=self.prune)
+    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+        """Yield the weights as sparse rows, one range of labels at a time."""
+        scales, x = state.groups["scales"]()["scales"], state.groups["lbfgs"]()["x"]
+        W = x.reshape(len(scales), -1) / scales
+        rounds = state.note["number"]
+        return export_weights(W, positives, rounds, bias=self.bias, prune=self.prune)
 
 
 class _DistributedObjective:
-    """Objective and gradient for the optimiser, summed over the workers."""
+    """Objective and gradient for the optimiser, summed over the workers.
+
+    note: what the state has as JSON. number: of rounds; evaluations; first, size: norms of the
+    scaled gradient, at W = 0 and at the last point; objective, gradient: L1 and the norm of its
+    gradient there.
+    """
 
     def __init__(
         self,
         solver: LBFGSSolver,
-        workers: WorkerCalls,
+        calls: WorkerCalls,
         shape: tuple[int, int],
-        on_round: RoundCallback,
+        note: dict[str, Any],
     ) -> None:
-        self._solver = solver
-        self._workers = workers
-        self._shape = shape
-        self._on_round = on_round
+        self._solver, self._calls, self._shape, self._note = solver, calls, shape, note
         squares = np.zeros(shape[0])
-        for handle, _ in workers.call(LBFGSWorker.squares):
-            squares += workers.fetch(handle)
+        for handle, _ in calls.call(LBFGSWorker.squares):
+            squares += calls.fetch(handle)
         self._scales = feature_scales(squares)[:, None]
-        self._first = self._size = 0.0  # norms of the scaled gradient: at W = 0, and the last one
-        self.reason = ""
-        # metrics of the last evaluated point
-        self.last = RoundMetrics(0, math.inf, math.inf, 0, None)
 
-    def scale(self, W: Float64) -> Float64:
-        """Return the optimiser's variables (D'K,) of weights (D', K)."""
-        return (W * self._scales).ravel()
+    def advance(self, optimiser: LBFGSB) -> bool:
+        """Take the optimiser to its next point; return False if there is none."""
+        while (task := optimiser.advance()) == EVALUATE:
+            self.evaluate(optimiser.state)
+        return task == NEW_POINT
 
-    def value(self, u: Float64) -> tuple[float, Float64]:
-        """Return L1 and its gradient in the optimiser's variables u (D'K,)."""
-        W = u.reshape(self._shape) / self._scales
+    def evaluate(self, at: LBFGSBState) -> None:
+        """Set the objective and its gradient at the optimiser's variables."""
+        W, note = self._weights(at.x), self._note
         objective, gradient = 0.5 * self._solver.lam * float(np.vdot(W, W)), self._solver.lam * W
-        argument = at_worker(self._workers.put(W))
-        for handle, loss in self._workers.call(LBFGSWorker.gradient, argument):
-            gradient += self._workers.fetch(handle)
+        argument = at_worker(self._calls.put(W))
+        for handle, loss in self._calls.call(LBFGSWorker.gradient, argument):
+            gradient += self._calls.fetch(handle)
             objective += loss
-        self.last = self.last._replace(
-            objective=objective,
-            gradient=math.sqrt(float(np.vdot(gradient, gradient))),
-            products=self.last.products + 2,
-        )
         scaled = (gradient / self._scales).ravel()
-        self._size = math.sqrt(float(scaled @ scaled))
-        self._first = self._first or self._size
-        return objective, scaled
+        note["evaluations"] += 1
+        note["objective"] = objective
+        note["gradient"] = math.sqrt(float(np.vdot(gradient, gradient)))
+        note["size"] = math.sqrt(float(scaled @ scaled))
+        note.setdefault("first", note["size"])
+        at.f[0], at.g[:] = objective, scaled
 
-    def on_iteration(self, intermediate_result: Any) -> None:
-        """Record an iteration that ended at the last evaluated point.
+    def round_at(self, at: LBFGSBState) -> Round:
+        """Return the round that ended at the last evaluated point."""
+        note = self._note
+        note["number"] += 1
+        arrays, scales = at._asdict(), {"scales": self._scales}
+        state = TrainingState(dict(note), {"scales": lambda: scales, "lbfgs": lambda: arrays})
+        entry = {name: note[name] for name in ("objective", "gradient")}
+        ratio = note["size"] / note["first"] if note["first"] else 0.0
+        return Round(note["number"], state, entry, self._held_out(at.x), ratio)
 
-        Raises StopIteration if the training should end.
-        """
-        number, w = self.last.number + 1, intermediate_result.x
-        self.last = self.last._replace(
-            number=number,
-            held_out=self._evaluate_held_out(w, number),
-            ratio=self._size / self._first if self._first else 0.0,
-        )
-        if self._on_round(self.last, partial(self.parts, w)):
-            self.reason = "stopped by the caller"
-        elif self._size <= self._solver.tolerance * self._first:
-            self.reason = self._solver.stopping.reached
-        if self.reason:
-            raise StopIteration
+    def _weights(self, x: Float64) -> Float64:
+        """Return the weights (D', K) of the optimiser's variables (D'K,)."""
+        W: Float64 = x.reshape(self._shape) / self._scales
+        return W
 
-    def record_start(self, w: Float64) -> None:
-        """Record the start as the only iteration: it is optimal, or no step improves it."""
-        self.value(w)
-        self.last = self.last._replace(number=1, held_out=self._evaluate_held_out(w, 1))
-        self._on_round(self.last, partial(self.parts, w))
-        if self.last.gradient == 0.0:
-            self.reason = self._solver.stopping.reached
-
-    def parts(self, u: Float64) -> Iterator[LabelWeights]:
-        """Yield the weights w (D'K,) by ranges of labels."""
-        return weight_parts(u.reshape(self._shape) / self._scales)
-
-    def _evaluate_held_out(self, u: Float64, number: int) -> HeldOut | None:
+    def _held_out(self, x: Float64) -> HeldOut | None:
         """Evaluate the held-out rows, if there are any and an evaluation is due."""
-        if not self._solver.eval_every or number % self._solver.eval_every:
+        every = self._solver.eval_every
+        if not every or self._note["number"] % every:
             return None
-        W = at_worker(self._workers.put(u.reshape(self._shape) / self._scales))
-        replies = self._workers.call(LBFGSWorker.watch, W)
+        argument = at_worker(self._calls.put(self._weights(x)))
+        replies = self._calls.call(LBFGSWorker.watch, argument)
         return merge_held_out([part for _, part in replies if part is not None])
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from xcray.arrays import Float64, Int64
 from xcray.errors import Stopped
 from xcray.kernels.sparse import transpose
 from xcray.schedule.calls import ObjectHandle, at_worker
-from xcray.solvers import poisson
 from xcray.solvers.declarations import (
     CompileCase,
     Link,
@@ -27,28 +26,23 @@ from xcray.solvers.declarations import (
     RoundCost,
     StoppingRule,
 )
+from xcray.solvers.group_contract import (
+    GroupSolver,
+    Layout,
+    Program,
+    Round,
+    TrainingRows,
+    WorkerCalls,
+)
+from xcray.solvers.held_out import HeldOut, PartialTopK, merge_top_k, top_k
+from xcray.solvers.label_weights import RECORDS, LabelWeights, export_weights, split_ranges
+from xcray.solvers.lc import poisson
 from xcray.solvers.multinomial import Shard, cut_share
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.row_operator import RowOperator, warm_up
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.solvers.synchronous_contract import (
-    RECORDS,
-    HeldOut,
-    InitialWeights,
-    LabelWeights,
-    PartialTopK,
-    RoundCallback,
-    RoundMetrics,
-    SynchronousOutcome,
-    SynchronousSolver,
-    TrainingRows,
-    WorkerCalls,
-    continue_training,
-    merge_top_k,
-    sparse_blocks,
-    split_ranges,
-    top_k,
-)
+from xcray.storage.array_files import Arrays
+from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 
 # entries of an array with one row per sample or feature and one column per label: 16 MB
 MAX_CELLS = 1 << 21
@@ -199,7 +193,7 @@ class LCWorker:
 
 
 @dataclass(frozen=True)
-class LCSolver(Parameters, SynchronousSolver):
+class LCSolver(Parameters, GroupSolver):
     """Multinomial logistic regression with l2 regularisation; each round solves every class alone.
 
             min over W   lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i
@@ -223,7 +217,7 @@ class LCSolver(Parameters, SynchronousSolver):
 
         Example:
             >>> LCSolver(lam=1e-4).family
-            'synchronous'
+            'group'
 
     Source: Gopal, Yang, "Distributed training of large-scale logistic models", ICML 2013, as
     described in the DS-MLR paper (sections 2 and 7); the bound is eq. 5-9 there. Differs from them:
@@ -275,24 +269,26 @@ class LCSolver(Parameters, SynchronousSolver):
         """Return D', with the constant feature."""
         return n_inputs + bool(self.bias)
 
-    def resources(self, shape: ProblemShape, workers: int) -> ResourceNeeds:
+    def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
         """Return the needs: every worker holds all rows with their squares; W is split."""
         W = 8 * shape.features * shape.labels
         scratch = SCRATCH_ARRAYS * min(8 * MAX_CELLS, 8 * shape.rows * shape.labels)
+        workers = layout.workers
         worker = 4 * shape.n_bytes + SCRATCH_ARRAYS * W // workers + scratch
         driver = 16 * workers * (shape.rows + shape.features) + W // workers
         weights = shape.expected_weights(self.prune)
-        return ResourceNeeds(driver, worker, 2 * W, 2 * W, weights, COST.core_seconds(shape))
+        saved = COPIES_ON_DISK * (W + 8 * (2 * shape.rows + shape.features))
+        return ResourceNeeds(driver, worker, 2 * W, saved, weights, COST.core_seconds(shape))
 
     def create_worker(
-        self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
+        self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
     ) -> LCWorker:
         """Return a worker with all rows: the labels are split."""
         share = (0, 1)
         held_out = None
-        if data.held_out is not None and data.held_out[1].nnz:
-            held_out = cut_share(*data.held_out, share, self.bias)
-        shard = cut_share(data.X, data.Y, data.weights, share, self.bias)
+        if rows.held_out is not None and rows.held_out[1].nnz:
+            held_out = cut_share(*rows.held_out, share, self.bias)
+        shard = cut_share(rows.X, rows.Y, rows.weights, share, self.bias)
         return self.make_worker(shard, held_out, stopped)
 
     def make_worker(
@@ -308,75 +304,63 @@ class LCSolver(Parameters, SynchronousSolver):
         """
         return LCWorker(self, shard, held_out, stopped)
 
-    def train(
-        self,
-        workers: WorkerCalls,
-        n_features: int,
-        n_labels: int,
-        on_round: RoundCallback = continue_training,
-        start: InitialWeights | None = None,
-    ) -> SynchronousOutcome:
-        """Run rounds until the gradient is small, `on_round` returns True, or `max_rounds`.
+    def program(
+        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
+    ) -> Program:
+        """Run rounds until the gradient is small, or `max_rounds` are done.
 
-        n_features: D', including the bias. start: initial weights, or None for 0. `on_round` is
-        called after each round (its gradient is that of the weights at the start of the round) and
-        can fetch the weights. Raises Stopped, and errors of workers.
+        The gradient of a round is that of the weights at its start. Raises Stopped, and errors of
+        workers.
         """
-        own = split_ranges(n_labels, workers.size)
-        zeros = workers.call_each(LCWorker.begin, own)
-        parts, first = [part for part, _ in zeros], math.sqrt(sum(size for _, size in zeros))
-        if start is not None:
-            parts = [workers.put(LabelWeights(lo, hi, start(lo, hi))) for lo, hi in own]
-        c = workers.call(LCWorker.weights)[0][1]
-        sums = _merge_sums(
-            [
-                part_sums
-                for _, part_sums in workers.call_each(
-                    LCWorker.sums, [at_worker(part) for part in parts]
-                )
-            ]
-        )
-        number, products, reason = 0, 2.0, ""
-        while not reason:
-            b = at_worker(workers.put(-_log_sums(sums)))
-            mean = at_worker(workers.put(self._mean(sums, n_labels)))
-            answers = workers.call_each(
-                LCWorker.solve, [at_worker(part) for part in parts], b, mean
-            )
+        K = rows.Y.n_cols
+        own = split_ranges(K, calls.size)
+        c = calls.call(LCWorker.weights)[0][1]
+        if state is None:
+            zeros = calls.call_each(LCWorker.begin, own)
+            parts, first = [part for part, _ in zeros], math.sqrt(sum(size for _, size in zeros))
+            replies = calls.call_each(LCWorker.sums, [at_worker(part) for part in parts])
+            sums, number, gradient = _merge_sums([each for _, each in replies]), 0, math.inf
+        else:
+            parts = [calls.put(LabelWeights(lo, hi, _columns(state, lo, hi))) for lo, hi in own]
+            sums = _saved_sums(state)
+            number, gradient, first = (state.note[n] for n in ("number", "gradient", "first"))
+        while not (reason := self._reason(number, gradient, first)):
+            b = at_worker(calls.put(-_log_sums(sums)))
+            mean = at_worker(calls.put(self._mean(sums, K)))
+            answers = calls.call_each(LCWorker.solve, [at_worker(part) for part in parts], b, mean)
             parts, updates = [part for part, _ in answers], [update for _, update in answers]
             sums = _merge_sums([update.sums for update in updates])
             gradient = math.sqrt(sum(update.gradient for update in updates))
-            number, products = number + 1, products + max(update.products for update in updates)
-            mean = self._mean(sums, n_labels)
-            last = RoundMetrics(
+            number, mean = number + 1, self._mean(sums, K)
+            note = {"number": number, "gradient": gradient, "first": first}
+            yield Round(
                 number,
-                self._objective(c, sums, n_labels),
-                gradient,
-                products,
-                self._evaluate_held_out(workers, parts, mean, number),
-                ratio=gradient / first if first else 0.0,
+                _state(note, calls, own, parts, sums),
+                {"objective": self._objective(c, sums, K), "gradient": gradient},
+                self._evaluate_held_out(calls, parts, mean, number),
+                gradient / first if first else 0.0,
             )
-            weight_parts = partial(_fetch_parts, workers, parts, mean)
-            is_enough = on_round(last, weight_parts)
-            reason = "stopped by the caller" if is_enough else self._reason(last, first)
-        return SynchronousOutcome(last, reason, weight_parts)
+        return reason
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
         warm_up()
 
-    def blocks(self, trained: SynchronousOutcome, positives: Int64) -> Iterator[SolvedLabels]:
-        """Yield the weights as sparse rows, one range of labels at a time.
+    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+        """Yield the weights as sparse rows, one range of labels at a time."""
+        sums = _saved_sums(state)
+        mean, rounds = self._mean(sums, len(positives))[:, None], state.note["number"]
+        for lo, _ in state.note["ranges"]:
+            W = state.groups[f"labels-{lo:08d}"]()["W"] - mean
+            yield from export_weights(
+                W, positives, rounds, bias=self.bias, prune=self.prune, first=lo
+            )
 
-        positives: (K,) training rows of each label.
-        """
-        return sparse_blocks(trained, positives, bias=self.bias, prune=self.prune)
-
-    def _reason(self, last: RoundMetrics, first: float) -> str:
+    def _reason(self, number: int, gradient: float, first: float) -> str:
         """Return the reason to end after a round; empty to continue."""
-        if last.gradient <= self.tolerance * first:
+        if number and gradient <= self.tolerance * first:
             return self.stopping.reached
-        return "after max_rounds" if last.number >= self.max_rounds else ""
+        return f"after {number} rounds" if number >= self.max_rounds else ""
 
     def _mean(self, sums: LabelSums, n_labels: int) -> Float64:
         """Return what is subtracted from each label's weights: their mean, or 0."""
@@ -423,11 +407,48 @@ class _RowData:
         return poisson.LabelTargets(rows, np.repeat(np.arange(hi - lo), np.diff(ends)), values)
 
 
-def _fetch_parts(rounds: WorkerCalls, parts: list[Part], mean: Float64) -> Iterator[LabelWeights]:
-    """Yield the weights of all parts minus `mean`, one part at a time."""
-    for part in parts:
-        lo, hi, W = rounds.fetch(part)
-        yield LabelWeights(lo, hi, W - mean[:, None])
+def _state(
+    note: dict[str, Any],
+    calls: WorkerCalls,
+    ranges: list[tuple[int, int]],
+    parts: list[Part],
+    sums: LabelSums,
+) -> TrainingState:
+    """Return the state after a round: the weights of each part, which are fetched when needed."""
+    arrays = {"max_score": sums.max_score, "total": sums.total, "weights": sums.weights}
+    numbers = {"linear": sums.linear, "squared_norm": sums.squared_norm}
+    filled = [(each, part) for each, part in zip(ranges, parts, strict=True) if each[0] < each[1]]
+    groups = {f"labels-{lo:08d}": partial(_fetch, calls, part) for (lo, _), part in filled}
+    note = {**note, "sums": numbers, "ranges": [list(each) for each, _ in filled]}
+    return TrainingState(note, {"sums": lambda: arrays, **groups})
+
+
+def _saved_sums(state: TrainingState) -> LabelSums:
+    """Return the sums over all labels of a state."""
+    arrays, numbers = state.groups["sums"](), state.note["sums"]
+    return LabelSums(
+        arrays["max_score"],
+        arrays["total"],
+        numbers["linear"],
+        numbers["squared_norm"],
+        arrays["weights"],
+    )
+
+
+def _fetch(calls: WorkerCalls, part: Part) -> Arrays:
+    """Return the weights of a part."""
+    return {"W": calls.fetch(part).W}
+
+
+def _columns(state: TrainingState, lo: int, hi: int) -> Float64:
+    """Return the weights of labels lo .. hi-1 of a state: (D', hi-lo)."""
+    n_features = len(state.groups["sums"]()["weights"])
+    parts = [
+        state.groups[f"labels-{a:08d}"]()["W"][:, max(lo - a, 0) : hi - a]
+        for a, b in state.note["ranges"]
+        if a < hi and b > lo
+    ]
+    return np.concatenate([np.empty((n_features, 0)), *parts], axis=1)
 
 
 def _column_ranges(part: LabelWeights, n_rows: int) -> list[tuple[int, int]]:

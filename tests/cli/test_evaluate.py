@@ -1,0 +1,101 @@
+"""`xcray evaluate` of files and servers, and `xcray compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.live_service import LABELS, TEXTS, publish, serving, settings_for, text_model
+from xcray.cli.main import main
+from xcray.data.dataset import Dataset
+from xcray.service.app import create_app
+
+
+def run(line: str) -> int:
+    """Run a command and return its exit status."""
+    return main(line.split())
+
+
+def answer(capsys: pytest.CaptureFixture[str], line: str, status: int = 0) -> Any:
+    """Return the JSON document of a command."""
+    capsys.readouterr()
+    assert main([*line.split(), "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_file_is_evaluated_as_the_data_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("sockets", "tables", "dates")
+    rows = "".join(f"about {words[i % 3]};text;l{i % 3}\n" for i in range(60))
+    Path("rows.csv").write_text("title;body;tags\n" + rows)
+    fields = "--text-fields title,body --label-field tags --delimiter"
+    assert run(f"data build csv rows.csv data {fields} ;") == 0
+    assert run("train data --pool serial") == 0
+    [whole] = answer(capsys, "evaluate model data")["models"]
+    [read] = answer(capsys, "evaluate model rows.csv --label-field tags")["models"]
+    assert {**read, "ms_per_row": 0} == {**whole, "ms_per_row": 0}
+    assert (read["solver"], read["params"]) == ("ppdsparse", {})
+    assert read["seconds"] >= read["core_seconds"] > 0
+    capsys.readouterr()
+    assert run("evaluate model rows.csv --label-field no") == 2
+    assert "--text-fields and --label-field" in capsys.readouterr().err
+    assert run("evaluate model data --label-field tags") == 2
+    assert "data is not a file" in capsys.readouterr().err
+    assert run("evaluate model rows.csv --label-field tags") == 0
+    assert "solver\tppdsparse" in capsys.readouterr().out
+
+
+def test_a_server_is_evaluated_as_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pairs = zip(TEXTS, [*LABELS[1:], "unknown"], strict=False)
+    rows = (json.dumps({"text": text, "labels": [label]}) for text, label in pairs)
+    Path("rows.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    text_model(tmp_path / "model")
+    application = create_app(settings_for(tmp_path / "home"))
+    publish(application.state.app_state.registry, "docs", tmp_path / "staged")
+    [local] = answer(capsys, "evaluate model rows.jsonl -k 1 -k 3")["models"]
+    assert run("data build jsonl rows.jsonl data --like model") == 0
+    with serving(application) as url:
+        for rows_of in ("rows.jsonl", "data"):
+            line = f"evaluate docs {rows_of} -k 1 -k 3 --server {url}"
+            [remote] = answer(capsys, line)["models"]
+            assert remote["model"] == "docs:1"
+            for name in ("measures", "intervals", "labels", "weights"):
+                assert remote[name] == local[name], name
+
+
+def test_solvers_are_compared_and_a_repeated_command_trains_nothing(
+    tiny: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = f"compare {tiny.path} --solvers ppdsparse dismec -k 1 --pool serial"
+    line += " -p ppdsparse.lam=0.02 -p C=0.5"
+    document = answer(capsys, line)
+    assert [each["solver"] for each in document["models"]] == ["ppdsparse", "dismec"]
+    assert document["models"][0]["params"] == {"lam": 0.02, "C": 0.5}
+    assert document["models"][1]["differences"]["P@1"]["low"] <= 0
+    assert json.loads(Path("compare/compare.json").read_text()) == document
+    assert Path("compare/compare.svg").read_text().startswith("<svg")
+    stamps = [path.stat().st_mtime_ns for path in Path("compare").glob("*/manifest.json")]
+    again = answer(capsys, line)
+    assert [each["sha256"] for each in again["models"]] == [
+        each["sha256"] for each in document["models"]
+    ]
+    assert stamps == [path.stat().st_mtime_ns for path in Path("compare").glob("*/manifest.json")]
+    failed = answer(capsys, f"{line} --out other --memory-limit 1KB", status=1)
+    assert set(failed["failures"]) == {"ppdsparse", "dismec"}
+    assert run(f"compare {tiny.path} lbfgs dismec -p C=1") == 2  # before any training
+    assert not Path("compare/lbfgs").exists()
+    assert run(f"compare {tiny.path}") == 2
+    assert run(f"compare {tiny.path} dismec -p ppdsparse.C=1") == 2
+    assert "ppdsparse is not among the solvers" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""The loop around programs: the same bits from each round, damage, losses, time limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.small_trainings import PARAMS, References, compare, once_at, spec_of
+from xcray.data.dataset import Dataset
+from xcray.errors import Stopped
+from xcray.solvers import SOLVERS, make_solver
+from xcray.solvers.group_contract import Layout, Round
+from xcray.storage import checkpoints
+from xcray.storage.checkpoints import TrainingState
+from xcray.training import group_training, train
+from xcray.training.group_training import RowWorkerFactory, training_rows
+from xcray.workers.local_group import SerialGroup
+from xcray.workers.pool import StopFlag
+from xcray.workers.synchronous_calls import SynchronousCalls
+
+GROUP = [name for name in PARAMS if SOLVERS[name].family == "group"]
+each_solver = pytest.mark.parametrize("solver", GROUP)
+
+
+@pytest.fixture(scope="module")
+def references(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> References:
+    """Return the results on one thread."""
+    return References(tiny, tmp_path_factory.mktemp("references"))
+
+
+def copied(state: TrainingState) -> TrainingState:
+    """Return a copy of a state, as on disk: a program can change its arrays when it goes on."""
+    arrays = {
+        name: {key: np.array(value) for key, value in get().items()}
+        for name, get in state.groups.items()
+    }
+    return TrainingState(dict(state.note), {name: arrays[name].copy for name in arrays})
+
+
+def rounds_of(data: Dataset, solver: str, state: TrainingState | None = None) -> Iterator[Round]:
+    """Yield the rounds of a small training with two workers, with copied states."""
+    made, rows = make_solver(solver, PARAMS[solver]), training_rows(data)
+    group = SerialGroup(RowWorkerFactory(made, rows, Layout(2)), 2)
+    group.open()
+    for done in made.program(SynchronousCalls(group), rows, state):
+        yield done._replace(state=copied(done.state), staged=None)
+
+
+def bits(done: Round) -> Any:
+    """Return everything that a round yields, as comparable values."""
+    arrays = {
+        (name, key): (value.dtype.str, value.shape, value.tobytes())
+        for name, get in done.state.groups.items()
+        for key, value in get().items()
+    }
+    held_out = None if done.held_out is None else done.held_out.scores.tobytes()
+    return done.number, done.state.note, done.entry, arrays, held_out, done.ratio
+
+
+@each_solver
+def test_from_each_round_it_goes_on_with_the_same_bits(tiny: Dataset, solver: str) -> None:
+    whole = list(rounds_of(tiny, solver))
+    assert [done.number for done in whole] == list(range(1, len(whole) + 1))
+    for done in whole:
+        rest = rounds_of(tiny, solver, done.state)
+        expected = whole[done.number : done.number + 2]
+        following = [bits(one) for one, _ in zip(rest, range(2), strict=False)]
+        assert following == [bits(one) for one in expected], f"after round {done.number}"
+
+
+@pytest.mark.parametrize("solver", [name for name in GROUP if name != "least-squares"])
+def test_a_damaged_checkpoint_costs_one_round(
+    tiny: Dataset,
+    references: References,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    solver: str,
+) -> None:
+    monkeypatch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
+    spec, stop, done = spec_of(tiny, solver), StopFlag(), list[int]()
+    number = min(3, max(2, references[solver].report["epochs"] - 1))
+    folders = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
+    with pytest.raises(Stopped):
+        train(spec, **folders, progress=once_at(number, stop.set), stop=stop)
+    newest = max((tmp_path / "run").glob("checkpoints/checkpoint-*"))
+    damaged = max(newest.glob("*.arrow"), key=lambda path: path.stat().st_size)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    result = train(
+        spec,
+        **folders,
+        progress=lambda step: done.append(step.done) if step.phase == "TRAINING" else None,
+    )
+    assert done[0] == int(newest.name[-6:])  # the round is repeated
+    assert result.report["damaged_checkpoints"] == [newest.name]
+    assert result.sha256 == references[solver].sha256
+
+
+def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
+    tiny: Dataset, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LC's weights stay on the workers, and a local group simulates the loss of a node."""
+    monkeypatch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
+    instance, lost, notes = list[Any](), list[int](), list[str]()
+    build = group_training.make_worker_group
+    monkeypatch.setattr(
+        group_training,
+        "make_worker_group",
+        lambda *args: instance.append(build(*args)) or instance[-1],
+    )
+
+    def progress(step: Any) -> None:
+        notes.extend([step.note] if "lost" in step.note else [])
+        if step.newest.get("epoch") == 4 and not lost:
+            lost.append(4)
+            instance[-1].simulate_loss("worker-1", with_objects=True)
+
+    spec = spec_of(tiny, "lc", pool="threads", workers=2)
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress)
+    assert lost
+    assert result.report["workers_lost"] == 1
+    assert notes[0].endswith("a node was lost: going on from the last checkpoint (epoch 4)")
+    epochs = [each["epoch"] for each in result.report["history"]]
+    assert epochs == list(range(1, len(epochs) + 1))
+    compare("lc", result, references["lc"])
+
+
+@each_solver
+def test_rounds_end_when_time_is_up(tiny: Dataset, tmp_path: Path, solver: str) -> None:
+    spec = spec_of(tiny, solver, max_seconds=1e-3)
+    report = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").report
+    if report["epochs"] < SOLVERS[solver](**PARAMS[solver]).stopping.limit:
+        assert (report["epochs"], report["stopped"]) == (1, "the time of 0.001 s was up")

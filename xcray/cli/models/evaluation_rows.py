@@ -1,0 +1,75 @@
+"""Rows to evaluate on: a data set directory, or a file that is read as the data of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from xcray.batch.spec import guess_format
+from xcray.data.build import BuildOptions, build, name_of
+from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.parquet import parquet_layout, parquet_records
+from xcray.data.readers.records import FORMATS, read_records
+from xcray.errors import InputError
+from xcray.model.model import Model
+
+
+class EvaluationRows(NamedTuple):
+    """A data set directory, and the texts of its training part if it was built without a model."""
+
+    path: Path
+    texts: list[str] | None = None
+
+
+@contextmanager
+def evaluation_rows(
+    data: Path, format: str | None, reading: Mapping[str, Any], like: Path | None
+) -> Iterator[EvaluationRows]:
+    """Yield the data set `data`, or a temporary one that is built from the file `data`.
+
+    format: None for that of the file's name. reading: reading options that were given. like: model
+    whose features the rows get, and whose reading options are the defaults; None: the server has
+    the model, which makes features of the texts. Raises InputError and the errors of builds.
+    """
+    if not data.is_file():
+        if format is not None or reading:
+            raise InputError(
+                f"{data} is not a file: --format and the options of reading are for files",
+                code="USAGE",
+            )
+        yield EvaluationRows(data)
+        return
+    format = format or guess_format(str(data))
+    options = BuildOptions.from_dict({**_options_of(like, format), **reading})
+    options = replace(
+        options,
+        like=None if like is None else str(like),
+        name=name_of(data.name.partition(".")[0]),
+    )
+    with TemporaryDirectory(prefix="xcray-evaluate-") as folder:
+        built = build(format, {"train": data}, Path(folder) / "data", options)
+        texts = _texts_of(format, data, options) if like is None else None
+        yield EvaluationRows(built.path, texts)
+
+
+def _options_of(like: Path | None, format: str) -> dict[str, Any]:
+    """Return the reading options of a model's data that apply to a format."""
+    if like is None:
+        return {}
+    names = ("text_fields", "delimiter") if format == "csv" else ("text_fields",)
+    reading = Model.open(like).reading
+    return {name: reading[name] for name in names if name in reading}
+
+
+def _texts_of(format: str, path: Path, options: BuildOptions) -> list[str] | None:
+    """Return the texts of a file, in the order of the rows; None for rows of features."""
+    read, collector = options.read, ErrorCollector()
+    if format in FORMATS:
+        return [record.text for record in read_records(format, path, read, collector)]
+    if format == "parquet" and parquet_layout(path, read).text:
+        return [record.text for record in parquet_records(path, read, collector)]
+    return None

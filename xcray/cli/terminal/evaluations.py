@@ -1,0 +1,101 @@
+"""Tables of evaluations: measures, trainings, differences, groups of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xcray.cli.terminal import output
+
+
+def print_evaluation(document: Mapping[str, Any]) -> None:
+    """Print the tables of an evaluation: measures, differences, groups of labels."""
+    from xcray.training.evaluation import model_title
+
+    models = document["models"]
+    titles = [model_title(each["model"]) for each in models]
+    names = list(dict.fromkeys(name for each in models for name in each["measures"]))
+    rows = [[name, *(format_measure(each, name) for each in models)] for name in names]
+    rows += [[name, *values] for name, values in training_rows(models).items()]
+    rows.append(["ms per row", *(f"{each['ms_per_row']:.3f}" for each in models)])
+    output.print_line(
+        f"{document['rows']:,} {document['part']} rows of {document['dataset']}; "
+        "percent, with the half width of the 95 % interval"
+    )
+    output.print_table(["measure", *titles], rows)
+    print_differences(models[1:], titles)
+    print_groups(models, titles)
+    for title, each in zip(titles, models, strict=True):
+        if each.get("labels_missing"):
+            output.print_note(
+                f"{title} lacks {each['labels_missing']:,} of {document['labels']:,} labels; "
+                "they count as misses"
+            )
+
+
+def training_rows(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """Return the rows of a table about the trainings: what is known of at least one model."""
+    rows: dict[str, list[str | None]] = {
+        "solver": [each.get("solver") for each in models],
+        "parameters": [
+            " ".join(f"{name}={value}" for name, value in each.get("params", {}).items()) or None
+            for each in models
+        ],
+        "trained in": [
+            None if each.get("seconds") is None else f"{each['seconds']:,.1f} s" for each in models
+        ],
+        "core time": [
+            None if each.get("core_seconds") is None else f"{each['core_seconds']:,.1f} s"
+            for each in models
+        ],
+        "weights": [f"{each['weights']:,}" for each in models],
+    }
+    return {name: values for name, values in rows.items() if any(values)}
+
+
+def format_measure(entry: Mapping[str, Any], name: str) -> str | None:
+    """Format a measure in percent with the half width of its interval."""
+    if name not in entry["measures"]:
+        return None
+    value = f"{100 * entry['measures'][name]:.2f}"
+    interval = entry["intervals"].get(name)
+    return f"{value} ±{50 * (interval['high'] - interval['low']):.2f}" if interval else value
+
+
+def print_differences(models: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> None:
+    """Print the differences to the first model, marked if their interval excludes 0."""
+    if not models:
+        return
+    names = list(dict.fromkeys(name for each in models for name in each["differences"]))
+    rows = [[name, *(format_difference(each, name) for each in models)] for name in names]
+    output.print_line(f"difference to {titles[0]} in points (*: the interval excludes 0)")
+    output.print_table(["measure", *titles[1:]], rows)
+
+
+def format_difference(entry: Mapping[str, Any], name: str) -> str | None:
+    """Format a difference in points with its interval."""
+    difference = entry["differences"].get(name)
+    if difference is None:
+        return None
+    value = f"{100 * difference['difference']:+.2f}"
+    if "low" not in difference:
+        return value
+    mark = "*" if difference["low"] > 0 or difference["high"] < 0 else ""
+    return f"{value} ({100 * difference['low']:+.2f} to {100 * difference['high']:+.2f}){mark}"
+
+
+def print_groups(models: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> None:
+    """Print recall and precision of head, middle and tail labels at the largest common k."""
+    rows = []
+    for title, entry in zip(titles, models, strict=True):
+        for group in reversed(entry["by_frequency"]):
+            k = max(int(key.removeprefix("P@")) for key in group if key.startswith("P@"))
+            limits = "-" if group["least"] is None else f"{group['least']:,}-{group['most']:,}"
+            shares = (100 * group[f"{name}@{k}"] for name in ("recall", "precision"))
+            rows.append(
+                [title, group["group"], group["labels"], limits, k]
+                + [f"{share:.1f}" for share in shares]
+            )
+    output.print_line("by frequency: groups with a third of the training positives each")
+    headers = ["model", "group", "labels", "training rows", "k", "recall %", "precision %"]
+    output.print_table(headers, rows)

@@ -1,0 +1,1 @@
+"""L-BFGS: multinomial logistic regression with all weights at each worker."""

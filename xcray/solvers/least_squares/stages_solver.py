@@ -1,0 +1,285 @@
+"""Base of solvers whose models are chains of stages: a round of the training is a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Final, Protocol
+
+import numpy as np
+
+from xcray.arrays import CSR, Int64, TopK, csr, frozen
+from xcray.errors import ParameterError
+from xcray.features.pipeline import FeaturePipeline
+from xcray.index.staged import StageCalibration
+from xcray.kernels.sparse import row_range
+from xcray.solvers.declarations import (
+    CompileCase,
+    Exports,
+    Link,
+    ProblemShape,
+    RecordSchema,
+    ResourceNeeds,
+    StoppingRule,
+)
+from xcray.solvers.group_contract import (
+    GroupSolver,
+    Layout,
+    Program,
+    Round,
+    StagedModel,
+    TrainingRows,
+    WorkerCalls,
+)
+from xcray.solvers.held_out import HeldOut, PartialTopK, top_k
+from xcray.solvers.label_weights import RECORDS
+from xcray.solvers.least_squares.solver import MAX_FEATURES, SHARD_SEED
+from xcray.solvers.least_squares.stage_worker import KEPT_BYTES, StageWorker
+from xcray.solvers.least_squares.stages import (
+    FittedStage,
+    StageScores,
+    model_stages,
+    predict_stages,
+)
+from xcray.solvers.least_squares.stagewise import StageFitter
+from xcray.solvers.multinomial import make_shard, shard_rows, total_weight
+from xcray.solvers.row_operator import warm_up
+from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.array_files import Arrays
+from xcray.storage.checkpoints import COPIES_ON_DISK, Groups, TrainingState
+
+Blocks = Iterator[FeaturePipeline | None]
+PAIR_SECONDS: Final = 4e-11  # per row and pair of features of a block: moments and products
+FEATURE_SECONDS: Final = 4e-11  # per row, input and random feature
+MAX_CALIBRATED_LABELS: Final = 4096  # their moments take 1.6 GB
+CHUNK_BYTES: Final = 16 << 20  # rows and features of a chunk
+SCORE_CELLS: Final = 1 << 22  # scores in memory at a time: 16 MB
+MAX_HELD_OUT_CELLS: Final = 1 << 26  # held-out scores kept between stages, at most: 256 MB
+
+
+class StagesSolver(GroupSolver, Protocol):
+    """Base of solvers that end with stages instead of one matrix of weights.
+
+    Subclasses have the parameters `lam`, `shards` and `seed`, and define `method`, `blocks` and
+    `n_weights`. A round is a stage.
+    """
+
+    exports: ClassVar[Exports] = "stages"
+    maps_rows: ClassVar[bool] = True
+    records: ClassVar[RecordSchema] = RECORDS
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = ()
+    revision: ClassVar[int] = 2
+
+    lam: float
+    shards: int
+    seed: int
+
+    @property
+    def link(self) -> Link:
+        """Return the link of models whose last stage has no calibration."""
+        return self.method(1, simplex=True).link
+
+    @property
+    def n_stages(self) -> int:
+        """Return the number of stages."""
+        raise NotImplementedError
+
+    @property
+    def stopping(self) -> StoppingRule:
+        """Return when the training ends: after the last stage, without a tolerance."""
+        return StoppingRule("tolerance", 0.0, self.n_stages, "all stages are fitted")
+
+    def n_weights(self, n_inputs: int) -> int:
+        """Return the features of a stage for `n_inputs` features of the data."""
+        raise NotImplementedError
+
+    def method(self, n_rows: int, simplex: bool) -> StageFitter:
+        """Return how the stages are fitted. simplex: each row has one label."""
+        raise NotImplementedError
+
+    def by_moments(self, n_rows: int, n_labels: int) -> bool:
+        """Return whether to compute gradients from moments, without predictions (N, K)."""
+        return False
+
+    def blocks(self, X: CSR, order: Callable[[], Int64]) -> Blocks:
+        """Yield the features of each stage; X: (N, D) training rows. order: of the inputs."""
+        raise NotImplementedError
+
+    def check_labels(self, n_labels: int) -> None:
+        """Raise ParameterError if the matrix of a calibration of `n_labels` does not fit."""
+        if self.method(1, simplex=True).rule == "calibrated" and n_labels > MAX_CALIBRATED_LABELS:
+            raise ParameterError(
+                f"a calibration needs the square of three times the labels: {n_labels:,} labels "
+                f"are more than {MAX_CALIBRATED_LABELS:,}; choose solver stagewise with rule=linear"
+            )
+
+    def create_worker(
+        self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
+    ) -> StageWorker:
+        """Return a worker with every P-th shard from `number` on, for P workers."""
+        options: Any = {"total": total_weight(rows.Y, rows.weights), "weights": rows.weights}
+        n, in_memory = rows.X.n_rows, layout.in_memory
+        X = rows.X if in_memory else csr(np.zeros(n + 1), [], [], rows.X.n_cols)
+        shards = [
+            make_shard(X, rows.Y, shard_rows(n, self.shards, SHARD_SEED, shard), **options)
+            for shard in range(number, self.shards, layout.workers)
+        ]
+        if in_memory:
+            return StageWorker(shards, self.link, stopped)
+        return StageWorker(shards, self.link, stopped, kept_bytes=0, mapped=rows.X)
+
+    def program(
+        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
+    ) -> Program:
+        """Fit the stages one after the other.
+
+        Raises ParameterError if a block has too many features or lam is too small, Stopped, errors
+        of workers, and Unavailable if scipy is missing.
+        """
+        D, K = rows.X.n_cols, rows.Y.n_cols
+        self.check_labels(K)
+        if self.n_weights(D) > MAX_FEATURES:
+            raise ParameterError(
+                f"a stage has {self.n_weights(D)} features, at most {MAX_FEATURES} fit: choose "
+                "features=fourier or columns and a smaller block_size"
+            )
+        method = self._method(rows)
+        order: dict[str, Int64] = {} if state is None else dict(state.groups["order"]())
+
+        def order_by_gradient() -> Int64:
+            if "order" not in order:
+                order["order"] = method.order_by_gradient(calls)
+            return order["order"]
+
+        blocks = self.blocks(rows.X, order_by_gradient)
+        stages = () if state is None else _saved_stages(state, blocks)
+        held_out = _held_out_scores(rows)
+        for stage in stages:
+            held_out.add(stage)
+        for stage in method.fit(calls, blocks, stages):
+            stages = (*stages, stage)
+            held_out.add(stage)
+            yield Round(
+                len(stages),
+                TrainingState({"number": len(stages), "n_inputs": D}, _groups(stages, order)),
+                {"features": sum(len(each.W) for each in stages)},
+                _evaluate(held_out),
+                staged=_model(stages),
+            )
+        return self.stopping.reached
+
+    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+        """Yield all labels without weights: the stages have them."""
+        number, K = state.note["number"], len(positives)
+        size = sum(state.groups[f"stage-{stage:04d}"]()["W"].size for stage in range(number))
+        records = np.zeros(K, RECORDS.dtype)
+        records["label"], records["positives"], records["rounds"] = np.arange(K), positives, number
+        records["nnz"] = size // max(K, 1)
+        W = csr(np.zeros(K + 1, np.int64), [], [], state.note["n_inputs"])
+        labels, bias = frozen(np.arange(K), np.int32), frozen(np.zeros(K), np.float64)
+        yield SolvedLabels(labels, W, bias, records)
+
+    def staged(self, state: TrainingState, rows: TrainingRows) -> StagedModel:
+        """Return the model of a finished training."""
+        blocks = self.blocks(rows.X, lambda: frozen(state.groups["order"]()["order"], np.int64))
+        return _model(_saved_stages(state, blocks))
+
+    def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
+        """Return the needs: rows, second moments of a block, its features, predictions and stages.
+
+        Raises ParameterError for more labels than a calibration can have.
+        """
+        self.check_labels(shape.labels)
+        block, workers = self.n_weights(shape.features), layout.workers
+        moments, W = 8 * block**2, 4 * block * shape.labels
+        weights = self.n_stages * block * shape.labels
+        predictions = 16 * shape.rows * shape.labels
+        features = min(KEPT_BYTES, 4 * block * shape.rows // workers)
+        rows = 2.5 * shape.n_bytes
+        if not layout.in_memory:
+            entries = 8 * shape.entries + 4 * shape.rows * shape.features * shape.dense
+            features, rows = 0, 2.5 * (shape.n_bytes - entries)
+        seconds = self.n_stages * shape.rows * block * (PAIR_SECONDS * block)
+        seconds += self.n_stages * shape.rows * block * FEATURE_SECONDS * shape.features
+        if self.by_moments(shape.rows, shape.labels):
+            predictions, features = 0, 8 * self.n_stages * block**2
+            seconds = PAIR_SECONDS * weights * block * self.n_stages
+        worker = int(rows + predictions) // workers + features + 2 * moments + 4 * W + CHUNK_BYTES
+        store = (workers + 1) * (moments + 2 * W) + 4 * weights
+        saved = COPIES_ON_DISK * 4 * weights
+        return ResourceNeeds(3 * moments + 4 * weights, worker, store, saved, weights, seconds)
+
+    def _method(self, rows: TrainingRows) -> StageFitter:
+        """Return how the stages of these rows are fitted."""
+        counts = np.diff(rows.Y.indptr)
+        simplex = bool((counts[counts > 0] == 1).all())
+        method = self.method(int((counts > 0).sum()), simplex)
+        return replace(method, by_moments=self.by_moments(*rows.Y.shape))
+
+    def warm_up(self) -> None:
+        """Compile or load the kernels."""
+        warm_up()
+
+
+def _groups(stages: Sequence[FittedStage], order: Arrays) -> Groups:
+    """Return the arrays of a state: of each stage, and the order of the inputs if it is known."""
+    groups = {f"stage-{number:04d}": partial(_arrays, each) for number, each in enumerate(stages)}
+    return {"order": lambda: order, **groups}
+
+
+def _arrays(stage: FittedStage) -> Arrays:
+    """Return the arrays of a stage; its features are made again from rows and parameters."""
+    calibration = stage.calibration
+    if calibration is None:
+        return {"W": stage.W}
+    simplex = np.array([calibration.simplex], np.int8)
+    return {"W": stage.W, "C": calibration.C, "c": calibration.c, "simplex": simplex}
+
+
+def _saved_stages(state: TrainingState, blocks: Blocks) -> tuple[FittedStage, ...]:
+    """Return the stages of a state, with the next `blocks` as their features."""
+    stages = list[FittedStage]()
+    for number in range(state.note["number"]):
+        arrays, calibration = state.groups[f"stage-{number:04d}"](), None
+        if "C" in arrays:
+            C, c = (frozen(arrays[name], np.float32) for name in ("C", "c"))
+            calibration = StageCalibration(C, c, bool(arrays["simplex"][0]))
+        stages.append(FittedStage(frozen(arrays["W"], np.float32), next(blocks), calibration))
+    return tuple(stages)
+
+
+def _model(stages: Sequence[FittedStage]) -> StagedModel:
+    """Return the model of stages."""
+    return StagedModel(model_stages(stages), partial(_query, stages))
+
+
+def _query(stages: Sequence[FittedStage], X: CSR, k: int) -> TopK:
+    """Return the k best labels of rows (n, D) under the stages, in float32."""
+    K, parts = stages[0].W.shape[1], list[PartialTopK]()
+    step = max(1, SCORE_CELLS // max(K, 1))
+    for lo in range(0, max(X.n_rows, 1), step):
+        scores = predict_stages(stages, row_range(X, lo, min(lo + step, X.n_rows)))
+        parts.append(top_k(scores.astype(np.float64), 0, k))
+    labels, scores = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in TopK._fields
+    )
+    return TopK(frozen(labels, np.int32), frozen(scores, np.float64))
+
+
+def _held_out_scores(rows: TrainingRows) -> StageScores:
+    """Return predictions of the first held-out rows, as many as fit."""
+    K = rows.Y.n_cols
+    if rows.held_out is None:
+        return StageScores(row_range(rows.X, 0, 0), K)
+    X, most = rows.held_out[0], MAX_HELD_OUT_CELLS // max(K, 1)
+    return StageScores(row_range(X, 0, min(X.n_rows, most)), K)
+
+
+def _evaluate(held_out: StageScores) -> HeldOut | None:
+    """Return the evaluation of the held-out rows; None without any."""
+    n = len(held_out.scores)
+    if not n:
+        return None
+    best = top_k(held_out.scores.astype(np.float64), 0)
+    return HeldOut(None, best.labels, best.scores, frozen(np.arange(n), np.int64))
