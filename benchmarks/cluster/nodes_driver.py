@@ -19,7 +19,7 @@ from typing import Any
 from xcray.storage.atomic import write_json
 from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, train
-from xcray.training.rotation import strategy as circulating
+from xcray.training.shards import strategy as circulating
 from xcray.workers.ray import pool as ray_pool
 from xcray.workers.ray.workers import RayWorkers
 

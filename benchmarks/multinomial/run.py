@@ -24,7 +24,7 @@ from benchmarks.multinomial.data import Problem
 from xcray.arrays import Float64, TopK, frozen
 from xcray.errors import Stopped
 from xcray.measures import f1, predicted_sets
-from xcray.solvers.dsmlr import DSMLRSolver
+from xcray.solvers.dsmlr.solver import DSMLRSolver
 from xcray.solvers.group_contract import Round, TrainingRows
 from xcray.solvers.held_out import top_k
 from xcray.solvers.lbfgs.solver import LBFGSSolver
@@ -32,9 +32,10 @@ from xcray.solvers.lc.solver import LCSolver
 from xcray.solvers.multinomial import Shard, make_shard, shard_rows, total_weight
 from xcray.solvers.row_operator import RowOperator as Products
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
-from xcray.training.rotation.config import RotationConfig
-from xcray.training.rotation.shard_worker import ShardWorkerSpec, make_shard_source
-from xcray.training.rotation.trainer import train_rotation
+from xcray.training.shards.shard_worker import ShardWorkerSpec
+from xcray.training.shards.source import make_shard_source
+from xcray.training.shards.task import ShardTask
+from xcray.training.shards.training import train_shards
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import StopFlag
@@ -281,26 +282,21 @@ def rested(
     rows = make_shard_source(
         problem.X, problem.Y, None, state, grid=grid, seed=solver.seed, bias=0.0, max_held_out=watch
     )
-    plan = RotationConfig(
-        grid=grid,
-        n_labels=n_labels,
-        n_features=n_features,
+    task = ShardTask(
+        grid,
+        n_labels,
         positives=np.bincount(problem.Y.indices, minlength=n_labels),
         truth=problem.Y_held if watch else None,
-        order=solver.order,
-        sync_every=solver.sync_every,
-        seed=solver.seed,
         checkpoint_seconds=math.inf,
-        move_shards=False,
     )
     group = ThreadGroup(ShardWorkerSpec(solver, rows.split, n_features), workers)
     with tempfile.TemporaryDirectory(prefix="xcray-bench-") as folder:
         try:
-            train_rotation(
+            train_shards(
                 solver,
                 group,
                 rows,
-                plan,
+                task,
                 sync_points,
                 directory=Path(folder) / "run",
                 fingerprint={},

@@ -27,14 +27,12 @@ LONG_FILES = {
     "service/openapi.py",
     "service/routes/jobs.py",
     "service/routes/models.py",
-    "solvers/dsmlr.py",
     "solvers/indexed_bcd/label.py",
     "solvers/lc/solver.py",
     "solvers/newton.py",
     "solvers/pdsparse.py",
     "solvers/ppdsparse.py",
     "training/edit/apply.py",
-    "training/rotation/trainer.py",
 }
 LONG_FUNCTIONS = {
     "batch/lines.py:plan_lines",

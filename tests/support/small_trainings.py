@@ -15,7 +15,7 @@ from xcray.solvers import BUILT_IN
 from xcray.solvers.memoir import state
 from xcray.storage import checkpoints as group_checkpoints
 from xcray.training import TrainResult, TrainSpec, train
-from xcray.training.rotation import checkpoints, strategy
+from xcray.training.shards import checkpoints, strategy
 from xcray.workers import timeline
 
 _MEMOIR = {"rounds": 8, "early_stopping_rounds": 0}

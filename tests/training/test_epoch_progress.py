@@ -8,7 +8,6 @@ import pytest
 
 from xcray.solvers.declarations import StoppingRule
 from xcray.training.epoch_progress import CurvePoint, seconds_left
-from xcray.training.rotation.trainer import gain_curve
 
 RULE = StoppingRule("tolerance", math.exp(-10.0), 500, "small")
 FALLING = [CurvePoint(second, math.exp(-second)) for second in (1.0, 2.0, 3.0, 4.0)]
@@ -53,12 +52,9 @@ def test_it_is_unknown_before_the_first_epoch() -> None:
     assert seconds_left(RULE, 0.0, 0.0, FALLING) is None
 
 
-def test_the_gain_is_per_epoch_over_the_entries_of_the_phase() -> None:
-    entries = [
-        {"epoch": 1, "seconds": 1.0, "objective": 9.0, "back": False},
-        {"epoch": 2, "seconds": 2.0, "objective": 8.0, "back": False, "length": 0.0},
-        {"epoch": 3, "seconds": 3.0, "objective": None, "back": True, "length": 1.0},
-        {"epoch": 4, "seconds": 5.0, "objective": 4.0, "back": False, "length": 1.0},
-    ]
-    assert gain_curve(entries) == [CurvePoint(5.0, 0.5)]
-    assert gain_curve([]) == []
+def test_an_unknown_value_starts_the_curve_again() -> None:
+    """A new phase of a training falls at another speed."""
+    fast = [CurvePoint(second, math.exp(-5.0 * second)) for second in (0.1, 0.2, 0.3)]
+    curve = [*fast, CurvePoint(0.5, math.inf), *FALLING]
+    assert seconds_left(RULE, 4.0, 4.0, curve) == pytest.approx(6.0)
+    assert seconds_left(RULE, 2.0, 2.0, curve[:-2]) is None

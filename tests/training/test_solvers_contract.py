@@ -36,7 +36,7 @@ from xcray.storage import checkpoints
 from xcray.training import train
 from xcray.training.report.render import draw_report
 from xcray.training.report.timeline import read_timeline
-from xcray.training.rotation import strategy
+from xcray.training.shards import strategy
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import LOST, read_streams

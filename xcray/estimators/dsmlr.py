@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
 from xcray.estimators.linear import LinearEstimator, unmet
-from xcray.solvers.dsmlr import DSMLRSolver
+from xcray.solvers.dsmlr.solver import DSMLRSolver
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
 from xcray.system.blas_threads import limit_blas_threads
-from xcray.training.rotation.config import RotationConfig, TrainingOutcome
-from xcray.training.rotation.shard_worker import ShardWorkerSpec, make_shard_source
-from xcray.training.rotation.trainer import train_rotation
+from xcray.training.shards.shard_worker import ShardWorkerSpec
+from xcray.training.shards.source import make_shard_source
+from xcray.training.shards.task import ShardTask, TrainingOutcome
+from xcray.training.shards.training import train_shards
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.observer import CollectResults
 from xcray.workers.pool import StopFlag
@@ -29,7 +30,7 @@ GRID_WORKERS: Final = 4
 
 
 class DSMLR(LinearEstimator):
-    """Multinomial logistic regression with split rows and labels; see `xcray.solvers.dsmlr`.
+    """Multinomial logistic regression with split rows and labels; see `xcray.solvers.dsmlr.solver`.
 
     With the orders "ring" and "sync" the bits of the model do not depend on n_jobs.
 
@@ -106,24 +107,15 @@ def _train(
     rows = make_shard_source(X, Y, weights, None, grid=grid, seed=solver.seed, bias=solver.bias)
     work = ShardWorkerSpec(solver, rows.split, n_features)
     positives = np.bincount(Y.indices, minlength=Y.n_cols)
-    plan = RotationConfig(
-        grid=grid,
-        n_labels=Y.n_cols,
-        n_features=n_features,
-        positives=frozen(positives, np.int64),
-        order=solver.order,
-        sync_every=solver.sync_every,
-        seed=solver.seed,
-        checkpoint_seconds=np.inf,
-    )
+    task = ShardTask(grid, Y.n_cols, frozen(positives, np.int64), checkpoint_seconds=np.inf)
     blocks = CollectResults[SolvedLabels]()
     group = ThreadGroup(work, min(workers, grid.shards))
     with tempfile.TemporaryDirectory(prefix="xcray-dsmlr-") as folder, limit_blas_threads():
-        outcome = train_rotation(
+        outcome = train_shards(
             solver,
             group,
             rows,
-            plan,
+            task,
             blocks,
             directory=Path(folder),
             fingerprint={"of": "fit"},

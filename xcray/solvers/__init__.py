@@ -29,7 +29,7 @@ BUILT_IN: Final = {
     "pdsparse": "xcray.solvers.pdsparse:PDSparseSolver",
     "crammer-singer": "xcray.solvers.presets:CrammerSingerSolver",
     "memoir": "xcray.solvers.memoir.solver:MemoirSolver",
-    "dsmlr": "xcray.solvers.dsmlr:DSMLRSolver",
+    "dsmlr": "xcray.solvers.dsmlr.solver:DSMLRSolver",
     "lbfgs": "xcray.solvers.lbfgs.solver:LBFGSSolver",
     "least-squares": "xcray.solvers.least_squares.solver:LeastSquaresSolver",
     "generalized-least-squares": (

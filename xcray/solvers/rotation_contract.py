@@ -1,24 +1,28 @@
-"""Contract of solvers whose blocks rotate over row shards: blocks, metrics, decisions."""
+"""Contract of solvers whose blocks of labels rotate over shards of rows.
+
+The solver gives a program, which runs on the driver: a generator that lets blocks rotate, calls
+methods of the workers, and yields after each sync point. Its workers hold shards, and the training
+decides which.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from xcray.arrays import Float32, Float64, Int32, Int64
+from xcray.arrays import Float32, Int64
+from xcray.schedule.calls import Call, ObjectHandle
 from xcray.solvers.contract import Solver
 from xcray.solvers.declarations import ProblemShape, ResourceNeeds
+from xcray.solvers.held_out import HeldOut
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.solved_labels import SolvedLabels
 
-# kinds of passes that take stochastic steps
-STOCHASTIC_KINDS: Final = ("update", "both")
-# kinds of passes that gather exact gradients at blocks, and C
-GRADIENT_KINDS: Final = ("gradient", "curvature")
-# kinds of passes that change the block
-MUTATING_KINDS: Final = (*STOCHASTIC_KINDS, *GRADIENT_KINDS)
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Grid(NamedTuple):
@@ -31,7 +35,7 @@ class Grid(NamedTuple):
 class WeightBlock(NamedTuple):
     """Weights of labels lo .. hi-1.
 
-    W: (D', hi-lo) float32, one row per feature; state: arrays that travel along (`initial_block`).
+    W: (D', hi-lo) float32, one row per feature; state: arrays that travel along.
     """
 
     lo: int
@@ -40,119 +44,129 @@ class WeightBlock(NamedTuple):
     state: tuple[Float32, ...]
 
 
-class Step(NamedTuple):
-    """What a block pass does.
+class PlacedBlock(NamedTuple):
+    """A block at the worker that created it."""
 
-    kind: that of its sweep: "update", "sum", "both", "observe", "gradient" or "curvature"; epoch:
-    from 1; rate: from the last decision, initially 1.
-    """
-
-    kind: str
-    epoch: int
-    rate: float
+    worker: str
+    handle: ObjectHandle[WeightBlock]
 
 
-class SweepMetrics(NamedTuple):
-    """Metrics of a shard after all blocks have passed it.
+class CellReport(NamedTuple):
+    """A block has passed a shard: their numbers, and what the solver's worker reports of it."""
 
-    loss: its part of L1 without the norm, exact after "sum" and "observe". After "observe" also,
-    for its held-out rows: their part of the mean loss, best labels (n, k) in descending order,
-    their scores, and row numbers.
-    """
-
+    block: int
     shard: int
-    loss: float
-    held_out_loss: float
-    held_out_rows: int
-    labels: Int32
-    scores: Float32
-    rows: Int64
+    report: Any
 
 
-class PassMetrics(NamedTuple):
-    """Metrics of a block pass.
+class Rotation(NamedTuple):
+    """Blocks after a rotation, and the reports of all cells: of a block or shard in their order."""
 
-    squared: |W|^2 of the block after "sum" and "observe"; sweep: metrics of the shard if this pass
-    ended its sweep.
-    """
-
-    squared: float | None
-    sweep: SweepMetrics | None
+    blocks: list[PlacedBlock]
+    reports: list[CellReport]
 
 
-class SyncState(NamedTuple):
-    """State at a sync point, as input of the solver's decision.
+class BlockWorker(Protocol):
+    """What the training calls of a solver's worker; the program calls further methods."""
 
-    epoch: number of epochs done; rate: their rate; held_out: the held-out loss, or None;
-    rolled_back: whether the training rolled back from it. length, slope: in the L-BFGS phase, the
-    step length from the last accepted sync point, and the slope of the objective there. length is
-    None in the stochastic phase.
-    """
+    def add_shard(self, number: int, rows: Shard, held_out: Shard | None) -> None:
+        """Hold a shard. held_out: held-out rows that it evaluates, or None."""
 
-    epoch: int
-    rate: float
-    objective: float
-    held_out: float | None = None
-    rolled_back: bool = False
-    length: float | None = None
-    slope: float = 0.0
+    def drop_shard(self, number: int) -> None:
+        """Free a shard."""
 
+    def state(self, number: int) -> Mapping[str, np.ndarray]:
+        """Return the arrays that a shard keeps between passes, at a sync point."""
 
-class Decision(NamedTuple):
-    """How training continues.
-
-    rate: of the next steps; stop: the reason to end, or None; roll_back: return to the previous
-    sync point. lbfgs_action: "enter" the L-BFGS phase; "accept" this point and compute the next
-    direction; "retry" with another `length` of this direction; None in the stochastic phase.
-    """
-
-    rate: float
-    stop: str | None
-    roll_back: bool
-    lbfgs_action: str | None = None
-    length: float = 1.0
-
-
-class RowShardState(Protocol):
-    """What a shard keeps at its worker between block passes."""
-
-    def state(self) -> Mapping[str, np.ndarray]:
-        """Return the arrays of a checkpoint, at a sync point."""
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
+    def restore(self, number: int, state: dict[str, np.ndarray]) -> None:
         """Restore the state of a sync point, from any other. The arrays can be kept."""
 
+    def pass_block(
+        self, block: WeightBlock, shards: Sequence[int], step: Any, owned: bool
+    ) -> tuple[WeightBlock | None, list[tuple[int, Any, float]]]:
+        """Let a block pass shards; create the block after them, none if it is unchanged.
 
-class ExactPhase(Protocol):
-    """Second phase of a training, with exact gradients: a history for each block, on its worker.
+        step: of the sweep, from the program. owned: the block was created in this rotation, so its
+        arrays can be written where they are writeable. Returns (shard, report, seconds) of each
+        cell. Raises Stopped.
+        """
 
-    A history is stored and saved like a block. The driver adds up `products` of all blocks and
-    returns coefficients.
+
+class RotationCalls(Protocol):
+    """What a program can do with the workers of a training; see `xcray.training.shards.calls`.
+
+    Every method raises Stopped, errors of the workers, and an error if a worker was lost: then the
+    program is started again from the newest checkpoint.
     """
 
-    def start(self, block: WeightBlock) -> WeightBlock:
-        """Return the history of a block after its first pass of kind "curvature"."""
+    def create_blocks(
+        self, method: Callable[[Any, int, int], tuple[WeightBlock, None]]
+    ) -> list[PlacedBlock]:
+        """Call `method(lo, hi)` for each block, on workers in turn."""
 
-    def update(self, history: WeightBlock, block: WeightBlock) -> WeightBlock:
-        """Return the history after the step to the block's point, which has its gradient."""
+    def rotate(
+        self, blocks: Sequence[PlacedBlock], steps: Sequence[Any], *, seed: int, epochs: int
+    ) -> Rotation:
+        """Let every block pass every shard, once per step; `blocks` are not changed.
 
-    def products(self, history: WeightBlock) -> Float64:
-        """Return what the driver adds up over blocks."""
+        steps: an argument of `pass_block` for each sweep. seed: of orders that draw.
+        epochs: how many the rotation adds, for the report of progress.
+        """
 
-    def coefficients(self, parts: Sequence[Float64]) -> tuple[Float64, float]:
-        """Return the coefficients of the direction and its slope; parts: `products` by block."""
+    def call_many(self, calls: Sequence[Call[Any, R]]) -> list[R]:
+        """Run calls of single workers and return the result of each, in order."""
 
-    def direct(self, history: WeightBlock, coefs: Float64) -> WeightBlock:
-        """Return the history with its direction."""
+    def create_many(self, calls: Sequence[Call[WeightBlock, Any]]) -> list[PlacedBlock]:
+        """Run calls of single workers that create an object each; return where these are."""
 
-    def move(self, history: WeightBlock, length: float) -> WeightBlock:
-        """Return the block at `length` times the direction."""
+    def fetch_many(self, calls: Sequence[Call[T, Any]]) -> Iterator[T]:
+        """Run calls of single workers and yield the object of each, in order."""
+
+    def keep_shards(self) -> None:
+        """Take a snapshot of the state of all shards: this sync point counts."""
+
+    def restore_shards(self) -> None:
+        """Restore all shards from their last snapshots."""
+
+
+class RunState(NamedTuple):
+    """Where a program starts, and what `export` gets at the end.
+
+    history: entries of all rounds so far. blocks, note: of the last one; empty and None at the
+    start of a training.
+    """
+
+    grid: Grid
+    n_labels: int
+    history: Sequence[Mapping[str, Any]] = ()
+    blocks: Sequence[PlacedBlock] = ()
+    note: Mapping[str, Any] | None = None
+
+
+class SyncPoint(NamedTuple):
+    """A sync point.
+
+    number: epochs done. entry: numbers for the history, with "objective", "back" (whether it does
+    not count) and "epoch". objective: of the weights as they are now. blocks: all objects that the
+    program needs to go on, block j of each kind at number j modulo the number of blocks. note: what
+    else it needs, JSON. held_out: evaluation of held-out rows. ratio: what the tolerance bounds,
+    infinity where a new phase starts. reason: why the training ends, in the last round.
+    """
+
+    number: int
+    entry: dict[str, Any]
+    objective: float
+    blocks: list[PlacedBlock]
+    note: dict[str, Any]
+    held_out: HeldOut | None = None
+    ratio: float = math.inf
+    reason: str | None = None
 
 
 class RotationSolver(Solver, Protocol):
     """Solver whose label blocks rotate over row shards, so that no process holds all weights.
 
-    Seed, bias, order and sync_every are parameters of such a solver.
+    Seed, bias and order are parameters of such a solver.
     """
 
     family: ClassVar[Literal["rotation"]] = "rotation"
@@ -169,69 +183,30 @@ class RotationSolver(Solver, Protocol):
     def order(self) -> str:
         """Return the routing of blocks, see `xcray.schedule.rotation.ORDERS`."""
 
-    @property
-    def sync_every(self) -> int:
-        """Return the number of epochs between two sync points."""
-
-    @property
-    def exact_phase(self) -> ExactPhase | None:
-        """Return the phase that the decision "enter" starts; None if there is none."""
-        return None
-
     def grid(self, n_rows: int, n_labels: int, n_features: int, workers: int) -> Grid:
         """Return the grid of a run, which the bits of the model can depend on.
 
         n_features: D', with the constant feature.
         """
 
-    def make_shard_state(
-        self, shard: Shard, number: int, grid: Grid, held_out: Shard | None
-    ) -> RowShardState:
-        """Return the state of shard `number` at its worker.
+    def create_worker(
+        self, grid: Grid, n_features: int, stopped: Callable[[], bool]
+    ) -> BlockWorker:
+        """Return a worker without shards, created where it will run.
 
-        held_out: held-out rows that the shard evaluates, or None.
+        Soon after `stopped` returns True, its methods raise Stopped.
         """
 
-    def initial_block(self, lo: int, hi: int, n_features: int) -> WeightBlock:
-        """Return the initial block of labels lo .. hi-1."""
+    def program(self, calls: RotationCalls, start: RunState) -> Iterator[SyncPoint]:
+        """Train from `start`; yield after each sync point, the last time with a reason."""
 
-    def sweep_kinds(self, epochs: int, observe: bool) -> tuple[str, ...]:
-        """Return the kinds of the sweeps of an interval of `epochs`, one of `Step` each.
+    def export(
+        self, calls: RotationCalls, last: RunState, positives: Int64
+    ) -> Iterator[SolvedLabels]:
+        """Yield the labels of each block, after any round of the program.
 
-        observe: end with an evaluation of held-out rows, with the exact objective.
+        positives: (K,) training rows of each label.
         """
-
-    def step(
-        self,
-        local: Any,
-        block: WeightBlock,
-        step: Step,
-        *,
-        owned: bool,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> tuple[WeightBlock, PassMetrics]:
-        """Run the pass of a block over a shard; return the block after it, and its metrics.
-
-        local: of `make_shard_state`. owned: the arrays of the block can be written in place. For
-        kinds in MUTATING_KINDS the returned block differs from `block`. Raises Stopped soon after
-        `stopped` returns True.
-        """
-
-    def objective(self, squared: Sequence[float], losses: Sequence[float]) -> float:
-        """Return the objective from |W|^2 of each block and the loss of each shard.
-
-        Sums are correctly rounded, so they do not depend on the order.
-        """
-
-    def start_objective(self, n_labels: int) -> float | None:
-        """Return the objective of the initial weights; None if it is not known."""
-        return None
-
-    def decide(self, history: Sequence[SyncState]) -> Decision:
-        """Decide how to continue after the newest sync point of `history`."""
-
-    def export(self, block: WeightBlock, positives: Int64) -> SolvedLabels:
-        """Return the labels of a finished block; positives: (hi-lo,) training rows of each."""
 
     def resources(
         self, shape: ProblemShape, grid: Grid, workers: int, processes: bool
@@ -240,3 +215,6 @@ class RotationSolver(Solver, Protocol):
 
         processes: whether workers are processes of their own, so that blocks are in a store.
         """
+
+    def time_sweep(self, shard: Shard, n_labels: int) -> float:
+        """Return the core seconds that a block of n_labels labels takes to pass a shard."""

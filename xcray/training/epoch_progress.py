@@ -26,8 +26,9 @@ def seconds_left(
     """Return the expected seconds to the end of a training; None if they are unknown.
 
     done: epochs or rounds after `seconds` of training. curve: of the quantity that the rule's
-    threshold bounds, in ascending order of time. Its logarithm is extrapolated linearly to the
-    threshold; the limit of the rule only bounds the result, unless the rule has no threshold.
+    threshold bounds, in ascending order of time; after an infinite value it starts again. Its
+    logarithm is extrapolated linearly to the threshold; the limit of the rule only bounds the
+    result, unless the rule has no threshold.
     """
     if done <= 0.0:
         return None
@@ -47,7 +48,8 @@ def resume_note(epoch: int) -> str:
 
 def _crossing(curve: Sequence[CurvePoint], threshold: float) -> float | None:
     """Return the seconds of training at which the curve meets the threshold; None if unknown."""
-    points = [point for point in curve if 0.0 < point.value < np.inf][-N_FITTED:]
+    start = max((n for n, point in enumerate(curve) if point.value == np.inf), default=-1)
+    points = [point for point in curve[start + 1 :] if point.value > 0.0][-N_FITTED:]
     if len(points) < MIN_FITTED or points[0].seconds == points[-1].seconds:
         return None
     seconds, logs = np.array([(point.seconds, np.log(point.value)) for point in points]).T

@@ -15,7 +15,7 @@ from xcray.training.epoch_strategy import initial_workers
 from xcray.training.group_training import GroupTraining
 from xcray.training.independent import IndependentLabels
 from xcray.training.replicated import ReplicatedTraining
-from xcray.training.rotation.strategy import BlockRotation
+from xcray.training.shards.strategy import BlockRotation
 from xcray.training.spec import TrainSpec
 from xcray.training.strategy import TrainingContext, TrainingStrategy
 

@@ -191,7 +191,7 @@ def _while_training(
     "parts and checkpoints in the suite",
     "tests/unit/model/test_model.py",
     "tests/training/test_block_store.py",
-    "tests/training/rotation/test_checkpoints.py",
+    "tests/training/shards/test_checkpoints.py",
 )
 def harmed(stage: Stage) -> None:
     model = text_model(stage.folder / "model", seed=1)

@@ -1,15 +1,13 @@
-"""A toy solver of each family, as shown in docs/add_a_solver.md."""
+"""Toy solvers, as shown in docs/add_a_solver.md."""
 
 from tests.support.toy_solvers.centroid import CentroidSolver
 from tests.support.toy_solvers.gradient import GradientSolver
 from tests.support.toy_solvers.perceptron import PerceptronSolver
-from tests.support.toy_solvers.rotating import RotatingSolver
 from xcray.solvers import register_solver
 
 TOYS = {
     "toy-centroid": CentroidSolver,
     "toy-perceptron": PerceptronSolver,
-    "toy-rotating": RotatingSolver,
     "toy-gradient": GradientSolver,
 }
 for _name, _solver in TOYS.items():

@@ -13,8 +13,11 @@ from tests.naive import multinomial
 from xcray.arrays import csr_from, frozen, pattern
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.training import softmax as kernel
-from xcray.solvers import quasi_newton
-from xcray.solvers.dsmlr import DSMLRSolver, Grid, Step, SyncState
+from xcray.solvers.dsmlr import quasi_newton
+from xcray.solvers.dsmlr.decisions import MAX_ROLLBACKS, SyncState, decide
+from xcray.solvers.dsmlr.shard_state import SLICE_MULTIPLICATIONS, ShardState, Step
+from xcray.solvers.dsmlr.solver import DSMLRSolver
+from xcray.solvers.dsmlr.worker import export_block, initial_block, run_step
 from xcray.solvers.multinomial import (
     Shard,
     append_constant,
@@ -23,7 +26,7 @@ from xcray.solvers.multinomial import (
     shard_rows,
     total_weight,
 )
-from xcray.solvers.shard_state import SLICE_MULTIPLICATIONS
+from xcray.solvers.rotation_contract import Grid
 
 N, D, K = 40, 7, 6
 
@@ -49,15 +52,14 @@ def shard(X, Y, c, rows=None, dense: bool = False) -> Shard:
 
 def passed(solver, local, block, verb, epoch=1, rate=1.0):
     """Run one block pass."""
-    return solver.step(local, block, Step(verb, epoch, rate), owned=False)
+    return run_step(solver, local, block, Step(verb, epoch, rate), owned=False)
 
 
 def blocks_of(W, n_blocks):
     """Return weights in blocks, without state."""
     ends = [K * j // n_blocks for j in range(n_blocks + 1)]
-    start = DSMLRSolver().initial_block
     return [
-        start(lo, hi, D)._replace(W=np.ascontiguousarray(W[:, lo:hi], np.float32))
+        initial_block(lo, hi, D)._replace(W=np.ascontiguousarray(W[:, lo:hi], np.float32))
         for lo, hi in itertools.pairwise(ends)
     ]
 
@@ -110,11 +112,10 @@ def test_a_sum_sweep_makes_b_and_the_loss_exact(dense, n_blocks):
         .astype(np.float64)
     )
     solver = DSMLRSolver()
-    local = solver.make_shard_state(shard(X, Y, c, dense=dense), 3, Grid(1, n_blocks), None)
+    local = ShardState(shard(X, Y, c, dense=dense), 3, n_blocks, None)
     reports = [passed(solver, local, block, "sum")[1] for block in blocks_of(W, n_blocks)]
     assert [each.sweep is None for each in reports] == [True] * (n_blocks - 1) + [False]
     assert local.rows.b == pytest.approx(-logsumexp(X @ W, axis=1), rel=2e-6)
-    assert reports[-1].sweep.shard == 3
     assert reports[-1].sweep.loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-6)
     assert sum(each.squared for each in reports) == pytest.approx((W**2).sum(), rel=1e-12)
 
@@ -128,14 +129,14 @@ def test_sums_that_would_overflow_do_not():
         .astype(np.float64)
     )
     solver = DSMLRSolver()
-    local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 3), None)
+    local = ShardState(shard(X, Y, c), 0, 3, None)
     for block in blocks_of(W, 3):
         passed(solver, local, block, "sum")
     assert local.rows.b == pytest.approx(-logsumexp(X @ W, axis=1), rel=1e-5)
     after, _ = passed(
         solver,
         local,
-        solver.initial_block(0, 2, D)._replace(W=np.full((D, 2), 3000.0, np.float32)),
+        initial_block(0, 2, D)._replace(W=np.full((D, 2), 3000.0, np.float32)),
         "update",
     )
     assert np.isfinite(after.W).all()
@@ -146,10 +147,7 @@ def test_gathered_gradients_are_those_of_the_objective(dense):
     X, Y, c = problem(dense=dense)
     W = np.random.default_rng(4).normal(size=(D, K)).astype(np.float32).astype(np.float64)
     solver, halves = DSMLRSolver(), (np.arange(0, 25), np.arange(25, N))
-    locals_ = [
-        solver.make_shard_state(shard(X, Y, c, rows, dense), s, Grid(2, 2), None)
-        for s, rows in enumerate(halves)
-    ]
+    locals_ = [ShardState(shard(X, Y, c, rows, dense), s, 2, None) for s, rows in enumerate(halves)]
     for verb in ("sum", "curvature"):
         blocks = blocks_of(W, 2)
         for local in locals_:
@@ -168,7 +166,7 @@ def test_steps_equal_the_naive_ones(adaptive, summed):
     W, h, b = rng.normal(size=(D, hi - lo)), rng.uniform(0.5, 1.0, D), rng.normal(size=N)
     norm, order = rng.uniform(0.0, 0.2, D), rng.permutation(N)
     want, wanted_h = naive.steps(W, h, b, X, Y[:, lo:hi], c, order, 0.7, norm, 0.5, adaptive)
-    local = DSMLRSolver().make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
+    local = ShardState(shard(X, Y, c), 0, 1, None)
     local.rows.b[:] = b
     rule = kernel.StepRule(np.float32(0.7), frozen(norm, np.float32), np.float32(0.5), adaptive)
     W, h = W.astype(np.float32), h.astype(np.float32)
@@ -183,9 +181,9 @@ def test_an_epoch_applies_the_norm_once():
     X, _, c = problem(6)
     solver = DSMLRSolver(lam=0.01, steps="sqrt", history=0)
     Y = np.full((N, K), 1.0 / K)
-    local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
+    local = ShardState(shard(X, Y, c), 0, 1, None)
     tiny = 1e-5  # so that scores and probabilities hardly change
-    block = solver.initial_block(0, K, D)._replace(W=np.full((D, K), tiny, np.float32))
+    block = initial_block(0, K, D)._replace(W=np.full((D, K), tiny, np.float32))
     local.rows.b[:] = naive.exact_b(block.W.astype(np.float64), X)
     after, _ = passed(solver, local, block, "update", rate=0.01)
     rate = 0.01 * N / ((X**2).sum() / N)
@@ -213,12 +211,12 @@ def test_the_best_labels_of_held_out_rows_are_merged_across_blocks():
     X, Y, c = problem(8)
     W = np.round(np.random.default_rng(8).normal(size=(D, K)), 1)  # so that scores tie
     solver = DSMLRSolver()
-    local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 3), shard(X, Y, c))
+    local = ShardState(shard(X, Y, c), 0, 3, shard(X, Y, c))
     for _ in range(2):  # a sweep leaves no state behind
         reports = [passed(solver, local, block, "observe")[1] for block in blocks_of(W, 3)]
-    result, S = reports[-1].sweep, (X @ W).astype(np.float32)
+    result, S = reports[-1].sweep.held_out, (X @ W).astype(np.float32)
     assert result.labels.shape == (N, 5)
-    assert result.held_out_loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-5)
+    assert result.loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-5)
     for i in range(N):
         assert result.scores[i] == pytest.approx(np.sort(S[i])[::-1][:5], abs=1e-5)
         assert (np.diff(result.labels[i])[np.diff(result.scores[i]) == 0.0] > 0).all()
@@ -228,8 +226,8 @@ def test_the_best_labels_of_held_out_rows_are_merged_across_blocks():
 def test_a_block_of_another_owner_is_not_modified():
     X, Y, c = problem(9)
     solver = DSMLRSolver()
-    local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
-    block = solver.initial_block(0, K, D)
+    local = ShardState(shard(X, Y, c), 0, 1, None)
+    block = initial_block(0, K, D)
     arrays = (block.W, *block.state)
     for array in arrays:
         array.flags.writeable = False
@@ -237,19 +235,20 @@ def test_a_block_of_another_owner_is_not_modified():
         passed(solver, local, block, verb)
     assert all(not array.any() for array in arrays)
     after, _ = passed(solver, local, block, "both")
-    again, _ = solver.step(local, after, Step("both", 2, 1.0), owned=True)
+    again, _ = run_step(solver, local, after, Step("both", 2, 1.0), owned=True)
     assert again.W is after.W
 
 
 def test_a_pass_stops_between_slices():
     X, Y, c = problem()
     solver = DSMLRSolver()
-    local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
+    local = ShardState(shard(X, Y, c), 0, 1, None)
     for verb in ("both", "sum", "gradient"):
         with pytest.raises(Stopped):
-            solver.step(
+            run_step(
+                solver,
                 local,
-                solver.initial_block(0, K, D),
+                initial_block(0, K, D),
                 Step(verb, 1, 1.0),
                 owned=False,
                 stopped=lambda: True,
@@ -319,42 +318,50 @@ def rest(epoch, objective, **more):
 
 def test_decide_rolls_back_when_the_objective_rose():
     solver = DSMLRSolver()
-    assert solver.decide([rest(1, 2.0)])[:3] == (1.0, None, False)
-    assert solver.decide([rest(1, 2.0), rest(2, 2.5)])[:3] == (0.5, None, True)
-    assert solver.decide([rest(1, float("inf"))])[:3] == (0.5, None, True)
-    after = solver.decide([rest(1, 2.0), rest(2, 2.5, rolled_back=True), rest(2, 1.5, rate=0.5)])
+    assert decide(solver, [rest(1, 2.0)])[:3] == (1.0, None, False)
+    assert decide(solver, [rest(1, 2.0), rest(2, 2.5)])[:3] == (0.5, None, True)
+    assert decide(solver, [rest(1, float("inf"))])[:3] == (0.5, None, True)
+    after = decide(solver, [rest(1, 2.0), rest(2, 2.5, rolled_back=True), rest(2, 1.5, rate=0.5)])
     assert after[:4] == (0.5, None, False, None)
-    assert solver.decide([rest(1, 2.0), rest(2, 2.5, rate=0.01)]).lbfgs_action == "enter"
+    assert decide(solver, [rest(1, 2.0), rest(2, 2.5, rate=0.01)]).lbfgs_action == "enter"
     assert (
-        DSMLRSolver(history=0).decide([rest(1, 2.0), rest(2, 2.5, rate=0.01)]).lbfgs_action is None
+        decide(DSMLRSolver(history=0), [rest(1, 2.0), rest(2, 2.5, rate=0.01)]).lbfgs_action is None
     )
+
+
+def test_decide_ends_when_no_rate_is_small_enough():
+    back = [rest(2, 3.0, rolled_back=True) for _ in range(MAX_ROLLBACKS - 1)]
+    history = [rest(1, 2.0), *back, rest(2, 3.0)]
+    assert decide(DSMLRSolver(history=0), history[1:-1]).stop is None
+    ended = decide(DSMLRSolver(history=0), history)
+    assert ended.roll_back
+    assert ended.stop.startswith("it went back 25 times")
 
 
 def test_decide_switches_to_exact_gradients_and_ends():
     solver = DSMLRSolver(lbfgs_switch_tol=0.05, tolerance=1e-3)
-    assert solver.decide([rest(1, 1.0), rest(2, 0.9)]).lbfgs_action is None
-    assert solver.decide([rest(1, 1.0), rest(2, 0.97)]).lbfgs_action == "enter"
+    assert decide(solver, [rest(1, 1.0), rest(2, 0.9)]).lbfgs_action is None
+    assert decide(solver, [rest(1, 1.0), rest(2, 0.97)]).lbfgs_action == "enter"
     assert (
         "less than 0.001"
-        in DSMLRSolver(history=0, tolerance=1e-3).decide([rest(1, 1.0), rest(2, 0.9995)]).stop
+        in decide(DSMLRSolver(history=0, tolerance=1e-3), [rest(1, 1.0), rest(2, 0.9995)]).stop
     )
-    assert solver.decide([rest(1, 1.0), rest(500, 0.9)]).stop == "all 500 epochs are done"
+    assert decide(solver, [rest(1, 1.0), rest(500, 0.9)]).stop == "all 500 epochs are done"
     base = [rest(1, 1.0), rest(2, 0.97)]
     trial = {"length": 1.0, "slope": -0.1}
-    assert solver.decide([*base, rest(3, 0.9, **trial)])[:4] == (1.0, None, False, "accept")
+    assert decide(solver, [*base, rest(3, 0.9, **trial)])[:4] == (1.0, None, False, "accept")
     # Less than the Armijo condition requires.
-    assert solver.decide([*base, rest(3, 0.9699999, **trial)])[2:] == (
+    assert decide(solver, [*base, rest(3, 0.9699999, **trial)])[2:] == (
         True,
         "retry",
         0.5,
     )
-    assert solver.decide([*base, rest(3, float("nan"), **trial)])[2:] == (True, "retry", 0.5)
-    stuck = solver.decide([*base, rest(3, 1.0, length=1e-4, slope=-0.1)])
+    assert decide(solver, [*base, rest(3, float("nan"), **trial)])[2:] == (True, "retry", 0.5)
+    stuck = decide(solver, [*base, rest(3, 1.0, length=1e-4, slope=-0.1)])
     assert stuck.roll_back
-    assert stuck.length == 0.0
     assert "single precision" in stuck.stop
     slow = [rest(3 + i, 0.9 - 1e-5 * i, length=1.0, slope=-1e-9) for i in range(6)]
-    assert "less than 0.001" in solver.decide([*base, *slow]).stop
+    assert "less than 0.001" in decide(solver, [*base, *slow]).stop
 
 
 def test_decide_uses_held_out_rows():
@@ -362,9 +369,9 @@ def test_decide_uses_held_out_rows():
     falling = [
         rest(i + 1, 1.0 / (i + 1), held_out=loss) for i, loss in enumerate((3.0, 2.0, 2.1, 2.2))
     ]
-    assert "held-out" in solver.decide(falling).stop
-    assert solver.decide(falling[:3]).stop is None
-    assert DSMLRSolver().decide(falling).stop is None
+    assert "held-out" in decide(solver, falling).stop
+    assert decide(solver, falling[:3]).stop is None
+    assert decide(DSMLRSolver(), falling).stop is None
 
 
 def test_parameters_are_checked():
@@ -376,7 +383,7 @@ def test_parameters_are_checked():
 def test_exported_labels_lose_small_weights_and_keep_their_bias():
     solver = DSMLRSolver(bias=2.0, prune=0.1)
     W = np.array([[0.5, 0.05], [-0.2, 0.0], [0.25, -0.5]], np.float32)
-    block = solver.export(solver.initial_block(4, 6, 3)._replace(W=W), np.array([7, 8]))
+    block = export_block(solver, initial_block(4, 6, 3)._replace(W=W), np.array([7, 8]))
     assert block.labels.tolist() == [4, 5]
     assert block.W.to_scipy().toarray().tolist() == [[0.5, pytest.approx(-0.2)], [0.0, 0.0]]
     assert block.bias.tolist() == [0.5, -1.0]
@@ -469,15 +476,15 @@ def test_steps_alone_come_near_the_optimum_without_tuning(steps, passes):
     X, Y, c = problem(30)
     solver = DSMLRSolver(lam=0.01, history=0, steps=steps, passes=passes)
     parts = [shard(X, Y, c, rows) for rows in np.array_split(np.arange(N), 3)]
-    locals_ = [solver.make_shard_state(part, s, Grid(3, 2), None) for s, part in enumerate(parts)]
-    blocks = [solver.initial_block(lo, hi, D) for lo, hi in ((0, 3), (3, K))]
+    locals_ = [ShardState(part, s, 2, None) for s, part in enumerate(parts)]
+    blocks = [initial_block(lo, hi, D) for lo, hi in ((0, 3), (3, K))]
     for epoch in range(1, 41):
-        for verb in solver.sweep_kinds(1, False):
+        for verb in solver.sweep_kinds(1):
             for s, local in enumerate(locals_):
                 for j in range(2):
-                    blocks[j] = solver.step(local, blocks[j], Step(verb, epoch, 1.0), owned=s > 0)[
-                        0
-                    ]
+                    blocks[j] = run_step(
+                        solver, local, blocks[j], Step(verb, epoch, 1.0), owned=s > 0
+                    )[0]
     W = np.hstack([block.W for block in blocks]).astype(np.float64)
     best = multinomial.objective(multinomial.solve(X, Y, c, 0.01), X, Y, c, 0.01)
     assert best < multinomial.objective(W, X, Y, c, 0.01) < 1.05 * best

@@ -11,8 +11,8 @@ import ray
 
 from tests.support.observers import run_schedule
 from tests.support.ray_clusters import several_nodes
-from tests.support.rotation_toy import Toy, ToyWork
-from tests.support.rotation_toy import trained as rotated
+from tests.support.shard_toy import Toy, ToyWork
+from tests.support.shard_toy import trained as rotated
 from tests.support.sleeping_task import LABEL, Sleeping
 from tests.support.waiting import until
 from xcray.schedule.autoscaling import ScalingPolicy

@@ -1,4 +1,4 @@
-"""Rotation trainings on Ray: killed actors, a lost node of two, and nodes without the data."""
+"""Trainings by shards on Ray: killed actors, a lost node of two, and nodes without the data."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ray as ray_module
 
-from tests.support.rotation_toy import (
+from tests.support.shard_toy import (
     GRID,
     Toy,
     ToyWork,
     TrainingRun,
-    plan_of,
+    task_of,
     trained,
     trained_dsmlr,
 )
@@ -117,13 +118,14 @@ def on_ray(
     job: str = "faults",
 ):
     """Train on two actors with one fault; return the result and the spans of the workers."""
+    work = replace(work, solver=replace(work.solver, order=order))
     group, spans = RayWorkerGroup(work, 2, nullcontext(), job), []
     fault = Fault(sync_points, lambda: act(group))
     result = trained(
         folder,
         group,
         work=work,
-        plan=plan_of(order=order, checkpoint_seconds=0.0),
+        task=task_of(checkpoint_seconds=0.0),
         on_progress=fault.on_progress,
         record=spans.append,
     )

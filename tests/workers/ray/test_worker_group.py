@@ -17,14 +17,14 @@ import ray
 
 from tests.support import shared_ray
 from tests.support.ray_clusters import several_nodes, store_use
-from tests.support.rotation_toy import GRID, ToyWork
+from tests.support.shard_toy import GRID, ToyStep, ToyWork
 from tests.support.waiting import until
 from tests.support.worker_group_toy import LARGE, Work, ask, replies, to
 from xcray.errors import ParameterError, Unavailable
 from xcray.schedule.events import Lost
 from xcray.schedule.rotation import RotationSchedule
-from xcray.solvers.rotation_contract import Step
-from xcray.training.rotation.interval import run_interval
+from xcray.solvers.rotation_contract import PlacedBlock
+from xcray.training.shards.rotate import run_rotation
 from xcray.workers.pool import StopFlag
 from xcray.workers.ray import actors as ray_actors
 from xcray.workers.ray import workers as ray_workers
@@ -285,7 +285,7 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
     work = ToyWork(n_features=WIDE)
     with opened("rotation", work=work) as group:
         asks = [
-            to(group.workers[b % 2], "init_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)
+            to(group.workers[b % 2], "create_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)
         ]
         homes = [group.workers[0]] * 2 + [group.workers[1]] * 2
         list(
@@ -298,9 +298,11 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
             )
         )
         before = sum(store_use().values())
-        blocks = [require_ref(answer.ref) for answer in call_many(group, asks)]
-        steps = [Step(verb, 1, 1.0) for verb in ("update", "sum", "observe")]
-        stretch = run_interval(
+        blocks = [
+            PlacedBlock(answer.worker, require_ref(answer.ref)) for answer in call_many(group, asks)
+        ]
+        steps = [ToyStep(verb, 1, 1.0) for verb in ("update", "sum", "observe")]
+        result = run_rotation(
             RotationSchedule(homes, GRID.blocks, 3, order="ring"),
             group,
             blocks,
@@ -308,7 +310,7 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
             stop=StopFlag(),
         )
         del blocks
-        for block, maker in enumerate(stretch.locations):
-            assert places(stretch.blocks[block]) == {node_of(group, maker)}
+        for worker, block in result.rotation.blocks:
+            assert places(block) == {node_of(group, worker)}
         # W and state of 4 labels, in float32.
         until(lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4)

@@ -1,4 +1,4 @@
-"""One rotation interval: same bits for any assignment, unchanged inputs, clean interruption."""
+"""One rotation: same bits for any assignment, unchanged inputs, clean interruption."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.support.worker_group_toy import to
 from xcray.errors import DataError, Stopped
 from xcray.schedule.rotation import ORDERS, RotationSchedule
 from xcray.schedule.shard_assignment import assign_by_speed
-from xcray.solvers.rotation_contract import PassMetrics, Step
-from xcray.training.rotation.interval import TIME_LIMIT, measured_speeds, run_interval
-from xcray.training.rotation.rebalancing import WorkerSpeeds
+from xcray.solvers.rotation_contract import PlacedBlock
+from xcray.training.shards.rebalancing import WorkerSpeeds
+from xcray.training.shards.rotate import TIME_LIMIT, measured_speeds, run_rotation
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.rpc import WorkerLost, call, call_many
@@ -37,19 +37,19 @@ class OrderSensitiveWorker:
         self.states = dict[int, float]()
 
     def pass_block(
-        self, block: np.ndarray, shards: tuple[int, ...], step: Step, owned: bool
+        self, block: np.ndarray, shards: tuple[int, ...], step: tuple[str, float], owned: bool
     ) -> tuple[np.ndarray | None, list[Any]]:
         """Change the block in an update sweep, and the shards in a sum sweep."""
         report, after = [], block if owned else block.copy()
         for shard in shards:
             b = self.states.get(shard, 1.0 + shard)
-            if step.kind == "update":
+            if step[0] == "update":
                 after *= 0.75
-                after += b * step.rate
+                after += b * step[1]
             else:
                 self.states[shard] = 0.5 * b + float(after.sum())
-            report.append((shard, PassMetrics(float(after @ after), None), 0.25))
-        return after if step.kind == "update" else None, report
+            report.append((shard, float(after @ after), 0.25))
+        return after if step[0] == "update" else None, report
 
     def long(self) -> tuple[None, None]:
         """Work until a stop is requested."""
@@ -106,17 +106,17 @@ def opened(kind: str, workers: int, hand: type[OrderSensitiveWorker] = OrderSens
 
 
 def start(group: Any) -> list[Any]:
-    """Return handles of the initial blocks."""
-    return [group.put(np.full(3, 1.0 + j, np.float32)) for j in range(BLOCKS)]
+    """Return the initial blocks."""
+    return [PlacedBlock("", group.put(np.full(3, 1.0 + j, np.float32))) for j in range(BLOCKS)]
 
 
 def turn(group: Any, order: str = "ring", homes: Any = None, **how: Any) -> Any:
     """Run one interval of four sweeps over an even assignment."""
     homes = homes or assign_by_speed(np.ones(SHARDS), dict.fromkeys(group.workers, 1.0))
     schedule = RotationSchedule(homes, BLOCKS, len(VERBS), order=order)
-    steps = [Step(verb, 1 + lap // 2, 0.5) for lap, verb in enumerate(VERBS)]
+    steps = [(verb, 0.5) for verb in VERBS]
     how = {"stop": StopFlag(), **how}
-    return run_interval(schedule, group, how.pop("blocks", None) or start(group), steps, **how)
+    return run_rotation(schedule, group, how.pop("blocks", None) or start(group), steps, **how)
 
 
 def bits(kind: str, workers: int, order: str, homes: Any = None) -> bytes:
@@ -124,7 +124,8 @@ def bits(kind: str, workers: int, order: str, homes: Any = None) -> bytes:
     group = opened(kind, workers)
     try:
         return b"".join(
-            group.fetch(handle).tobytes() for handle in turn(group, order, homes).blocks
+            group.fetch(block.handle).tobytes()
+            for block in turn(group, order, homes).rotation.blocks
         )
     finally:
         group.close()
@@ -170,8 +171,9 @@ def test_every_cell_is_passed_once_per_sweep_and_reported(order):
     group = opened("threads", 2)
     try:
         stretch = turn(group, order, record=spans.append, tick=shares.append)
-        assert [group.fetch(handle).shape for handle in stretch.blocks] == [(3,)] * BLOCKS
-        last = [float(group.fetch(handle) @ group.fetch(handle)) for handle in stretch.blocks]
+        result = stretch.rotation
+        arrays = [group.fetch(block.handle) for block in result.blocks]
+        assert [array.shape for array in arrays] == [(3,)] * BLOCKS
     finally:
         group.close()
     cells = {
@@ -179,8 +181,9 @@ def test_every_cell_is_passed_once_per_sweep_and_reported(order):
         for shard in range(SHARDS)
     }
     assert cells == dict.fromkeys(range(SHARDS), BLOCKS * len(VERBS))
-    assert stretch.squared == last
-    assert set(stretch.locations) <= set(group.workers)
+    newest = {block: report for block, _, report in result.reports}
+    assert [newest[j] for j in range(BLOCKS)] == [float(array @ array) for array in arrays]
+    assert {block.worker for block in result.blocks} <= set(group.workers)
     assert sorted(span.task.id for span in spans) == list(range(stretch.n_passes))
     assert {span.outcome for span in spans} == {DONE}
     assert {span.task.labels[0] for span in spans} == set(range(BLOCKS))
@@ -193,17 +196,18 @@ def test_input_blocks_are_not_changed():
     group = opened("serial", 1)
     blocks = start(group)
     stretch = turn(group, blocks=blocks)
-    assert [group.fetch(handle)[0] for handle in blocks] == [1.0 + j for j in range(BLOCKS)]
-    assert all(after is not before for after, before in zip(stretch.blocks, blocks, strict=True))
+    assert [group.fetch(block.handle)[0] for block in blocks] == [1.0 + j for j in range(BLOCKS)]
+    pairs = zip(stretch.rotation.blocks, blocks, strict=True)
+    assert all(after.handle is not before.handle for after, before in pairs)
 
 
 def test_an_interval_without_sweeps_returns_its_blocks():
     group = opened("serial", 1)
     blocks = start(group)
-    stretch = run_interval(
+    stretch = run_rotation(
         RotationSchedule(["worker-0"], BLOCKS, 0), group, blocks, [], stop=StopFlag()
     )
-    assert stretch.blocks == blocks
+    assert stretch.rotation.blocks == blocks
 
 
 @pytest.mark.parametrize("reason", ["stop", "time"])
@@ -242,13 +246,13 @@ def test_objects_lost_with_a_node_are_a_loss():
     group = opened("serial", 2)
     blocks = start(group)
     result = call(
-        group, to("worker-1", "pass_block", blocks[3], (4,), Step("update", 1, 1.0), False)
+        group, to("worker-1", "pass_block", blocks[3].handle, (4,), ("update", 1.0), False)
     )
     group.simulate_loss("worker-1", with_objects=True)
     group.wait(0.0)
     group.replace("worker-1")
     with pytest.raises(WorkerLost) as raised:
-        turn(group, blocks=[*blocks[:3], result.ref, *blocks[4:]])
+        turn(group, blocks=[*blocks[:3], PlacedBlock("worker-1", result.ref), *blocks[4:]])
     assert raised.value.workers == ()
 
 

@@ -15,8 +15,9 @@ from xcray.errors import Unavailable
 from xcray.schedule.calls import Call, at_worker
 from xcray.schedule.placement import group_by_node
 from xcray.schedule.shard_assignment import assign_by_speed
-from xcray.training.rotation.rebalancing import WorkerSpeeds
-from xcray.training.rotation.shard_worker import ShardInfo, ShardSource, ShardWorker
+from xcray.training.shards.rebalancing import WorkerSpeeds
+from xcray.training.shards.shard_worker import ShardInfo, ShardWorker
+from xcray.training.shards.source import ShardSource
 from xcray.workers.pool import StopFlag
 from xcray.workers.rpc import WorkerLost, call, call_many, require_ref
 from xcray.workers.worker_group import WorkerGroup

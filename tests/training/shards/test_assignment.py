@@ -1,4 +1,4 @@
-"""Shard assignment of rotation trainings: workers that leave or join change no bit."""
+"""Shard assignment: workers that leave or join change no bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.rotation_toy import Toy, ToyWork, TrainingRun, plan_of, trained
+from tests.support.shard_toy import Toy, ToyWork, TrainingRun, task_of, trained
 from xcray.solvers import make_solver
 from xcray.system.cores import available_cores
 from xcray.training import TrainSpec
@@ -76,7 +76,7 @@ class EpochAction:
             self._act, self.workers = None, set()
 
     def record(self, span: Any) -> None:
-        """Record the worker of a span; see `run_interval`."""
+        """Record the worker of a span; see `run_rotation`."""
         self.workers.add(span.worker)
 
 
@@ -90,12 +90,11 @@ def run(
     folder: Any, group: Moving, action: EpochAction, order: str = "ring", **changes: Any
 ) -> TrainingRun:
     """Run a training in which the action of `action` runs."""
-    plan = plan_of(order=order, **changes)
     return trained(
         folder,
         group,
-        work=ToyWork(),
-        plan=plan,
+        work=ToyWork(Toy(order=order)),
+        task=task_of(**changes),
         on_progress=action.on_progress,
         record=action.record,
     )

@@ -1,4 +1,4 @@
-"""Rotation strategy: label blocks rotate over row shards, so no process holds all weights."""
+"""Strategy of family "rotation": label blocks rotate over row shards, no process holds all W."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xcray.solvers.rotation_contract import Grid, RotationSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json
 from xcray.system.blas_threads import limit_blas_threads
-from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape, time_sweep
+from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape
 from xcray.training.capacity.preflight import Estimate
 from xcray.training.epoch_strategy import (
     EpochStrategy,
@@ -22,19 +22,16 @@ from xcray.training.epoch_strategy import (
     uses_whole_cluster,
 )
 from xcray.training.observer import TrainingObserver
-from xcray.training.rotation.config import RotationConfig
-from xcray.training.rotation.shard_worker import ShardSource, ShardWorkerSpec, make_shard_source
-from xcray.training.rotation.trainer import OUTCOME_FILE, train_rotation
+from xcray.training.shards.probe import time_sweep
+from xcray.training.shards.shard_worker import ShardWorkerSpec
+from xcray.training.shards.source import ShardSource, make_shard_source
+from xcray.training.shards.task import ShardTask
+from xcray.training.shards.training import OUTCOME_FILE, train_shards
 from xcray.training.strategy import TrainingContext
 
 CHECKPOINT_SECONDS: Final = 60.0  # between two checkpoints, at least
 # Copies of all weights in Ray's object store: this sync point, the one before, in transit.
 STORE_COPIES: Final = 3
-# orders that can pass all workers of a node before the next node
-RANDOM_ORDERS: Final = (
-    "uniform",
-    "shortest",
-)
 
 
 class BlockRotation(EpochStrategy):
@@ -89,11 +86,11 @@ class BlockRotation(EpochStrategy):
             max_workers=self._grid.shards if uses_whole_cluster(context) else None,
         )
         with observer.observe(group), limit_blas_threads():
-            train_rotation(
+            train_shards(
                 self._solver,
                 group,
                 rows,
-                self._make_config(observer.seconds_left()),
+                self._task(observer.seconds_left()),
                 observer,
                 directory=self.folder,
                 fingerprint=self._fingerprint(),
@@ -111,19 +108,14 @@ class BlockRotation(EpochStrategy):
         report = outcome_report(self._solver, outcome, block, measures)
         return {**report, "grid": self._grid._asdict(), **losses}
 
-    def _make_config(self, seconds: float | None) -> RotationConfig:
-        """Return the configuration; seconds: remaining time."""
-        data, solver = self._context.dataset, self._solver
-        return RotationConfig(
+    def _task(self, seconds: float | None) -> ShardTask:
+        """Return what is trained; seconds: remaining time."""
+        data = self._context.dataset
+        return ShardTask(
             grid=self._grid,
             n_labels=data.n_labels,
-            n_features=self._n_features,
             positives=data.label_counts.astype(np.int64),
             truth=data.test.Y if data.test is not None else None,
-            order=solver.order,
-            hybrid=solver.order in RANDOM_ORDERS,
-            sync_every=solver.sync_every,
-            seed=solver.seed,
             checkpoint_seconds=CHECKPOINT_SECONDS,
             max_seconds=seconds,
         )

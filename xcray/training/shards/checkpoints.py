@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, XcrayError
-from xcray.schedule.calls import Call, ObjectHandle, at_worker
-from xcray.solvers.rotation_contract import WeightBlock
+from xcray.schedule.calls import Call, at_worker
+from xcray.solvers.rotation_contract import PlacedBlock
 from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.storage.atomic import (
     create_staging_directory,
@@ -31,7 +31,7 @@ from xcray.storage.atomic import (
     write_json,
 )
 from xcray.training.block_store import claim_directory
-from xcray.training.rotation.shard_worker import ShardWorker
+from xcray.training.shards.shard_worker import ShardWorker
 from xcray.workers.rpc import call, call_many, fetch, require_ref
 from xcray.workers.worker_group import WorkerGroup
 
@@ -105,7 +105,7 @@ class Checkpoints:
         group: WorkerGroup,
         number: int,
         metadata: Mapping[str, Any],
-        blocks: Sequence[tuple[str, ObjectHandle[WeightBlock]]],
+        blocks: Sequence[PlacedBlock],
         block_workers: Sequence[str],
     ) -> None:
         """Write checkpoint `number` durably, then remove all older ones except the newest.
@@ -157,7 +157,7 @@ class Checkpoints:
 
     def load(
         self, group: WorkerGroup, checkpoint: Checkpoint, owners: Sequence[str], n_blocks: int
-    ) -> list[tuple[str, ObjectHandle[WeightBlock]]]:
+    ) -> list[PlacedBlock]:
         """Restore all shards, and load each block on a worker; return its name and the handle.
 
         owners: the owner of each shard. n_blocks: number of label blocks, so that a history goes
@@ -194,7 +194,7 @@ class Checkpoints:
                 request = Call(block_workers[block], ShardWorker.unpack_block, at_worker(arrays))
                 handles[block] = call(group, request).ref
         return [
-            (owner, require_ref(handle))
+            PlacedBlock(owner, require_ref(handle))
             for owner, handle in zip(block_workers, handles, strict=True)
         ]
 
@@ -211,7 +211,7 @@ class Checkpoints:
         self,
         group: WorkerGroup,
         staged: Path,
-        blocks: Sequence[tuple[str, ObjectHandle[WeightBlock]]],
+        blocks: Sequence[PlacedBlock],
     ) -> list[str]:
         """Write every block; return the SHA-256 of each."""
         calls = [

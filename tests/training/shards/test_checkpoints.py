@@ -1,4 +1,4 @@
-"""Checkpoints of rotation trainings: complete or not used, written by workers or by the driver."""
+"""Checkpoints of trainings by shards: complete or not used, written by workers or by the driver."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from xcray.errors import Conflict, Corrupt
-from xcray.solvers.rotation_contract import WeightBlock
+from xcray.solvers.rotation_contract import PlacedBlock, WeightBlock
 from xcray.storage.array_files import read_arrays, write_arrays
-from xcray.training.rotation import checkpoints as checkpoint_module
-from xcray.training.rotation.checkpoints import N_KEPT, Checkpoints
-from xcray.training.rotation.shard_worker import ShardWorker, arrays_to_block, block_to_arrays
+from xcray.training.shards import checkpoints as checkpoint_module
+from xcray.training.shards.checkpoints import N_KEPT, Checkpoints
+from xcray.training.shards.shard_worker import ShardWorker, arrays_to_block, block_to_arrays
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.rpc import WorkerLost
 
@@ -36,30 +36,37 @@ class Blind(ShardWorker):
         return super().load_block(directory + "/not-here", name, digest)
 
 
-class Shard:
-    """The state of a shard: one array."""
+class Shards:
+    """A solver's worker whose shards have one array each."""
 
-    def __init__(self, number: int) -> None:
-        self.b = np.linspace(number, number + 1, 5)
+    def __init__(self) -> None:
+        self.b = {}
 
-    def state(self):
-        return {"b": self.b}
+    def add_shard(self, number, rows, held_out):
+        self.b[number] = np.linspace(number, number + 1, 5)
 
-    def restore(self, state):
-        self.b = state["b"]
+    def state(self, number):
+        return {"b": self.b[number]}
+
+    def restore(self, number, state):
+        self.b[number] = state["b"]
 
 
 class Work:
     """Creates workers that hold such shards, without any data."""
 
-    solver = None
+    grid, n_features = None, 0
 
     def __init__(self, kind=ShardWorker) -> None:
         self._kind = kind
 
     def create_worker(self, worker, stopped):
+        self.solver = SimpleNamespace(create_worker=lambda *args: Shards())
         hand = self._kind(self, stopped)
-        hand._locals = {shard: Shard(shard) for shard, home in enumerate(HOMES) if home == worker}
+        rows = SimpleNamespace(rows=[], X=SimpleNamespace(nnz=0))
+        for shard, home in enumerate(HOMES):
+            if home == worker:
+                hand.receive_shard(shard, (rows, None))
         hand.take_snapshots()
         return hand
 
@@ -85,7 +92,10 @@ def group(request):
 
 def save(selection, group, number, metadata=None):
     """Write a checkpoint of random blocks."""
-    blocks = [(HOMES[j * len(HOMES) // BLOCKS], group.put(block(j, number))) for j in range(BLOCKS)]
+    blocks = [
+        PlacedBlock(HOMES[j * len(HOMES) // BLOCKS], group.put(block(j, number)))
+        for j in range(BLOCKS)
+    ]
     selection.write(group, number, metadata or {"epoch": number}, blocks, HOMES)
 
 
@@ -155,8 +165,8 @@ def test_what_is_saved_is_loaded(group, tmp_path):
     assert checkpoints.newest() is None
     save(checkpoints, group, 1, {"epoch": 7, "history": [{"objective": 0.1}]})
     for life in group._live.values():  # changes after the checkpoint do not count
-        for shard in life.state._locals.values():
-            shard.b = shard.b + 1.0
+        held = life.calls.worker._worker.b
+        held.update({shard: b + 1.0 for shard, b in held.items()})
     result = opened(tmp_path).newest()
     assert result.metadata == {"epoch": 7, "history": [{"objective": 0.1}]}
     blocks = checkpoints.load(group, result, HOMES, BLOCKS)
@@ -165,7 +175,7 @@ def test_what_is_saved_is_loaded(group, tmp_path):
         assert np.array_equal(group.fetch(handle).W, block(j, 1).W)
     for shard, home in enumerate(HOMES):
         assert np.array_equal(
-            group._live[home].state._locals[shard].b, np.linspace(shard, shard + 1, 5)
+            group._live[home].calls.worker._worker.b[shard], np.linspace(shard, shard + 1, 5)
         )
 
 
@@ -220,7 +230,7 @@ def test_an_interrupted_checkpoint_is_not_used(group, tmp_path):
             group,
             2,
             {},
-            [("worker-0", group.put(block(j))) for j in range(BLOCKS)],
+            [PlacedBlock("worker-0", group.put(block(j))) for j in range(BLOCKS)],
             ("worker-0",) * 3,
         )
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -12,9 +12,10 @@ from numpy.random import Generator
 from xcray.arrays import Float32, Int64, frozen
 from xcray.errors import Stopped
 from xcray.kernels.training import softmax as kernel
+from xcray.solvers.dsmlr.quasi_newton import MAX_FULL_FEATURES
+from xcray.solvers.held_out import HeldOut
 from xcray.solvers.multinomial import Shard
-from xcray.solvers.quasi_newton import MAX_FULL_FEATURES
-from xcray.solvers.rotation_contract import Grid, SweepMetrics, WeightBlock
+from xcray.solvers.rotation_contract import WeightBlock
 
 # multiplications between two checks of the stop flag: 20 to 100 ms
 SLICE_MULTIPLICATIONS: Final = 60_000_000
@@ -25,7 +26,35 @@ MAX_SUM: Final = 1e32  # limit of sums in float32, which are added over shards
 TOP_K: Final = 5  # labels reported per held-out row
 # kinds of sweeps that make b exact
 SUMMING_KINDS: Final = ("sum", "both", "observe")
-_NO_ROWS: Final = np.empty(0, np.int64)
+# kinds of sweeps that take stochastic steps
+STOCHASTIC_KINDS: Final = ("update", "both")
+# kinds of sweeps that gather exact gradients at blocks, and C
+GRADIENT_KINDS: Final = ("gradient", "curvature")
+# kinds of sweeps that change the blocks
+MUTATING_KINDS: Final = (*STOCHASTIC_KINDS, *GRADIENT_KINDS)
+
+
+class Step(NamedTuple):
+    """What a block pass does.
+
+    kind: that of its sweep: "update", "sum", "both", "observe", "gradient" or "curvature"; epoch:
+    from 1; rate: from the last decision, initially 1.
+    """
+
+    kind: str
+    epoch: int
+    rate: float
+
+
+class SweepMetrics(NamedTuple):
+    """Metrics of a shard after all blocks have passed it.
+
+    loss: its part of L1 without the norm, exact after "sum" and "observe". held_out: after
+    "observe", its part of the evaluation of the held-out rows.
+    """
+
+    loss: float
+    held_out: HeldOut | None = None
 
 
 class HeldOutMonitor:
@@ -47,17 +76,15 @@ class HeldOutMonitor:
 
         self.linear += _add_block(self.shard.dense, self.rows, block, stopped, keep_best)
 
-    def metrics(self, number: int, loss: float) -> SweepMetrics:
-        """Return the metrics of the sweep, and reset."""
-        watched_loss, k = (
+    def evaluation(self) -> HeldOut:
+        """Return the evaluation after a sweep, and reset."""
+        loss, k = (
             kernel.update_log_partition(self.rows) - self.linear,
             min(TOP_K, self.rows.T.n_cols),
         )
-        labels, scores = self.labels[:, :k].copy(), self.scores[:, :k].copy()
+        labels, scores = self.labels[:, :k].copy(), self.scores[:, :k].astype(np.float64)
         self.reset()
-        return SweepMetrics(
-            number, loss, watched_loss, len(labels), labels, scores, self.shard.rows
-        )
+        return HeldOut(loss, labels, scores, self.shard.rows)
 
     def reset(self) -> None:
         """Discard the sums of all blocks."""
@@ -67,14 +94,15 @@ class HeldOutMonitor:
 
 
 class ShardState:
-    """State of a shard: its rows, b_i = -log of the partition function of row i, partial sums.
+    """State of shard `number`: its rows, b_i = -log of their partition function, partial sums.
 
+    blocks: number of label blocks. held_out: held-out rows that it evaluates, or None.
     Memory O(nnz + n). b starts exact at W = 0, as -log K. (The paper starts with 1/K.)
     """
 
-    def __init__(self, shard: Shard, number: int, grid: Grid, held_out: Shard | None) -> None:
+    def __init__(self, shard: Shard, number: int, blocks: int, held_out: Shard | None) -> None:
         self.number = number
-        self.grid = grid
+        self._blocks = blocks
         self.shard = shard
         self.rows = _make_rows(shard)
         self.held_out = (
@@ -145,23 +173,15 @@ class ShardState:
     def finish_pass(self, verb: str) -> SweepMetrics | None:
         """Count a passed block; return the metrics of the shard if its sweep is over."""
         self.blocks_passed += 1
-        if self.blocks_passed < self.grid.blocks:
+        if self.blocks_passed < self._blocks:
             return None
         self.blocks_passed, linear, self.linear = 0, self.linear, 0.0
         if verb not in SUMMING_KINDS:
             return None
         loss = kernel.update_log_partition(self.rows) - linear
         if verb != "observe" or self.held_out is None:
-            return SweepMetrics(
-                self.number,
-                loss,
-                0.0,
-                0,
-                np.empty((0, TOP_K), np.int32),
-                np.empty((0, TOP_K), np.float32),
-                _NO_ROWS,
-            )
-        return self.held_out.metrics(self.number, loss)
+            return SweepMetrics(loss)
+        return SweepMetrics(loss, self.held_out.evaluation())
 
     def _dense_steps(
         self, X: Float32, order: Int64, block: WeightBlock, rule: kernel.StepRule, summed: bool

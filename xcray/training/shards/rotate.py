@@ -1,17 +1,24 @@
-"""One interval: the schedule issues block passes, the worker group runs them."""
+"""A rotation: the schedule issues block passes, the worker group runs them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+from xcray.arrays import Float64
 from xcray.errors import Stopped
-from xcray.schedule.calls import Call, ObjectHandle, at_worker
+from xcray.schedule.calls import Call, at_worker
 from xcray.schedule.events import Done, Finish, Task
 from xcray.schedule.rotation import BlockPass, RotationSchedule
-from xcray.solvers.rotation_contract import PassMetrics, Step, SweepMetrics, WeightBlock
-from xcray.training.rotation.shard_worker import ShardWorker
+from xcray.solvers.rotation_contract import (
+    BlockWorker,
+    CellReport,
+    PlacedBlock,
+    Rotation,
+    WeightBlock,
+)
+from xcray.training.shards.shard_worker import ShardWorker
 from xcray.workers.pool import StopFlag
 from xcray.workers.rpc import POLL_SECONDS, WorkerLost, results_of, span_of
 from xcray.workers.timeline import LOST, STOPPED, Span
@@ -19,58 +26,44 @@ from xcray.workers.worker_group import CallResult, WorkerGroup
 
 TIME_LIMIT: Final = "TIME"  # code of the Stopped at the time limit
 
-# metrics and seconds of a block pass, by shard
-PassResults: TypeAlias = list[tuple[int, PassMetrics, float]]
-PassMethod: TypeAlias = Callable[
-    [ShardWorker, WeightBlock, Sequence[int], Step, bool], tuple[WeightBlock | None, PassResults]
-]
-
 
 class WorkerPace(NamedTuple):
-    """Work of a worker in an interval: shard -> number of block passes, and shard -> seconds."""
+    """Work of a worker in a rotation: shard -> number of block passes, and shard -> seconds."""
 
     cells: dict[int, int]
     seconds: dict[int, float]
 
 
-class IntervalResult(NamedTuple):
-    """Result of an interval.
+class MeasuredRotation(NamedTuple):
+    """Result of a rotation, with the pace of each worker and the number of passes."""
 
-    blocks: a handle of each block. locations: the worker that changed each block last.
-    squared: |W|^2 of each block, if reported. metrics: of each shard's last sweep that had some.
-    paces: by worker. n_passes: number of passes.
-    """
-
-    blocks: list[ObjectHandle[WeightBlock]]
-    locations: list[str]
-    squared: list[float | None]
-    metrics: dict[int, SweepMetrics]
+    rotation: Rotation
     paces: dict[str, WorkerPace]
     n_passes: int
 
 
-def run_interval(
+def run_rotation(
     schedule: RotationSchedule,
     group: WorkerGroup,
-    blocks: Sequence[ObjectHandle[WeightBlock]],
-    steps: Sequence[Step],
+    blocks: Sequence[PlacedBlock],
+    steps: Sequence[Any],
     *,
     stop: StopFlag,
     tick: Callable[[float], None] = lambda share: None,
     record: Callable[[Span], None] = lambda span: None,
     ends: float | None = None,
-) -> IntervalResult:
+) -> MeasuredRotation:
     """Run `schedule` on `group` until all blocks are at rest.
 
-    blocks: one handle each; their objects are not changed. steps: what each sweep does.
+    blocks: their objects are not changed. steps: what each sweep does.
     tick: called after every wait with the share of the cells that is done.
-    record: called with each pass, as a task with its number in the interval, whose one label is the
+    record: called with each pass, as a task with its number in the rotation, whose one label is the
     number of the block. ends: time limit on the clock of `time.monotonic`.
     Raises Stopped if `stop` is set, and at the time limit with code TIME; WorkerLost; and what a
     pass raised. After each of these the shards are in an intermediate state: they must be rolled
-    back before the next interval.
+    back before the next rotation.
     """
-    loop = _IntervalLoop(schedule, group, blocks, steps, record)
+    loop = _RotationLoop(schedule, group, blocks, steps, record)
     loop.execute(schedule.start())
     try:
         while not loop.finished:
@@ -90,31 +83,31 @@ def run_interval(
         group.interrupt()
         loop.record_running(())
         raise
-    return loop.result._replace(n_passes=loop.n_passes)
+    return loop.result
 
 
-class _IntervalLoop:
-    """State of one interval: the handle of each block, and the pass of each pending ticket."""
+class _RotationLoop:
+    """State of one rotation: the place of each block, and the pass of each pending ticket."""
 
     def __init__(
         self,
         schedule: RotationSchedule,
         group: WorkerGroup,
-        blocks: Sequence[ObjectHandle[WeightBlock]],
-        steps: Sequence[Step],
+        blocks: Sequence[PlacedBlock],
+        steps: Sequence[Any],
         record: Callable[[Span], None],
     ) -> None:
         self._schedule = schedule
         self._group = group
         self._steps = steps
         self._record = record
-        n = len(blocks)
-        paces = {worker: WorkerPace({}, {}) for worker in group.workers}
-        self.result = IntervalResult(list(blocks), [""] * n, [None] * n, {}, paces, 0)
-        self._owned = [False] * n  # created in this interval, so it is not shared
+        self._blocks = list(blocks)
+        self._reports = list[CellReport]()
+        self._paces = {worker: WorkerPace({}, {}) for worker in group.workers}
+        self._owned = [False] * len(blocks)  # created in this rotation, so it is not shared
         several_nodes = len(set(group.nodes.values())) > 1
-        self._method: PassMethod = (
-            ShardWorker.pass_block_copied if several_nodes else ShardWorker.pass_block
+        self._method: Callable[..., tuple[WeightBlock | None, list[tuple[int, Any, float]]]] = (
+            ShardWorker.pass_block_copied if several_nodes else BlockWorker.pass_block
         )
         self.tickets: dict[int, BlockPass] = {}
         # worker -> end of its last pass, on the group's clock
@@ -122,7 +115,13 @@ class _IntervalLoop:
         # the same moment on the group's clock and on the local one
         self._seen = (0.0, time.monotonic())
         self.finished = False
-        self.n_passes = 0
+        self._n_passes = 0
+
+    @property
+    def result(self) -> MeasuredRotation:
+        """Return what was done so far."""
+        rotation = Rotation(self._blocks, self._reports)
+        return MeasuredRotation(rotation, self._paces, self._n_passes)
 
     def execute(self, commands: Sequence[BlockPass | Finish]) -> None:
         """Submit passes. A finish with a reason was raised as WorkerLost before."""
@@ -130,29 +129,25 @@ class _IntervalLoop:
             if isinstance(command, Finish):
                 self.finished = True
                 continue
-            self.n_passes += 1
-            handle, owned = self.result.blocks[command.block], self._owned[command.block]
-            step = self._steps[command.sweep]
-            call = Call(
-                command.worker, self._method, at_worker(handle), command.shards, step, owned
-            )
+            self._n_passes += 1
+            block = at_worker(self._blocks[command.block].handle)
+            step, owned = self._steps[command.sweep], self._owned[command.block]
+            call = Call(command.worker, self._method, block, command.shards, step, owned)
             self.tickets[self._group.submit(call)] = command
 
-    def handle(self, reply: CallResult[WeightBlock, PassResults]) -> None:
+    def handle(self, reply: CallResult[WeightBlock, list[tuple[int, Any, float]]]) -> None:
         """Store the result of a pass, then execute the next commands of the schedule."""
         block_pass = self.tickets.pop(reply.ticket)
+        block = block_pass.block
         if reply.ref is not None:  # otherwise the block is unchanged
-            self.result.blocks[block_pass.block] = reply.ref
-            self._owned[block_pass.block] = True
-        self.result.locations[block_pass.block] = reply.worker
-        pace = self.result.paces[reply.worker]
-        for shard, metrics, seconds in reply.result:
+            self._owned[block] = True
+        handle = reply.ref or self._blocks[block].handle
+        self._blocks[block] = PlacedBlock(reply.worker, handle)
+        pace = self._paces[reply.worker]
+        for shard, report, seconds in reply.result:
             pace.cells[shard] = pace.cells.get(shard, 0) + 1
             pace.seconds[shard] = pace.seconds.get(shard, 0.0) + seconds
-            if metrics.squared is not None:
-                self.result.squared[block_pass.block] = metrics.squared
-            if metrics.sweep is not None:
-                self.result.metrics[shard] = metrics.sweep
+            self._reports.append(CellReport(block, shard, report))
         self._ends[reply.worker] = reply.started + reply.seconds
         self._seen = self._ends[reply.worker], time.monotonic()
         self._record(span_of(reply, self._task(block_pass)))
@@ -182,7 +177,7 @@ class _IntervalLoop:
         return Task(block_pass.id, (block_pass.block,), 0.0)
 
 
-def measured_speeds(paces: dict[str, WorkerPace], costs: Any) -> dict[str, float]:
+def measured_speeds(paces: Mapping[str, WorkerPace], costs: Float64) -> dict[str, float]:
     """Return the speed of each worker that worked: cost (`costs` (S,) per cell) per second."""
     speeds = {}
     for worker, pace in paces.items():

@@ -7,14 +7,15 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.rotation_toy import COMMON, GRID, LAM, Model, trained_dsmlr
+from tests.support.shard_toy import COMMON, GRID, LAM, Model, trained_dsmlr
 from xcray.arrays import CSR, Pattern, TopK, csr_from, frozen
-from xcray.errors import Stopped
+from xcray.errors import ParameterError, Stopped
 from xcray.measures import precision_at_k
-from xcray.solvers.dsmlr import MAX_CHECKPOINTS, DSMLRSolver
+from xcray.solvers.dsmlr.solver import MAX_CHECKPOINTS, DSMLRSolver
 from xcray.storage.arrow import read_table
 from xcray.training.capacity.epoch_resources import problem_shape
-from xcray.training.rotation.shard_worker import ShardSource, ShardWorkerSpec, make_shard_source
+from xcray.training.shards.shard_worker import ShardWorkerSpec
+from xcray.training.shards.source import ShardSource, make_shard_source
 from xcray.workers.pool import StopFlag
 
 
@@ -140,6 +141,13 @@ def test_exact_gradients_have_the_same_bits_on_any_workers(
     )
 
 
+def test_features_whose_squares_overflow_are_refused_by_exact_gradients(tiny, tmp_path):
+    train = tiny.train.X
+    X = train._replace(data=frozen(train.data * np.float32(1e30), np.float32))
+    with np.errstate(all="ignore"), pytest.raises(ParameterError, match="scale the features"):
+        trained_dsmlr(tiny, tmp_path, directory=False, X=X, **EXACT)
+
+
 @pytest.mark.parametrize("epoch", [2.2, 5.2])
 def test_a_stop_among_exact_gradients_and_a_resume_change_no_bit(tiny, finished, tmp_path, epoch):
     stop = StopFlag()
@@ -190,7 +198,7 @@ def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypa
     """The result is the last accepted point, not the trial point under evaluation."""
     jump = [0.0]
     monkeypatch.setattr(
-        "xcray.training.rotation.interval.time.monotonic",
+        "xcray.training.shards.rotate.time.monotonic",
         lambda real=time.monotonic: real() + jump[0],
     )
 

@@ -1,4 +1,4 @@
-"""Rotation trainer: same bits on any workers, through stops, losses, damage and moved shards."""
+"""Training by shards: same bits on any workers, through stops, losses, damage and moved shards."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.rotation_toy import GRID, LABELS, Toy, ToyWork, TrainingRun, plan_of, trained
+from tests.support.shard_toy import GRID, LABELS, Toy, ToyWork, TrainingRun, task_of, trained
 from xcray.errors import DataError, Refused, Stopped, Unavailable
-from xcray.training.rotation import trainer
+from xcray.training.shards import training
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import DONE, LOST, Timeline, balance, read_streams
@@ -40,7 +40,7 @@ def test_blocks_are_delivered_in_order_with_their_counts(reference):
 def test_the_bits_do_not_depend_on_workers_or_the_barrier(
     reference, tmp_path, group, workers, order
 ):
-    result = trained(tmp_path, group, workers, plan=plan_of(order=order))
+    result = trained(tmp_path, group, workers, ToyWork(Toy(order=order)))
     assert result.bits == reference.bits
     assert [entry["objective"] for entry in result.outcome.history] == [
         entry["objective"] for entry in reference.outcome.history
@@ -57,28 +57,17 @@ def test_shards_that_move_at_every_sync_point_change_no_bit(reference, tmp_path,
     def speeds(paces, costs):
         return {"worker-0": 1.0, "worker-1": (512.0, 1 / 512)[next(turns) % 2]}
 
-    monkeypatch.setattr(trainer, "measured_speeds", speeds)
-    result = trained(tmp_path, "threads", 2, plan=plan_of(checkpoint_seconds=0.0))
+    monkeypatch.setattr(training, "measured_speeds", speeds)
+    result = trained(tmp_path, "threads", 2, task=task_of(checkpoint_seconds=0.0))
     assert result.outcome.moved >= 5
     assert result.bits == reference.bits
-    assert (
-        trained(tmp_path / "fixed", "threads", 2, plan=plan_of(move_shards=False)).outcome.moved
-        == 0
-    )
 
 
 @pytest.mark.parametrize("order", ["uniform", "shortest"])
-@pytest.mark.parametrize("hybrid", [False, True])
-def test_nomad_passes_every_cell_once_per_sweep(tmp_path, order, hybrid):
+def test_nomad_passes_every_cell_once_per_sweep(tmp_path, order):
     """The toy solver asserts that no block passes a shard twice in a sweep."""
-    spans = []
-    result = trained(
-        tmp_path,
-        "threads",
-        3,
-        plan=plan_of(order=order, hybrid=hybrid, seed=5),
-        record=spans.append,
-    )
+    spans, work = [], ToyWork(Toy(order=order, seed=5))
+    result = trained(tmp_path, "threads", 3, work, record=spans.append)
     assert [block.lo for block in result.blocks] == [
         LABELS * j // GRID.blocks for j in range(GRID.blocks)
     ]
@@ -105,12 +94,12 @@ def test_the_history_has_each_sync_point(reference):
 
 
 def test_without_held_out_rows_there_are_no_held_out_metrics(tmp_path):
-    result = trained(tmp_path, plan=plan_of(truth=None)).outcome
+    result = trained(tmp_path, task=task_of(truth=None)).outcome
     assert set(result.history[0]) == {"epoch", "seconds", "rate", "back", "objective"}
 
 
 def test_longer_intervals_have_fewer_sync_points(tmp_path):
-    result = trained(tmp_path, plan=plan_of(sync_every=4)).outcome
+    result = trained(tmp_path, work=ToyWork(Toy(sync_every=4))).outcome
     assert [entry["epoch"] for entry in result.history] == [4, 6]
 
 
@@ -121,7 +110,7 @@ def test_a_rollback_continues_from_the_sync_point_before(reference, tmp_path, se
     It makes no difference whether sync point 2 has a checkpoint.
     """
     work = ToyWork(Toy(back=(3, 4)))
-    result = trained(tmp_path, "threads", 2, work, plan_of(checkpoint_seconds=seconds))
+    result = trained(tmp_path, "threads", 2, work, task_of(checkpoint_seconds=seconds))
     assert [(entry["epoch"], entry["rate"], entry["back"]) for entry in result.outcome.history] == [
         *((1, 1.0, False), (2, 1.0, False), (3, 1.0, True), (3, 0.5, True)),
         *((3, 0.25, False), (4, 0.25, False), (5, 0.25, False), (6, 0.25, False)),
@@ -136,17 +125,6 @@ def test_a_rollback_continues_from_the_sync_point_before(reference, tmp_path, se
 def test_a_rollback_from_the_first_sync_point_is_the_start(reference, tmp_path):
     result = trained(tmp_path, work=ToyWork(Toy(back=(1,))))
     assert [entry["epoch"] for entry in result.outcome.history] == [1, 1, 2, 3, 4, 5, 6]
-
-
-def test_rollbacks_are_limited(tmp_path):
-    """If no rate is small enough, the result has the blocks of the last valid sync point.
-
-    This happens with data that are not finite.
-    """
-    result = trained(tmp_path, work=ToyWork(Toy(back=tuple(range(2, 1000))))).outcome
-    assert (result.epochs, len(result.history)) == (1, 1 + trainer.MAX_ROLLBACKS)
-    assert result.reason.startswith("it went back 25 times")
-    assert result.objective == result.history[0]["objective"]
 
 
 class Halt:
@@ -170,7 +148,7 @@ def stopped_at(
     halt = Halt(sync_points)
     with pytest.raises(Stopped):
         trained(
-            folder, group, 2, work, plan_of(**changes), stop=halt.stop, on_progress=halt.on_progress
+            folder, group, 2, work, task_of(**changes), stop=halt.stop, on_progress=halt.on_progress
         )
 
 
@@ -291,7 +269,7 @@ def test_losses_change_no_bit(reference, tmp_path, seconds, with_objects):
         tmp_path,
         lossy.group,
         work=work,
-        plan=plan_of(checkpoint_seconds=seconds),
+        task=task_of(checkpoint_seconds=seconds),
         on_progress=lossy.on_progress,
         record=spans.append,
     )
@@ -335,7 +313,7 @@ def test_others_do_the_work_of_workers_without_replacement(reference, tmp_path):
             tmp_path,
             lossy.group,
             work=work,
-            plan=plan_of(checkpoint_seconds=0.0),
+            task=task_of(checkpoint_seconds=0.0),
             on_progress=lossy.on_progress,
         ).bits
         == reference.bits
@@ -360,7 +338,7 @@ def test_work_before_a_checkpoint_counts_once_and_the_rest_is_lost(tmp_path, sec
         trained(
             tmp_path / "run",
             group,
-            plan=plan_of(checkpoint_seconds=seconds),
+            task=task_of(checkpoint_seconds=seconds),
             on_progress=lossy.on_progress,
             timeline=timeline,
         )
@@ -386,10 +364,10 @@ def test_repeated_losses_end_the_training(tmp_path):
 
 
 def test_errors_of_a_solver_are_raised(tmp_path, monkeypatch):
-    def broken(self, history):
+    def broken(self, number, epoch):
         raise DataError("BAD", "no judgement")
 
-    monkeypatch.setattr(Toy, "decide", broken)
+    monkeypatch.setattr(Toy, "judge", broken)
     with pytest.raises(DataError, match="no judgement"):
         trained(tmp_path)
 
@@ -401,15 +379,15 @@ def test_the_last_sync_point_is_delivered_when_the_time_is_up(
     """The clock of the loop jumps after the given number of sync points."""
     jump = [0.0]
     monkeypatch.setattr(
-        "xcray.training.rotation.interval.time.monotonic",
-        lambda real=trainer.time.monotonic: real() + jump[0],
+        "xcray.training.shards.rotate.time.monotonic",
+        lambda real=training.time.monotonic: real() + jump[0],
     )
 
     def on_progress(progress):
         if progress.newest.get("epoch", 0) == sync_points and progress.done > sync_points:
             jump[0] = 1e6
 
-    result = trained(tmp_path, plan=plan_of(max_seconds=1e5), on_progress=on_progress)
+    result = trained(tmp_path, task=task_of(max_seconds=1e5), on_progress=on_progress)
     assert (result.outcome.epochs, len(result.outcome.history), result.outcome.reason) == (
         sync_points,
         sync_points,
@@ -421,7 +399,7 @@ def test_the_last_sync_point_is_delivered_when_the_time_is_up(
 
 def test_no_time_at_all_is_refused(tmp_path):
     with pytest.raises(Refused, match="give it more time"):
-        trained(tmp_path, "threads", 1, ToyWork(Toy(pause=0.2)), plan_of(max_seconds=0.0))
+        trained(tmp_path, "threads", 1, ToyWork(Toy(pause=0.2)), task_of(max_seconds=0.0))
 
 
 def test_progress_ascends_to_its_end(tmp_path):
@@ -434,13 +412,7 @@ def test_progress_ascends_to_its_end(tmp_path):
 
 def test_nonfinite_numbers_are_stored_as_none(tmp_path, monkeypatch):
     """The state of a diverged training can be judged, stored and reported."""
-    real = Toy._closed
-
-    def diverged(self, local, step):
-        output = real(self, local, step)
-        return output if output is None else output._replace(loss=math.inf)
-
-    monkeypatch.setattr(Toy, "_closed", diverged)
+    monkeypatch.setattr(Toy, "loss", lambda self, b: math.inf)
     result = trained(tmp_path).outcome
     assert result.objective is None
     assert [entry["objective"] for entry in result.history] == [None] * 6

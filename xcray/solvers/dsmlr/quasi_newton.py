@@ -192,42 +192,6 @@ def _dot(a: Float32, b: Float32) -> float:
     return float(np.einsum("jc,jc->j", a, b).sum(dtype=np.float64))
 
 
-class LbfgsPhase(NamedTuple):
-    """L-BFGS as the exact phase of a rotation training, see `rotation_contract.ExactPhase`.
-
-    lam: weight of the squared norm; size: number of steps that are kept. Blocks with gradients have
-    the state (G, C), see `start_history`.
-    """
-
-    lam: float
-    size: int
-
-    def start(self, block: WeightBlock) -> WeightBlock:
-        """Return the history of a block that has its first exact gradient, with C."""
-        G, C = block.state
-        return pack(start_history(block.lo, block.hi, block.W, G, C, self.lam))
-
-    def update(self, history: WeightBlock, block: WeightBlock) -> WeightBlock:
-        """Return the history after the step to the block's point, which has its gradient."""
-        return pack(update_history(unpack(history), block.W, block.state[0], self.lam, self.size))
-
-    def products(self, history: WeightBlock) -> Float64:
-        """Return the inner products of a history."""
-        return products(unpack(history))
-
-    def coefficients(self, parts: Sequence[Float64]) -> tuple[Float64, float]:
-        """Return the coefficients of the direction and its slope, from all blocks' products."""
-        return coefficients(sum_products(parts))
-
-    def direct(self, history: WeightBlock, coefs: Float64) -> WeightBlock:
-        """Return the history with its direction."""
-        return pack(with_direction(unpack(history), coefs))
-
-    def move(self, history: WeightBlock, length: float) -> WeightBlock:
-        """Return the block at `length` times the direction."""
-        return WeightBlock(history.lo, history.hi, weights_at_step(unpack(history), length), ())
-
-
 def pack(memory: LbfgsHistory) -> WeightBlock:
     """Return a history as a WeightBlock, so that it is stored and saved like one. Shares memory."""
     arrays = memory.G, memory.direction, memory.M, memory.pairs, *memory.S, *memory.Y

@@ -1,0 +1,376 @@
+"""Toy solver for tests of trainings by shards, whose numbers show every change of order.
+
+It minimises nothing. A block changes with the state of each shard that it visits, and the state
+of a shard changes with each block. So a visit that is missing, repeated or out of order changes
+all bits that follow.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.support.observers import FunctionObserver
+from xcray.arrays import CSR, frozen, pattern
+from xcray.errors import Stopped
+from xcray.schedule.calls import Call, at_worker
+from xcray.solvers.declarations import StoppingRule
+from xcray.solvers.dsmlr.solver import DSMLRSolver
+from xcray.solvers.held_out import HeldOut
+from xcray.solvers.rotation_contract import Grid, RotationCalls, RunState, SyncPoint, WeightBlock
+from xcray.solvers.solved_labels import merge
+from xcray.storage.atomic import sha256_arrays
+from xcray.training.shards.shard_worker import ShardWorker, ShardWorkerSpec
+from xcray.training.shards.source import make_shard_source
+from xcray.training.shards.task import ShardTask, TrainingOutcome
+from xcray.training.shards.training import train_shards
+from xcray.workers.local_group import SerialGroup, ThreadGroup
+from xcray.workers.pool import StopFlag
+
+FEATURES, LABELS, WATCHED = 5, 23, 3
+GRID = Grid(4, 5)
+TRUTH = pattern(
+    np.arange(GRID.shards * WATCHED + 1), np.arange(GRID.shards * WATCHED) % LABELS, LABELS
+)
+
+
+class ToyStep(NamedTuple):
+    """What a sweep does: "update" changes the blocks, "sum" and "observe" change the shards."""
+
+    kind: str
+    epoch: int
+    rate: float
+
+
+class ToyWorker:
+    """The shards of a worker: of each a number that depends on the order of its blocks."""
+
+    def __init__(self, toy: Toy, n_features: int, stopped: Callable[[], bool]) -> None:
+        self._toy = toy
+        self._n_features = n_features
+        self._stopped = stopped
+        self.b: dict[int, np.ndarray] = {}
+        self._passed: dict[int, list[int]] = {}
+
+    def add_shard(self, number: int, rows: Any, held_out: Any) -> None:
+        """Hold a shard in its initial state."""
+        self.b[number], self._passed[number] = np.array([1.0 + number, 0.0]), []
+
+    def drop_shard(self, number: int) -> None:
+        """Free a shard."""
+        del self.b[number], self._passed[number]
+
+    def state(self, number: int) -> dict[str, np.ndarray]:
+        """Return the state of a shard at a sync point."""
+        assert not self._passed[number], "a state is read at sync points only"
+        return {"b": self.b[number]}
+
+    def restore(self, number: int, state: dict[str, np.ndarray]) -> None:
+        """Restore the state of a sync point."""
+        self.b[number], self._passed[number] = state["b"], []
+
+    def create_block(self, lo: int, hi: int) -> tuple[WeightBlock, None]:
+        """Create a block before training."""
+        shape = (self._n_features, hi - lo)
+        state = (np.ones(shape, np.float32),)
+        return WeightBlock(lo, hi, np.zeros(shape, np.float32), state), None
+
+    def pass_block(
+        self, block: WeightBlock, shards: Sequence[int], step: ToyStep, owned: bool
+    ) -> tuple[WeightBlock | None, list[tuple[int, Any, float]]]:
+        """Change a block in an "update" sweep, and the shards in others; report their losses."""
+        results = []
+        for shard in shards:
+            began = time.monotonic()
+            self._rest()
+            assert block.lo not in self._passed[shard], "a block visited a shard twice in a sweep"
+            self._passed[shard].append(block.lo)
+            b = self.b[shard]
+            if step.kind == "update":
+                W = block.W if owned and block.W.flags.writeable else block.W.copy()
+                W *= np.float32(0.75)
+                W += np.float32(step.rate * b[0] / (1 + block.lo))
+                state = (block.state[0] * np.float32(1.01),)
+                block, owned = WeightBlock(block.lo, block.hi, W, state), True
+            else:
+                changed = [b[0] * 0.9 + float(block.W[0, 0]), b[1] + step.epoch]
+                self.b[shard] = np.array(changed)
+            if len(self._passed[shard]) == GRID.blocks:
+                self._passed[shard] = []
+            squared = float((block.W.astype(np.float64) ** 2).sum())
+            report = squared, self._toy.loss(self.b[shard])
+            results.append((shard, report, time.monotonic() - began))
+        return block if step.kind == "update" else None, results
+
+    def export_labels(self, block: WeightBlock, positives: Any) -> tuple[Finished, None]:
+        """Create a finished block."""
+        return Finished(block.lo, block.hi, block.W.copy(), block.state[0].copy(), positives), None
+
+    def _rest(self) -> None:
+        """Wait for `pause` seconds, in slices."""
+        ends = time.monotonic() + self._toy.pause
+        while self._toy.pause and time.monotonic() < ends:
+            if self._stopped():
+                raise Stopped("as asked")
+            time.sleep(0.002)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The solver. back: numbers of the sync points (from 1) at which it goes back.
+
+    sync_every: epochs between two sync points. pause: seconds per visit.
+    """
+
+    lam: float = 0.5
+    epochs: int = 6
+    back: tuple[int, ...] = ()
+    sync_every: int = 1
+    order: str = "ring"
+    seed: int = 0
+    pause: float = 0.0
+
+    @property
+    def stopping(self) -> StoppingRule:
+        """Return that it stops after all epochs."""
+        return StoppingRule("tolerance", 0.0, self.epochs, "all epochs are done")
+
+    def create_worker(self, grid: Grid, n_features: int, stopped: Any) -> ToyWorker:
+        """Return a worker without shards."""
+        return ToyWorker(self, n_features, stopped)
+
+    def loss(self, b: np.ndarray) -> float:
+        """Return the loss of a shard in a state."""
+        return float(b[0])
+
+    def judge(self, number: int, epoch: int) -> tuple[bool, str | None]:
+        """Return whether to go back at a sync point, and why to end."""
+        back = number in self.back
+        return back, "all epochs are done" if epoch >= self.epochs and not back else None
+
+    def program(self, calls: RotationCalls, start: RunState) -> Iterator[SyncPoint]:
+        """Go back as configured, with half the rate; end after the last epoch."""
+        note, blocks, number = start.note, list(start.blocks), len(start.history)
+        if note is None:
+            note, blocks = {"epoch": 0, "rate": 1.0}, calls.create_blocks(ToyWorker.create_block)
+            calls.keep_shards()
+        epoch, rate, reason = note["epoch"], note["rate"], None
+        while reason is None:
+            epochs = min(self.sync_every, self.epochs - epoch)
+            kinds = [*("update", "sum") * epochs, "observe"]
+            steps = [ToyStep(kind, epoch + 1 + n // 2, rate) for n, kind in enumerate(kinds)]
+            after = calls.rotate(blocks, steps, seed=self.seed + number, epochs=epochs)
+            number += 1
+            squared = {block: values[0] for block, _, values in after.reports}
+            losses = {shard: values[1] for _, shard, values in after.reports}
+            objective = 0.5 * self.lam * math.fsum(squared.values()) + math.fsum(losses.values())
+            back, reason = self.judge(number, epoch + epochs)
+            entry = {"epoch": epoch + epochs, "rate": rate, "objective": objective, "back": back}
+            if back:
+                calls.restore_shards()
+                rate *= 0.5
+            else:
+                calls.keep_shards()
+                blocks, epoch = after.blocks, epoch + epochs
+            note = {"epoch": epoch, "rate": rate}
+            yield SyncPoint(epoch, entry, objective, blocks, note, self._held_out(), reason=reason)
+
+    def export(self, calls: RotationCalls, last: RunState, positives: Any) -> Iterator[Any]:
+        """Yield the finished blocks."""
+        ends = [LABELS * block // GRID.blocks for block in range(GRID.blocks + 1)]
+        return calls.fetch_many(
+            [
+                Call(worker, ToyWorker.export_labels, at_worker(block), positives[lo:hi])
+                for (worker, block), (lo, hi) in zip(last.blocks, pairwise(ends), strict=True)
+            ]
+        )
+
+    def _held_out(self) -> HeldOut:
+        """Return predicted labels that contain those of all rows but every third."""
+        rows = np.arange(WATCHED * GRID.shards)
+        labels = np.stack([(rows + (rows % WATCHED == 0)) % LABELS, (rows + 1) % LABELS], axis=1)
+        scores = np.array([[2.0, 1.0]] * len(rows))
+        return HeldOut(0.125 * GRID.shards, labels.astype(np.int32), scores, rows)
+
+
+class Finished(NamedTuple):
+    """A block as delivered."""
+
+    lo: int
+    hi: int
+    W: np.ndarray
+    state: np.ndarray
+    positives: Any
+
+
+class _Cut(NamedTuple):
+    """The part of a shard's rows that workers use."""
+
+    rows: np.ndarray
+    X: Any
+
+
+class _Size(NamedTuple):
+    """The part of X that workers use."""
+
+    nnz: int
+
+
+@dataclass(frozen=True)
+class ToyWork:
+    """Creates workers; also the driver's source of rows.
+
+    data_visible: whether workers can open shards without the driver.
+    """
+
+    solver: Toy = field(default_factory=Toy)
+    data_visible: bool = True
+    grid: Grid = GRID
+    n_features: int = FEATURES
+
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
+        """Return the worker."""
+        return ShardWorker(self, stopped)  # type: ignore[arg-type]
+
+    def warm_up(self) -> None:
+        """Do nothing: there are no kernels to compile."""
+
+    def open(self) -> Any:
+        """Return the source of shards, or None."""
+        return self if self.data_visible else None
+
+    def cut_shard(self, shard: int) -> Any:
+        """Return a shard and its held-out rows."""
+        return _Cut(np.arange(10 + shard), _Size(100 + shard)), None
+
+
+GROUPS: dict[str, Any] = {"serial": SerialGroup, "threads": ThreadGroup}
+
+
+class TrainingRun(NamedTuple):
+    """A finished training."""
+
+    outcome: TrainingOutcome
+    blocks: list[Finished]
+
+    @property
+    def bits(self) -> str:
+        """SHA-256 of all delivered blocks."""
+        arrays = [
+            {"W": b.W, "state": b.state, "ends": np.array([b.lo, b.hi]), "n": b.positives}
+            for b in self.blocks
+        ]
+        return sha256_arrays(
+            {f"{n}.{name}": array for n, each in enumerate(arrays) for name, array in each.items()}
+        )
+
+
+def task_of(**changes: Any) -> ShardTask:
+    """Return the task of the toy with checkpoints only at a stop and at the end."""
+    task = ShardTask(GRID, LABELS, frozen(np.arange(LABELS), np.int64), TRUTH, 1e9)
+    return replace(task, **changes)
+
+
+def observer_of(how: dict[str, Any], blocks: list[Any]) -> FunctionObserver:
+    """Take the functions of an observer out of `how`; by default blocks are collected."""
+    return FunctionObserver(
+        how.pop("deliver", blocks.append),
+        how.pop("on_progress", lambda progress: None),
+        how.pop("record", lambda span: None),
+        timeline=how.pop("timeline", None),
+    )
+
+
+def trained(
+    folder: Path,
+    group: Any = "serial",
+    workers: int = 2,
+    work: ToyWork | None = None,
+    task: ShardTask | None = None,
+    **out: Any,
+) -> TrainingRun:
+    """Train the toy in `folder`. group: a kind of worker group, or a group that is not open."""
+    work, blocks = work or ToyWork(), list[Finished]()
+    result = GROUPS[group](work, workers) if isinstance(group, str) else group
+    values = observer_of(out, blocks)
+    how = {"stop": StopFlag(), "fingerprint": {"run": 1}, **out}
+    outcome = train_shards(
+        work.solver, result, work, task or task_of(), values, directory=folder, **how
+    )  # type: ignore[arg-type]
+    return TrainingRun(outcome, blocks)
+
+
+LAM = 1e-3
+COMMON = {"lam": LAM, "epochs": 4, "tolerance": 0.0, "bias": 1.0}
+
+
+class Model:
+    """A trained model of a data set: the outcome, W (K, D) and biases (K,)."""
+
+    def __init__(
+        self, report: TrainingOutcome, blocks: list[Any], n_labels: int, n_features: int
+    ) -> None:
+        self.outcome = report
+        self.block = merge(blocks, n_labels, n_features)
+        self.W = self.block.W.to_scipy().toarray().astype(np.float64)
+        self.bias = self.block.bias
+
+
+def trained_dsmlr(
+    dataset: Any,
+    folder: Path,
+    group: Any = "serial",
+    workers: int = 1,
+    *,
+    directory: bool = True,
+    X: CSR | None = None,
+    **parameters: Any,
+) -> Model:
+    """Train DS-MLR on a data set.
+
+    group: a kind of worker group, or a function of work and number of workers. directory: whether
+    workers open the directory of the data set. X: rows that replace those of the data set.
+    """
+    how = {
+        name: parameters.pop(name)
+        for name in ("on_progress", "stop", "record", "max_seconds", "deliver")
+        if name in parameters
+    }
+    fields = {**COMMON, **parameters}
+    solver, seen = DSMLRSolver(**fields), how.pop("deliver", lambda block: None)
+    train, test = dataset.train, dataset.test
+    rows = make_shard_source(
+        X or train.X,
+        train.Y,
+        train.weights,
+        (test.X, test.Y),
+        grid=GRID,
+        seed=solver.seed,
+        bias=solver.bias,
+    )
+    D = dataset.n_features + bool(solver.bias)
+    where = {"path": str(dataset.path), "content_hash": dataset.content_hash} if directory else {}
+    work = ShardWorkerSpec(solver, rows.split, D, **where)
+    task = ShardTask(
+        GRID,
+        dataset.n_labels,
+        frozen(dataset.label_counts, np.int64),
+        truth=test.Y if X is None else None,
+        checkpoint_seconds=0.0,
+        max_seconds=how.pop("max_seconds", None),
+    )
+    blocks: list[Any] = []
+    how = {"stop": StopFlag(), "fingerprint": {}, **how}
+    how["deliver"] = lambda block: (blocks.append(block), seen(block))
+    make = GROUPS[group] if isinstance(group, str) else group
+    result = train_shards(
+        solver, make(work, workers), rows, task, observer_of(how, blocks), directory=folder, **how
+    )
+    return Model(result, blocks, dataset.n_labels, dataset.n_features)

@@ -1,0 +1,277 @@
+"""DS-MLR on the driver: a generator that lets blocks rotate and decides at each sync point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import Int64
+from xcray.errors import ParameterError
+from xcray.schedule.calls import Call, at_worker
+from xcray.solvers.dsmlr.decisions import Decision, SyncState, decide, gain_per_epoch
+from xcray.solvers.dsmlr.parameters import DSMLRParameters
+from xcray.solvers.dsmlr.quasi_newton import coefficients, sum_products
+from xcray.solvers.dsmlr.shard_state import MUTATING_KINDS, Step, SweepMetrics
+from xcray.solvers.dsmlr.worker import DSMLRWorker, PassMetrics
+from xcray.solvers.held_out import HeldOut
+from xcray.solvers.rotation_contract import (
+    PlacedBlock,
+    Rotation,
+    RotationCalls,
+    RunState,
+    SyncPoint,
+)
+from xcray.solvers.solved_labels import SolvedLabels
+
+
+class TrialPoint(NamedTuple):
+    """The point of the blocks: `length` times the direction from the last accepted point.
+
+    slope: of the objective along the direction. length 0: the first gradients are still to be
+    computed.
+    """
+
+    length: float
+    slope: float
+
+
+ENTERING: Final = TrialPoint(0.0, 0.0)
+
+
+class Position(NamedTuple):
+    """Where the next interval starts.
+
+    epoch: of the last sync point that counts; rate: of the next steps; trial: in the L-BFGS phase,
+    the point of the blocks; histories: of the blocks there, each at the worker that created it.
+    """
+
+    epoch: int
+    rate: float
+    trial: TrialPoint | None
+    blocks: list[PlacedBlock]
+    histories: list[PlacedBlock]
+
+
+def train(params: DSMLRParameters, calls: RotationCalls, start: RunState) -> Iterator[SyncPoint]:
+    """Train from `start`; see `RotationSolver.program`."""
+    if start.note is None:
+        position = Position(0, 1.0, None, calls.create_blocks(DSMLRWorker.create_block), [])
+        calls.keep_shards()
+    else:
+        position = _position_of(start)
+    history = [_sync_state(entry) for entry in start.history]
+    reason = None
+    while reason is None:
+        if position.trial == ENTERING:
+            position = _enter_phase(params, calls, position, len(history))
+        steps = next_steps(params, position)
+        epoch = steps[-1].epoch
+        rotation = calls.rotate(
+            position.blocks, steps, seed=params.seed + len(history), epochs=epoch - position.epoch
+        )
+        objective, held_out = _evaluate(params, rotation, start.grid.shards)
+        newest = _state_at(position, epoch, objective, held_out)
+        decision = decide(params, [*history, newest])
+        history.append(newest._replace(rolled_back=decision.roll_back))
+        if decision.roll_back:
+            calls.restore_shards()
+        else:
+            calls.keep_shards()
+            position = position._replace(epoch=epoch, blocks=rotation.blocks)
+        position = _next_position(calls, position._replace(rate=decision.rate), decision)
+        reason = decision.stop
+        yield _sync_point(history, position, held_out, reason, start.n_labels)
+
+
+def export(calls: RotationCalls, last: RunState, positives: Int64) -> Iterator[SolvedLabels]:
+    """Yield the labels of each block; see `RotationSolver.export`."""
+    position = _accepted_point(calls, _position_of(last))
+    ends = [last.n_labels * j // last.grid.blocks for j in range(last.grid.blocks + 1)]
+    return calls.fetch_many(
+        [
+            Call(worker, DSMLRWorker.export_labels, at_worker(handle), positives[lo:hi])
+            for (worker, handle), (lo, hi) in zip(position.blocks, pairwise(ends), strict=True)
+        ]
+    )
+
+
+def next_steps(params: DSMLRParameters, position: Position) -> list[Step]:
+    """Return what the sweeps of the next interval do."""
+    if position.trial is not None:
+        kinds = ("observe", "gradient")
+        return [Step(kind, position.epoch + 1, position.rate) for kind in kinds]
+    steps, epoch = list[Step](), position.epoch
+    for kind in params.sweep_kinds(max(1, min(params.sync_every, params.epochs - epoch))):
+        epoch += kind in MUTATING_KINDS
+        steps.append(Step(kind, epoch, position.rate))
+    return steps
+
+
+def _evaluate(
+    params: DSMLRParameters, rotation: Rotation, shards: int
+) -> tuple[float, HeldOut | None]:
+    """Return the objective and the evaluation of held-out rows after a rotation.
+
+    L1 = lam/2 sum |W_block|^2 + sum of the losses of the shards. Sums are correctly rounded, so
+    they do not depend on the order.
+    """
+    squared, sweeps = dict[int, float](), dict[int, SweepMetrics]()
+    for block, shard, report in rotation.reports:
+        metrics: PassMetrics = report
+        if metrics.squared is not None:
+            squared[block] = metrics.squared
+        if metrics.sweep is not None:
+            sweeps[shard] = metrics.sweep
+    losses = [sweeps[shard].loss for shard in range(shards)]
+    objective = 0.5 * params.lam * math.fsum(squared.values()) + math.fsum(losses)
+    parts = [part for shard in range(shards) if (part := sweeps[shard].held_out) is not None]
+    if not parts:
+        return objective, None
+    labels, scores, rows = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("labels", "scores", "rows")
+    )
+    loss = math.fsum(part.loss or 0.0 for part in parts)
+    return objective, HeldOut(loss if math.isfinite(loss) else None, labels, scores, rows)
+
+
+def _state_at(
+    position: Position, epoch: int, objective: float, held_out: HeldOut | None
+) -> SyncState:
+    """Return the sync point after an interval from `position`; numbers as the history has them."""
+    loss = None if held_out is None else held_out.loss
+    finite = objective if math.isfinite(objective) else math.inf
+    state = SyncState(epoch, position.rate, finite, loss)
+    trial = position.trial
+    return state if trial is None else state._replace(length=trial.length, slope=trial.slope)
+
+
+def _next_position(calls: RotationCalls, position: Position, decision: Decision) -> Position:
+    """Go to the next point of the L-BFGS phase, if it is active or starts now."""
+    if decision.stop is not None:
+        if decision.roll_back:
+            position = _accepted_point(calls, position)
+        return position._replace(histories=[], trial=None)
+    if decision.lbfgs_action == "enter":
+        return position._replace(trial=ENTERING)
+    if decision.lbfgs_action == "accept":
+        updates = [
+            Call(worker, DSMLRWorker.update_history, at_worker(history), at_worker(block))
+            for (worker, history), (_, block) in zip(
+                position.histories, position.blocks, strict=True
+            )
+        ]
+        return _next_direction(calls, position, calls.create_many(updates))
+    if decision.lbfgs_action == "retry":
+        return _move_blocks(calls, position, decision.length)
+    return position
+
+
+def _accepted_point(calls: RotationCalls, position: Position) -> Position:
+    """Go back to the last accepted point: the next one was not evaluated, or did not count."""
+    if position.trial is None or position.trial.length == 0.0:
+        return position
+    return _move_blocks(calls, position, 0.0)
+
+
+def _enter_phase(
+    params: DSMLRParameters, calls: RotationCalls, position: Position, seed: int
+) -> Position:
+    """Gather the first exact gradients, start the histories, and go to the first trial point."""
+    steps = [Step("curvature", position.epoch, position.rate)]
+    blocks = calls.rotate(position.blocks, steps, seed=params.seed + seed, epochs=0).blocks
+    starts = [Call(worker, DSMLRWorker.start_history, at_worker(block)) for worker, block in blocks]
+    return _next_direction(calls, position, calls.create_many(starts))
+
+
+def _next_direction(
+    calls: RotationCalls, position: Position, histories: Sequence[PlacedBlock]
+) -> Position:
+    """Compute the next direction from the products of all histories, and move by its length.
+
+    Raises ParameterError if gradients or second moments of features are not finite.
+    """
+    products = [
+        Call(worker, DSMLRWorker.history_products, at_worker(history))
+        for worker, history in histories
+    ]
+    coefs, slope = coefficients(sum_products(calls.call_many(products)))
+    if not math.isfinite(slope):
+        raise ParameterError(
+            "feature values are too large for L-BFGS in single precision: scale the features, "
+            "or set history=0"
+        )
+    directions = [
+        Call(worker, DSMLRWorker.set_direction, at_worker(history), coefs)
+        for worker, history in histories
+    ]
+    trial = TrialPoint(1.0, slope)
+    directed = position._replace(histories=calls.create_many(directions), trial=trial)
+    return _move_blocks(calls, directed, 1.0)
+
+
+def _move_blocks(calls: RotationCalls, position: Position, length: float) -> Position:
+    """Move the blocks to `length` times their direction."""
+    trial = position.trial or ENTERING
+    moves = [
+        Call(worker, DSMLRWorker.move_block, at_worker(history), length)
+        for worker, history in position.histories
+    ]
+    return position._replace(blocks=calls.create_many(moves), trial=trial._replace(length=length))
+
+
+def _sync_point(
+    history: Sequence[SyncState],
+    position: Position,
+    held_out: HeldOut | None,
+    reason: str | None,
+    n_labels: int,
+) -> SyncPoint:
+    """Return a sync point as a round of the training."""
+    newest, accepted = history[-1], [state for state in history if not state.rolled_back]
+    entry: dict[str, Any] = {
+        "epoch": newest.epoch,
+        "objective": newest.objective,
+        "rate": newest.rate,
+        "back": newest.rolled_back,
+    }
+    if newest.length is not None:
+        entry |= {"length": newest.length, "slope": newest.slope}
+    same_phase = len(accepted) > 1 and (accepted[-2].length is None) == (newest.length is None)
+    return SyncPoint(
+        position.epoch,
+        entry,
+        # rolled back to the start: W = 0
+        accepted[-1].objective if accepted else math.log(n_labels),
+        position.blocks + position.histories,
+        {"epoch": position.epoch, "rate": position.rate, "trial": position.trial},
+        held_out,
+        gain_per_epoch(accepted[-2], accepted[-1]) if same_phase else math.inf,
+        reason,
+    )
+
+
+def _position_of(start: RunState) -> Position:
+    """Return the position that a round described."""
+    note, n = start.note or {}, start.grid.blocks
+    trial = None if note["trial"] is None else TrialPoint(*note["trial"])
+    blocks = list(start.blocks)
+    return Position(note["epoch"], note["rate"], trial, blocks[:n], blocks[n:])
+
+
+def _sync_state(entry: Mapping[str, Any]) -> SyncState:
+    """Convert an entry of the history."""
+    objective = math.inf if entry["objective"] is None else entry["objective"]
+    return SyncState(
+        entry["epoch"],
+        entry["rate"],
+        objective,
+        entry.get("held_out"),
+        entry["back"],
+        entry.get("length"),
+        entry.get("slope", 0.0),
+    )

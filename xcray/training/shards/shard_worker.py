@@ -1,0 +1,203 @@
+"""Worker side of a training by shards: it holds row shards, and snapshots of their state.
+
+What a block does at a shard is the solver's. Here are the shards themselves, and what is needed for
+checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xcray.solvers.multinomial import Shard
+from xcray.solvers.rotation_contract import Grid, RotationSolver, WeightBlock
+from xcray.storage.array_files import Arrays, read_arrays, write_arrays
+from xcray.training.shards.source import ShardRows, ShardSource, SplitPlan
+from xcray.workers.solver_task import open_dataset
+
+
+class ShardInfo(NamedTuple):
+    """An opened shard: its number of rows, and the cost of a block pass, in entries of X."""
+
+    shard: int
+    rows: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class ShardWorkerSpec:
+    """Factory of `ShardWorker`s for a data set.
+
+    n_features: D', with the constant feature. path, content_hash: of the data set's directory,
+    which is opened on nodes that see it; None if only the driver has the rows.
+    """
+
+    solver: RotationSolver
+    split: SplitPlan
+    n_features: int
+    path: str | None = None
+    content_hash: str = ""
+
+    @property
+    def grid(self) -> Grid:
+        """Shards and blocks."""
+        return self.split.grid
+
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
+        """Return a worker that holds no shards yet."""
+        return ShardWorker(self, stopped)
+
+    def warm_up(self) -> None:
+        """Compile or load the kernels."""
+        self.solver.warm_up()
+
+    def open(self) -> ShardSource | None:
+        """Map the rows if this node has the data set with this content; None otherwise."""
+        dataset = None if self.path is None else open_dataset(self.path, self.content_hash)
+        if dataset is None:
+            return None
+        train, test = dataset.train, dataset.test
+        return ShardSource(
+            self.split, train.X, train.Y, train.weights, None if test is None else (test.X, test.Y)
+        )
+
+
+class ShardWorker:
+    """Shards of one worker: the solver's worker, and their state at the last sync point.
+
+    Its public methods are called remotely (see `workers.worker_group`) and return (object, result).
+    The methods of the solver's worker can be called as well.
+    """
+
+    def __init__(self, spec: ShardWorkerSpec, stopped: Callable[[], bool]) -> None:
+        self._spec = spec
+        self._worker = spec.solver.create_worker(spec.grid, spec.n_features, stopped)
+        self._shards: set[int] = set()
+        self._snapshots: dict[int, Arrays] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the solver's worker."""
+        return getattr(self.__dict__["_worker"], name)
+
+    def hold_shards(self, shards: Sequence[int]) -> tuple[None, tuple[list[ShardInfo], list[int]]]:
+        """Hold exactly these shards.
+
+        Returns the infos of newly opened shards, and the shards that cannot be opened because
+        this node does not see the data set's directory, or another data set is there.
+        """
+        for shard in self._shards - set(shards):
+            self._worker.drop_shard(shard)
+            self._shards.discard(shard)
+            self._snapshots.pop(shard, None)
+        missing = [shard for shard in shards if shard not in self._shards]
+        rows = self._spec.open() if missing else None
+        if rows is None:
+            return None, ([], missing)
+        return None, ([self._add_shard(shard, *rows.cut_shard(shard)) for shard in missing], [])
+
+    def receive_shard(self, shard: int, cut: ShardRows) -> tuple[None, ShardInfo]:
+        """Hold a shard that the driver cut."""
+        return None, self._add_shard(shard, *cut)
+
+    def pass_block_copied(
+        self, block: WeightBlock, shards: Sequence[int], step: Any, owned: bool
+    ) -> tuple[WeightBlock, list[tuple[int, Any, float]]]:
+        """Run `pass_block` on groups of several nodes, and also create a block that is unchanged.
+
+        Otherwise each node that the block passed would keep a copy until its store is full, in
+        the end all of W.
+        """
+        after, results = self._worker.pass_block(block, shards, step, owned)
+        return block if after is None else after, results
+
+    def take_snapshots(self) -> tuple[None, None]:
+        """Take a snapshot of the shards' state, for `roll_back` and for checkpoints."""
+        self._snapshots = {shard: _copy_arrays(self._worker.state(shard)) for shard in self._shards}
+        return None, None
+
+    def roll_back(self) -> tuple[None, None]:
+        """Restore the state of the last snapshot."""
+        for shard, snapshot in self._snapshots.items():
+            self._worker.restore(shard, _copy_arrays(snapshot))
+        return None, None
+
+    def get_snapshot(self, shard: int) -> tuple[Arrays, None]:
+        """Create a copy of the snapshot of a shard."""
+        return self._snapshots[shard], None
+
+    def restore_shard(self, shard: int, snapshot: Arrays) -> tuple[None, None]:
+        """Set the state of a shard to a snapshot from here or elsewhere."""
+        self._snapshots[shard] = _copy_arrays(snapshot)
+        self._worker.restore(shard, _copy_arrays(snapshot))
+        return None, None
+
+    def save_shard(self, shard: int, directory: str, name: str) -> tuple[None, str | None]:
+        """Write the snapshot of a shard; return its SHA-256, None without the directory."""
+        folder = Path(directory)
+        return None, write_arrays(
+            folder / name, self._snapshots[shard]
+        ) if folder.is_dir() else None
+
+    def load_shard(self, shard: int, directory: str, name: str, digest: str) -> tuple[None, bool]:
+        """Restore a shard from `save_shard`; return whether this node sees the directory.
+
+        Raises Corrupt.
+        """
+        folder = Path(directory)
+        if folder.is_dir():
+            self.restore_shard(shard, read_arrays(folder / name, digest))
+        return None, folder.is_dir()
+
+    def save_block(self, block: WeightBlock, directory: str, name: str) -> tuple[None, str | None]:
+        """Write a block; return its SHA-256, None without access to the directory."""
+        folder = Path(directory)
+        return None, write_arrays(
+            folder / name, block_to_arrays(block)
+        ) if folder.is_dir() else None
+
+    def load_block(self, directory: str, name: str, digest: str) -> tuple[WeightBlock | None, None]:
+        """Create the block that `save_block` wrote, none without access. Raises Corrupt."""
+        folder = Path(directory)
+        return arrays_to_block(
+            read_arrays(folder / name, digest)
+        ) if folder.is_dir() else None, None
+
+    def pack_block(self, block: WeightBlock) -> tuple[Arrays, None]:
+        """Create the arrays of a block's file."""
+        return block_to_arrays(block), None
+
+    def unpack_block(self, arrays: Arrays) -> tuple[WeightBlock, None]:
+        """Create a block from such arrays."""
+        return arrays_to_block(arrays), None
+
+    def _add_shard(self, shard: int, rows: Shard, held_out: Shard | None) -> ShardInfo:
+        """Give a shard to the solver's worker.
+
+        Rows from the object store stay there while they are held: there is no second copy.
+        """
+        self._worker.add_shard(shard, rows, held_out)
+        self._shards.add(shard)
+        return ShardInfo(shard, len(rows.rows), float(max(rows.X.nnz, 1)))
+
+
+def block_to_arrays(block: WeightBlock) -> Arrays:
+    """Return a block as named arrays: W (D', hi-lo), state.0 and so on, and its range of labels."""
+    state = {f"state.{number}": array for number, array in enumerate(block.state)}
+    return {"W": block.W, **state, "range": np.array([block.lo, block.hi], np.int64)}
+
+
+def arrays_to_block(arrays: Mapping[str, np.ndarray]) -> WeightBlock:
+    """Return the block of `block_to_arrays`; shares memory."""
+    lo, hi = (int(end) for end in arrays["range"])
+    return WeightBlock(
+        lo, hi, arrays["W"], tuple(arrays[f"state.{number}"] for number in range(len(arrays) - 2))
+    )
+
+
+def _copy_arrays(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """Return copies of the arrays."""
+    return {name: np.array(array) for name, array in arrays.items()}
