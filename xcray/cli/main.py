@@ -140,12 +140,12 @@ def parameter_hint(error: Exception) -> str:
     options = {name for each in context.command.params for name in each.opts} if context else ()
     if not hasattr(error, "option_name") or "--param" not in options:
         return ""
-    from xcray.solvers import SOLVERS
+    from xcray.solvers import loaded_solvers
 
     name = str(error.option_name).lstrip("-").replace("-", "_")
     solvers = [
         solver
-        for solver, parameters in SOLVERS.items()
+        for solver, parameters in loaded_solvers()[0].items()
         if name in {field.name for field in dataclasses.fields(parameters)}
     ]
     return f"--param {name}=VALUE sets a parameter of {', '.join(solvers)}" if solvers else ""

@@ -1,7 +1,8 @@
 """Solvers: one module per solver, a frozen dataclass of parameters with the solver's methods.
 
-A new solver is one file with a class, and one line in BUILT_IN (or a call of `register_solver`
-elsewhere). Modules are imported on first use, so that only the kernels of that solver are compiled.
+A new solver is one file with a class, and one line in BUILT_IN, or an entry point of the group
+`xcray.solvers` in another package (or a call of `register_solver`). Modules are imported on first
+use, so that only the kernels of that solver are compiled.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 
 from xcray.errors import ParameterError, excerpt, suggestion
 from xcray.parameters import parameter_table as declared_table
+from xcray.solvers.installed import installed_solvers, load_solver
 from xcray.solvers.parameters import make_parameters
 
 if TYPE_CHECKING:
@@ -53,24 +55,35 @@ BUILT_IN: Final = {
 
 
 class _SolverTable(Mapping[str, type[Any]]):
-    """Solver classes by name, in registration order."""
+    """Solver classes by name: built in, registered, then those of other packages.
+
+    Packages are searched when a name is not built in, and when all names are listed.
+    """
 
     def __init__(self, classes: Mapping[str, str]) -> None:
         self._classes: dict[str, str | type[Any]] = dict(classes)
 
     def __getitem__(self, name: str) -> type[Any]:
-        """Return a class; its module is imported on first use."""
+        """Return a class; its module is imported on first use.
+
+        Raises KeyError, ParameterError if that of another package cannot be loaded.
+        """
+        if name not in self._classes:
+            self._classes[name] = load_solver(installed_solvers()[name])
         cls = self._classes[name]
         if isinstance(cls, str):
             module, _, attribute = cls.partition(":")
             cls = self._classes[name] = getattr(import_module(module), attribute)
         return cls
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes or name in installed_solvers()
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._classes)
+        return iter(dict.fromkeys([*self._classes, *installed_solvers()]))
 
     def __len__(self) -> int:
-        return len(self._classes)
+        return len(list(iter(self)))
 
     def add(self, name: str, cls: type[Any]) -> None:
         """Add a class. Raises ParameterError if another one has the name."""
@@ -89,6 +102,25 @@ def register_solver(name: str, cls: type[AnySolver]) -> None:
     other processes. Raises ParameterError if another class has the name.
     """
     _REGISTRY.add(name, cls)
+
+
+def find_solver(name: str) -> type[Any] | None:
+    """Return the class of a solver; None if it is unknown here or cannot be loaded."""
+    try:
+        return SOLVERS.get(name)
+    except ParameterError:
+        return None
+
+
+def loaded_solvers() -> tuple[dict[str, type[Any]], list[ParameterError]]:
+    """Return the classes of all solvers by name, and the errors of those that cannot be loaded."""
+    classes, errors = {}, []
+    for name in SOLVERS:
+        try:
+            classes[name] = SOLVERS[name]
+        except ParameterError as error:
+            errors.append(error)
+    return classes, errors
 
 
 def solver_class(name: str) -> type[Any]:

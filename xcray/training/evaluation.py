@@ -31,7 +31,7 @@ from xcray.plots.axes import axis_around, named_axis
 from xcray.plots.marks import Panel, bars, reference
 from xcray.plots.picture import Picture
 from xcray.predict import Predictor
-from xcray.solvers import SOLVERS
+from xcray.solvers import find_solver
 from xcray.training.edit.apply import LabelChange, check_features, match_labels, renumber_labels
 
 GROUPS: Final = ("tail", "middle", "head")  # labels with a third of the training positives each
@@ -133,8 +133,8 @@ def describe_training(model: Model) -> dict[str, Any]:
     """
     params, report = dict(model.manifest["params"]), model.manifest["report"]
     solver = str(model.manifest["solver"])
-    declared = fields(SOLVERS[solver]) if solver in SOLVERS else ()
-    usual = {each.name: each.default for each in declared}
+    declared = find_solver(solver)
+    usual = {each.name: each.default for each in fields(declared)} if declared else {}
     return {
         "solver": solver,
         "params": {name: value for name, value in params.items() if value != usual.get(name)},

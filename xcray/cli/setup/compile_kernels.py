@@ -50,11 +50,11 @@ class Training(NamedTuple):
 
 def trainings() -> dict[str, Training]:
     """Return the trainings that compile all kernels: those of readers, and of each solver."""
-    from xcray.solvers import SOLVERS
+    from xcray.solvers import loaded_solvers
 
     cases = {
         f"{name}-{number}": Training(case.data, name, case.params, leaf_rows=case.leaf_rows)
-        for name, solver in SOLVERS.items()
+        for name, solver in loaded_solvers()[0].items()
         for number, case in enumerate(solver.compile_cases, 1)
     }
     return {"texts": Training("text"), "rows": Training("sparse", calibrate=True), **cases}

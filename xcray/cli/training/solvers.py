@@ -22,9 +22,15 @@ def solvers(
     json: output.JsonOption = False,
 ) -> None:
     """List the solvers, or the parameters of one: default, range, meaning."""
-    from xcray.solvers import SOLVERS, describe_solver
+    from xcray.solvers import describe_solver, loaded_solvers
 
-    descriptions = [describe_solver(each) for each in ([name] if name is not None else SOLVERS)]
+    if name is None:
+        names, broken = loaded_solvers()
+        descriptions = [describe_solver(each) for each in names]
+        for error in broken:
+            output.print_note(f"{error.message}; {error.hint}")
+    else:
+        descriptions = [describe_solver(name)]
     if json:
         output.print_json({"solvers": descriptions})
     elif name is None:

@@ -23,7 +23,7 @@ from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.data_storage import local_dataset
 from xcray.cli.training.estimate import print_estimate, print_values
 from xcray.errors import Conflict, Corrupt, ParameterError
-from xcray.solvers import SOLVERS
+from xcray.solvers import BUILT_IN
 
 if TYPE_CHECKING:
     from xcray.training import TrainResult
@@ -35,7 +35,10 @@ ParameterOption = Annotated[
 
 SolverOption = Annotated[
     str,
-    typer.Option(help=f"Solver: {', '.join(SOLVERS)}.", autocompletion=complete_solvers),
+    typer.Option(
+        help=f"Solver: {', '.join(BUILT_IN)}; or that of another package, see `xcray solvers`.",
+        autocompletion=complete_solvers,
+    ),
 ]
 HOST_PORT = re.compile(r"[^\s/]+:\d{1,5}")
 

@@ -11,7 +11,7 @@ from xcray.parameters import parameter_table
 from xcray.service.http.auth import Reader
 from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
 from xcray.service.schemas.solvers import SolverPage
-from xcray.solvers import SOLVERS, describe_solver
+from xcray.solvers import SOLVERS, describe_solver, loaded_solvers
 
 router = APIRouter(prefix="/v1/solvers", tags=["solvers"])
 
@@ -20,9 +20,10 @@ router = APIRouter(prefix="/v1/solvers", tags=["solvers"])
 def index(request: Request, caller: Reader, if_none_match: IfNoneMatch = None) -> Response:
     """List the solvers with their parameters, and the options of a training.
 
-    With types, defaults, ranges and help.
+    With types, defaults, ranges and help. Solvers of other packages that cannot be loaded are left
+    out; GET /v1/solvers/{solver} returns the reason.
     """
-    solvers = [describe_solver(name) for name in SOLVERS]
+    solvers = [describe_solver(name) for name in loaded_solvers()[0]]
     options = parameter_table(TrainingOptions, JobOptions)
     return reply(request, {"solvers": solvers, "training": options})
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from xcray.certificate import relative_gaps
 from xcray.model.model import Model
-from xcray.solvers import SOLVERS
+from xcray.solvers import find_solver
 from xcray.training.report.pictures import picture_names
 
 GAP_EDGES: Final = 10.0 ** np.arange(-8.0, 0.01, 0.5)  # relative gaps; the ends take the rest
@@ -40,7 +40,7 @@ def report_document(model: Model) -> dict[str, Any]:
 
 def _gap_histogram(model: Model) -> dict[str, Any] | None:
     """Return the histogram of relative gaps; None if the solver records no gaps by label."""
-    table, solver = model.label_table, SOLVERS.get(str(model.manifest["solver"]))
+    table, solver = model.label_table, find_solver(str(model.manifest["solver"]))
     is_joint = solver is not None and solver.family == "joint"
     if table is None or is_joint or not {"gap", "null"} <= set(table.column_names):
         return None

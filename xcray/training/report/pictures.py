@@ -13,7 +13,7 @@ from xcray.errors import NotFound
 from xcray.model.model import Model
 from xcray.plots import trainings as plots
 from xcray.plots.picture import Picture
-from xcray.solvers import SOLVERS
+from xcray.solvers import find_solver
 from xcray.training.report.timeline import describe_timeline, timeline_document
 
 MAX_BATCHES: Final = 1500  # entries of a timeline that are drawn; neighbours are merged
@@ -113,7 +113,7 @@ def _certificates(model: Model, name: str) -> Drawing | str:
     columns, solver = label_columns(model), model.manifest["solver"]
     if "relative_gap" not in columns or "rounds" not in columns:
         return f"solver {solver} records no gaps by label"
-    if solver in SOLVERS and SOLVERS[solver].family == "joint":
+    if getattr(find_solver(solver), "family", None) == "joint":
         return f"solver {solver} certifies all labels as one problem"
     rounds, gaps = columns["rounds"], columns["relative_gap"]
     shown = columns.get("positives", np.ones(len(rounds))) > 0
