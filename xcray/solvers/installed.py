@@ -33,7 +33,7 @@ def installed_solvers() -> Mapping[str, EntryPoint]:
 def load_solver(entry: EntryPoint) -> type[Any]:
     """Import the class of an entry point.
 
-    Raises ParameterError with the package's name if it cannot be imported, or is no solver.
+    Raises ParameterError with the package's name if it cannot be imported, or is not a solver.
     """
     package = entry.dist.name if entry.dist else entry.value
     try:

@@ -15,6 +15,9 @@ from xcray.solvers.declarations import Link, RecordField, RecordSchema, Stopping
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
 
+# what a model can store; rows of huge values exceed it
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
 
 @dataclass
 class CentroidState:
@@ -70,7 +73,7 @@ class CentroidSolver(Parameters, IndependentSolver):
             rows = local.YT.indices[local.YT.indptr[label] : local.YT.indptr[label + 1]]
             if len(rows):
                 W[i] = np.asarray(local.X[rows].mean(axis=0)).ravel() - local.mean
-                bias[i] = -W[i] @ local.mean
+                bias[i] = np.clip(-W[i] @ local.mean, -FLOAT32_MAX, FLOAT32_MAX)
             W[i, np.abs(W[i]) <= self.prune] = 0.0
             records[i] = label, len(rows), 1, np.linalg.norm(W[i])
         matrix = csr_from(W.astype(np.float32))
