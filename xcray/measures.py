@@ -7,9 +7,9 @@ Predictions are a TopK (best label first; labels below 0 are padding and never m
 The truth is a Pattern with as many rows. All metrics are fractions (1.0 is perfect). No array is
 dense in rows x labels.
 
-A row without true labels counts as 0 in P@k, nDCG@k, recall@k and accuracy, and is included in the
-mean. The scripts of the Extreme Classification repository do the same: their means are over all
-test rows. Positions beyond the predicted width count as misses.
+A row without true labels is left out of rankings: no answer to it could be right. (The scripts of
+the Extreme Classification repository count it as 0.) Positions beyond the predicted width count as
+misses.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ def evaluate(
     """Return all metrics that the inputs allow, by name.
 
     "P@k", "nDCG@k", "recall@k" and "coverage@k" for k in `ks`, "accuracy", and "macro-F1@1" of the
-    first label of each row. label_counts: (K,) training rows per label, together with n_train, the
-    number of training rows: adds "PSP@k" and "PSnDCG@k". Any k above the number of labels is left
-    out. Raises ShapeMismatch, and ParameterError for k below 1.
+    first label of each row. Rows without labels are left out. label_counts: (K,) training rows per
+    label, together with n_train, the number of training rows: adds "PSP@k" and "PSnDCG@k". Any k
+    above the number of labels is left out. Raises ShapeMismatch, and ParameterError for k below 1.
     """
+    top, Y = labelled_rows(top, Y)
     hits = matches(top, Y)
     out: dict[str, float] = {}
     usable = [k for k in dict.fromkeys(ks) if _checked_k(k) <= max(Y.n_cols, 1)]
@@ -59,6 +60,20 @@ def evaluate(
     out["accuracy"] = accuracy(top, Y)
     out["macro-F1@1"] = macro_f1(predicted_sets(top, Y.n_cols, k=1), Y)
     return out
+
+
+def labelled_rows(top: TopK, Y: Pattern) -> tuple[TopK, Pattern]:
+    """Return the rows that have true labels; the same objects if all have one.
+
+    Raises ShapeMismatch if the numbers of rows differ.
+    """
+    _check_rows(top, Y)
+    has_labels = np.diff(Y.indptr) > 0
+    if has_labels.all():
+        return top, Y
+    indptr = np.concatenate((Y.indptr[:1], Y.indptr[1:][has_labels])) - Y.indptr[0]
+    kept = (frozen(each[has_labels], each.dtype) for each in top)
+    return TopK(*kept), pattern(indptr, _ones(Y), Y.n_cols)
 
 
 def precision_at_k(top: TopK, Y: Pattern, k: int) -> float:
@@ -200,10 +215,10 @@ def by_frequency(
 
     "labels": number of labels; "least", "most": range of their training counts (None in an empty
     group); "true": number of their ones in Y. For every k, with hits = true labels of the group
-    among the first k, over all rows: "P@k" = hits / (k n_rows), the group's part of P@k. The parts
-    of all groups add up to P@k, except for hits of labels without training rows. "recall@k" = hits
-    / true. "precision@k" = hits / (labels of the group among the first k). 0 / 0 counts as 0. Any k
-    above the number of labels is left out. Raises ShapeMismatch, ParameterError.
+    among the first k, over the n rows that have labels: "P@k" = hits / (k n), the group's part of
+    P@k. The parts of all groups add up to P@k, except for hits of labels without training rows.
+    "recall@k" = hits / true. "precision@k" = hits / (labels of the group among the first k). 0 / 0
+    counts as 0. Any k above the number of labels is left out. Raises ShapeMismatch, ParameterError.
     """
     counts, groups = (
         np.asarray(label_counts, np.int64),
@@ -216,6 +231,7 @@ def by_frequency(
         hit_counts = groups[labels]
         return np.bincount(hit_counts[hit_counts >= 0], minlength=n_groups)
 
+    top, Y = labelled_rows(top, Y)
     hits, true = matches(top, Y), count_by_group(_ones(Y))
     out: list[dict[str, Any]] = []
     for group in range(n_groups):
@@ -243,10 +259,7 @@ def matches(top: TopK, Y: Pattern) -> Any:
 
     Raises ShapeMismatch if Y has another number of rows, or fewer labels than predicted.
     """
-    if len(top.labels) != Y.n_rows:
-        raise ShapeMismatch(
-            f"there are predictions for {len(top.labels)} rows and true labels for {Y.n_rows}"
-        )
+    _check_rows(top, Y)
     if top.labels.size and int(top.labels.max()) >= Y.n_cols:
         raise ShapeMismatch(
             f"label {int(top.labels.max())} was predicted, the truth has {Y.n_cols} labels"
@@ -261,19 +274,32 @@ def matches(top: TopK, Y: Pattern) -> Any:
     return (cells[at] == predicted_cells) & (top.labels >= 0)
 
 
+def _check_rows(top: TopK, Y: Pattern) -> None:
+    """Raise ShapeMismatch if there are predictions for another number of rows."""
+    if len(top.labels) != Y.n_rows:
+        raise ShapeMismatch(
+            f"there are predictions for {len(top.labels)} rows and true labels for {Y.n_rows}"
+        )
+
+
+def _n_labelled(Y: Pattern) -> int:
+    """Return the number of rows with labels."""
+    return int(np.count_nonzero(np.diff(Y.indptr)))
+
+
 def _precision(hits: Any, Y: Pattern, k: int) -> float:
     """Return P@k from the hits."""
-    return ratio(hits[:, :k].sum(), k * Y.n_rows)
+    return ratio(hits[:, :k].sum(), k * _n_labelled(Y))
 
 
 def _recall(hits: Any, Y: Pattern, k: int) -> float:
     """Return recall@k from the hits."""
-    return ratio((hits[:, :k].sum(axis=1) / np.maximum(np.diff(Y.indptr), 1)).sum(), Y.n_rows)
+    return ratio((hits[:, :k].sum(axis=1) / np.maximum(np.diff(Y.indptr), 1)).sum(), _n_labelled(Y))
 
 
 def _ndcg(hits: Any, Y: Pattern, k: int) -> float:
     """Return nDCG@k from the hits."""
-    return ratio(_discounted(hits, k, ideal_dcg(Y, k)), Y.n_rows)
+    return ratio(_discounted(hits, k, ideal_dcg(Y, k)), _n_labelled(Y))
 
 
 def discounts(k: int) -> Float64:

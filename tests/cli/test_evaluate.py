@@ -41,7 +41,12 @@ def test_a_file_is_evaluated_as_the_data_of_the_model(
     assert {**read, "ms_per_row": 0} == {**whole, "ms_per_row": 0}
     assert (read["solver"], read["params"]) == ("ppdsparse", {})
     assert read["seconds"] >= read["core_seconds"] > 0
-    capsys.readouterr()
+    Path("more.csv").write_text("title;body;tags\n" + rows + "about nothing;text;\n" * 20)
+    more = answer(capsys, "evaluate model more.csv --label-field tags")
+    assert (more["rows"], more["rows_without_labels"]) == (80, 20)
+    assert more["models"][0]["measures"] == whole["measures"]
+    assert run("evaluate model more.csv --label-field tags") == 0
+    assert "60 train rows of more (20 without labels are left out)" in capsys.readouterr().out
     assert run("evaluate model rows.csv --label-field no") == 2
     assert "--text-fields and --label-field" in capsys.readouterr().err
     assert run("evaluate model data --label-field tags") == 2

@@ -8,18 +8,26 @@ from fractions import Fraction
 
 
 def precision(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
-    """Return P@k."""
-    return sum(
-        sum(label in t for label in r[:k]) / k for r, t in zip(ranked, true, strict=True)
-    ) / len(true)
+    """Return P@k over the rows with labels."""
+    return mean(
+        [sum(label in t for label in r[:k]) / k for r, t in zip(ranked, true, strict=True) if t]
+    )
 
 
 def recall(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
-    """Return recall@k."""
-    return sum(
-        sum(label in t for label in r[:k]) / len(t) if t else 0.0
-        for r, t in zip(ranked, true, strict=True)
-    ) / len(true)
+    """Return recall@k over the rows with labels."""
+    return mean(
+        [
+            sum(label in t for label in r[:k]) / len(t)
+            for r, t in zip(ranked, true, strict=True)
+            if t
+        ]
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; 0 of no values."""
+    return sum(values) / len(values) if values else 0.0
 
 
 def dcg(gains: Sequence[float]) -> float:
@@ -30,10 +38,11 @@ def dcg(gains: Sequence[float]) -> float:
 def ndcg(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
     """Return nDCG@k."""
     rows = [
-        dcg([float(label in t) for label in r[:k]]) / dcg([1.0] * min(k, len(t))) if t else 0.0
+        dcg([float(label in t) for label in r[:k]]) / dcg([1.0] * min(k, len(t)))
         for r, t in zip(ranked, true, strict=True)
+        if t
     ]
-    return sum(rows) / len(rows)
+    return mean(rows)
 
 
 def inverse_propensity(count: int, n: int, a: float = 0.55, b: float = 1.5) -> float:
@@ -104,6 +113,7 @@ def by_group(
         for label in r[:k]
     )
     there = sum(of[label] == group for t in true for label in t)
-    request = sum(of[label] == group for r in ranked for label in r[:k])
-    whole = {"P": k * len(true), "recall": there, "precision": request}
+    labelled = [r for r, t in zip(ranked, true, strict=True) if t]
+    request = sum(of[label] == group for r in labelled for label in r[:k])
+    whole = {"P": k * len(labelled), "recall": there, "precision": request}
     return {f"{name}@{k}": hits / size if size else 0.0 for name, size in whole.items()}

@@ -43,14 +43,14 @@ def cases(draw):
 
 def test_by_hand():
     Y, top = truth([{0, 2}, {1}, set()], 4), ranking([[2, 1, 0], [0, 3, 1], [0, 1, 2]])
-    assert measures.precision_at_k(top, Y, 1) == pytest.approx(1 / 3)
-    assert measures.precision_at_k(top, Y, 3) == pytest.approx((2 / 3 + 1 / 3 + 0) / 3)
-    assert measures.recall_at_k(top, Y, 2) == pytest.approx((1 / 2 + 0 + 0) / 3)
+    assert measures.precision_at_k(top, Y, 1) == pytest.approx(1 / 2)
+    assert measures.precision_at_k(top, Y, 3) == pytest.approx((2 / 3 + 1 / 3) / 2)
+    assert measures.recall_at_k(top, Y, 2) == pytest.approx((1 / 2 + 0) / 2)
     assert measures.ndcg_at_k(top, Y, 3) == pytest.approx(
-        ((1 + 1 / 2) / (1 + 1 / math.log2(3)) + 1 / 2) / 3
+        ((1 + 1 / 2) / (1 + 1 / math.log2(3)) + 1 / 2) / 2
     )
     assert measures.label_coverage(top, Y, 1) == pytest.approx(1 / 3)
-    assert measures.accuracy(top, Y) == pytest.approx(1 / 3)
+    assert measures.accuracy(top, Y) == pytest.approx(1 / 2)
 
 
 def test_propensity_by_hand():
@@ -97,7 +97,10 @@ def test_equals_scikit_learn(seed, K, k):
     )
     Y, order = pattern_from(dense), np.argsort(-scores, axis=1)
     top = TopK(order.astype(np.int32), np.take_along_axis(scores, order, axis=1))
-    assert measures.ndcg_at_k(top, Y, k) == pytest.approx(sk.ndcg_score(dense, scores, k=k))
+    own = dense.any(axis=1)
+    if own.any():
+        expected = sk.ndcg_score(dense[own], scores[own], k=k)
+        assert measures.ndcg_at_k(top, Y, k) == pytest.approx(expected)
     guess = rng.random((9, K)) < 0.4
     actual = measures.f1(pattern_from(guess), Y)
     assert actual["micro-F1"] == pytest.approx(
@@ -158,6 +161,22 @@ def test_frequency_groups_equal_the_naive_twin(case, k, counts, n, equal):
         assert sum(row[f"P@{k}"] for row in rows) == pytest.approx(
             measures.precision_at_k(top, Y, k)
         )
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.integers(1, 6))
+def test_rows_without_labels_change_no_measure(case, k):
+    ranked, true, K = case
+    counts = np.arange(1, K + 1)
+    whole, labelled = (
+        (ranking([r for r, _ in rows]), truth([t for _, t in rows], K))
+        for pairs in [list(zip(ranked, true, strict=True))]
+        for rows in (pairs, [pair for pair in pairs if pair[1]] or pairs)
+    )
+    options = {"ks": (k,), "label_counts": counts, "n_train": 9}
+    assert measures.evaluate(*whole, **options) == measures.evaluate(*labelled, **options)
+    groups = {"label_counts": counts, "ks": (k,), "n_groups": 2}
+    assert measures.by_frequency(*whole, **groups) == measures.by_frequency(*labelled, **groups)
 
 
 def test_frequency_groups_by_hand():

@@ -38,14 +38,15 @@ def data_warnings(data: Dataset, copies: bool = True) -> list[dict[str, Any]]:
 
     LABEL_SEPARATOR, LABEL_BRACKETS: label names look like lists of labels. UNSEEN_LABELS: most
     test labels do not occur in training. LARGE_FEATURES: features whose values hide all others.
-    EMPTY_ROWS: rows without features, which the bias alone answers. UNKNOWN_WORDS: test texts have
-    far fewer features than training texts. COPIED_ROWS: test rows that equal training rows in all
-    features (one pass over all features; not if `copies` is False).
+    EMPTY_ROWS: rows without features, which the bias alone answers. UNLABELLED_ROWS: test rows
+    without labels. UNKNOWN_WORDS: test texts have far fewer features than training texts.
+    COPIED_ROWS: test rows that equal training rows in all features (one pass over all features;
+    not if `copies` is False).
     """
     names = data.label_names.slice(0, SAMPLE_NAMES).to_pylist()
     warnings = [label_warning(names), _unseen_labels(data), _large_features(data)]
     warnings += [_empty_rows(data, part) for part in data.splits]
-    warnings += [_unknown_words(data)]
+    warnings += [_unlabelled_rows(data), _unknown_words(data)]
     warnings += [_copied_rows(data)] if copies else []
     return [each._asdict() for each in warnings if each is not None]
 
@@ -161,6 +162,20 @@ def _empty_rows(data: Dataset, part: str) -> DataWarning | None:
         "EMPTY_ROWS",
         f"{empty:,} of {n_rows:,} {part} rows have no feature, so the bias alone answers them: "
         f"{cause}",
+    )
+
+
+def _unlabelled_rows(data: Dataset) -> DataWarning | None:
+    """Return a warning if test rows have no label."""
+    if data.test is None:
+        return None
+    unlabelled = int(np.count_nonzero(np.diff(data.test.Y.indptr) == 0))
+    if not unlabelled:
+        return None
+    return DataWarning(
+        "UNLABELLED_ROWS",
+        f"{unlabelled:,} of {data.test.n_rows:,} test rows have no label that occurs in training: "
+        "measures leave them out",
     )
 
 

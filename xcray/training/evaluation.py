@@ -23,6 +23,7 @@ from xcray.measures import (
     discounts,
     ideal_dcg,
     inverse_propensities,
+    labelled_rows,
     matches,
     weighted_hits,
 )
@@ -85,8 +86,9 @@ def evaluate_models(
     "differences" to the first model with paired intervals, "by_frequency" (tail, middle and head: a
     third of the training positives each), and "ms_per_row" of the search. "warnings": see
     `xcray.data.data_warnings`. Labels are matched by name, and true labels that a model lacks count
-    as misses. Raises NotFound, Corrupt, ShapeMismatch for other features, InputError without rows,
-    ParameterError. Source of the bootstrap: Efron and Tibshirani, 1993, chapters 6 and 13.
+    as misses. Rows without labels are left out ("rows_without_labels" of "rows"). Raises NotFound,
+    Corrupt, ShapeMismatch for other features, InputError without rows, ParameterError. Source of
+    the bootstrap: Efron and Tibshirani, 1993, chapters 6 and 13.
     """
     return evaluate_each(evaluate_model, [Path(path) for path in models], dataset, options)
 
@@ -106,8 +108,10 @@ def evaluate_each(
         raise ParameterError("use at least one k, each k >= 1, and at least 0 bootstrap samples")
     data = open_verified(dataset)
     part = options.part or ("train" if data.test is None else "test")
-    if data[part].n_rows == 0:
-        raise InputError(f"part {part} of data set {data.name} has no rows", code="NO_ROWS")
+    if not data[part].Y.nnz:
+        raise InputError(
+            f"part {part} of data set {data.name} has no rows with labels", code="NO_ROWS"
+        )
     entries, samples = [], []
     for model in models:
         entry, drawn = evaluate(model, data, part, options)
@@ -115,7 +119,13 @@ def evaluate_each(
         samples.append(drawn)
     for entry, drawn in zip(entries[1:], samples[1:], strict=True):
         entry["differences"] = compare_samples(entry, drawn, entries[0], samples[0])
-    details = {"part": part, "rows": data[part].n_rows, "labels": data.n_labels}
+    unlabelled = int(np.count_nonzero(np.diff(data[part].Y.indptr) == 0))
+    details = {
+        "part": part,
+        "rows": data[part].n_rows,
+        "rows_without_labels": unlabelled,
+        "labels": data.n_labels,
+    }
     sampling = {"samples": options.n_samples, "seed": options.seed, "confidence": CONFIDENCE}
     return {
         "dataset": data.name,
@@ -188,7 +198,9 @@ def measure_ranking(
     """Return measures, intervals and groups of an entry, and bootstrap samples by measure.
 
     top: predicted labels of the rows, in the numbering of `truth` and `counts` (training rows).
+    Rows without labels are left out.
     """
+    top, truth = labelled_rows(top, truth)
     sums = row_sums(top, truth, ks, counts, data.train.n_rows)
     whole = np.ones(truth.n_rows, np.int64)
     drawn = draw_samples(sums, truth, ks, data.n_labels, options)
@@ -313,7 +325,8 @@ def evaluation_picture(document: Mapping[str, Any]) -> Picture:
         (*drawn, *intervals),
         240,
     )
-    note = f"{document['rows']:,} {document['part']} rows; lines: 95 % bootstrap intervals"
+    n_rows = document["rows"] - document["rows_without_labels"]
+    note = f"{n_rows:,} {document['part']} rows; lines: 95 % bootstrap intervals"
     return Picture(f"Models · {document['dataset']}", note, (panel, *_cost_panel(models)))
 
 

@@ -96,11 +96,13 @@ def test_each_fault_has_its_warning(tmp_path: Path) -> None:
     train = [(f"apple pear plum {i}", COLOURS[i % 2]) for i in range(20)]
     test = [("apple pear plum 1", "red")] * 5 + [("x y", "unheard")] * 3 + [("zzz", "unknown")] * 6
     data = build_rows(tmp_path, train, test)
-    assert codes(data_warnings(data)) == ["UNSEEN_LABELS", "EMPTY_ROWS", "COPIED_ROWS"]
-    assert codes(data_warnings(data, copies=False)) == ["UNSEEN_LABELS", "EMPTY_ROWS"]
-    unseen, empty, copied = (each["message"] for each in data_warnings(data))
+    expected = ["UNSEEN_LABELS", "EMPTY_ROWS", "UNLABELLED_ROWS", "COPIED_ROWS"]
+    assert codes(data_warnings(data)) == expected
+    assert codes(data_warnings(data, copies=False)) == expected[:-1]
+    unseen, empty, unlabelled, copied = (each["message"] for each in data_warnings(data))
     assert unseen.startswith("9 of 14 labels of the test rows")
     assert empty.startswith("9 of 14 test rows have no feature")
+    assert unlabelled.startswith("9 of 14 test rows have no label that occurs in training")
     assert copied.startswith("5 of 14 test rows equal a training row")
     assert statistics(data)["warnings"] == data_warnings(data)
 
@@ -136,7 +138,8 @@ def test_commands_print_every_warning(tmp_path: Path, capsys: pytest.CaptureFixt
     train = [(f"apple pear plum grape {i}", pair) for i, pair in enumerate(pairs)]
     other = [("birne oder apple", "unheard")] * 60 + [("zzz", "unknown")] * 10
     data = build_rows(tmp_path, train, [*other, *train[:10]])
-    expected = ["LABEL_SEPARATOR", "UNSEEN_LABELS", "EMPTY_ROWS", "UNKNOWN_WORDS", "COPIED_ROWS"]
+    expected = ["LABEL_SEPARATOR", "UNSEEN_LABELS", "EMPTY_ROWS", "UNLABELLED_ROWS"]
+    expected += ["UNKNOWN_WORDS", "COPIED_ROWS"]
     commands = {
         ("data", "show", str(data.path)): expected,
         ("train", str(data.path), "-o", str(tmp_path / "model"), "--pool", "serial"): expected[:-1],

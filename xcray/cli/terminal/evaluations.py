@@ -18,8 +18,10 @@ def print_evaluation(document: Mapping[str, Any]) -> None:
     rows = [[name, *(format_measure(each, name) for each in models)] for name in names]
     rows += [[name, *values] for name, values in training_rows(models).items()]
     rows.append(["ms per row", *(f"{each['ms_per_row']:.3f}" for each in models)])
+    left_out = document["rows_without_labels"]
     output.print_line(
-        f"{document['rows']:,} {document['part']} rows of {document['dataset']}; "
+        f"{document['rows'] - left_out:,} {document['part']} rows of {document['dataset']}"
+        f"{f' ({left_out:,} without labels are left out)' if left_out else ''}; "
         "percent, with the half width of the 95 % interval"
     )
     output.print_table(["measure", *titles], rows)
