@@ -93,15 +93,12 @@ def plan_lists(W: CSR) -> PackingPlan:
     return PackingPlan(ends.astype(np.uint32), counts, least, dense_from, width)
 
 
-def build_lists(
-    W: CSR, budget: int = BUFFER_BYTES, tick: Callable[[], None] = lambda: None
-) -> PackedLists:
+def build_lists(W: CSR) -> PackedLists:
     """Return the lists of W (K, D) in memory."""
     plan = plan_lists(W)
     blocks = np.zeros(int(plan.starts[-1]) * UNIT_BYTES + 8, np.uint8)
-    for offset, piece in packed_pieces(W, plan, budget):
+    for offset, piece in packed_pieces(W, plan, BUFFER_BYTES):
         blocks[offset : offset + len(piece)] = piece
-        tick()
     blocks.flags.writeable = plan.starts.flags.writeable = False
     keys, segments = key_arrays(W, 0, W.n_rows)
     return PackedLists(blocks, plan.starts, plan.width, W.n_rows, plan.least, keys, segments)

@@ -130,11 +130,6 @@ class Registry:
             },
         )
 
-    def entries(self, name: str | None = None) -> list[ModelVersion]:
-        """Return the summaries of all versions of one name, or of all names, by name and number."""
-        names = self.names() if name is None else [name]
-        return [self.describe(each, version) for each in names for version in self.versions(each)]
-
     def resolve(self, reference: str) -> Path:
         """Return the directory of "name" (its latest version), "name:3" or "name@alias".
 

@@ -124,21 +124,18 @@ class LogContext:
         return self.fields
 
 
-def configure_runner_logging(
-    path: Path | None, context: LogContext, log_format: str | None = None
-) -> None:
+def configure_runner_logging(path: Path | None, context: LogContext) -> None:
     """Log to standard error, and to a file that only its owner can read, if given.
 
-    log_format: json or text. None means XCRAY_LOG_FORMAT, or text without it, because people read
-    these logs.
+    The format is XCRAY_LOG_FORMAT, or text without it, because people read these logs.
     """
     streams: list[IO[str]] = [sys.stderr]
     if path is not None:
         streams.append(os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a"))
-    log_format_name = log_format or os.environ.get(FORMAT_VARIABLE)
+    log_format = os.environ.get(FORMAT_VARIABLE)
     handlers = [logging.StreamHandler(stream) for stream in streams]
     for handler in handlers:
-        handler.setFormatter(FORMATTERS["json" if log_format_name == "json" else "text"](context))
+        handler.setFormatter(FORMATTERS["json" if log_format == "json" else "text"](context))
     logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
 
 

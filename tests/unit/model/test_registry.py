@@ -47,7 +47,9 @@ def test_aliases_move_and_versions_do_not(registry: Registry) -> None:
 def test_summaries_come_from_the_manifests(registry: Registry, tmp_path: Path) -> None:
     registry.aliases.set("news", "champion", 2)
     registry.publish("art", staged(tmp_path / "art"))
-    assert [(entry.name, entry.version, entry.aliases) for entry in registry.entries()] == [
+    versions = [(name, n) for name in registry.names() for n in registry.versions(name)]
+    entries = [registry.describe(*each) for each in versions]
+    assert [(entry.name, entry.version, entry.aliases) for entry in entries] == [
         ("art", 1, ("latest",)),
         ("news", 1, ()),
         ("news", 2, ("champion",)),

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,13 +57,7 @@ class RemoteDataset(NamedTuple):
         return FOREST_MANIFEST in self.sealed.files
 
 
-def push_dataset(
-    source: Path,
-    home: StoragePath,
-    *,
-    resend_all: bool = False,
-    stop: threading.Event | None = None,
-) -> Pushed:
+def push_dataset(source: Path, home: StoragePath, *, resend_all: bool = False) -> Pushed:
     """Upload a data set directory, with its metric forest, to the folder of its name.
 
     See `push_version`. Raises NotFound or Corrupt if it is not a complete data set.
@@ -72,7 +65,7 @@ def push_dataset(
     Dataset.open(source)
     sealed = seal_directory(source)
     check_files(sealed.files, source.name)
-    return push_version(source, sealed, home, resend_all=resend_all, stop=stop)
+    return push_version(source, sealed, home, resend_all=resend_all)
 
 
 def seal_directory(path: Path) -> SealedDirectory:

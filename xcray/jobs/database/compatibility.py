@@ -102,8 +102,7 @@ class SchemaGuard:
     store. It costs one small query while the schema is unchanged.
     """
 
-    def __init__(self, program: int = HEAD) -> None:
-        self._program = program
+    def __init__(self) -> None:
         # the last revision found to support this program
         self._supported_revision: int | None = None
 
@@ -113,17 +112,17 @@ class SchemaGuard:
         if revision is not None and revision == self._supported_revision:
             return
         compatibility = read_compatibility(connection)
-        if not compatibility.supports(self._program):
-            is_newer = (compatibility.revision or 0) > self._program
+        if not compatibility.supports(HEAD):
+            is_newer = (compatibility.revision or 0) > HEAD
             message = newer_message if is_newer else older_message
             raise Unavailable(
-                message(compatibility, self._program),
+                message(compatibility, HEAD),
                 code=SCHEMA_NEWER if is_newer else SCHEMA_OLDER,
             )
-        if compatibility.revision != self._program:
+        if compatibility.revision != HEAD:
             LOG.info(
                 "the store is at revision %s, which supports this program at revision %s",
                 compatibility.revision,
-                self._program,
+                HEAD,
             )
         self._supported_revision = compatibility.revision

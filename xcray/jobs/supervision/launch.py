@@ -22,6 +22,7 @@ from xcray.system.processes import descendants
 
 LOG: Final = logging.getLogger(__name__)
 RAY_POOLS: Final = frozenset({"ray"})  # pools of jobs that need Ray
+RELEASE_SECONDS: Final = 10.0  # for runners to release their jobs
 NO_POOLS: Final = frozenset[str]()
 MAX_LOG_BYTES: Final = 50_000_000
 # Exit codes of runners that recorded the outcome, or whose job has another owner. 1 can be Python's
@@ -180,11 +181,11 @@ class ProcessLauncher:
         """Return none."""
         return NO_POOLS
 
-    def release_jobs(self, seconds: float = 10.0) -> None:
-        """Signal all runners to release their jobs (SIGTERM), and wait up to `seconds`."""
+    def release_jobs(self) -> None:
+        """Signal all runners to release their jobs (SIGTERM), and wait up to RELEASE_SECONDS."""
         for runner in self.list_runners():
             self._runners[runner].terminate()
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + RELEASE_SECONDS
         while self.list_runners() and time.monotonic() < deadline:
             time.sleep(0.05)
 

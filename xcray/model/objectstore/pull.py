@@ -10,7 +10,6 @@ any other folder               a plain copy of a model directory
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -87,7 +86,6 @@ def pull_to_registry(
     name: str | None = None,
     alias: Sequence[str] = (),
     pinned: str | None = None,
-    stop: threading.Event | None = None,
 ) -> list[Pulled]:
     """Pull the models of a URI into a registry, with their aliases.
 
@@ -107,10 +105,8 @@ def pull_to_registry(
     for plan in plans:
         primary = plan.versions[0]
         local_name = name or primary.name
-        pulled = [fetch_to_registry(registry, local_name, primary, pinned, stop)]
-        pulled += [
-            fetch_to_registry(registry, local_name, each, None, stop) for each in plan.versions[1:]
-        ]
+        pulled = [fetch_to_registry(registry, local_name, primary, pinned)]
+        pulled += [fetch_to_registry(registry, local_name, each) for each in plan.versions[1:]]
         apply_aliases(
             registry,
             local_name,
@@ -123,9 +119,7 @@ def pull_to_registry(
     return out
 
 
-def pull_to_directory(
-    target: Path, uri: str, pinned: str | None = None, stop: threading.Event | None = None
-) -> Pulled:
+def pull_to_directory(target: Path, uri: str, pinned: str | None = None) -> Pulled:
     """Pull the one model of a URI into a directory, at its latest version.
 
     Raises as `pull_to_registry`.
@@ -135,7 +129,7 @@ def pull_to_directory(
         raise InputError(
             f"{excerpt(uri)} holds {len(plans)} models: choose one of them", code="USAGE"
         )
-    return fetch_to_directory(plans[0].versions[0], target, pinned, stop)
+    return fetch_to_directory(plans[0].versions[0], target, pinned)
 
 
 def apply_aliases(registry: Registry, name: str, routes: dict[str, TrafficSplit]) -> None:

@@ -137,12 +137,11 @@ def fetch_to_directory(
     remote: RemoteVersion,
     target: Path,
     pinned: str | None = None,
-    stop: threading.Event | None = None,
 ) -> Pulled:
     """Download a version to the directory `target`, see `install_directory`."""
     manifest, sealed = read_remote_manifest(remote)
     check_pinned_hash(sealed.seal, manifest["sha256"], pinned, remote.path.uri)
-    moved = install_directory(remote, sealed, target, has_seal, stop)
+    moved = install_directory(remote, sealed, target, has_seal)
     return Pulled(remote.path.uri, target, remote.name, None, manifest["sha256"], moved)
 
 

@@ -105,16 +105,14 @@ class StoreCollector(Collector):
     def __init__(
         self,
         read_statistics: Callable[[], StoreStatistics],
-        max_age: float = MAX_AGE_SECONDS,
         timeout: float = SCRAPE_TIMEOUT_SECONDS,
     ) -> None:
         self._probe = BackgroundProbe("xcray-store-metrics", read_statistics)
-        self._max_age = max_age
         self._timeout = timeout
 
     def collect(self) -> Iterator[Metric]:
         """Yield the newest metrics, or only their age if there are none yet."""
-        result = self._probe.get(self._max_age, self._timeout)
+        result = self._probe.get(MAX_AGE_SECONDS, self._timeout)
         description = f"{REPLICA_PREFIX}seconds since the store metrics were read."
         yield GaugeMetricFamily("xcray_store_metrics_age_seconds", description, result.age_seconds)
         if result.value is not None:

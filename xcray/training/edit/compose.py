@@ -6,7 +6,6 @@ earlier model, i < 0 is row -1 - i of the trained labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,11 @@ def compose_weights(
     rows: Int64,
     *,
     budget: int = BUFFER_BYTES,
-    tick: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the matrix of `rows` (K',) int64 (see above) to the matrix file `path`.
 
     parent: (K, D). trained: (n, D). budget: bytes of weights in memory at once; it does not change
-    the file. tick: called after each piece.
+    the file.
     """
     sources = ((parent, rows >= 0, rows), (trained, rows < 0, -1 - rows))
     lengths = np.zeros(len(rows), np.int64)
@@ -54,7 +52,6 @@ def compose_weights(
                     weights,
                 )
             out.write(int(indptr[first]), indices, weights)
-            tick()
 
 
 def compose_bias(parent: Float32, trained: Any, rows: Int64) -> Float32:

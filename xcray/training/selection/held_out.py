@@ -56,13 +56,13 @@ class SelectionData(NamedTuple):
         )
 
 
-def selection_data(X: CSR, Y: Pattern, weights: Float32 | None, seed: int = 0) -> SelectionData:
+def selection_data(X: CSR, Y: Pattern, weights: Float32 | None) -> SelectionData:
     """Split training rows X (N, D), Y (N, K) by a hash, and take a part of the labels.
 
     Labels without a row to learn from are left out, and held-out rows without one of the labels.
     Raises InputError if no row is left on one side.
     """
-    held_out = HashSplit(HOLDOUT, seed).mask(0, X.n_rows)
+    held_out = HashSplit(HOLDOUT, 0).mask(0, X.n_rows)
     learn = frozen(np.flatnonzero(~held_out), np.int64)
     counts = np.bincount(take_pattern_rows(Y, learn).indices, minlength=Y.n_cols)
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
