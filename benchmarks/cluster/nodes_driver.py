@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from xcray.storage import checkpoints
 from xcray.storage.atomic import write_json
 from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, train
-from xcray.training.shards import strategy as circulating
 from xcray.workers.ray import pool as ray_pool
 from xcray.workers.ray.workers import RayWorkers
 
@@ -82,7 +82,8 @@ def main(text: str) -> None:
     document = json.loads(text)
     place, spec = Path(document["place"]), TrainSpec.from_dict(document["spec"])
     if "checkpoint_seconds" in document:
-        circulating.CHECKPOINT_SECONDS = document["checkpoint_seconds"]  # type: ignore[misc]
+        seconds = float(document["checkpoint_seconds"])
+        checkpoints.seconds_between = lambda _: seconds
     if document.get("eager"):
         ray_pool.scaling_policy_for = lambda _: None
     opened: list[float] = []

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from tests.support.observers import FunctionObserver
 from xcray.arrays import CSR, frozen, pattern
@@ -26,6 +27,7 @@ from xcray.solvers.dsmlr.solver import DSMLRSolver
 from xcray.solvers.held_out import HeldOut
 from xcray.solvers.rotation_contract import Grid, RotationCalls, RunState, SyncPoint, WeightBlock
 from xcray.solvers.solved_labels import merge
+from xcray.storage import checkpoints
 from xcray.storage.atomic import sha256_arrays
 from xcray.training.shards.shard_worker import ShardWorker, ShardWorkerSpec
 from xcray.training.shards.source import make_shard_source
@@ -273,8 +275,8 @@ class TrainingRun(NamedTuple):
 
 
 def task_of(**changes: Any) -> ShardTask:
-    """Return the task of the toy with checkpoints only at a stop and at the end."""
-    task = ShardTask(GRID, LABELS, frozen(np.arange(LABELS), np.int64), TRUTH, 1e9)
+    """Return the task of the toy."""
+    task = ShardTask(GRID, LABELS, frozen(np.arange(LABELS), np.int64), TRUTH)
     return replace(task, **changes)
 
 
@@ -294,16 +296,20 @@ def trained(
     workers: int = 2,
     work: ToyWork | None = None,
     task: ShardTask | None = None,
+    between: float = 1e9,
     **out: Any,
 ) -> TrainingRun:
-    """Train the toy in `folder`. group: a kind of worker group, or a group that is not open."""
+    """Train the toy in `folder`. group: a kind of worker group, or a group that is not open.
+
+    between: seconds between two checkpoints; infinity for none.
+    """
     work, blocks = work or ToyWork(), list[Finished]()
     result = GROUPS[group](work, workers) if isinstance(group, str) else group
     values = observer_of(out, blocks)
-    how = {"stop": StopFlag(), "fingerprint": {"run": 1}, **out}
-    outcome = train_shards(
-        work.solver, result, work, task or task_of(), values, directory=folder, **how
-    )  # type: ignore[arg-type]
+    how = {"stop": StopFlag(), "directory": None if math.isinf(between) else folder, **out}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "seconds_between", lambda _: between)
+        outcome = train_shards(work.solver, result, work, task or task_of(), values, **how)
     return TrainingRun(outcome, blocks)
 
 
@@ -363,14 +369,14 @@ def trained_dsmlr(
         dataset.n_labels,
         frozen(dataset.label_counts, np.int64),
         truth=test.Y if X is None else None,
-        checkpoint_seconds=0.0,
         max_seconds=how.pop("max_seconds", None),
     )
     blocks: list[Any] = []
-    how = {"stop": StopFlag(), "fingerprint": {}, **how}
+    how = {"stop": StopFlag(), "directory": folder, **how}
     how["deliver"] = lambda block: (blocks.append(block), seen(block))
     make = GROUPS[group] if isinstance(group, str) else group
-    result = train_shards(
-        solver, make(work, workers), rows, task, observer_of(how, blocks), directory=folder, **how
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
+        observer = observer_of(how, blocks)
+        result = train_shards(solver, make(work, workers), rows, task, observer, **how)
     return Model(result, blocks, dataset.n_labels, dataset.n_features)

@@ -13,9 +13,8 @@ from tests.support.toy_solvers import TOYS
 from xcray.data.dataset import Dataset
 from xcray.solvers import BUILT_IN
 from xcray.solvers.memoir import state
-from xcray.storage import checkpoints as group_checkpoints
+from xcray.storage import checkpoints
 from xcray.training import TrainResult, TrainSpec, train
-from xcray.training.shards import checkpoints, strategy
 from xcray.workers import timeline
 
 _MEMOIR = {"rounds": 8, "early_stopping_rounds": 0}
@@ -102,10 +101,7 @@ def kill(spec: TrainSpec, run_dir: Path, done: int, seconds: float = 0.0) -> Non
 def _train_and_die(spec: TrainSpec, run_dir: Path, done: int, seconds: float) -> None:
     """Train in this process, which is killed at a report."""
     timeline.FLUSH_SECONDS = 0.0
-    group_checkpoints.seconds_between = lambda _: seconds
-    for module in (strategy, state):
-        module.CHECKPOINT_SECONDS = seconds  # type: ignore[attr-defined]
-    for module in (checkpoints, state):
-        module.FIRST_SECONDS = seconds  # type: ignore[attr-defined]
+    checkpoints.seconds_between = lambda _: seconds
+    state.CHECKPOINT_SECONDS = state.FIRST_SECONDS = seconds
     die = once_at(done, lambda: os.kill(os.getpid(), signal.SIGKILL))
     train(spec, run_dir=run_dir, out=run_dir / "model", progress=die)

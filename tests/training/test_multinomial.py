@@ -27,12 +27,13 @@ from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.solvers import make_solver
+from xcray.storage import checkpoints
 from xcray.storage.arrow import read_table
 from xcray.system.blas_threads import limit_blas_threads
 from xcray.training import train
 from xcray.training.edit.labels import remove_labels, retrain_labels
 from xcray.training.epoch_strategy import EPOCHS_FILE, shorten_history, thin_history
-from xcray.training.shards import rotate, strategy
+from xcray.training.shards import rotate
 from xcray.workers.pool import StopFlag
 
 QUICK = MonitorOptions(lease_seconds=600.0, heartbeat_seconds=0.05, report_seconds=0.02)
@@ -63,7 +64,7 @@ def test_what_dropping_small_weights_costs_is_reported(
 def kept_often() -> Iterator[None]:
     """Write a checkpoint at every sync point."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategy, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
         yield
 
 

@@ -36,7 +36,6 @@ from xcray.storage import checkpoints
 from xcray.training import train
 from xcray.training.report.render import draw_report
 from xcray.training.report.timeline import read_timeline
-from xcray.training.shards import strategy
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import LOST, read_streams
@@ -97,8 +96,7 @@ def often() -> Iterator[None]:
     """Write a checkpoint whenever one can be written."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
-        for module in (strategy, memoir_state):
-            patch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(memoir_state, "CHECKPOINT_SECONDS", 0.0)
         patch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
         yield
 

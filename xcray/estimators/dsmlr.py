@@ -5,8 +5,6 @@ It runs on threads of this process.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -107,18 +105,9 @@ def _train(
     rows = make_shard_source(X, Y, weights, None, grid=grid, seed=solver.seed, bias=solver.bias)
     work = ShardWorkerSpec(solver, rows.split, n_features)
     positives = np.bincount(Y.indices, minlength=Y.n_cols)
-    task = ShardTask(grid, Y.n_cols, frozen(positives, np.int64), checkpoint_seconds=np.inf)
+    task = ShardTask(grid, Y.n_cols, frozen(positives, np.int64))
     blocks = CollectResults[SolvedLabels]()
     group = ThreadGroup(work, min(workers, grid.shards))
-    with tempfile.TemporaryDirectory(prefix="xcray-dsmlr-") as folder, limit_blas_threads():
-        outcome = train_shards(
-            solver,
-            group,
-            rows,
-            task,
-            blocks,
-            directory=Path(folder),
-            fingerprint={"of": "fit"},
-            stop=StopFlag(),
-        )
+    with limit_blas_threads():
+        outcome = train_shards(solver, group, rows, task, blocks, directory=None, stop=StopFlag())
     return outcome, concatenate(blocks.results)

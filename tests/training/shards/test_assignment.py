@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.shard_toy import Toy, ToyWork, TrainingRun, task_of, trained
+from tests.support.shard_toy import Toy, ToyWork, TrainingRun, trained
 from xcray.solvers import make_solver
 from xcray.system.cores import available_cores
 from xcray.training import TrainSpec
@@ -87,14 +87,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
 
 
 def run(
-    folder: Any, group: Moving, action: EpochAction, order: str = "ring", **changes: Any
+    folder: Any, group: Moving, action: EpochAction, order: str = "ring", between: float = 1e9
 ) -> TrainingRun:
     """Run a training in which the action of `action` runs."""
     return trained(
         folder,
         group,
         work=ToyWork(Toy(order=order)),
-        task=task_of(**changes),
+        between=between,
         on_progress=action.on_progress,
         record=action.record,
     )
@@ -145,7 +145,7 @@ def test_workers_continue_if_all_nodes_are_draining(reference, tmp_path):
 def test_no_worker_leaves_without_checkpoints(reference, tmp_path):
     group = Moving(ToyWork(), 2)
     action = EpochAction(2.0, lambda: group.going.update({"worker-0": NOW}))
-    assert run(tmp_path, group, action, checkpoint_seconds=math.inf).bits == reference.bits
+    assert run(tmp_path, group, action, between=math.inf).bits == reference.bits
     assert group.changes == []
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from xcray.errors import Conflict, Corrupt
+from xcray.errors import Corrupt
 from xcray.solvers.rotation_contract import PlacedBlock, WeightBlock
 from xcray.storage.array_files import read_arrays, write_arrays
-from xcray.training.shards import checkpoints as checkpoint_module
-from xcray.training.shards.checkpoints import N_KEPT, Checkpoints
+from xcray.storage.checkpoints import CheckpointFolder
+from xcray.training.shards.checkpoints import load_checkpoint, save_checkpoint
 from xcray.training.shards.shard_worker import ShardWorker, arrays_to_block, block_to_arrays
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.rpc import WorkerLost
@@ -90,18 +90,13 @@ def group(request):
     group.close()
 
 
-def save(selection, group, number, metadata=None):
+def save(folder, group, number):
     """Write a checkpoint of random blocks."""
     blocks = [
         PlacedBlock(HOMES[j * len(HOMES) // BLOCKS], group.put(block(j, number)))
         for j in range(BLOCKS)
     ]
-    selection.write(group, number, metadata or {"epoch": number}, blocks, HOMES)
-
-
-def opened(tmp_path, **changes):
-    """Return the checkpoints of one run."""
-    return Checkpoints(tmp_path / "kept", {"run": 1, **changes}, seconds=0.0)
+    save_checkpoint(folder, group, number, {"epoch": number}, blocks, HOMES)
 
 
 def test_arrays_come_back_as_they_were(tmp_path):
@@ -143,34 +138,15 @@ def test_blocks_are_packed_and_unpacked():
     )
 
 
-def test_the_first_one_is_due_after_a_second_of_work(group, tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(checkpoint_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    checkpoints = Checkpoints(tmp_path / "kept", {}, seconds=60.0)
-    due = []
-    for second in (0.9, 1.1, 59.0, 61.2):
-        now[0] = second
-        due.append(checkpoints.due)
-        if second == 1.1:
-            save(checkpoints, group, 1)
-    assert due == [False, True, False, True]
-    now[0] = 100.0
-    resumed = Checkpoints(tmp_path / "kept", {}, seconds=60.0)
-    now[0] = 102.0
-    assert not resumed.due  # there is one to go back to
-
-
 def test_what_is_saved_is_loaded(group, tmp_path):
-    checkpoints = opened(tmp_path)
-    assert checkpoints.newest() is None
-    save(checkpoints, group, 1, {"epoch": 7, "history": [{"objective": 0.1}]})
+    save(CheckpointFolder(tmp_path), group, 1)
     for life in group._live.values():  # changes after the checkpoint do not count
         held = life.calls.worker._worker.b
         held.update({shard: b + 1.0 for shard, b in held.items()})
-    result = opened(tmp_path).newest()
-    assert result.metadata == {"epoch": 7, "history": [{"objective": 0.1}]}
-    blocks = checkpoints.load(group, result, HOMES, BLOCKS)
-    assert [worker for worker, _ in blocks] == ["worker-0", "worker-0", "worker-0", "worker-1"]
+    saved = CheckpointFolder(tmp_path).newest_files()
+    assert saved.note == {"epoch": 1}
+    blocks = load_checkpoint(group, saved, HOMES, BLOCKS)
+    assert [block.worker for block in blocks] == ["worker-0", "worker-0", "worker-0", "worker-1"]
     for j, (_, handle) in enumerate(blocks):
         assert np.array_equal(group.fetch(handle).W, block(j, 1).W)
     for shard, home in enumerate(HOMES):
@@ -180,90 +156,27 @@ def test_what_is_saved_is_loaded(group, tmp_path):
 
 
 def test_the_state_of_a_block_is_loaded_with_the_block(group, tmp_path):
-    checkpoints = opened(tmp_path)
-    save(checkpoints, group, 1)
-    result = checkpoints.load(group, checkpoints.newest(), HOMES, 3)
-    assert [worker for worker, _ in result] == ["worker-0", "worker-0", "worker-1", "worker-0"]
+    folder = CheckpointFolder(tmp_path)
+    save(folder, group, 1)
+    result = load_checkpoint(group, folder.newest_files(), HOMES, 3)
+    assert [block.worker for block in result] == ["worker-0", "worker-0", "worker-1", "worker-0"]
 
 
-def test_older_checkpoints_are_removed_when_newer_ones_are_durable(group, tmp_path):
-    checkpoints = opened(tmp_path)
-    for number in range(1, 5):
-        save(checkpoints, group, number)
-    names = sorted(path.name for path in (tmp_path / "kept").iterdir())
-    assert names == [f"checkpoint-{number:06d}" for number in range(5 - N_KEPT, 5)] + ["run.json"]
-    checkpoints.clear()
-    assert checkpoints.newest() is None
-
-
-@pytest.mark.parametrize("name", ["checkpoint.json", "block-00002.arrow", "shard-00001.arrow"])
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(group, tmp_path, name):
-    checkpoints = opened(tmp_path)
-    save(checkpoints, group, 1)
-    save(checkpoints, group, 2)
-    path = tmp_path / "kept" / "checkpoint-000002" / name
-    content = path.read_bytes()
-    path.write_bytes(
-        content.replace(b'"epoch": 2', b'"epoch": 3')
-        if name == "checkpoint.json"
-        else content[:-200] + bytes(200)
-    )
-    checkpoints = opened(tmp_path)
-    result = checkpoints.newest()
-    if name != "checkpoint.json":
-        with pytest.raises(Corrupt, match=name):
-            checkpoints.load(group, result, HOMES, BLOCKS)
-        checkpoints.set_aside(result)
-        result = checkpoints.newest()
-    assert result.metadata == {"epoch": 1}
-    assert checkpoints.damaged == ["checkpoint-000002"]
-    assert (tmp_path / "kept" / "checkpoint-000002.damaged").is_dir()
-    assert len(checkpoints.load(group, result, HOMES, BLOCKS)) == BLOCKS
+@pytest.mark.parametrize("name", ["block-00002.arrow", "shard-00001.arrow"])
+def test_a_damaged_file_is_named(group, tmp_path, name):
+    folder = CheckpointFolder(tmp_path)
+    save(folder, group, 2)
+    path = tmp_path / "checkpoint-000002" / name
+    path.write_bytes(path.read_bytes()[:-200] + bytes(200))
+    with pytest.raises(Corrupt, match=name):
+        load_checkpoint(group, folder.newest_files(), HOMES, BLOCKS)
 
 
 def test_an_interrupted_checkpoint_is_not_used(group, tmp_path):
-    checkpoints = opened(tmp_path)
-    save(checkpoints, group, 1)
+    folder = CheckpointFolder(tmp_path)
+    save(folder, group, 1)
     group.simulate_loss("worker-1")
+    blocks = [PlacedBlock("worker-0", group.put(block(j))) for j in range(BLOCKS)]
     with pytest.raises(WorkerLost, match="worker-1"):
-        checkpoints.write(
-            group,
-            2,
-            {},
-            [PlacedBlock("worker-0", group.put(block(j))) for j in range(BLOCKS)],
-            ("worker-0",) * 3,
-        )
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
-        "checkpoint-000001",
-        "run.json",
-    ]
-    assert opened(tmp_path).newest().metadata == {"epoch": 1}
-
-
-def test_files_of_a_dead_driver_are_removed(tmp_path):
-    opened(tmp_path)
-    left = tmp_path / "kept" / ".checkpoint-000003.0123abcd.part"
-    left.mkdir()
-    assert opened(tmp_path).newest() is None
-    assert not left.exists()
-
-
-def test_another_runs_directory_is_refused(tmp_path):
-    opened(tmp_path)
-    with pytest.raises(Conflict, match="other lam"):
-        opened(tmp_path, lam=2)
-
-
-def test_time_decides_when_the_next_is_due(tmp_path):
-    assert Checkpoints(tmp_path / "a", {}, seconds=0.0).due
-    assert not Checkpoints(tmp_path / "b", {}, seconds=1e9).due
-    large = Checkpoints(tmp_path / "c", {}, seconds=1e-9)
-    assert large.due
-    large._write_seconds = 1e9  # after a slow write, the next waits ten times as long
-    assert not large.due
-
-
-def test_numbers_of_a_note_come_back_with_all_their_digits(group, tmp_path):
-    checkpoints = opened(tmp_path)
-    save(checkpoints, group, 1, {"history": [0.1 + 0.2]})
-    assert checkpoints.newest().metadata == {"history": [0.1 + 0.2]}
+        save_checkpoint(folder, group, 2, {}, blocks, ("worker-0",) * 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]

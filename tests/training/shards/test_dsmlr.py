@@ -11,8 +11,9 @@ from tests.support.shard_toy import COMMON, GRID, LAM, Model, trained_dsmlr
 from xcray.arrays import CSR, Pattern, TopK, csr_from, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.measures import precision_at_k
-from xcray.solvers.dsmlr.solver import MAX_CHECKPOINTS, DSMLRSolver
+from xcray.solvers.dsmlr.solver import DSMLRSolver
 from xcray.storage.arrow import read_table
+from xcray.storage.checkpoints import COPIES_ON_DISK
 from xcray.training.capacity.epoch_resources import problem_shape
 from xcray.training.shards.shard_worker import ShardWorkerSpec
 from xcray.training.shards.source import ShardSource, make_shard_source
@@ -178,7 +179,7 @@ def test_checkpoints_are_as_large_as_foreseen(tiny, tmp_path, history):
     *during, last = [sizes[name] for name in sorted(sizes)]
     solver = DSMLRSolver(**{**COMMON, **parameters})
     shape = problem_shape(tiny, tiny.n_features + 1)
-    foreseen = solver.resources(shape, GRID, 1, False).checkpoints / MAX_CHECKPOINTS
+    foreseen = solver.resources(shape, GRID, 1, False).checkpoints / COPIES_ON_DISK
     assert max(during) == pytest.approx(foreseen, rel=0.1)
     assert last <= 2.2 * 4 * shape.features * shape.labels
 

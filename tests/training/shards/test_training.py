@@ -58,7 +58,7 @@ def test_shards_that_move_at_every_sync_point_change_no_bit(reference, tmp_path,
         return {"worker-0": 1.0, "worker-1": (512.0, 1 / 512)[next(turns) % 2]}
 
     monkeypatch.setattr(training, "measured_speeds", speeds)
-    result = trained(tmp_path, "threads", 2, task=task_of(checkpoint_seconds=0.0))
+    result = trained(tmp_path, "threads", 2, between=0.0)
     assert result.outcome.moved >= 5
     assert result.bits == reference.bits
 
@@ -110,7 +110,7 @@ def test_a_rollback_continues_from_the_sync_point_before(reference, tmp_path, se
     It makes no difference whether sync point 2 has a checkpoint.
     """
     work = ToyWork(Toy(back=(3, 4)))
-    result = trained(tmp_path, "threads", 2, work, task_of(checkpoint_seconds=seconds))
+    result = trained(tmp_path, "threads", 2, work, between=seconds)
     assert [(entry["epoch"], entry["rate"], entry["back"]) for entry in result.outcome.history] == [
         *((1, 1.0, False), (2, 1.0, False), (3, 1.0, True), (3, 0.5, True)),
         *((3, 0.25, False), (4, 0.25, False), (5, 0.25, False), (6, 0.25, False)),
@@ -147,9 +147,7 @@ def stopped_at(
     """Run a training that is stopped in the middle of an interval."""
     halt = Halt(sync_points)
     with pytest.raises(Stopped):
-        trained(
-            folder, group, 2, work, task_of(**changes), stop=halt.stop, on_progress=halt.on_progress
-        )
+        trained(folder, group, 2, work, **changes, stop=halt.stop, on_progress=halt.on_progress)
 
 
 @pytest.mark.parametrize(("sync_points", "seconds"), [(0, 0.0), (2, 1e9), (3, 0.0), (5, 1e9)])
@@ -157,7 +155,7 @@ def test_a_stop_at_any_sync_point_and_a_resume_change_no_bit(
     reference, tmp_path, sync_points, seconds
 ):
     """A stop saves the last sync point, even if no checkpoint is due."""
-    stopped_at(tmp_path, sync_points, checkpoint_seconds=seconds)
+    stopped_at(tmp_path, sync_points, between=seconds)
     entries = []
     result = trained(
         tmp_path,
@@ -193,14 +191,6 @@ def test_a_stop_after_a_rollback_is_resumed_the_same(tmp_path):
     assert trained(tmp_path / "broken", work=work).bits == whole.bits
 
 
-def test_a_finished_run_reports_again_and_delivers_nothing(reference, tmp_path):
-    first = trained(tmp_path)
-    again = trained(tmp_path)
-    assert again.outcome == first.outcome
-    assert again.blocks == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["outcome.json", "run.json"]
-
-
 def test_a_stop_while_blocks_are_delivered_delivers_all_of_them_next_time(reference, tmp_path):
     stop, result = StopFlag(), []
 
@@ -215,7 +205,7 @@ def test_a_stop_while_blocks_are_delivered_delivers_all_of_them_next_time(refere
 
 
 def test_the_newest_checkpoint_is_damaged_and_the_one_before_is_taken(reference, tmp_path):
-    stopped_at(tmp_path, 4, checkpoint_seconds=0.0)
+    stopped_at(tmp_path, 4, between=0.0)
     path = tmp_path / "checkpoint-000004" / "block-00001.arrow"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -230,7 +220,7 @@ def test_the_newest_checkpoint_is_damaged_and_the_one_before_is_taken(reference,
 
 
 def test_training_restarts_if_all_checkpoints_are_damaged(reference, tmp_path):
-    stopped_at(tmp_path, 2, checkpoint_seconds=0.0)
+    stopped_at(tmp_path, 2, between=0.0)
     for path in tmp_path.glob("checkpoint-*/checkpoint.json"):
         path.write_bytes(b"{}")
     result = trained(tmp_path)
@@ -269,7 +259,7 @@ def test_losses_change_no_bit(reference, tmp_path, seconds, with_objects):
         tmp_path,
         lossy.group,
         work=work,
-        task=task_of(checkpoint_seconds=seconds),
+        between=seconds,
         on_progress=lossy.on_progress,
         record=spans.append,
     )
@@ -313,7 +303,7 @@ def test_others_do_the_work_of_workers_without_replacement(reference, tmp_path):
             tmp_path,
             lossy.group,
             work=work,
-            task=task_of(checkpoint_seconds=0.0),
+            between=0.0,
             on_progress=lossy.on_progress,
         ).bits
         == reference.bits
@@ -338,7 +328,7 @@ def test_work_before_a_checkpoint_counts_once_and_the_rest_is_lost(tmp_path, sec
         trained(
             tmp_path / "run",
             group,
-            task=task_of(checkpoint_seconds=seconds),
+            between=seconds,
             on_progress=lossy.on_progress,
             timeline=timeline,
         )

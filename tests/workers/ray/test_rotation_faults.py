@@ -21,7 +21,6 @@ from tests.support.shard_toy import (
     Toy,
     ToyWork,
     TrainingRun,
-    task_of,
     trained,
     trained_dsmlr,
 )
@@ -125,7 +124,7 @@ def on_ray(
         folder,
         group,
         work=work,
-        task=task_of(checkpoint_seconds=0.0),
+        between=0.0,
         on_progress=fault.on_progress,
         record=spans.append,
     )

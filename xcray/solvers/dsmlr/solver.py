@@ -30,6 +30,7 @@ from xcray.solvers.label_weights import RECORDS
 from xcray.solvers.multinomial import Shard, make_shard
 from xcray.solvers.rotation_contract import Grid, RotationCalls, RotationSolver, RunState, SyncPoint
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.checkpoints import COPIES_ON_DISK
 
 # a worker gets a second block only if blocks have this many labels: a SIMD register of them
 MIN_BLOCK_LABELS: Final = 16
@@ -42,7 +43,6 @@ PRODUCT_SECONDS: Final = 4e-10  # core seconds per number of an inner product
 # Products in a sweep of steps, by whether X is dense.
 PRODUCTS_PER_SWEEP: Final = {False: 1.0, True: 3.0}
 OBSERVE_COST: Final = 0.5  # cost of a sweep that only sums, in sweeps of steps
-MAX_CHECKPOINTS: Final = 3  # checkpoints on disk while one is written
 # Permanent bytes per row of a shard: b, partial sums, and the state of the last sync point.
 BYTES_PER_ROW: Final = 64
 SCORE_BYTES: Final = 8 << 20  # bytes of scores in use
@@ -129,7 +129,7 @@ class DSMLRSolver(DSMLRParameters, RotationSolver):
         shards = -(-shape.n_bytes // workers) + BYTES_PER_ROW * -(-shape.rows // workers)
         # Blocks of other processes are mapped from the store. One is copied, one is created.
         worker = shards + SCORE_BYTES + 2 * block * processes
-        checkpoints = MAX_CHECKPOINTS * (block * grid.blocks + 8 * shape.rows)
+        checkpoints = COPIES_ON_DISK * (block * grid.blocks + 8 * shape.rows)
         epochs = min(TYPICAL_EPOCHS, self.epochs)
         kinds = self.sweep_kinds(self.sync_every)
         sweeps = sum(OBSERVE_COST if kind == "observe" else 1.0 for kind in kinds)

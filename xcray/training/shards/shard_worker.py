@@ -16,6 +16,7 @@ import numpy as np
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.rotation_contract import Grid, RotationSolver, WeightBlock
 from xcray.storage.array_files import Arrays, read_arrays, write_arrays
+from xcray.storage.checkpoints import file_of
 from xcray.training.shards.source import ShardRows, ShardSource, SplitPlan
 from xcray.workers.solver_task import open_dataset
 
@@ -135,36 +136,28 @@ class ShardWorker:
         self._worker.restore(shard, _copy_arrays(snapshot))
         return None, None
 
-    def save_shard(self, shard: int, directory: str, name: str) -> tuple[None, str | None]:
-        """Write the snapshot of a shard; return its SHA-256, None without the directory."""
-        folder = Path(directory)
-        return None, write_arrays(
-            folder / name, self._snapshots[shard]
-        ) if folder.is_dir() else None
+    def save_shard(self, shard: int, folder: str, name: str) -> tuple[None, str | None]:
+        """Write the snapshot of a shard; return its SHA-256, None without the folder."""
+        return None, _save(folder, name, self._snapshots[shard])
 
-    def load_shard(self, shard: int, directory: str, name: str, digest: str) -> tuple[None, bool]:
-        """Restore a shard from `save_shard`; return whether this node sees the directory.
+    def load_shard(self, shard: int, folder: str, name: str, digest: str) -> tuple[None, bool]:
+        """Restore a shard from `save_shard`; return whether this node sees the folder.
 
         Raises Corrupt.
         """
-        folder = Path(directory)
-        if folder.is_dir():
-            self.restore_shard(shard, read_arrays(folder / name, digest))
-        return None, folder.is_dir()
+        arrays = _load(folder, name, digest)
+        if arrays is not None:
+            self.restore_shard(shard, arrays)
+        return None, arrays is not None
 
-    def save_block(self, block: WeightBlock, directory: str, name: str) -> tuple[None, str | None]:
-        """Write a block; return its SHA-256, None without access to the directory."""
-        folder = Path(directory)
-        return None, write_arrays(
-            folder / name, block_to_arrays(block)
-        ) if folder.is_dir() else None
+    def save_block(self, block: WeightBlock, folder: str, name: str) -> tuple[None, str | None]:
+        """Write a block; return its SHA-256, None without access to the folder."""
+        return None, _save(folder, name, block_to_arrays(block))
 
-    def load_block(self, directory: str, name: str, digest: str) -> tuple[WeightBlock | None, None]:
+    def load_block(self, folder: str, name: str, digest: str) -> tuple[WeightBlock | None, None]:
         """Create the block that `save_block` wrote, none without access. Raises Corrupt."""
-        folder = Path(directory)
-        return arrays_to_block(
-            read_arrays(folder / name, digest)
-        ) if folder.is_dir() else None, None
+        arrays = _load(folder, name, digest)
+        return None if arrays is None else arrays_to_block(arrays), None
 
     def pack_block(self, block: WeightBlock) -> tuple[Arrays, None]:
         """Create the arrays of a block's file."""
@@ -201,3 +194,15 @@ def arrays_to_block(arrays: Mapping[str, np.ndarray]) -> WeightBlock:
 def _copy_arrays(arrays: Mapping[str, np.ndarray]) -> Arrays:
     """Return copies of the arrays."""
     return {name: np.array(array) for name, array in arrays.items()}
+
+
+def _save(folder: str, name: str, arrays: Arrays) -> str | None:
+    """Write the arrays of a file; return their SHA-256, None if this node has no such folder."""
+    path = Path(folder)
+    return write_arrays(file_of(path, name), arrays) if path.is_dir() else None
+
+
+def _load(folder: str, name: str, digest: str) -> Arrays | None:
+    """Read the arrays of a file; None if this node has no such folder. Raises Corrupt."""
+    path = Path(folder)
+    return read_arrays(file_of(path, name), digest) if path.is_dir() else None

@@ -11,7 +11,8 @@ from xcray.arrays import Int32
 from xcray.errors import NotFound
 from xcray.solvers.rotation_contract import Grid, RotationSolver
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.storage.atomic import read_json
+from xcray.storage.atomic import read_json, write_json
+from xcray.storage.checkpoints import CheckpointFolder
 from xcray.system.blas_threads import limit_blas_threads
 from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape
 from xcray.training.capacity.preflight import Estimate
@@ -26,12 +27,12 @@ from xcray.training.shards.probe import time_sweep
 from xcray.training.shards.shard_worker import ShardWorkerSpec
 from xcray.training.shards.source import ShardSource, make_shard_source
 from xcray.training.shards.task import ShardTask
-from xcray.training.shards.training import OUTCOME_FILE, train_shards
+from xcray.training.shards.training import train_shards
 from xcray.training.strategy import TrainingContext
 
-CHECKPOINT_SECONDS: Final = 60.0  # between two checkpoints, at least
 # Copies of all weights in Ray's object store: this sync point, the one before, in transit.
 STORE_COPIES: Final = 3
+OUTCOME_FILE: Final = "outcome.json"  # of a training whose blocks were all delivered
 
 
 class BlockRotation(EpochStrategy):
@@ -86,16 +87,17 @@ class BlockRotation(EpochStrategy):
             max_workers=self._grid.shards if uses_whole_cluster(context) else None,
         )
         with observer.observe(group), limit_blas_threads():
-            train_shards(
+            outcome = train_shards(
                 self._solver,
                 group,
                 rows,
                 self._task(observer.seconds_left()),
                 observer,
                 directory=self.folder,
-                fingerprint=self._fingerprint(),
                 stop=observer.stop,
             )
+        write_json(self.folder / OUTCOME_FILE, outcome._asdict())
+        CheckpointFolder(self.folder).clear()
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
         """Return `outcome_report`, the grid, and the numbers of losses, moves and damages."""
@@ -116,7 +118,6 @@ class BlockRotation(EpochStrategy):
             n_labels=data.n_labels,
             positives=data.label_counts.astype(np.int64),
             truth=data.test.Y if data.test is not None else None,
-            checkpoint_seconds=CHECKPOINT_SECONDS,
             max_seconds=seconds,
         )
 
@@ -133,15 +134,6 @@ class BlockRotation(EpochStrategy):
             seed=solver.seed,
             bias=solver.bias,
         )
-
-    def _fingerprint(self) -> dict[str, Any]:
-        """Return the identity of the run that checkpoints belong to."""
-        identity = {
-            "solver": self._context.spec.solver,
-            "revision": self._solver.revision,
-            "params": self._solver.as_dict(),
-        }
-        return {**identity, "dataset": self._context.dataset.content_hash, **self.run_settings()}
 
     def _existing_grid(self) -> Grid | None:
         """Return the grid of the run in this directory; None for a new run."""

@@ -14,16 +14,14 @@ class ShardTask:
     """What is trained.
 
     grid: shards and blocks. n_labels: K. positives: (K,) training rows of each label.
-    truth: labels of the held-out rows, None without any. checkpoint_seconds: between two
-    checkpoints, at least; 0 for one at each sync point, infinity for none.
-    max_seconds: time limit, after which the blocks of the last sync point are delivered.
+    truth: labels of the held-out rows, None without any. max_seconds: time limit, after which the
+    blocks of the last sync point are delivered.
     """
 
     grid: Grid
     n_labels: int
     positives: Int64 = field(repr=False)
     truth: Pattern | None = field(default=None, repr=False)
-    checkpoint_seconds: float = 60.0
     max_seconds: float | None = None
 
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from xcray.errors import Corrupt, Refused, Stopped, Unavailable
 from xcray.solvers.rotation_contract import RotationSolver, RunState, SyncPoint
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.storage.atomic import read_json, write_json
+from xcray.storage.checkpoints import CheckpointFolder
 from xcray.training.epoch_progress import CurvePoint, resume_note, seconds_left
 from xcray.training.shards.assignment import ShardAssignment
 from xcray.training.shards.calls import ShardCalls
-from xcray.training.shards.checkpoints import Checkpoints
+from xcray.training.shards.checkpoints import load_checkpoint, save_checkpoint
 from xcray.training.shards.held_out_measures import held_out_measures
 from xcray.training.shards.rotate import TIME_LIMIT, measured_speeds
 from xcray.training.shards.source import ShardSource
@@ -34,7 +34,6 @@ from xcray.workers.rpc import WorkerLost
 from xcray.workers.timeline import START, TimelinePosition
 from xcray.workers.worker_group import WorkerGroup
 
-OUTCOME_FILE: Final = "outcome.json"  # outcome of a training whose blocks were all delivered
 MAX_LOSSES_PER_WORKER: Final = 5  # losses before giving up, per worker
 # code of the Stopped before a node goes
 NODE_LEAVES: Final = "LEAVE"
@@ -49,39 +48,29 @@ def train_shards(
     task: ShardTask,
     observer: RunObserver[SolvedLabels],
     *,
-    directory: Path,
-    fingerprint: Mapping[str, Any],
+    directory: Path | None,
     stop: StopFlag,
 ) -> TrainingOutcome:
     """Train until the solver stops, and deliver the finished blocks in label order.
 
     group: not open yet, with the workers of a `ShardWorkerSpec`; it is closed in every case.
     source: rows of the shards, for workers that do not see the data set's directory.
-    directory: the run's own place for checkpoints; a call with the same directory resumes from
-    the last valid one. If all blocks were delivered, the saved outcome is returned.
-    fingerprint: identity of the run (JSON). observer: receives each block once, also after a worker
+    directory: of the checkpoints of this run, None for none; a call with the same directory resumes
+    from the last valid one. observer: receives each block once, also after a worker
     loss; the progress in epochs; and the passes, numbered consecutively, as tasks without labels.
 
     Raises Stopped if `stop` is set, with the last sync point in a checkpoint; Unavailable if
-    workers keep being lost; Refused if max_seconds passed before the first sync point; Conflict
-    if the directory belongs to another run; and what the solver raises.
+    workers keep being lost; Refused if max_seconds passed before the first sync point; and what the
+    solver raises.
     """
-    ended = directory / OUTCOME_FILE
-    if ended.is_file():
-        return TrainingOutcome(**read_json(ended))
-    checkpoints = Checkpoints(
-        directory, {**fingerprint, "grid": list(task.grid)}, seconds=task.checkpoint_seconds
-    )
+    checkpoints = None if directory is None else CheckpointFolder(directory)
     try:
         group.open()
         training = _ShardTraining(solver, group, source, task, checkpoints, observer, stop)
-        outcome = training.run()
+        return training.run()
     finally:
         group.stop()
         group.close()
-    write_json(ended, outcome._asdict())
-    checkpoints.clear()
-    return outcome
 
 
 class _NodesDraining(Exception):
@@ -97,7 +86,7 @@ class _ShardTraining:
         group: WorkerGroup,
         source: ShardSource,
         task: ShardTask,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointFolder | None,
         observer: RunObserver[SolvedLabels],
         stop: StopFlag,
     ) -> None:
@@ -152,11 +141,6 @@ class _ShardTraining:
                 self._save_and_stop(stopped)
 
     @property
-    def _writes_checkpoints(self) -> bool:
-        """Whether sync points are made durable."""
-        return not math.isinf(self._task.checkpoint_seconds)
-
-    @property
     def _epoch(self) -> int:
         """Number of epochs done at the last sync point."""
         return 0 if self._last is None else self._last.number
@@ -175,23 +159,24 @@ class _ShardTraining:
     def _resume(self) -> RunState:
         """Restore the newest valid checkpoint; without one, start from the beginning."""
         self._last, self._history, self._n_durable = None, [], 0
-        while (checkpoint := self._checkpoints.newest()) is not None:
+        checkpoints = self._checkpoints
+        while checkpoints is not None and (saved := checkpoints.newest_files()) is not None:
+            owners, n_blocks = self._assignment.owners, self._task.grid.blocks
             try:
-                blocks = self._checkpoints.load(
-                    self._group, checkpoint, self._assignment.owners, self._task.grid.blocks
-                )
+                blocks = load_checkpoint(self._group, saved, owners, n_blocks)
             except Corrupt as error:
-                self._checkpoints.set_aside(checkpoint)
+                checkpoints.set_aside(saved.path)
                 self._loss = error.message
                 continue
-            saved = checkpoint.metadata
-            self._position = TimelinePosition(*saved["timeline"])
-            self._history, self._n_durable = saved["history"], len(saved["history"])
-            number, note = saved["epoch"], saved["note"]
-            objective = math.inf if saved["objective"] is None else saved["objective"]
-            self._last = SyncPoint(number, {}, objective, blocks, note, reason=saved["reason"])
+            note = saved.note
+            self._position = TimelinePosition(*note["timeline"])
+            self._history, self._n_durable = list(note["history"]), len(note["history"])
+            objective = math.inf if note["objective"] is None else note["objective"]
+            self._last = SyncPoint(
+                note["epoch"], {}, objective, blocks, note["state"], reason=note["reason"]
+            )
             if not self._has_begun:
-                self._earlier_seconds = saved["seconds"]
+                self._earlier_seconds = note["seconds"]
             break
         else:
             # Shards are in an intermediate state, and there is no snapshot to go back to.
@@ -223,7 +208,7 @@ class _ShardTraining:
             self._curve.append(CurvePoint(seconds, point.ratio))
         self._position = self._observer.mark()
         self._report_progress(0.0)
-        if point.reason is not None or self._checkpoints.due:
+        if self._checkpoints is not None and (point.reason is not None or self._checkpoints.due):
             self._write_checkpoint()
         if point.reason is None:
             self._rebalance()
@@ -234,10 +219,10 @@ class _ShardTraining:
         Raises Stopped (LEAVE) if its end would come too late for a draining node.
         """
         self._report_progress(ahead)
-        if not self._writes_checkpoints:
+        if self._checkpoints is None:
             return
         soonest = min(self._assignment.draining.values(), default=math.inf)
-        if soonest < left + self._checkpoints.seconds_to_write + LEAVE_MARGIN_SECONDS:
+        if soonest < left + self._checkpoints.seconds_to_save + LEAVE_MARGIN_SECONDS:
             raise Stopped("a node is about to go", code=NODE_LEAVES)
 
     def _break_off(self, stopped: Stopped) -> None:
@@ -269,29 +254,24 @@ class _ShardTraining:
 
     def _write_checkpoint(self) -> None:
         """Write a checkpoint of the last sync point, unless checkpoints are disabled."""
-        if not self._writes_checkpoints or self._last is None:
+        if self._checkpoints is None or self._last is None:
             return
-        metadata = {
+        note = {
             "epoch": self._last.number,
             "objective": _finite(self._last.objective),
             "reason": self._last.reason,
-            "note": self._last.note,
+            "state": self._last.note,
             "history": self._history,
             "seconds": self._training_seconds(),
             "timeline": self._position,
         }
-        self._checkpoints.write(
-            self._group,
-            len(self._history),
-            metadata,
-            self._last.blocks,
-            self._assignment.owners,
-        )
+        number, owners = len(self._history), self._assignment.owners
+        save_checkpoint(self._checkpoints, self._group, number, note, self._last.blocks, owners)
         self._n_durable = len(self._history)
 
     def _rebalance(self) -> None:
         """Leave draining nodes, add new workers, or move shards to faster workers."""
-        if self._assignment.draining and self._writes_checkpoints:
+        if self._assignment.draining and self._checkpoints is not None:
             raise _NodesDraining()
         if self._group.draining_workers() and self._n_durable < len(self._history):
             self._write_checkpoint()  # all nodes are draining
@@ -363,7 +343,8 @@ class _ShardTraining:
 
     def _outcome(self, last: SyncPoint) -> TrainingOutcome:
         """Return the outcome of the training."""
-        counts = self._checkpoints.damaged, self._lost, self._assignment.moved_shards
+        damaged = [] if self._checkpoints is None else self._checkpoints.damaged
+        counts = damaged, self._lost, self._assignment.moved_shards
         objective, reason = _finite(last.objective), last.reason or ""
         return TrainingOutcome(last.number, objective, reason, self._history, *counts)
 
