@@ -21,6 +21,7 @@ import numpy as np
 
 from xcray.arrays import Float64, Int32, Pattern, TopK, frozen, pattern
 from xcray.errors import ParameterError, ShapeMismatch
+from xcray.parameters import require_type
 
 # Jain et al. 2016, section 4.2; other values are used for the Wikipedia and Amazon data sets
 A, B = 0.55, 1.5
@@ -41,6 +42,8 @@ def evaluate(
     label, together with n_train, the number of training rows: adds "PSP@k" and "PSnDCG@k". Any k
     above the number of labels is left out. Raises ShapeMismatch, and ParameterError for k below 1.
     """
+    require_type("top", top, TopK, "a TopK, the result of predict_top_k or Predictor.predict")
+    require_type("Y", Y, Pattern, "a Pattern of the true labels, like xcray.arrays.pattern_from(Y)")
     top, Y = labelled_rows(top, Y)
     hits = matches(top, Y)
     out: dict[str, float] = {}

@@ -103,6 +103,15 @@ def takes(*declarations: type) -> Callable[[F], F]:
     return decorate
 
 
+def require_type(name: str, value: Any, kinds: type | tuple[type, ...], form: str) -> None:
+    """Raise ParameterError unless an argument of a public function has one of these types.
+
+    form: what it must be, in words.
+    """
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
+        raise ParameterError(f"{name} must be {form}, not {type(value).__name__}")
+
+
 def check_parameters(values: Any) -> None:
     """Check every field of a parameter dataclass against its type and range.
 

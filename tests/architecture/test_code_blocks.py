@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from scipy.sparse import random
 from sklearn.svm import LinearSVC
 
@@ -24,6 +25,7 @@ from xcray.model.registry import Registry
 from xcray.service.app import create_app
 
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 # docs/add_a_solver.md is compared with tests/support/toy_solvers.
@@ -85,6 +87,17 @@ def test_the_python_blocks_of_a_page_run(
             if "log_normaliser" in block:  # of softmax models
                 values["predictor"] = values["softmax"]
             exec(compile(block.replace("http://127.0.0.1:8000", url), page, "exec"), values)
+
+
+def test_yaml_blocks_can_be_read() -> None:
+    blocks = [
+        (path.name, block)
+        for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))
+        for block in YAML.findall(path.read_text())
+    ]
+    assert "serving.md" in {page for page, _ in blocks}
+    for page, block in blocks:
+        assert isinstance(yaml.safe_load(block), dict | list), page
 
 
 def test_every_page_with_python_blocks_is_run() -> None:

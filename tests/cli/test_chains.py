@@ -95,6 +95,7 @@ def test_it_is_copied_to_object_storage_and_back(
 
 READS: list[tuple[str, str]] = [
     ("models show chain", "stagewise"),
+    ("models show chain", "params"),
     ("models card chain", "A chain of 2 stages over 4 labels"),
     ("models diff chain chain", "the same"),
     ("labels list chain", "weights"),

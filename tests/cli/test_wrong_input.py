@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = ({"text": text, "labels": [LABELS[i]]} for i, text in enumerate(TEXTS))
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (place / "rows.csv").write_text("text,labels\nread rows,csv\n")
+    (place / "semicolon.csv").write_text("text;labels\nread rows;csv\n")
     (place / "rows.svm").write_text("1 1:1\n")
     (place / "file").write_text("x\n")
     (place / "empty").mkdir()
@@ -94,6 +95,7 @@ LOCAL = [
     ("data build synthetic x -o synthetic.row=2", 2, "did you mean 'rows'"),
     ("data build jsonl rows.jsonl x --label-field no", 2, "--text-fields and --label-field, or"),
     ("data build jsonl rows.csv x", 2, "hint: FORMAT csv?"),
+    ("data build csv semicolon.csv x", 2, "hint: read it with --delimiter ';'"),
     ("data build csv rows.csv x --label-field no", 2, "--option header=false and --option columns"),
     ("data build jsonl data x", 2, "data is a directory, not a file"),
     ("data check npz data", 2, "data is a directory, not a file"),

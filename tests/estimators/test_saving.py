@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from xcray import DSMLR, PPDSparse
+from xcray.cli.main import main
 from xcray.errors import Conflict, InputError
 from xcray.model.model import Model
 from xcray.model.registry import Registry
@@ -46,6 +48,29 @@ def test_a_saved_estimator_predicts_the_same(kind: Any, y: Any, tmp_path: Path) 
     assert np.array_equal(np.array(fitted.predict(X), object), np.array(loaded.predict(X), object))
     with pytest.raises(Conflict):
         fitted.save(tmp_path / "model")
+
+
+def test_a_saved_model_has_the_gaps_and_counts_of_its_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted = PPDSparse().fit(X, LISTS)
+    fitted.save(tmp_path / "model")
+    assert main(["labels", "list", str(tmp_path / "model"), "--json"]) == 0
+    labels = json.loads(capsys.readouterr().out)["labels"]
+    assert [each["positives"] for each in labels] == [5, 10, 10, 5, 5]
+    assert [each["gap"] for each in labels] == pytest.approx(
+        (fitted.records_["gap"] / fitted.records_["null"]).tolist()
+    )
+    again = PPDSparse.load(tmp_path / "model").save(tmp_path / "again")
+    assert Model.open(again).label_table is None
+    assert Model.open(again).sha256 == Model.open(tmp_path / "model").sha256
+
+
+def test_scored_labels_have_names() -> None:
+    fitted = PPDSparse(eps=1e-4).fit(X, LISTS)
+    [best, *_] = fitted.scored_labels(fitted.predict_top_k(X, 2))
+    assert {each.label for each in best} == {"csv", "files"}
+    assert best[0].score >= best[1].score
 
 
 def test_a_published_estimator_is_a_model_of_the_registry(tmp_path: Path) -> None:

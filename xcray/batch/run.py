@@ -21,6 +21,7 @@ from xcray.batch.spec import BatchPredictSpec
 from xcray.data.feature_space import reads_zero_based
 from xcray.errors import InputError, Stopped, Unavailable, missing_ray
 from xcray.model.model import Model
+from xcray.parameters import require_type
 from xcray.predict import Predictor
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.system.cores import available_cores
@@ -68,6 +69,7 @@ def predict_batch(
     exists, `run_dir` belongs to another run or is in use); Unavailable (no Ray, workers lost);
     Stopped.
     """
+    require_type("spec", spec, BatchPredictSpec, "a BatchPredictSpec of model and input")
     stop = stop or StopFlag()
     with hold_run_directory(Path(run_dir), Path(out), stop, exclusive):
         run = _BatchRun(spec, Path(run_dir), progress or (lambda _: None), stop, job)

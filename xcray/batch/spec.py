@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from xcray.api.options import FORMATS, BatchOptions
 from xcray.errors import NotFound, ParameterError
-from xcray.parameters import check_parameters
+from xcray.parameters import check_parameters, require_type
 from xcray.predict.labels import SET_PREFIX
 
 SUFFIXES: Final = {
@@ -57,6 +57,9 @@ class BatchPredictSpec(BatchOptions):
 
     def __post_init__(self) -> None:
         """Validate everything that does not depend on the files."""
+        for name, form in (("model", "of a model directory"), ("input", "of a file")):
+            require_type(name, getattr(self, name), (str, Path), f"the path {form}")
+            object.__setattr__(self, name, str(getattr(self, name)))
         object.__setattr__(self, "format", self.format or guess_format(self.input))
         if self.format not in FORMATS:
             raise ParameterError(

@@ -17,6 +17,7 @@ import httpx
 from xcray import errors
 from xcray.api.job_replies import EventInfo
 from xcray.errors import InputError, NotFound, Unavailable, XcrayError
+from xcray.parameters import require_type
 
 BLOCK_BYTES: Final = 1 << 20
 KEY_VARIABLE: Final = "XCRAY_KEY"
@@ -59,6 +60,7 @@ class Connection:
         retries: int,
         transport: httpx.BaseTransport | None,
     ) -> None:
+        require_type("url", url, str, "the address of a service, like http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         try:
             parsed = httpx.URL(self.url)

@@ -27,6 +27,7 @@ from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, InputError, NotFound
 from xcray.kernels.canonical import FAULTS, first_fault, pattern_fault
 from xcray.kernels.sparse import pattern_range, row_range
+from xcray.parameters import require_type
 from xcray.storage.arrow import read_csr, read_names, read_pattern, read_table
 from xcray.storage.atomic import read_json, similar_directory, verify_files
 from xcray.storage.verified import VERIFIED_FILE, VerifiedFiles
@@ -113,6 +114,7 @@ class Dataset:
         Raises NotFound if there is no data set, Corrupt if files are missing, truncated or,
         with `verify`, changed.
         """
+        require_type("path", path, (str, Path), "the path of a data set directory")
         path = Path(path)
         manifest = _read_manifest(path)
         files = manifest["files"]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from warnings import warn
 
 import numpy as np
+import pyarrow as pa
 import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -17,7 +18,17 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr_from, pattern, pattern_from
+from xcray.arrays import (
+    CSR,
+    Float32,
+    Float64,
+    Pattern,
+    TopK,
+    csr_from,
+    frozen,
+    pattern,
+    pattern_from,
+)
 from xcray.errors import InputError, excerpt, similar_or_all
 from xcray.index.search import SearchIndex
 from xcray.kernels.row_norm import normalize_rows
@@ -25,11 +36,14 @@ from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.model.write import ModelContent, TrainingRecord, write_model
+from xcray.parameters import require_type
+from xcray.predict import ScoredLabel
 from xcray.solvers import make_solver, solver_class
 from xcray.solvers.declarations import StoppingRule
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import check_name, create_staging_directory, discard_directory
 from xcray.system.cores import available_cores
+from xcray.training.report.summary import label_table
 
 CHUNK_ROWS = 4096  # rows scored at once
 
@@ -97,9 +111,18 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_top_k(self, X: Any, k: int = 5) -> TopK:
         """Return the exact k best labels of each row of X (N, D), with scores.
 
-        Labels are columns of y, or positions in `classes_`.
+        Labels are columns of y, or positions in `classes_`; `scored_labels` names them.
         """
+        require_type("k", k, (int, np.integer), "a whole number")
         return self._top_k(self._rows(X), k)
+
+    def scored_labels(self, top: TopK) -> list[list[ScoredLabel]]:
+        """Return the results of `predict_top_k` by label name: (label, score), best first."""
+        names = self.classes_.tolist()
+        return [
+            [ScoredLabel(names[k], s) for k, s in zip(*row, strict=True) if k >= 0]
+            for row in zip(top.labels.tolist(), top.scores.tolist(), strict=True)
+        ]
 
     def predict(self, X: Any) -> Any:
         """Return the best class of each row (N,), or the predicted label indicator (N, K).
@@ -152,9 +175,11 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> Path:
         """Write the fitted model as a model directory, for `load`, `xcray predict` and services.
 
-        Labels are named by `classes_`, features by `feature_names_in_` or their numbers. Raises
-        Conflict if `path` exists.
+        Labels are named by `classes_`, features by `feature_names_in_` or their numbers. The label
+        table has what `records_` has: training rows and gap of each label. Raises Conflict if
+        `path` exists.
         """
+        require_type("path", path, (str, Path), "the path of a directory to write")
         check_is_fitted(self, self.FITTED)
         saved = {
             "multilabel": self.multilabel_,
@@ -177,6 +202,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 },
                 dataset_hash="",
                 report={"estimator": saved},
+                label_table=self._label_table(),
             ),
         )
         return Path(path)
@@ -191,8 +217,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         saved = model.manifest["report"].get("estimator")
         if saved is None or model.manifest["solver"] != cls.SOLVER:
             raise InputError(
-                f"{Path(path).name} was not written by {cls.__name__}.save; "
-                "use Predictor(Model.open(path))"
+                f"{Path(path).name} was not written by {cls.__name__}.save; use Predictor(path)"
             )
         loaded = cls(**model.manifest["params"], n_jobs=n_jobs)
         loaded.classes_ = np.array(model.labels).astype(saved["classes"])
@@ -203,6 +228,19 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             loaded.feature_names_in_ = np.array(model.features, object)
         loaded._restore(model)
         return loaded
+
+    def _label_table(self) -> pa.Table | None:
+        """Return what `fit` recorded of the labels; None for a loaded or a staged estimator."""
+        if not hasattr(self, "records_"):
+            return None
+        solver = make_solver(
+            self.SOLVER, {each.name: getattr(self, each.name) for each in self._solver_fields()}
+        )
+        numbers = frozen(np.arange(len(self.classes_)), np.int32)
+        block = SolvedLabels(
+            numbers, csr_from(self.coef_), self.intercept_.astype(np.float64), self.records_
+        )
+        return label_table(block, solver).drop_columns(["seconds", "worker"])
 
     def _content(self, labels: list[str], features: list[str]) -> ModelContent:
         """Return what `save` writes, with these names."""

@@ -24,6 +24,7 @@ from xcray.model.directory import (
     LinearPart,
     read_parts,
 )
+from xcray.parameters import require_type
 from xcray.storage.arrow import read_table
 from xcray.storage.verified import VerifiedFiles
 
@@ -60,6 +61,7 @@ class Model:
         False only for its report, or for a model that this process wrote: the search reads without
         bounds checks.
         """
+        require_type("path", path, (str, Path), "the path of a model directory")
         parts, manifest = read_parts(Path(path), verify)
         return cls(path=Path(path), manifest=manifest, **parts._asdict())
 

@@ -9,6 +9,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from xcray.api.options import ThresholdOptions
@@ -21,7 +22,7 @@ from xcray.index.staged import StagedScorer
 from xcray.measures import evaluate
 from xcray.model.calibration import probability_source, require_probabilities
 from xcray.model.model import Model
-from xcray.parameters import takes
+from xcray.parameters import require_type, takes
 from xcray.predict.arrow import to_arrow
 from xcray.predict.explain import Explanation, list_contributions
 from xcray.predict.labels import FilterCache, SetLookup, unknown_labels
@@ -46,10 +47,12 @@ class Predictor:
         threads: cores used per batch (>= 1); results do not depend on it. Raises ParameterError,
         and NotFound or Corrupt for a directory.
         """
+        require_type("threads", threads, int, "a whole number")
         if threads < 1:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         if isinstance(model, str | Path):
             model = Model.open(model)
+        require_type("model", model, Model, "an open Model, or the path of its directory")
         self.model = model
         self.threads = threads
         self.scorer = model.scorer(threads)
@@ -94,6 +97,7 @@ class Predictor:
         regardless of the deadline, and the search gets the remaining time; calibrated models need
         no preparation. Raises as `predict` and `filter`, and NotCalibrated.
         """
+        require_type("k", k, (int, np.integer), "a whole number")
         if not probabilities:
             return self.scorer.top_k(
                 self.features(rows),

@@ -17,6 +17,7 @@ from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.stages import n_weights
 from xcray.model.write import ModelContent, TrainingRecord, write_model
+from xcray.parameters import require_type
 from xcray.solvers import make_solver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.cores import available_cores
@@ -72,6 +73,7 @@ def train(
     exists, `run_dir` belongs to another run, or another process uses it); Refused (does not fit in
     memory or on disk, or no label finished in time); Unavailable (no Ray, workers lost); Stopped.
     """
+    require_type("spec", spec, TrainSpec, "a TrainSpec, which names the data set and the solver")
     stop = stop or StopFlag()
     with hold_run_directory(Path(run_dir), Path(out), stop, exclusive):
         report = progress or (lambda _: None)

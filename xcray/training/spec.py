@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from xcray.api.options import TrainingOptions
 from xcray.errors import ParameterError
-from xcray.parameters import check_parameters
+from xcray.parameters import check_parameters, require_type
 from xcray.solvers import SOLVERS, make_solver
 from xcray.storage.atomic import check_name
 from xcray.training.selection.measure import parse_measure
@@ -43,6 +44,9 @@ class TrainSpec(TrainingOptions):
 
     def __post_init__(self) -> None:
         """Validate everything that does not depend on the data."""
+        require_type("dataset", self.dataset, (str, Path), "the path of a data set directory")
+        require_type("params", self.params, Mapping, "a mapping of solver parameters")
+        object.__setattr__(self, "dataset", str(self.dataset))
         check_name(self.name, "model name")
         make_solver(self.solver, self.params)
         check_parameters(self)

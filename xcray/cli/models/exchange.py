@@ -11,16 +11,14 @@ from xcray.cli.models.open_model import open_model
 from xcray.cli.terminal import output
 from xcray.errors import NotFound
 
-FormatArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="FORMAT", help="liblinear (also DiSMEC), dismec (DiSMEC++), npz, napkinxc, onnx."
-    ),
-]
-
 
 def import_model(
-    file_format: FormatArgument,
+    file_format: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT", help="liblinear (also DiSMEC), dismec (DiSMEC++), napkinxc, npz."
+        ),
+    ],
     source: Annotated[
         Path,
         typer.Argument(metavar="SOURCE", help="Model file or folder; of dismec, its JSON file."),
@@ -46,7 +44,10 @@ def import_model(
     ] = False,
     json: output.JsonOption = False,
 ) -> None:
-    """Convert a linear model of another program to a model directory."""
+    """Convert a linear model of another program to a model directory.
+
+    Example: xcray models import liblinear heart.model MODEL
+    """
     from xcray.model.exchange.formats import import_model as convert
 
     names = {"labels": _read_names(labels), "features": _read_names(features)}
@@ -61,11 +62,16 @@ def import_model(
 
 def export_model(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")],
-    file_format: FormatArgument,
+    file_format: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="liblinear, dismec (DiSMEC++), npz, onnx.")
+    ],
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write.")],
     json: output.JsonOption = False,
 ) -> None:
-    """Write the weights of a model directory for another program."""
+    """Write the weights of a model directory for another program.
+
+    Example: xcray models export MODEL onnx graph.onnx
+    """
     from xcray.model.exchange.formats import export_model as convert
 
     opened = open_model(str(model))

@@ -86,13 +86,15 @@ def format_alias(model: Mapping[str, Any], alias: str, version: int) -> str:
 
 @app.command()
 def show(model: ModelName, server: ServerOption = None, json: output.JsonOption = False) -> None:
-    """Show a model: sizes, measures, provenance."""
+    """Show a model: sizes, parameters, measures, provenance."""
     info = directory_info(model) if is_directory(model, server) else version_info(model, server)
     if json:
         output.print_json(info)
         return
-    measures = info.pop("measures")
-    output.print_pairs({name: value for name, value in info.items() if not isinstance(value, dict)})
+    measures, params = info.pop("measures"), info.pop("params")
+    info["params"] = " ".join(f"{name}={value}" for name, value in params.items()) or None
+    lines = {name: value for name, value in info.items() if not isinstance(value, dict)}
+    output.print_pairs(lines)
     print_measures(measures)
 
 
@@ -149,7 +151,9 @@ def format_calibration(report: Mapping[str, Any]) -> dict[str, Any]:
 def version_info(model: str, server: str | None) -> dict[str, Any]:
     """Return the entries of a version on a server."""
     with make_client(server) as client:
-        return dict(client.models.version(*locate_version(client, model)))
+        name, number = locate_version(client, model)
+        params = client.models.report(name, number)["params"]
+        return {**client.models.version(name, number), "params": params}
 
 
 @app.command()

@@ -19,7 +19,7 @@ COMMAND_TERM: Final = re.compile(
 )
 QUOTED_FIELD: Final = re.compile(r"`(\w+)`")
 LEADING_FIELD: Final = re.compile(r"^(\w+)(?:\[\d+\])?(?=: | must be | is '?-?\d| is ')")
-ASSIGNED_FIELD: Final = re.compile(r"(?<![\w.`-])([a-z_]+)=(\w+)(?![\w.])")
+ASSIGNED_FIELD: Final = re.compile(r"(?<![\w.`-])([a-z_]+)=(\w+|'[^']*')(?![\w.])")
 LONG_FIELD: Final = re.compile(r"(?<![\w.'`/-])([a-z]+(?:_[a-z]+)+)(?![\w.'=(/])")
 
 
