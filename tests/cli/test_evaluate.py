@@ -76,6 +76,30 @@ def test_a_server_is_evaluated_as_the_directory(
                 assert remote[name] == local[name], name
 
 
+def test_rows_for_a_server_have_the_first_index_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.svm").write_text("0 0:1 4:1\n1 1:1\n2 2:1 6:1\n" * 30)
+    Path("rows.svm").write_text("1 1:1\n2 2:1 6:1\n")
+    assert run("data build svmlight train.svm data --zero-based") == 0
+    assert run("train data --pool serial") == 0
+    application = create_app(settings_for(tmp_path / "home"))
+    with serving(application) as url:
+        application.state.app_state.registry.publish("rows", Path("model"))
+        predict, evaluate = "predict rows --file rows.svm", "evaluate rows rows.svm -k 1"
+        found = answer(capsys, f"{predict} --server {url}")["predictions"]
+        assert [each["labels"][0]["label"] for each in found] == ["1", "2"]
+        [entry] = answer(capsys, f"{evaluate} --server {url}")["models"]
+        assert entry["measures"]["P@1"] == 1.0
+        Path("train.svm").write_text("0 1:1 4:1\n1 2:1\n2 3:1 6:1\n" * 30)
+        assert run("data build svmlight train.svm other") == 0
+        assert run("train other --pool serial --out one") == 0
+        application.state.app_state.registry.publish("one", Path("one"))
+        assert run(f"predict one --file rows.svm --zero-based --server {url}") == 2
+        assert "indices that start at 1" in capsys.readouterr().err
+
+
 def test_solvers_are_compared_and_a_repeated_command_trains_nothing(
     tiny: Dataset,
     tmp_path: Path,

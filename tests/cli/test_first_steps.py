@@ -188,7 +188,13 @@ def test_every_command_that_searches_announces_compilation(
         ("train", tiny.path, "-o", tmp_path / "tiny", "--pool", "serial"),
         ("evaluate", tmp_path / "tiny", tiny.path),
         ("predict-batch", model, texts, tmp_path / "out", "--format", "text"),
+        ("data", "check", "svmlight", tmp_path / "rows.svm"),
+        ("data", "build", "svmlight", tmp_path / "rows.svm", tmp_path / "data"),
+        ("data", "show", tmp_path / "data"),
+        ("data", "set-weights", tmp_path / "data", tmp_path / "weights", "-o", tmp_path / "other"),
     ]
+    (tmp_path / "rows.svm").write_text("0 1:1\n1 2:1\n")
+    (tmp_path / "weights").write_text("1\n2\n")
     for words in commands:
         assert run(*words) == 0
     assert announced == [True] * len(commands)

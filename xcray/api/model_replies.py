@@ -131,6 +131,8 @@ class VersionView(TypedDict):
     """One version of a model.
 
     calibrated: whether it has probabilities: by calibration curves, from softmax, or as scores.
+    reading: how the files of its training data were read, as far as it concerns rows to predict:
+    first_index of svmlight, text_fields and delimiter, if they are not the defaults.
     """
 
     name: str
@@ -146,6 +148,7 @@ class VersionView(TypedDict):
     measures: dict[str, Any]
     dataset_hash: str
     calibrated: bool
+    reading: dict[str, Any]
 
 
 class ModelView(TypedDict):

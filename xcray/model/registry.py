@@ -10,8 +10,9 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from xcray.data.dataset import reading_of
 from xcray.errors import Conflict, NotFound, ParameterError, excerpt
 from xcray.model.aliases import LATEST, Aliases
 from xcray.model.calibration import CALIBRATION
@@ -33,7 +34,7 @@ class ModelVersion(NamedTuple):
     """One version, from its manifest.
 
     shape: (labels, features); measures: fractions; n_bytes: on disk; calibrated: whether it
-    gives probabilities, by curves or by its link.
+    gives probabilities, by curves or by its link. reading: see `Dataset.reading`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ModelVersion(NamedTuple):
     measures: dict[str, float]
     dataset_hash: str
     calibrated: bool
+    reading: dict[str, Any]
 
 
 class Registry:
@@ -124,6 +126,7 @@ class Registry:
             shape=(manifest["shape"][0], manifest["shape"][1]),
             n_bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
             calibrated=CALIBRATION in manifest["files"] or manifest.get("link") != "identity",
+            reading=reading_of(manifest),
             **{
                 key: manifest[key]
                 for key in ("sha256", "created", "solver", "nnz", "measures", "dataset_hash")

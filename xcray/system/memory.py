@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+from xcray.system.control_groups import CGROUPS, PROC, control_groups, read_lines
+
+# version of control groups -> files with the limit and the usage, and the field of clean pages
+MEMORY_FILES: Final = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 class MemoryUsage(NamedTuple):
@@ -72,46 +78,26 @@ def _cgroup_bytes() -> int | None:
     Clean file pages count as free.
     """
     left = []
-    for folder, limit, used, clean in _groups():
-        maximum, now = _number(folder / limit), _number(folder / used)
+    for group in control_groups("memory", PROC, CGROUPS):
+        limit, used, clean = MEMORY_FILES[group.version]
+        maximum, now = _number(group.folder / limit), _number(group.folder / used)
         # version 1 writes "no limit" as a huge number
         if maximum is not None and now is not None and maximum < 1 << 60:
-            left.append(max(0, maximum - now + _plain_fields(folder / "memory.stat").get(clean, 0)))
+            clean_bytes = _plain_fields(group.folder / "memory.stat").get(clean, 0)
+            left.append(max(0, maximum - now + clean_bytes))
     return min(left, default=None)
-
-
-def _groups() -> list[tuple[Path, str, str, str]]:
-    """Return this process's control groups and their ancestors.
-
-    Each has its directory and its file names: limit, usage, clean pages.
-    """
-    out: list[tuple[Path, str, str, str]] = []
-    for line in _lines(PROC / "self" / "cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, names = CGROUPS, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root, names = (
-                CGROUPS / "memory",
-                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-            )
-        else:
-            continue
-        steps = [step for step in path.split("/") if step and step != ".."]
-        out += [(root.joinpath(*steps[:n]), *names) for n in range(len(steps) + 1)]
-    return out
 
 
 def _number(path: Path) -> int | None:
     """Return the number in a file, or None if it is missing or `max`."""
-    lines = _lines(path)
+    lines = read_lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 
 
 def _fields(path: Path) -> dict[str, int]:
     """Return lines like `Name:  12 kB` in bytes; empty if the file is missing."""
     out = {}
-    for line in _lines(path):
+    for line in read_lines(path):
         name, _, rest = line.partition(":")
         words = rest.split()
         if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
@@ -121,13 +107,5 @@ def _fields(path: Path) -> dict[str, int]:
 
 def _plain_fields(path: Path) -> dict[str, int]:
     """Return lines like `name 12`; empty if the file is missing."""
-    pairs = [line.split() for line in _lines(path)]
+    pairs = [line.split() for line in read_lines(path)]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
-def _lines(path: Path) -> list[Any]:
-    """Return the lines of a small file; none if it is unreadable, as on systems without /proc."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

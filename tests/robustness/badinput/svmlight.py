@@ -11,6 +11,17 @@ from tests.robustness.badinput.case import LFS, Bad, Good, zipped
 
 BAD = [
     Bad("S50", b"0,1,1 3:1\n", "LABEL_INDICATORS", 1, 1, value="0,1,1"),
+    Bad(
+        "S52", b"# Column indices are zero-based\n1 1:1\n", "FORMAT_MISMATCH", 1, hint="zero_based"
+    ),
+    Bad(
+        "S52-one",
+        b"#\n# Column indices are one-based\n1 1:1\n",
+        "FORMAT_MISMATCH",
+        2,
+        hint="out",
+        options={"zero_based": True},
+    ),
     Bad("S51", b"__label__a words\n", "FORMAT_MISMATCH", 1, hint="format=fasttext"),
     Bad("S51-xc-features", b"1 9\n3:1 4:1\n", "FORMAT_MISMATCH", 1, hint="labels_file"),
     Bad("S51-lfs", LFS, "FORMAT_MISMATCH", hint="git lfs pull"),

@@ -15,6 +15,13 @@ from xcray.training.spec import TrainSpec
 HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def write_files(folder: Path, files: dict[str, str]) -> None:
+    """Write files by their names below a folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+
+
 @pytest.fixture(autouse=True)
 def no_cpu_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHON_CPU_COUNT", raising=False)
@@ -34,9 +41,44 @@ def no_cpu_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_container_limits_the_number_of_cores(tmp_path: Path, output: str, expected: int) -> None:
-    (tmp_path / "cpu.max").write_text(output)
-    assert available_cores(tmp_path / "cpu.max") == expected
-    assert available_cores(tmp_path / "none") == HERE
+    write_files(tmp_path, {"proc/self/cgroup": "0::/\n", "cg/cpu.max": output})
+    assert available_cores(tmp_path / "proc", tmp_path / "cg") == expected
+    assert available_cores(tmp_path / "none", tmp_path / "none") == HERE
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "proc/self/cgroup": "0::/system.slice/run.service\n",
+            "cg/system.slice/run.service/cpu.max": "100000 100000\n",
+            "cg/system.slice/cpu.max": "max 100000\n",
+        },
+        {"proc/self/cgroup": "0::/a/b\n", "cg/a/cpu.max": "50000 100000\n"},
+        {
+            "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/x\n0::/\n",
+            "cg/cpu/cpu.cfs_quota_us": "100000\n",
+            "cg/cpu/cpu.cfs_period_us": "100000\n",
+        },
+        {
+            "proc/self/cgroup": "4:cpuacct,cpu:/job\n",
+            "cg/cpu/job/cpu.cfs_quota_us": "20000\n",
+            "cg/cpu/job/cpu.cfs_period_us": "100000\n",
+            "cg/cpu/cpu.cfs_quota_us": "-1\n",
+            "cg/cpu/cpu.cfs_period_us": "100000\n",
+        },
+    ],
+    ids=["nested", "parent", "version 1", "version 1 nested"],
+)
+def test_every_control_group_limits_the_number_of_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    write_files(tmp_path, files)
+    assert available_cores(tmp_path / "proc", tmp_path / "cg") == 1
+    write_files(tmp_path, {name: "-1\n" for name in files if name.endswith("quota_us")})
+    write_files(tmp_path, {name: "max 100000\n" for name in files if name.endswith("cpu.max")})
+    assert available_cores(tmp_path / "proc", tmp_path / "cg") == 8
 
 
 def test_a_number_of_cores_in_the_environment_wins_everywhere(
@@ -54,4 +96,4 @@ def test_a_number_of_cores_in_the_environment_wins_everywhere(
 def test_nonsense_counts_as_nothing(monkeypatch: pytest.MonkeyPatch, output: str) -> None:
     monkeypatch.setenv("PYTHON_CPU_COUNT", output)
     assert available_cores() >= 1
-    assert available_cores(Path("/nowhere")) == HERE
+    assert available_cores(Path("/nowhere"), Path("/nowhere")) == HERE

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xcray.api.options import ReadingOptions
-from xcray.cli.connect import ServerOption, model_client
+from xcray.cli.connect import ServerOption, locate_version, model_client
 from xcray.cli.models.predict import is_directory
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets, complete_models
@@ -72,8 +72,10 @@ def evaluate(
             "give at least one model and a data set or file: xcray evaluate MODEL... DATA",
             code="USAGE",
         )
+    from xcray.cli.models.evaluate_remote import evaluate_on_server
     from xcray.cli.models.evaluation_rows import evaluation_rows
     from xcray.cli.terminal.compilation import compilation_note
+    from xcray.model.model import Model
     from xcray.training.evaluation import (
         EvaluationOptions,
         evaluate_models,
@@ -81,16 +83,17 @@ def evaluate(
     )
 
     how = EvaluationOptions(part, sorted(set(k or (1, 3, 5))), samples, seed, threads)
-    is_local = all(is_directory(model, server) for model in models)
-    like = Path(models[0]) if is_local else None
-    with compilation_note(quiet=json), evaluation_rows(dataset, format, options, like) as rows:
-        if is_local:
-            document = evaluate_models(models, rows.path, how)
+    with compilation_note(quiet=json):
+        if all(is_directory(model, server) for model in models):
+            usual = Model.open(models[0]).reading
+            given = (dataset, format, options, Path(models[0]), usual)
+            with evaluation_rows(*given) as rows:
+                document = evaluate_models(models, rows.path, how)
         else:
-            from xcray.cli.models.evaluate_remote import evaluate_on_server
-
             with model_client(server, models[0]) as client:
-                document = evaluate_on_server(client, models, rows, how)
+                usual = client.models.version(*locate_version(client, models[0]))["reading"]
+                with evaluation_rows(dataset, format, options, None, usual) as rows:
+                    document = evaluate_on_server(client, models, rows, how)
     if picture is not None:
         evaluation_picture(document).write(picture)
     if json:

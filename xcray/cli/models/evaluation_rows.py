@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from xcray.batch.spec import guess_format
 from xcray.data.build import BuildOptions, build, name_of
+from xcray.data.feature_space import reads_zero_based
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.parquet import parquet_layout, parquet_records
 from xcray.data.readers.records import FORMATS, read_records
 from xcray.errors import InputError
-from xcray.model.model import Model
 
 
 class EvaluationRows(NamedTuple):
@@ -27,13 +27,18 @@ class EvaluationRows(NamedTuple):
 
 @contextmanager
 def evaluation_rows(
-    data: Path, format: str | None, reading: Mapping[str, Any], like: Path | None
+    data: Path,
+    format: str | None,
+    reading: Mapping[str, Any],
+    like: Path | None,
+    usual: Mapping[str, Any],
 ) -> Iterator[EvaluationRows]:
     """Yield the data set `data`, or a temporary one that is built from the file `data`.
 
-    format: None for that of the file's name. reading: reading options that were given. like: model
-    whose features the rows get, and whose reading options are the defaults; None: the server has
-    the model, which makes features of the texts. Raises InputError and the errors of builds.
+    format: None for that of the file's name. reading: reading options that were given; usual: how
+    the data of the model were read, see `Dataset.reading`. like: model whose features the rows get;
+    None: the server has the model, which makes features of the texts. Raises InputError and the
+    errors of builds.
     """
     if not data.is_file():
         if format is not None or reading:
@@ -44,7 +49,10 @@ def evaluation_rows(
         yield EvaluationRows(data)
         return
     format = format or guess_format(str(data))
-    options = BuildOptions.from_dict({**_options_of(like, format), **reading})
+    options = BuildOptions.from_dict({**_options_of(usual, format), **reading})
+    if format == "svmlight":
+        zero_based = reads_zero_based(options.read.zero_based, usual.get("first_index"))
+        options = replace(options, read=replace(options.read, zero_based=zero_based))
     options = replace(
         options,
         like=None if like is None else str(like),
@@ -56,13 +64,10 @@ def evaluation_rows(
         yield EvaluationRows(built.path, texts)
 
 
-def _options_of(like: Path | None, format: str) -> dict[str, Any]:
+def _options_of(usual: Mapping[str, Any], format: str) -> dict[str, Any]:
     """Return the reading options of a model's data that apply to a format."""
-    if like is None:
-        return {}
     names = ("text_fields", "delimiter") if format == "csv" else ("text_fields",)
-    reading = Model.open(like).reading
-    return {name: reading[name] for name in names if name in reading}
+    return {name: usual[name] for name in names if name in usual}
 
 
 def _texts_of(format: str, path: Path, options: BuildOptions) -> list[str] | None:

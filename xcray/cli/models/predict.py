@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from xcray.api.options import ThresholdOptions
-from xcray.cli.connect import ServerOption, model_client
+from xcray.cli.connect import ServerOption, locate_version, model_client
 from xcray.cli.models.open_model import open_model
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_models
@@ -20,7 +20,6 @@ from xcray.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from xcray.arrays import CSR
-    from xcray.model.model import Model
     from xcray.predict import SetLookup
 
 CERTIFICATE_FIELDS = ("exact", "labels_scored", "postings_read", "bound_gap")
@@ -159,7 +158,11 @@ def predict_local(
 
     opened = open_model(model)
     predictor = Predictor(opened)
-    rows: Any = read_texts(text) if file is None else read_rows(file, zero_based, opened)
+    rows: Any = (
+        read_texts(text)
+        if file is None
+        else read_rows(file, zero_based, opened.n_features, opened.first_index)
+    )
     names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
     among = predictor.filter(options.allow, options.deny, sets=find_label_sets(Path(model)))
     X = predictor.features(rows)
@@ -240,16 +243,16 @@ def predict_remote(
     from xcray.predict.input_warnings import empty_rows_warning
 
     n_empty = 0
-    if file is None:
-        named = [(each, {"text": each}) for each in read_texts(text)]
-    else:
-        named = [
-            (f"row {i + 1}", row)
-            for i, row in enumerate(to_instances(read_rows(file, zero_based, None)))
-        ]
+    texts = read_texts(text) if file is None else []
     how = {**options._asdict(), **options.thresholds}
     del how["k"], how["thresholds"]
     with model_client(server, model) as client:
+        named: list[tuple[str, dict[str, Any]]] = [(each, {"text": each}) for each in texts]
+        if file is not None:
+            version = client.models.version(*locate_version(client, model))
+            first_index = version["reading"].get("first_index")
+            rows = read_rows(file, zero_based, version["n_features"], first_index)
+            named = [(f"row {i + 1}", row) for i, row in enumerate(to_instances(rows))]
         for start in range(0, len(named), BATCH_ROWS):
             batch = named[start : start + BATCH_ROWS]
             reply = client.predict(
@@ -285,10 +288,11 @@ def read_texts(texts: Sequence[str] | None) -> list[str]:
     return lines
 
 
-def read_rows(file: Path, zero_based: bool, model: Model | None) -> CSR:
-    """Read the rows of an svmlight file with the model's number of features, if known.
+def read_rows(file: Path, zero_based: bool, n_features: int, first_index: int | None) -> CSR:
+    """Read the rows of an svmlight file as those of a model's data.
 
-    Raises DataError with file and line.
+    n_features, first_index: of the model. Raises DataError with file and line, ParameterError if
+    the first index is another one.
     """
     import numpy as np
 
@@ -298,10 +302,9 @@ def read_rows(file: Path, zero_based: bool, model: Model | None) -> CSR:
     from xcray.data.readers.options import ReadOptions
     from xcray.data.readers.svmlight import read_svmlight
 
-    width = None if model is None else model.n_features
-    if model is not None:
-        zero_based = reads_zero_based(zero_based, model.first_index)
-    options = ReadOptions(zero_based=zero_based, n_features=width)
+    options = ReadOptions(
+        zero_based=reads_zero_based(zero_based, first_index), n_features=n_features
+    )
     try:
         chunks = [X for X, _ in read_svmlight(file, options, ErrorCollector())]
     except DataError as error:
@@ -313,12 +316,7 @@ def read_rows(file: Path, zero_based: bool, model: Model | None) -> CSR:
         np.concatenate([X.indices for X in chunks]),
         np.concatenate([X.data for X in chunks]),
     )
-    return csr(
-        np.concatenate([[0], np.cumsum(lengths)]),
-        columns,
-        values,
-        width or max(X.n_cols for X in chunks),
-    )
+    return csr(np.concatenate([[0], np.cumsum(lengths)]), columns, values, n_features)
 
 
 def to_instances(rows: CSR) -> list[dict[str, Any]]:

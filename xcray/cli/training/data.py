@@ -92,6 +92,7 @@ def build(
 
     Example: xcray data build jsonl train.jsonl my-data --test test.jsonl
     """
+    from xcray.cli.terminal.compilation import compilation_note
     from xcray.data.build import BuildOptions
     from xcray.data.build import build as make
 
@@ -111,7 +112,8 @@ def build(
         output.print_note(
             f"building {target} from {', '.join(str(path) for path in sources.values()) or format}"
         )
-    print_dataset(make(format, sources, target, how), json)
+    with compilation_note(quiet=json):
+        print_dataset(make(format, sources, target, how), json)
 
 
 def input_files(usage: str, format: str, inputs: list[Path], test: Path | None) -> dict[str, Path]:
@@ -178,9 +180,11 @@ def show(
     json: output.JsonOption = False,
 ) -> None:
     """Show sizes, frequent labels and warnings of a data set directory."""
+    from xcray.cli.terminal.compilation import compilation_note
     from xcray.data.dataset import Dataset
 
-    print_dataset(Dataset.open(dataset, verify=verify), json)
+    with compilation_note(quiet=json):
+        print_dataset(Dataset.open(dataset, verify=verify), json)
 
 
 @app.command()
@@ -198,11 +202,13 @@ def check(
 
     Exits with 2 if there are errors.
     """
+    from xcray.cli.terminal.compilation import compilation_note
     from xcray.data.check import check as read
     from xcray.data.readers.options import ReadOptions
 
     values = {**given_options({"labels_file": labels_file}), **options, **parse_options(option)}
-    report = read(format, file, ReadOptions.from_dict(values))
+    with compilation_note(quiet=json):
+        report = read(format, file, ReadOptions.from_dict(values))
     if json:
         output.print_json({"good": report.is_readable, **report.as_dict()})
     else:
@@ -308,10 +314,12 @@ def set_weights(
     json: output.JsonOption = False,
 ) -> None:
     """Set the sample weights of the training rows, which multiply their losses."""
+    from xcray.cli.terminal.compilation import compilation_note
     from xcray.data.dataset import Dataset
     from xcray.data.weights import read_weights, set_weights
 
-    print_dataset(set_weights(Dataset.open(directory), read_weights(weights), out), json)
+    with compilation_note(quiet=json):
+        print_dataset(set_weights(Dataset.open(directory), read_weights(weights), out), json)
 
 
 @app.command()

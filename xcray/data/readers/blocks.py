@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,7 @@ ARCHIVE_SUFFIXES = (
 )
 BINARY_GUESSES = ("git-lfs", "parquet", "npy")
 ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
+FIRST_INDEX_COMMENT = re.compile(rb"^# Column indices are (zero|one)-based", re.MULTILINE)
 BOM = b"\xef\xbb\xbf"
 
 
@@ -235,10 +237,24 @@ class Source:
                 column=at + 1,
                 hint="convert line ends to LF: tr '\\r' '\\n'",
             )
+        if self.format == "svmlight":
+            self._check_first_index(head)
         if guess in REFUSED.get(self.format or "", ()) and (
             self.options.header or self.format not in ("csv", "tsv")
         ):
             raise self._mismatch_error(head, str(guess))
+
+    def _check_first_index(self, head: bytes) -> None:
+        """Raise DataError if a comment of scikit-learn gives another first index."""
+        found = FIRST_INDEX_COMMENT.search(head)
+        if found is not None and (found[1] == b"zero") != self.options.zero_based:
+            hint = "leave zero_based out" if self.options.zero_based else "use zero_based"
+            raise self.error(
+                "FORMAT_MISMATCH",
+                f"a comment of the file says that column indices are {found[1].decode()}-based",
+                line=head.count(b"\n", 0, found.start()) + 1,
+                hint=f"{hint}: each feature would be its neighbour",
+            )
 
     def _mismatch_error(self, head: bytes, guess: str) -> DataError:
         """Return the error for a text file that looks like another format."""

@@ -293,6 +293,7 @@ def check_fits(estimate: Estimate, limits: Mapping[str, int], run_dir: Path, out
                 f"{format_bytes(free)}: use fewer workers, raise the limit, "
                 "or take a larger machine",
                 code="MEMORY",
+                hint=_limit_hint(name, needed),
                 needed=needed,
                 available=free,
             )
@@ -302,6 +303,17 @@ def check_fits(estimate: Estimate, limits: Mapping[str, int], run_dir: Path, out
         run_dir,
         out,
         f"for {estimate.weights:,} weights",
+    )
+
+
+def _limit_hint(name: str, needed: int) -> str | None:
+    """Return the smallest limit that is enough, which covers what this process has already."""
+    held = anonymous_bytes()
+    if name != "memory_limit" or held is None:
+        return None
+    return (
+        f"memory_limit also covers the {format_bytes(held)} that this process has already: "
+        f"set it to at least {format_bytes(int(1.1 * (needed + held)))}"
     )
 
 
