@@ -7,7 +7,8 @@ import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -23,6 +24,7 @@ from xcray.model.registry import Registry
 from xcray.plots.picture import Picture
 from xcray.service.app import create_app
 from xcray.service.datasets import histograms
+from xcray.service.routes.datasets import find_ready
 from xcray.training.report.pictures import model_pictures
 from xcray.training.run import train
 from xcray.training.spec import TrainSpec
@@ -93,6 +95,20 @@ def test_a_data_set_that_is_not_ready_is_refused(service: Service) -> None:
     answer = service.http.get(f"/v1/datasets/{service.building_id}/histograms")
     assert (answer.status_code, answer.json()["code"]) == (409, "DATASET_NOT_READY")
     assert service.http.get("/v1/datasets/ds_none/histograms").status_code == 404
+
+
+def test_a_name_selects_the_newest_data_set_that_did_not_fail(service: Service) -> None:
+    state: Any = SimpleNamespace(store=service.store)
+    old = service.store.datasets.add("twice", str(service.data.path))
+    service.store.datasets.add("twice", "/nowhere", status="FAILED")
+    assert find_ready(state, "default", "twice").id == old.id
+    new = service.store.datasets.add("twice", "/nowhere", status="BUILDING")
+    body = {"dataset": "twice", "model": "m"}
+    refused = service.http.post("/v1/jobs", json=body)
+    assert (refused.status_code, refused.json()["code"]) == (409, "DATASET_NOT_READY")
+    assert f"{new.id} of the name twice is BUILDING" in refused.json()["detail"]
+    assert f"an older one, {old.id}" in refused.json()["detail"]
+    assert find_ready(state, "default", old.id).id == old.id
 
 
 def test_the_report_of_a_version(service: Service) -> None:

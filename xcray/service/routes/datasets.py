@@ -229,9 +229,9 @@ def dataset_fields(record: DatasetRecord) -> dict[str, Any]:
 
 
 def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecord:
-    """Return a data set by id, or the newest READY one of a name.
+    """Return a data set by id, or the newest one of a name whose build has not failed.
 
-    Raises NotFound, or Conflict if it is not READY.
+    Raises NotFound, or Conflict if it is not READY: an older one of that name is not taken instead.
     """
     records = list(_iter_records(app_state, tenant))
     candidates = [record for record in records if record.name == reference] or [
@@ -243,10 +243,17 @@ def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecor
             f"there is no data set {excerpt(reference)!r}"
             f"{similar or ': GET /v1/datasets lists them'}"
         )
-    ready = [record for record in candidates if record.status == building.READY]
-    record = (ready or candidates)[0]
-    require_ready(record, reference)
-    return record
+    usable = [record for record in candidates if record.status != building.FAILED] or candidates
+    ready = next((each for each in usable if each.status == building.READY), usable[0])
+    if ready is not usable[0]:
+        raise Conflict(
+            f"data set {usable[0].id} of the name {reference} is {usable[0].status}: wait until it "
+            f"is READY, or give the id of an older one, {ready.id}",
+            code="DATASET_NOT_READY",
+            dataset=usable[0].id,
+        )
+    require_ready(ready, reference)
+    return ready
 
 
 def _iter_records(app_state: AppState, tenant: str) -> Iterator[DatasetRecord]:

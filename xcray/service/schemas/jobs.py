@@ -27,8 +27,8 @@ class TrainingRequest(Strict):
     dataset: str = Field(
         min_length=1,
         max_length=64,
-        description="Id or name of a data set; a name selects the newest READY data set of that "
-        "name.",
+        description="Id or name of a data set; of several with one name the newest that did not "
+        "fail, which must be READY.",
     )
     model: Name = Field(description="Name under which the model is published.")
     solver: str = Field("ppdsparse", max_length=64, json_schema_extra=_list_solvers)
