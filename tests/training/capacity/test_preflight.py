@@ -27,6 +27,7 @@ from xcray.system.units import format_bytes, parse_bytes
 from xcray.training import TrainSpec, train
 from xcray.training.block_store import BlockStore
 from xcray.training.capacity import monitor, preflight
+from xcray.training.capacity.label_probe import LabelWork, run_probe
 from xcray.training.capacity.monitor import ResourceMonitor
 from xcray.training.capacity.preflight import check_fits, estimate, memory_limits, merge_budget
 from xcray.training.capacity.worker_memory import entries_per_label, worker_bytes
@@ -442,3 +443,14 @@ def test_limits_of_a_spec(middle: Dataset) -> None:
     limits = memory_limits(spec(middle, memory_limit="100GiB"))
     assert 90 << 30 < limits["memory_limit"] < 100 << 30
     assert "memory_limit" not in memory_limits(spec(middle))
+
+
+def test_a_label_without_end_ends_the_probe(middle: Dataset) -> None:
+    endless = {"loss": "hinge", "eps": 1e-300, "C": 1e9, "tau": 1e-6, "max_sweeps": 2**31 - 1}
+    solver = make_solver("ppdsparse", endless)
+    label = frozen(np.array([int(middle.label_counts.argmax())]), np.int32)
+    work = LabelWork(label, frozen(np.array([1e-3]), np.float64), frozen(np.ones(1), np.float64))
+    rates = run_probe(solver, middle, work, 0.01)
+    assert rates.probed == 1
+    assert rates.time_ratio >= 1000.0  # at least a second instead of a thousandth
+    assert rates.weight_ratio == 1.0  # its weights are not known

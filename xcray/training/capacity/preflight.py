@@ -9,14 +9,13 @@ limits. Every figure is an estimate; the training's report compares it with the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Int64, frozen
+from xcray.arrays import Float64, Int32
 from xcray.data.dataset import Dataset
 from xcray.errors import Refused
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES
@@ -27,6 +26,7 @@ from xcray.system.memory import anonymous_bytes, available_bytes
 from xcray.system.units import format_bytes, parse_bytes
 from xcray.training.calibration.fit import calibration_bytes
 from xcray.training.capacity.disk import check_disk
+from xcray.training.capacity.label_probe import LabelWork, MeasuredRates, run_probe
 from xcray.training.capacity.worker_memory import (
     entries_per_label,
     mapped_bytes,
@@ -52,7 +52,6 @@ PART_BYTES_PER_LABEL, MODEL_BYTES_PER_LABEL = 230, 260
 WEIGHTS_PER_ROOT: Final = 30.0
 # Bytes of a model that are merged, checked, hashed and transposed per second.
 PUBLISH_BYTES_PER_SECOND: Final = 150e6
-MAX_PROBE_LABELS: Final = 48  # labels solved by a probe
 # expected core seconds that make a probe of a training by epochs worth its time
 MIN_PROBED_SECONDS: Final = 1.0
 PROBE_SHARE: Final = 1 / 20  # of the expected time that a probe of labels can take
@@ -107,14 +106,6 @@ class Estimate(NamedTuple):
         return {**self._asdict(), **whole, "memory": self.memory, "disk": self.disk}
 
 
-class LabelWork(NamedTuple):
-    """Labels to solve, (n,) int32, with their expected seconds (n,) and weights (n,)."""
-
-    labels: Int32
-    seconds: Float64
-    weights: Float64
-
-
 class TrainingShape(NamedTuple):
     """Input of a training estimate.
 
@@ -134,18 +125,6 @@ class TrainingShape(NamedTuple):
     mapped: int
     needs: TaskNeeds = TaskNeeds()
     calibration_bytes: int = 0
-
-
-class MeasuredRates(NamedTuple):
-    """Result of a probe, relative to the first guess.
-
-    time_ratio: time over expected time. weight_ratio: weights over expected weights. probed:
-    labels.
-    """
-
-    time_ratio: float = 1.0
-    weight_ratio: float = 1.0
-    probed: int = 0
 
 
 def memory_limits(spec: TrainSpec) -> dict[str, int]:
@@ -337,50 +316,6 @@ def model_bytes(weights: int, labels: int, features: int) -> int:
         + (MODEL_BYTES_PER_LABEL + 16) * labels
         + 40 * features
     )
-
-
-def run_probe(
-    solver: TaskSolver, dataset: Dataset, work: LabelWork, seconds: float
-) -> MeasuredRates:
-    """Solve a few labels, spread over all cost levels, and return the measured rates.
-
-    Labels slower than expected end the probe. The solved blocks are discarded.
-    """
-    picked = _probe_labels(work, seconds)
-    if not len(picked):
-        return MeasuredRates()
-    state = solver.load_dataset(dataset)
-    solver.warm_up(state)
-    if len(picked) > 1:
-        # The first call touches the mapped files, which takes extra time once.
-        solver.solve(state, frozen(work.labels[picked[:1]], np.int32))
-    # Thread time, because other processes can be busy.
-    began, n, nnz, took = time.thread_time(), 0, 0, 0.0
-    while n < len(picked) and took <= seconds:
-        nnz += solver.solve(state, frozen(work.labels[picked[n : n + 1]], np.int32)).W.nnz
-        n, took = n + 1, time.thread_time() - began
-    return MeasuredRates(
-        took / max(float(work.seconds[picked[:n]].sum()), 1e-9),
-        nnz / float(work.weights[picked[:n]].sum()),
-        n,
-    )
-
-
-def _probe_labels(work: LabelWork, seconds: float) -> Int64:
-    """Return positions in `work` of labels to solve: as many cost levels as fit in `seconds`.
-
-    The middle label is always one of them, unless it is more than a tenth of the whole work.
-    """
-    order = np.argsort(work.seconds, kind="stable")
-    order = order[work.weights[order] > 0]
-    for n in range(min(MAX_PROBE_LABELS, len(order)), 0, -1):
-        # The middles of n equally large groups.
-        picked = order[((np.arange(n) + 0.5) / n * len(order)).astype(np.int64)]
-        cost = float(work.seconds[picked].sum())
-        if cost <= seconds or (n == 1 and 10 * cost <= work.seconds.sum()):
-            # Shuffled, so that the labels solved before the time limit are a representative mix.
-            return np.random.default_rng(0).permutation(picked)
-    return order[:0]
 
 
 def worker_place(spec: TrainSpec) -> str:
