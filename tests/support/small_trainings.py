@@ -12,7 +12,6 @@ from typing import Any
 from tests.support.toy_solvers import TOYS
 from xcray.data.dataset import Dataset
 from xcray.solvers import BUILT_IN
-from xcray.solvers.memoir import state
 from xcray.storage import checkpoints
 from xcray.training import TrainResult, TrainSpec, train
 from xcray.workers import timeline
@@ -102,6 +101,5 @@ def _train_and_die(spec: TrainSpec, run_dir: Path, done: int, seconds: float) ->
     """Train in this process, which is killed at a report."""
     timeline.FLUSH_SECONDS = 0.0
     checkpoints.seconds_between = lambda _: seconds
-    state.CHECKPOINT_SECONDS = state.FIRST_SECONDS = seconds
     die = once_at(done, lambda: os.kill(os.getpid(), signal.SIGKILL))
     train(spec, run_dir=run_dir, out=run_dir / "model", progress=die)

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from tests.support.group_programs import copied
 from tests.support.small_trainings import PARAMS, References, compare, once_at, spec_of
 from xcray.data.dataset import Dataset
 from xcray.errors import Stopped
 from xcray.solvers import SOLVERS, make_solver
-from xcray.solvers.group_contract import Layout, Round
+from xcray.solvers.group_contract import Round
 from xcray.storage import checkpoints
 from xcray.storage.checkpoints import TrainingState
 from xcray.training import group_training, train
@@ -32,19 +32,11 @@ def references(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Refer
     return References(tiny, tmp_path_factory.mktemp("references"))
 
 
-def copied(state: TrainingState) -> TrainingState:
-    """Return a copy of a state, as on disk: a program can change its arrays when it goes on."""
-    arrays = {
-        name: {key: np.array(value) for key, value in get().items()}
-        for name, get in state.groups.items()
-    }
-    return TrainingState(dict(state.note), {name: arrays[name].copy for name in arrays})
-
-
 def rounds_of(data: Dataset, solver: str, state: TrainingState | None = None) -> Iterator[Round]:
     """Yield the rounds of a small training with two workers, with copied states."""
     made, rows = make_solver(solver, PARAMS[solver]), training_rows(data)
-    group = SerialGroup(RowWorkerFactory(made, rows, Layout(2)), 2)
+    layout = made.layout(2, processes=True)
+    group = SerialGroup(RowWorkerFactory(made, rows, layout), layout.workers)
     group.open()
     for done in made.program(SynchronousCalls(group), rows, state):
         yield done._replace(state=copied(done.state), staged=None)

@@ -11,11 +11,14 @@ import pytest
 
 from tests.support.small_trainings import once_at
 from xcray.data.dataset import Dataset
-from xcray.errors import Refused, Stopped
+from xcray.errors import Stopped
 from xcray.solvers import describe_solver, make_solver
-from xcray.solvers.memoir import state
-from xcray.training import TrainResult, TrainSpec, replicated, train
+from xcray.storage import checkpoints
+from xcray.storage.checkpoints import CheckpointFolder
+from xcray.training import TrainResult, TrainSpec, group_training, train
 from xcray.training.report.render import draw_report
+from xcray.training.strategies import make_strategy
+from xcray.training.strategy import TrainingContext
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.ray.local_cluster import local_ray
@@ -56,7 +59,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[ThreadGroup]:
         made.append(ThreadGroup(factory, workers))
         return made[-1]
 
-    monkeypatch.setattr(replicated, "make_worker_group", make_group)
+    monkeypatch.setattr(group_training, "make_worker_group", make_group)
     return made
 
 
@@ -91,8 +94,7 @@ def test_after_the_loss_of_a_worker_all_go_back_to_the_checkpoint(
     interval: float,
     worker: str,
 ) -> None:
-    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", interval)
-    monkeypatch.setattr(state, "FIRST_SECONDS", interval)
+    monkeypatch.setattr(checkpoints, "seconds_between", lambda _: interval)
     spec, result = reference
     other = train(
         replace(spec, pool="ray", workers=2),
@@ -110,46 +112,26 @@ def test_a_training_resumes_on_another_number_of_workers(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
     spec, result = reference
     paths = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
     for workers, number in ((2, 4), (3, 8)):
         stop, done = StopFlag(), once_at(number, lambda: stop.set())  # noqa: B023
         with pytest.raises(Stopped):
             train(replace(spec, pool="ray", workers=workers), **paths, progress=done, stop=stop)
-    saved = int(state.read_arrays(tmp_path / "run" / "memoir.arrow")["numbers"][0])
-    assert 8 <= saved < 12
-    assert train(spec, **paths).sha256 == result.sha256
-
-
-def test_a_time_limit_ends_it_and_the_next_run_continues(
-    reference: tuple[TrainSpec, TrainResult],
-    groups: list[ThreadGroup],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
-    spec, result = reference
-    limited = replace(spec, pool="ray", workers=2, max_seconds=1e-3)
-    paths = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
-    with pytest.raises(Refused, match="time"):
-        train(limited, **paths)
-    monkeypatch.undo()
+    newest = CheckpointFolder(tmp_path / "run" / "checkpoints").newest()
+    assert newest is not None
+    assert 8 <= newest.note["state"]["number"] < 12
     assert train(spec, **paths).sha256 == result.sha256
 
 
 def test_samples_that_change_weights_one_by_one_need_one_worker(
     reference: tuple[TrainSpec, TrainResult], groups: list[ThreadGroup], tiny: Dataset
 ) -> None:
-    from xcray.training.independent import IndependentLabels
-    from xcray.training.strategies import make_strategy
-    from xcray.training.strategy import TrainingContext
-
     spec = replace(reference[0], pool="ray", workers=2)
     for params in ({"group": 1}, {"group": 10, "oracle": "lsh"}):
         solver = make_solver("memoir", params)
         strategy = make_strategy(TrainingContext(spec, tiny, solver, tiny.path, "job"))
-        assert type(strategy) is IndependentLabels
         assert strategy.workers == 1
 
 
@@ -178,4 +160,4 @@ def test_the_settings_of_the_paper_and_its_scripts(name: str, expected: dict[str
     solver = make_solver(name, {})
     table4 = {"eta0": 0.1, "eta_step": 0.02, "batch": 0, "rounds": 25}
     assert {**table4, **expected}.items() <= solver.as_dict().items()
-    assert describe_solver(name)["family"] == "joint"
+    assert describe_solver(name)["family"] == "group"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,13 +29,11 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Stopped
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.solvers import SOLVERS, dual_checkpoint, make_solver
-from xcray.solvers.memoir import state as memoir_state
+from xcray.solvers import SOLVERS, make_solver
 from xcray.storage import checkpoints
 from xcray.training import train
 from xcray.training.report.render import draw_report
 from xcray.training.report.timeline import read_timeline
-from xcray.workers.local_group import ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import LOST, read_streams
 
@@ -96,14 +93,10 @@ def often() -> Iterator[None]:
     """Write a checkpoint whenever one can be written."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
-        patch.setattr(memoir_state, "CHECKPOINT_SECONDS", 0.0)
-        patch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
         yield
 
 
-@pytest.mark.parametrize(
-    "solver", [name for name in DISTINCT if name not in ("pdsparse", "memoir")]
-)
+@pytest.mark.parametrize("solver", DISTINCT)
 def test_stopped_and_resumed_it_has_the_same_model(
     tiny: Dataset, references: References, tmp_path: Path, solver: str
 ) -> None:
@@ -118,40 +111,6 @@ def test_stopped_and_resumed_it_has_the_same_model(
     if "epochs" in result.report:  # no epoch is repeated
         assert next(step.done for step in steps if step.phase == "TRAINING") >= 2
         assert result.report["work_lost_seconds"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("solver", "module", "write"),
-    [("pdsparse", dual_checkpoint, "write_table"), ("memoir", memoir_state, "write_arrays")],
-)
-def test_a_training_of_one_task_resumes_from_its_last_checkpoint(
-    tiny: Dataset,
-    references: References,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    solver: str,
-    module: Any,
-    write: str,
-) -> None:
-    stop, stopped, saved = StopFlag(), threading.Event(), list[Path]()
-    save, stop_pool = getattr(module, write), ThreadGroup.stop
-
-    def write_and_stop(path: Path, *content: Any) -> None:
-        save(path, *content)
-        saved.append(path)
-        if len(saved) == 2:
-            stop.set()
-            assert stopped.wait(300), "the pool was not stopped while its one task ran"
-
-    monkeypatch.setattr(module, write, write_and_stop)
-    monkeypatch.setattr(ThreadGroup, "stop", lambda pool: (stop_pool(pool), stopped.set()))
-    spec = spec_of(tiny, solver)
-    folders = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
-    with often(), pytest.raises(Stopped):
-        train(spec, **folders, stop=stop)
-    assert saved == [tmp_path / "run" / f"{solver}.arrow"] * 2
-    result = train(spec, **folders)
-    assert result.sha256 == references[solver].sha256
 
 
 @pytest.mark.parametrize(

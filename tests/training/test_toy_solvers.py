@@ -25,7 +25,7 @@ def test_a_name_is_given_once() -> None:
 
 def test_the_page_shows_the_files() -> None:
     page = DOCS.read_text()
-    for name in ("centroid", "perceptron", "gradient"):
+    for name in ("centroid", "gradient"):
         path = Path("tests/support/toy_solvers") / f"{name}.py"
         shown = f"<!-- {path} -->\n```python\n{(ROOT / path).read_text()}```\n"
         assert shown in page, f"copy {path} into docs/add_a_solver.md, below its comment"

@@ -6,10 +6,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
+from xcray.arrays import CSR, Float32, Float64, Pattern
 from xcray.estimators.linear import LinearEstimator
-from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.solvers.group_contract import TrainingRows
 from xcray.solvers.memoir.solver import MemoirSolver
+from xcray.solvers.solved_labels import concatenate
+from xcray.training.group_training import train_in_process
 
 
 class MEMOIR(LinearEstimator):
@@ -34,10 +36,10 @@ class MEMOIR(LinearEstimator):
         return super().fit(X, y)
 
     def _train(self, solver: MemoirSolver, X: CSR, Y: Pattern, weights: Float32 | None) -> None:
-        """Train in this thread, and set the fitted attributes."""
+        """Train on one thread, and set the fitted attributes."""
         self.row_norm_ = solver.row_norm
-        local = solver.load(X, transpose(X), transpose_pattern(Y))
-        self._set_model(solver.solve(local, frozen(np.arange(Y.n_cols), np.int32)))
+        result = train_in_process(solver, TrainingRows(X, Y, weights), 1)
+        self._set_model(concatenate(result.labels))
 
     def _assigned_labels(self, scores: Float64) -> Any:
         """Return which labels rows with scores (n, K) get: the one with the highest score."""

@@ -92,10 +92,6 @@ class Backlog:
             else self._cut(self._begin, self._begin + count)
         )
 
-    def take_all(self) -> Batch:
-        """Remove and return all remaining labels."""
-        return self._cut(self._begin, self._end)
-
     def _count_affordable(self, rates: Sequence[float], limit: float, from_back: bool) -> int:
         """Return how many labels from one end fit into `limit`, at least 1."""
         count = 0

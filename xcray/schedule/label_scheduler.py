@@ -81,7 +81,6 @@ class LabelScheduler:
     labels: (n,) ids to solve. terms: (n, T) cost terms of the labels, or (n,) seconds.
     rates: (T,) first guess of seconds per unit of each term.
     values: (n,) optional; the most valuable labels are assigned first, not the most expensive ones.
-    joint: one task holds all labels.
     batch_seconds: size of a full batch; None for 0.25, and up to 1 with many workers.
     depth: batches in flight per worker.
     max_attempts: number of workers that one task may lose.
@@ -95,7 +94,6 @@ class LabelScheduler:
         rates: Sequence[float] = (1.0,),
         *,
         values: Any = None,
-        joint: bool = False,
         batch_seconds: float | None = None,
         depth: int = 2,
         max_attempts: int = 3,
@@ -109,7 +107,6 @@ class LabelScheduler:
         )
         self._depth = depth
         self._max_attempts = max_attempts
-        self._joint = joint
         self._by_value = values is not None
         self._in_flight: dict[int, _InFlight] = {}
         self._retries: deque[_InFlight] = deque()
@@ -175,7 +172,6 @@ class LabelScheduler:
             else len(self._backlog) + sum(len(flight.batch.labels) for flight in self._retries)
         )
         left = 0.0 if self._draining else self._model.price(self._backlog.remaining_terms)
-        new = min(new, 1) if self._joint else new
         return Forecast(
             (left + out) / average,
             new,
@@ -326,11 +322,7 @@ class LabelScheduler:
         if not self._backlog:
             return None
         self._next_id += 1
-        return _InFlight(
-            self._next_id - 1,
-            self._backlog.take_all() if self._joint else self._cut_batch(worker),
-            [],
-        )
+        return _InFlight(self._next_id - 1, self._cut_batch(worker), [])
 
     def _cut_batch(self, worker: WorkerState) -> Batch:
         """Return the most expensive labels that are a fair share for a worker.
@@ -370,7 +362,6 @@ class LabelScheduler:
             not waiting
             or self._draining
             or self._failure
-            or self._joint
             or now < self._scanned_at + COPY_SCAN_SECONDS
         ):
             return []

@@ -1,4 +1,4 @@
-"""Contract of solvers: what every solver declares, and the independent and joint families.
+"""Contract of solvers: what every solver declares, and the independent family.
 
 A solver is a frozen dataclass of its parameters that subclasses the protocol of its family. The
 other families are `rotation_contract.RotationSolver` and `group_contract.GroupSolver`.
@@ -7,8 +7,7 @@ other families are `rotation_contract.RotationSolver` and `group_contract.GroupS
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
@@ -100,13 +99,15 @@ class SolverState(Protocol):
         """Return the same problem with separate scratch memory, for another thread."""
 
 
-class _TaskSolver(Solver, Protocol):
-    """Common members of solvers whose work is tasks: numbers of labels to solve.
+class IndependentSolver(Solver, Protocol):
+    """Solves each label alone, with the same bits in any batch, on any worker, at any time.
 
     cost_rates: (T,) seconds of one core per unit of each column of `cost_terms`; a first estimate
-    that schedules refine while they run.
+    that schedules refine while they run. warm_starts: whether it is a `WarmStartSolver`.
     """
 
+    family: ClassVar[Literal["independent"]] = "independent"
+    warm_starts: ClassVar[bool] = False
     cost_rates: ClassVar[tuple[float, ...]]
 
     def warm_up(self, local: Any = None) -> None:
@@ -168,16 +169,6 @@ class _TaskSolver(Solver, Protocol):
         return TaskNeeds()
 
 
-class IndependentSolver(_TaskSolver, Protocol):
-    """Solves each label alone, with the same bits in any batch, on any worker, at any time.
-
-    warm_starts: whether it is a `WarmStartSolver`.
-    """
-
-    family: ClassVar[Literal["independent"]] = "independent"
-    warm_starts: ClassVar[bool] = False
-
-
 class WarmStartSolver(IndependentSolver, Protocol):
     """An independent solver that can start from the dual variables of a similar problem.
 
@@ -202,33 +193,6 @@ class WarmStartSolver(IndependentSolver, Protocol):
         start: (n, N) float32, dual variables of a similar problem for each of the labels.
         keep_duals: return the dual variables of this problem.
         """
-
-
-class JointSolver(_TaskSolver, Protocol):
-    """Solves all labels in one task on one core, because they depend on each other."""
-
-    family: ClassVar[Literal["joint"]] = "joint"
-
-    def set_checkpoint_dir(self, local: Any, directory: Path | None) -> None:
-        """Let the training with the state `local` save itself in `directory` and resume from it.
-
-        directory: belongs to one run; None saves nothing. By default no checkpoints are written.
-        """
-        return
-
-    def read_report(self, directory: Path) -> dict[str, Any]:
-        """Return what the training wrote about itself in `directory`, for the report."""
-        return {}
-
-
-# a solver whose work is tasks
-TaskSolver: TypeAlias = IndependentSolver | JointSolver
-
-
-def set_checkpoint_dir(solver: TaskSolver, local: SolverState, directory: Path | None) -> None:
-    """Set the checkpoint directory of a joint solver's state; labels alone need none."""
-    if solver.family == "joint":
-        solver.set_checkpoint_dir(local, directory)
 
 
 def summarize_records(solver: Solver, records: np.ndarray) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-Family: TypeAlias = Literal["independent", "joint", "rotation", "group"]
+from xcray.arrays import Int64
+
+Family: TypeAlias = Literal["independent", "rotation", "group"]
 # from scores to probabilities: margins have none, softmax models have their own, and scores of
 # the link "probability" are probabilities
 Link: TypeAlias = Literal["identity", "softmax", "probability"]
@@ -101,7 +103,9 @@ class ProblemShape(NamedTuple):
 
     rows, features (with those that the solver adds), labels, entries: N, D', K and the entries of
     X. used_features: features that occur in some row. n_bytes: of X and targets in all shards.
-    dense: whether rows are stored dense.
+    dense: whether rows are stored dense. index_bytes: of the numbers of all rows and labels, for
+    workers that map X. feature_counts: (D,) rows with each feature of the data. sparse_weights:
+    expected weights of a model whose labels only have weights on features of their rows.
     """
 
     rows: int
@@ -111,6 +115,9 @@ class ProblemShape(NamedTuple):
     used_features: int
     n_bytes: int
     dense: bool
+    index_bytes: int
+    feature_counts: Int64
+    sparse_weights: int
 
     @property
     def product_seconds(self) -> float:
@@ -153,7 +160,7 @@ class RoundCost(NamedTuple):
 
 
 class TaskNeeds(NamedTuple):
-    """Memory of a worker of an independent or joint solver, in addition to its loaded state.
+    """Memory of a worker of an independent solver, in addition to its loaded state.
 
     n_bytes: for any labels. bytes_per_weight: per weight of the whole model. equal_costs: whether
     all labels cost about as much as the most expensive one. process_bytes: once per process, shared

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from xcray.arrays import CSR, Float32, Int64, Pattern, TopK
+from xcray.errors import Unavailable
 from xcray.index.staged import Stage
 from xcray.schedule.calls import ObjectHandle
 from xcray.solvers.contract import Solver
@@ -25,11 +26,13 @@ class Layout(NamedTuple):
     """How the work of a training is laid out.
 
     workers: number of workers. in_memory: whether they can copy their rows; if not, solvers that
-    can read rows again in each pass do so, with the same result.
+    can read rows again in each pass do so, with the same result. threads: of a worker, for solvers
+    whose workers use several.
     """
 
     workers: int
     in_memory: bool = True
+    threads: int = 1
 
 
 class TrainingRows(NamedTuple):
@@ -81,11 +84,24 @@ class WorkerCalls(Protocol):
         """Return the object of a handle, read-only."""
 
 
+class StateLost(Unavailable):
+    """A worker was replaced, and a method needs a state that the lost one had.
+
+    The program starts again from the newest checkpoint.
+    """
+
+    code = "STATE_LOST"
+
+
 class StagedModel(NamedTuple):
-    """A model that is a chain of stages. query: returns the k best labels of rows X (n, D)."""
+    """A model that is a chain of stages.
+
+    query: returns the k best labels of rows X (n, D). block: all labels, without weights.
+    """
 
     stages: tuple[Stage, ...]
     query: Callable[[CSR, int], TopK]
+    block: SolvedLabels
 
 
 class Round(NamedTuple):
@@ -115,12 +131,21 @@ class GroupSolver(Solver, Protocol):
 
     Its workers are objects of a class of its own, which hold a share of the rows. Their methods are
     pure functions of their arguments and of the rows, so that a lost worker can be replaced: what
-    changes is in the state of the program, which runs on the driver. maps_rows: whether workers can
-    read rows from disk in each pass, see `Layout`.
+    changes is in the state of the program, which runs on the driver. A method that needs more
+    raises StateLost at a new worker. maps_rows: whether workers can read rows from disk in each
+    pass, see `Layout`. certifies_all: whether gaps are shares of one certificate of all labels.
     """
 
     family: ClassVar[Literal["group"]] = "group"
     maps_rows: ClassVar[bool] = False
+    certifies_all: ClassVar[bool] = False
+
+    def layout(self, workers: int, processes: bool) -> Layout:
+        """Return how the work is laid out on that many workers.
+
+        processes: whether workers are processes of their own, which share no memory.
+        """
+        return Layout(workers)
 
     def n_weights(self, n_inputs: int) -> int:
         """Return D', the rows of W, for `n_inputs` features of the data."""
@@ -143,11 +168,18 @@ class GroupSolver(Solver, Protocol):
         may be that of the last round. Raises Stopped, and errors of workers.
         """
 
-    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+    def export(
+        self, calls: WorkerCalls, state: TrainingState, positives: Int64
+    ) -> Iterator[SolvedLabels]:
         """Yield the labels of a finished training, one range at a time.
 
-        positives: (K,) training rows of each label.
+        calls: of the program, which has ended. positives: (K,) training rows of each label. Raises
+        StateLost.
         """
+
+    def report(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what the report of a training has in addition to the history; JSON."""
+        return {}
 
     def staged(self, state: TrainingState, rows: TrainingRows) -> StagedModel | None:
         """Return the model of a finished training if it is a chain of stages, else None."""
@@ -155,3 +187,8 @@ class GroupSolver(Solver, Protocol):
 
     def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
         """Return the resource needs of a training."""
+
+
+def only_first(workers: int) -> list[bool]:
+    """Return True for the first worker, and False for the others."""
+    return [number == 0 for number in range(workers)]

@@ -5,39 +5,49 @@ The result has a certificate over all samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen, pattern
+from xcray.arrays import CSR, Float64, Int64, Pattern, csr, frozen, pattern
 from xcray.certificate import relative_gaps
 from xcray.errors import ParameterError, Stopped
-from xcray.kernels.sparse import row_norms_sq, take_pattern_rows, take_rows, transpose_pattern
+from xcray.kernels.sparse import row_norms_sq, take_pattern_rows, transpose_pattern
 from xcray.kernels.training import dynamic_csr as growing
 from xcray.kernels.training import pdsparse as kernel
-from xcray.solvers.contract import JointSolver, summarize_records
+from xcray.schedule.calls import at_worker
+from xcray.solvers.contract import summarize_records
 from xcray.solvers.declarations import (
     WEIGHT_FIELDS,
     CompileCase,
     Link,
+    ProblemShape,
     RecordField,
     RecordSchema,
+    ResourceNeeds,
     StoppingRule,
-    TaskNeeds,
 )
-from xcray.solvers.dual_checkpoint import DualCheckpoint
+from xcray.solvers.group_contract import (
+    GroupSolver,
+    Layout,
+    Program,
+    Round,
+    StateLost,
+    TrainingRows,
+    WorkerCalls,
+)
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.array_files import Arrays
+from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 
 # entries visited between two checks of the stop flag: 20 to 60 ms
 SLICE_ENTRIES = 8_000_000
 INITIAL_CAPACITY = 1 << 16  # entries of the pools
-# minimum time between two checkpoints; a short training writes none
-CHECKPOINT_SECONDS = 5.0
 EXPECTED_PASSES = 6  # typical number of passes with a search of all labels
+ENTRY_SECONDS, FIND_SECONDS = 4e-9, 5e-8  # per entry of W visited, and per entry of V found
 BYTES_PER_WEIGHT = 64  # of W, V and the output while training
 EXPORT_ROWS = 4096  # features exported between two checks of the stop flag
 
@@ -53,26 +63,8 @@ RECORDS = RecordSchema(
 RECORD = RECORDS.dtype
 
 
-@dataclass
-class PDSparseState:
-    """State of a worker: the problem over the labels that occur in the samples.
-
-    label_ids: their numbers, of `n_labels`. checkpoint_dir: directory in which the training saves
-    its dual after passes and resumes; None to save nothing.
-    """
-
-    problem: kernel.PDSparseProblem
-    label_ids: Int32
-    n_labels: int
-    checkpoint_dir: Path | None = None
-
-    def clone_for_thread(self) -> PDSparseState:
-        """Return the same problem; each task creates its own scratch memory."""
-        return PDSparseState(self.problem, self.label_ids, self.n_labels, self.checkpoint_dir)
-
-
 @dataclass(frozen=True)
-class PDSparseSolver(Parameters, JointSolver):
+class PDSparseSolver(Parameters, GroupSolver):
     """Max-margin multi-label classification with l1 and l2 regularisation.
 
     Every label of a sample should have a higher score than all others. With P_i the labels of
@@ -103,11 +95,11 @@ class PDSparseSolver(Parameters, JointSolver):
     Training ends when the gap over all samples, by an exact search for each, is at most `eps` times
     the objective of W = 0. That is C for every sample that has some label but not all; other
     samples cost nothing. Labels without samples are not in the problem: no weights, bias -1. One
-    task solves all labels and runs on one core.
+    worker solves all labels and uses one core.
 
         Example:
             >>> PDSparseSolver(lam=0.1).family
-            'joint'
+            'group'
 
     Source: Yen, Huang, Zhong, Ravikumar, Dhillon, "PD-Sparse: A primal and dual sparse approach to
     extreme multiclass and multilabel classification", ICML 2016, the predecessor that the PPDSparse
@@ -123,8 +115,7 @@ class PDSparseSolver(Parameters, JointSolver):
         CompileCase(),
         CompileCase({"sample": 0.5}),
     )
-    # seconds per entry of W visited, and per entry of V found
-    cost_rates: ClassVar[tuple[float, ...]] = (EXPECTED_PASSES * 4e-9, EXPECTED_PASSES * 5e-8)
+    certifies_all: ClassVar[bool] = True
 
     lam: float = parameter(0.01, "weight of the l1 norm", low=0.0)
     tau: float = parameter(1.0, "weight of the squared l2 norm", above=0.0)
@@ -181,101 +172,72 @@ class PDSparseSolver(Parameters, JointSolver):
         support = int(records["support"].sum())
         return {**summarize_records(self, records), "support_vectors": support}
 
-    def task_needs(self, X: CSR) -> TaskNeeds:
-        """Return the memory of the weights while training."""
-        return TaskNeeds(bytes_per_weight=BYTES_PER_WEIGHT)
+    def layout(self, workers: int, processes: bool) -> Layout:
+        """Return the layout: one worker, on one core."""
+        return Layout(1)
 
-    def set_checkpoint_dir(self, local: PDSparseState, directory: Path | None) -> None:
-        """Let the training save its dual in `directory` after passes; None saves nothing."""
-        local.checkpoint_dir = directory
-
-    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> PDSparseState:
-        """Return the state of a worker.
-
-        X: (N, D); XT: (D, N), its transpose (not used); YT: (K, N), the samples of each label.
-        Raises ParameterError for sample weights, which this solver does not support.
-        """
-        if weights is not None:
+    def create_worker(
+        self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
+    ) -> PDSparseWorker:
+        """Return the worker. Raises ParameterError for sample weights, which are not supported."""
+        if rows.weights is not None:
             raise ParameterError(
                 "pdsparse has no sample weights; use ppdsparse, or the data set without weights"
             )
-        seen = np.flatnonzero(np.diff(YT.indptr)).astype(np.int32)
-        Y = transpose_pattern(take_pattern_rows(YT, seen.astype(np.int64)))
-        return PDSparseState(
-            kernel.PDSparseProblem(X, Y, row_norms_sq(X)), frozen(seen, np.int32), YT.n_rows
-        )
+        return PDSparseWorker(self, rows.X, rows.Y, stopped)
 
-    def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
-        """Return the cost terms of each label: (K, 2) float64; see `load` for the arguments.
+    def program(
+        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
+    ) -> Program:
+        """Run passes until the certificate is reached, or `max_passes`.
 
-        They count what a pass over a label's samples visits; each sample is split over its labels.
-        Column 0: entries of W in the search; a row of W holds about `growth` labels per sample with
-        that feature, at most all labels. Column 1: entries of V that steps find: `growth` labels
-        for each feature of a sample in the search, in each inner pass, and when V is recomputed.
+        A round is a search of all labels and the passes over the active ones that follow it.
         """
-        row_lengths = np.minimum(float(self.growth) * np.diff(XT.indptr), YT.n_rows)
-        lengths, owners = (
-            np.diff(X.indptr),
-            np.maximum(np.bincount(YT.indices, minlength=X.n_rows), 1),
-        )
-        visited = np.bincount(
-            np.repeat(np.arange(X.n_rows), lengths), row_lengths[X.indices], X.n_rows
-        )
-        found_entries = (self.inner + 2.0) * min(self.growth, YT.n_rows) * lengths
-        labels = np.repeat(np.arange(YT.n_rows), np.diff(YT.indptr))
-        terms = [
-            np.bincount(labels, (each / owners)[YT.indices], YT.n_rows)
-            for each in (visited, found_entries)
-        ]
-        return frozen(np.stack(terms, axis=1), np.float64)
+        groups = {} if state is None else state.groups
+        saved = at_worker(calls.put(groups["dual"]())) if "dual" in groups else None
+        calls.call(PDSparseWorker.begin, saved)
+        number, is_done, is_certified, has_rounds = 0, False, False, saved is not None
+        while not is_done:
+            [(_, (number, is_done, is_certified))] = calls.call(PDSparseWorker.advance)
+            if not is_done:
+                has_rounds = True
+                yield _round(calls, number)
+        if not has_rounds:  # the first search was the last one: done again, it has the same bits
+            yield Round(number, TrainingState({"number": number}, {}), {})
+        return self.stopping.reached if is_certified else f"after {number} passes"
 
-    def solve(
-        self, local: PDSparseState, labels: Int32, stopped: Callable[[], bool] = lambda: False
-    ) -> SolvedLabels:
-        """Solve all labels: `labels` (K,) int32 holds each once; the rows are in their order.
+    def export(
+        self, calls: WorkerCalls, state: TrainingState, positives: Int64
+    ) -> Iterator[SolvedLabels]:
+        """Yield all labels."""
+        labels = calls.fetch(calls.call(PDSparseWorker.labels)[0][0])
+        yield SolvedLabels(labels.labels, csr(*labels.W), labels.bias, labels.records)
 
-        `stopped` is called between slices of at most 200 ms; if it returns True, Stopped is raised.
-        With `local.checkpoint_dir` the next call resumes after the last saved pass and returns the
-        same bits as an uninterrupted one. Raises ParameterError if `labels` are not all labels.
+    def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
+        """Return the needs: W, V and the active labels of each sample.
+
+        A pass visits rows of W, which hold about `growth` labels per sample with that feature, at
+        most all labels. Steps find `growth` labels for each feature of a sample in the search, in
+        each inner pass, and when V is recomputed.
         """
-        labels = frozen(labels, np.int32)
-        if not np.array_equal(np.sort(labels), np.arange(local.n_labels)):
-            raise ParameterError(
-                f"pdsparse trains all labels together: "
-                f"give it the {local.n_labels} labels, each once"
-            )
-        problem, settings = local.problem, self._settings(local.problem.Y.n_cols)
-        checkpoint = (
-            DualCheckpoint(local.checkpoint_dir / "pdsparse.arrow", CHECKPOINT_SECONDS)
-            if local.checkpoint_dir is not None
-            else None
-        )
-        lists, state = (checkpoint.load() if checkpoint else None) or _initial_state(
-            problem.Y, settings.growth
-        )
-        table, scratch = _empty_table(problem.X.n_cols), _new_scratch(problem, settings.growth)
-        reason = kernel.BUDGET
-        while reason != kernel.DONE:
-            if stopped():
-                raise Stopped(
-                    "stopped between two slices of a pass; "
-                    "the next run continues after the last saved pass"
-                )
-            if reason == kernel.FULL_LISTS:
-                lists = lists._replace(labels=_enlarge(lists.labels), values=_enlarge(lists.values))
-            elif reason == kernel.FULL_TABLE:
-                table = _enlarge_table(table)
-            elif reason == kernel.CHECKPOINT and checkpoint:
-                checkpoint.save(lists, state)
-            reason = kernel.advance(problem, settings, lists, table, scratch, state, SLICE_ENTRIES)
-        return self._block(local, labels, lists, table, scratch, state[0], stopped)
+        counts, weights = shape.feature_counts.astype(np.float64), shape.sparse_weights
+        visited = float(counts @ np.minimum(self.growth * counts, shape.labels))
+        found = (self.inner + 2.0) * min(self.growth, shape.labels) * shape.entries
+        seconds = EXPECTED_PASSES * (ENTRY_SECONDS * visited + FIND_SECONDS * found)
+        active = 12 * self.growth * shape.rows
+        worker = shape.index_bytes + active + BYTES_PER_WEIGHT * weights
+        return ResourceNeeds(0, worker, active, COPIES_ON_DISK * active, weights, seconds)
 
-    def warm_up(self, local: Any = None) -> None:
+    def warm_up(self) -> None:
         """Compile or load the kernels, on a problem of two samples."""
         X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
-        self.solve(self.load(X, X, pattern([0, 1, 2], [0, 1], 2)), frozen([0, 1], np.int32))
+        worker = PDSparseWorker(self, X, pattern([0, 1, 2], [0, 1], 2))
+        worker.begin(None)
+        while not worker.advance()[1][1]:
+            pass
+        worker.labels()
 
-    def _settings(self, n_labels: int) -> kernel.PDSparseSettings:
+    def settings(self, n_labels: int) -> kernel.PDSparseSettings:
         """Return the parameters as kernel input."""
         return kernel.PDSparseSettings(
             lam=float(self.lam),
@@ -289,48 +251,122 @@ class PDSparseSolver(Parameters, JointSolver):
             seed=self.seed,
         )
 
-    def _block(
+
+class PDSparseWorker:
+    """The training: the problem over the labels that occur in the samples, and its dual.
+
+    X: (N, D); Y: (N, K). `stopped` is called between slices of at most 200 ms; if it returns True,
+    methods raise Stopped.
+    """
+
+    def __init__(
         self,
-        local: PDSparseState,
-        labels: Int32,
-        lists: kernel.ActiveSets,
-        table: growing.DynamicRows,
-        scratch: kernel.PDSparseScratch,
-        at: Any,
-        stopped: Callable[[], bool],
-    ) -> SolvedLabels:
-        """Return the finished model in the order of `labels`."""
-        n_labels, seen = local.n_labels, local.label_ids
-        W, pruned = self._weights(table, local.problem.Y.n_cols, stopped)
+        solver: PDSparseSolver,
+        X: CSR,
+        Y: Pattern,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        YT = transpose_pattern(Y)
+        self._seen = np.flatnonzero(np.diff(YT.indptr)).astype(np.int32)
+        Y = transpose_pattern(take_pattern_rows(YT, self._seen.astype(np.int64)))
+        self._problem = kernel.PDSparseProblem(X, Y, row_norms_sq(X))
+        self._solver, self._n_labels, self._stopped = solver, YT.n_rows, stopped
+        self._settings = solver.settings(Y.n_cols)
+        self._lists: kernel.ActiveSets | None = None
+
+    def begin(self, arrays: Arrays | None) -> tuple[None, None]:
+        """Go to a saved state, or to beta = 0."""
+        problem, growth = self._problem, self._settings.growth
+        if arrays is None:
+            self._lists, self._state = _initial_state(problem.Y, growth)
+        else:
+            self._lists, self._state = _saved_state(arrays)
+        self._is_resumed = arrays is not None
+        self._table = _empty_table(problem.X.n_cols)
+        self._scratch = _new_scratch(problem, growth)
+        return None, None
+
+    def advance(self) -> tuple[None, tuple[int, bool, bool]]:
+        """Run a round; return the number of passes, whether it was the last, and certified.
+
+        Raises StateLost at a new worker.
+        """
+        lists, table, reason = self._dual(), self._table, kernel.BUDGET
+        while reason not in (kernel.DONE, kernel.CHECKPOINT):
+            if self._stopped():
+                raise Stopped(
+                    "stopped between two slices of a pass; "
+                    "the next run continues after the last saved pass"
+                )
+            if reason == kernel.FULL_LISTS:
+                lists = lists._replace(labels=_enlarge(lists.labels), values=_enlarge(lists.values))
+            elif reason == kernel.FULL_TABLE:
+                table = _enlarge_table(table)
+            self._lists, self._table = lists, table
+            reason = kernel.advance(
+                self._problem,
+                self._settings,
+                lists,
+                table,
+                self._scratch,
+                self._state,
+                SLICE_ENTRIES,
+            )
+            if reason == kernel.CHECKPOINT and self._is_resumed:  # that of the saved round
+                self._is_resumed, reason = False, kernel.BUDGET
+        at = self._state[0]
+        return None, (int(at["passes"]), reason == kernel.DONE, bool(at["certified"]))
+
+    def snapshot(self) -> tuple[Arrays, None]:
+        """Return active labels and beta of each sample, and the state of the passes.
+
+        Raises StateLost.
+        """
+        lists = self._dual()
+        sizes = lists.size.astype(np.int64)
+        indptr = np.concatenate([[0], np.cumsum(sizes)])
+        at = np.arange(indptr[-1]) + np.repeat(lists.begin - indptr[:-1], sizes)
+        state = self._state.copy()
+        state["work"] = 0
+        arrays = {"indptr": indptr, "labels": lists.labels[at], "values": lists.values[at]}
+        return {**arrays, "state": state.view(np.uint8)}, None
+
+    def labels(self) -> tuple[SolvedLabels, None]:
+        """Return all labels in order. Raises StateLost."""
+        lists, at = self._dual(), self._state[0]
+        n_labels, seen, Y = self._n_labels, self._seen, self._problem.Y
+        W, pruned = self._weights()
         records = np.zeros(n_labels, RECORD)
         records["certified"] = at["certified"]
         records["label"], records["rounds"] = np.arange(n_labels), -1
         records["rounds"][seen] = at["passes"]
         records["nnz"][seen], records["pruned"][seen] = np.diff(W.indptr), pruned
-        for name, values in _label_shares(local.problem.Y, lists, scratch.gaps, self.C).items():
+        shares = _label_shares(Y, lists, self._scratch.gaps, self._solver.C)
+        for name, values in shares.items():
             records[name][seen] = values
         lengths = np.zeros(n_labels, np.int64)
         lengths[seen] = np.diff(W.indptr)
         whole = csr(np.concatenate([[0], np.cumsum(lengths)]), W.indices, W.data, W.n_cols)
         bias = np.full(n_labels, -1.0)
         bias[seen] = 0.0
-        return SolvedLabels(
-            labels,
-            take_rows(whole, labels.astype(np.int64)),
-            frozen(bias[labels], np.float64),
-            records[labels],
-        )
+        labels = frozen(np.arange(n_labels), np.int32)
+        return SolvedLabels(labels, whole, frozen(bias, np.float64), records), None
 
-    def _weights(
-        self, table: growing.DynamicRows, n_labels: int, stopped: Callable[[], bool]
-    ) -> tuple[CSR, Int64]:
+    def _dual(self) -> kernel.ActiveSets:
+        """Return the active labels and beta. Raises StateLost if the worker is new."""
+        if self._lists is None:
+            raise StateLost("the worker is new: it has no dual variables")
+        return self._lists
+
+    def _weights(self) -> tuple[CSR, Int64]:
         """Return W (labels x features), pruned, and the number of dropped weights per label."""
+        table, n_labels, solver = self._table, self._problem.Y.n_cols, self._solver
         kept, dropped = np.zeros(n_labels, np.int64), np.zeros(n_labels, np.int64)
-        n, least = len(table.begin), self.prune * self.tau
+        n, least = len(table.begin), solver.prune * solver.tau
         for begin in range(0, n, EXPORT_ROWS):
-            _check_stopped(stopped)
+            _check_stopped(self._stopped)
             growing.count_entries(
-                table, float(self.lam), least, begin, min(n, begin + EXPORT_ROWS), kept, dropped
+                table, float(solver.lam), least, begin, min(n, begin + EXPORT_ROWS), kept, dropped
             )
         indptr = np.concatenate([[0], np.cumsum(kept)])
         ends, rows, values = (
@@ -339,10 +375,10 @@ class PDSparseSolver(Parameters, JointSolver):
             np.zeros(indptr[-1]),
         )
         for begin in range(0, n, EXPORT_ROWS):
-            _check_stopped(stopped)
+            _check_stopped(self._stopped)
             growing.export_csc(
                 table,
-                float(self.lam),
+                float(solver.lam),
                 least,
                 begin,
                 min(n, begin + EXPORT_ROWS),
@@ -350,7 +386,28 @@ class PDSparseSolver(Parameters, JointSolver):
                 rows,
                 values,
             )
-        return csr(indptr, rows, values / self.tau, n), dropped
+        return csr(indptr, rows, values / solver.tau, n), dropped
+
+
+def _round(calls: WorkerCalls, number: int) -> Round:
+    """Return a round; its dual variables are fetched when they are needed."""
+
+    def arrays() -> Arrays:
+        return calls.fetch(calls.call(PDSparseWorker.snapshot)[0][0])
+
+    return Round(number, TrainingState({"number": number}, {"dual": arrays}), {})
+
+
+def _saved_state(arrays: Arrays) -> tuple[kernel.ActiveSets, np.ndarray]:
+    """Return lists and state of `snapshot`, ready to continue: V is recomputed first."""
+    state = arrays["state"].copy().view(kernel.STATE)
+    state["phase"], state["position"] = kernel.REBASE, 0
+    indptr = arrays["indptr"]
+    sizes = np.diff(indptr).astype(np.int32)
+    labels, values = arrays["labels"].copy(), arrays["values"].copy()
+    used = np.array([indptr[-1]])
+    begin = indptr[:-1].copy()
+    return kernel.ActiveSets(begin, sizes, sizes.copy(), labels, values, used), state
 
 
 def _check_stopped(stopped: Callable[[], bool]) -> None:

@@ -17,12 +17,13 @@ from xcray.arrays import Float64
 from xcray.errors import missing_ray
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.solvers.contract import Solver
+from xcray.solvers.group_contract import StagedModel
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.arrow import write_table
 from xcray.training.capacity.preflight import worker_count
 from xcray.training.report.summary import label_table, summarize_block
 from xcray.training.spec import TrainSpec
-from xcray.training.strategy import StagedResult, TrainingContext, TrainingStrategy
+from xcray.training.strategy import TrainingContext, TrainingStrategy
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.worker_group import WorkerFactory, WorkerGroup
 
@@ -34,7 +35,7 @@ CHECKPOINT_FOLDER: Final = "checkpoints"  # in the run directory, for checkpoint
 class EpochStrategy(TrainingStrategy):
     """Base of the strategies of the families "rotation" and "group"."""
 
-    staged: StagedResult | None = None
+    staged: StagedModel | None = None
 
     def __init__(self, context: TrainingContext, solver: Solver) -> None:
         self._context = context

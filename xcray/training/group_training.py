@@ -15,9 +15,9 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, Unavailable, XcrayError
 from xcray.kernels.sparse import take_pattern_rows
 from xcray.measures import f1, precision_at_k, predicted_sets
-from xcray.solvers.group_contract import GroupSolver, Layout, Round, StagedModel, TrainingRows
+from xcray.solvers.group_contract import GroupSolver, Layout, Round, StateLost, TrainingRows
 from xcray.solvers.held_out import HeldOut
-from xcray.solvers.solved_labels import SolvedLabels, concatenate
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
 from xcray.system.blas_threads import limit_blas_threads
@@ -26,7 +26,7 @@ from xcray.training.capacity.preflight import Estimate, memory_limits
 from xcray.training.epoch_progress import CurvePoint, resume_note, seconds_left
 from xcray.training.epoch_strategy import EpochStrategy, make_worker_group, outcome_report
 from xcray.training.observer import TrainingObserver
-from xcray.training.strategy import StagedResult, TrainingContext
+from xcray.training.strategy import TrainingContext
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.observer import RunProgress
 from xcray.workers.synchronous_calls import SynchronousCalls
@@ -37,7 +37,9 @@ from xcray.workers.worker_group import OBJECT_LOST
 # last.
 STORE_COPIES: Final = 4
 OUTCOME_FILE: Final = "outcome.json"
-MAX_RESTARTS: Final = 5  # restarts from one checkpoint after node losses
+MAX_RESTARTS: Final = 5  # restarts from one checkpoint after losses
+# errors after which the program starts from the newest checkpoint, and what the progress says
+LOSSES: Final = {OBJECT_LOST: "a node was lost", StateLost.code: "a worker was lost"}
 
 
 @dataclass(frozen=True)
@@ -101,18 +103,20 @@ class GroupResult(NamedTuple):
 
 def train_in_process(solver: GroupSolver, rows: TrainingRows, workers: int) -> GroupResult:
     """Train on threads of this process, without a data set directory and checkpoints."""
-    layout = Layout(workers)
-    group = ThreadGroup(RowWorkerFactory(solver, rows, layout), workers)
+    layout = solver.layout(workers, processes=False)
+    group = ThreadGroup(RowWorkerFactory(solver, rows, layout), layout.workers)
     positives = frozen(np.bincount(rows.Y.indices, minlength=rows.Y.n_cols), np.int64)
     try:
         with limit_blas_threads():
             group.open()
-            program = solver.program(SynchronousCalls(group), rows)
+            calls = SynchronousCalls(group)
+            program = solver.program(calls, rows)
             while True:
                 try:
                     last = next(program)
                 except StopIteration as end:
-                    return GroupResult(last, end.value, list(solver.export(last.state, positives)))
+                    labels = list(solver.export(calls, last.state, positives))
+                    return GroupResult(last, end.value, labels)
     finally:
         group.close()
 
@@ -124,7 +128,8 @@ class GroupTraining(EpochStrategy):
         super().__init__(context, solver)
         self._solver = solver
         self._rows = training_rows(context.dataset)
-        self._layout = Layout(self.workers)
+        self._layout = solver.layout(self.workers, processes=context.spec.pool == "ray")
+        self.workers = self._layout.workers
         self._shape = problem_shape(context.dataset, solver.n_weights(context.dataset.n_features))
         self._checkpoints = CheckpointFolder(self.folder)
         self._history: list[dict[str, Any]] = []
@@ -152,7 +157,7 @@ class GroupTraining(EpochStrategy):
         if outcome.is_file() and not len(observer.parts.missing):
             state = self._newest().state
             if exports_stages and state is not None:
-                self._set_staged(state, self._solver.staged(state, self._rows))
+                self.staged = self._solver.staged(state, self._rows)
             return
         outcome.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -184,6 +189,7 @@ class GroupTraining(EpochStrategy):
             **report,
             **{name: last[name] for name in ("gradient",) if name in last},
             **({"stages": newest["epochs"]} if self.staged else {}),
+            **self._solver.report(newest["history"]),
             "workers_lost": newest["lost"],
             "damaged_checkpoints": newest["damaged"],
         }
@@ -210,9 +216,9 @@ class GroupTraining(EpochStrategy):
                 return
             except Unavailable as error:
                 losses += 1
-                if error.code != OBJECT_LOST or losses > MAX_RESTARTS:
+                if error.code not in LOSSES or losses > MAX_RESTARTS:
                     raise
-                self._note = "a node was lost"
+                self._note = LOSSES[error.code]
 
     def _run(self, calls: SynchronousCalls, observer: TrainingObserver, newest: _Newest) -> None:
         """Run the program from a checkpoint to the end, and commit its labels."""
@@ -229,16 +235,10 @@ class GroupTraining(EpochStrategy):
         if last is not None and self._solver.exports == "stages":
             self._save(last, observer)
         self._write_outcome(reason, calls.lost)
-        for block in self._solver.export(state, self._context.dataset.label_counts):
+        for block in self._solver.export(calls, state, self._context.dataset.label_counts):
             observer.commit(block)
             observer.sync()
-        self._set_staged(state, last.staged if last else self._solver.staged(state, self._rows))
-
-    def _set_staged(self, state: TrainingState, model: StagedModel | None) -> None:
-        """Keep the model if it is a chain of stages."""
-        if model is not None:
-            counts = self._context.dataset.label_counts
-            self.staged = StagedResult(model, concatenate(list(self._solver.export(state, counts))))
+        self.staged = last.staged if last else self._solver.staged(state, self._rows)
 
     def _run_rounds(
         self, calls: SynchronousCalls, observer: TrainingObserver, newest: _Newest

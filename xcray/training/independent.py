@@ -1,12 +1,8 @@
-"""Training strategy of solvers whose work is tasks (families "independent" and "joint").
-
-One task solves a batch of independent labels, or all labels of a joint solver.
-"""
+"""Training strategy of family "independent": one task solves a batch of labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +12,8 @@ from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import missing_ray
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
-from xcray.solvers.contract import TaskSolver, set_checkpoint_dir
-from xcray.solvers.replica import ReplicatedSolver
+from xcray.solvers.contract import IndependentSolver
+from xcray.solvers.group_contract import StagedModel
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.telemetry.progress import LABELS_SOLVED
 from xcray.training.capacity.preflight import (
@@ -25,7 +21,6 @@ from xcray.training.capacity.preflight import (
     Estimate,
     estimate,
     memory_limits,
-    worker_count,
 )
 from xcray.training.capacity.worker_memory import entries_per_label, worker_bytes
 from xcray.training.observer import TrainingObserver
@@ -37,7 +32,7 @@ from xcray.training.solve_labels import (
     solve_labels,
 )
 from xcray.training.spec import TrainSpec
-from xcray.training.strategy import StagedResult, TrainingContext, TrainingStrategy
+from xcray.training.strategy import TrainingContext, TrainingStrategy
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Pool, Result
 from xcray.workers.solver_task import SolverTask, shared_arrays
@@ -45,11 +40,11 @@ from xcray.workers.timeline import Span
 
 
 class IndependentLabels(TrainingStrategy):
-    """Strategy of the families "independent" and "joint", see `TrainingStrategy`."""
+    """Strategy of family "independent", see `TrainingStrategy`."""
 
-    staged: StagedResult | None = None
+    staged: StagedModel | None = None
 
-    def __init__(self, context: TrainingContext, solver: TaskSolver, workers: int) -> None:
+    def __init__(self, context: TrainingContext, solver: IndependentSolver, workers: int) -> None:
         self._context = context
         self._solver = solver
         train = context.dataset.train
@@ -105,11 +100,8 @@ class IndependentLabels(TrainingStrategy):
             self.workers = pool.status().peak or self.workers  # the workers that actually joined
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
-        """Return the counts, the solver's summary, and what a joint solver wrote while training."""
-        solver, details = self._solver, dict[str, Any]()
-        if solver.family == "joint":
-            details = solver.read_report(self._context.run_dir)
-        return {**summarize_block(block, solver), **details}
+        """Return the counts and the solver's summary."""
+        return summarize_block(block, self._solver)
 
     def label_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
         """Return the per-label report with certificates and costs."""
@@ -134,20 +126,18 @@ class IndependentLabels(TrainingStrategy):
                 context.dataset,
                 self.workers,
                 context.job,
-                checkpoint_dir=context.run_dir,
                 memory_limit=self.rows_limit(),
             )
         state = self._solver.load_dataset(context.dataset, self.rows_limit())
-        set_checkpoint_dir(self._solver, state, context.run_dir)
-        if isinstance(self._solver, ReplicatedSolver):
-            self._solver.set_threads(state, worker_count(context.spec))
         return make_local_pool(context.spec.pool, self._solver, state, self.workers)
 
 
 class _BatchObserver(RunObserver[Result]):
     """Observes batches of labels; the progress counts the labels of earlier attempts too."""
 
-    def __init__(self, observer: TrainingObserver, solver: TaskSolver, n_earlier: int) -> None:
+    def __init__(
+        self, observer: TrainingObserver, solver: IndependentSolver, n_earlier: int
+    ) -> None:
         self._observer = observer
         self._solver = solver
         self._n_earlier = n_earlier
@@ -185,16 +175,15 @@ class _BatchObserver(RunObserver[Result]):
 
 def make_ray_pool(
     spec: TrainSpec,
-    solver: TaskSolver,
+    solver: IndependentSolver,
     dataset: Dataset,
     workers: int,
     job: str,
-    checkpoint_dir: Path | None = None,
     memory_limit: int | None = None,
 ) -> Pool:
     """Return a pool of Ray actors, on the spec's cluster or on a local Ray.
 
-    checkpoint_dir, memory_limit: see `SolverTask`.
+    memory_limit: see `SolverTask`.
     """
     try:
         from xcray.workers.ray.pool import (
@@ -206,12 +195,11 @@ def make_ray_pool(
     except ModuleNotFoundError as error:
         raise missing_ray(error) from None
     data_path = str(dataset.path.resolve())
-    checkpoint_path = str(checkpoint_dir.resolve()) if checkpoint_dir is not None else None
-    task = SolverTask(solver, data_path, dataset.content_hash, checkpoint_path, memory_limit)
+    task = SolverTask(solver, data_path, dataset.content_hash, memory_limit)
     policy, request = scaling_policy_for(spec.ray_address), ONE_CPU
     if policy is not None:
         request = ResourceRequest(memory=PROCESS_BYTES + worker_bytes(solver, dataset.train, 0)[0])
-        workers = workers if spec.workers or solver.family == "joint" else MAX_CLUSTER_WORKERS
+        workers = workers if spec.workers else MAX_CLUSTER_WORKERS
     return RayPool(
         task,
         workers,

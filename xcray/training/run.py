@@ -19,6 +19,7 @@ from xcray.model.stages import n_weights
 from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.parameters import require_type
 from xcray.solvers import make_solver
+from xcray.solvers.group_contract import StagedModel
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.cores import available_cores
 from xcray.telemetry.progress import EMPTY, Progress
@@ -35,7 +36,7 @@ from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run_lock import hold_run_directory
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import make_strategy
-from xcray.training.strategy import StagedResult, TrainingContext
+from xcray.training.strategy import TrainingContext
 from xcray.workers.pool import StopFlag
 from xcray.workers.run_metrics import RunMetrics
 from xcray.workers.timeline import balance, read_streams
@@ -194,11 +195,11 @@ class _TrainingRun:
             self._report_phase("PUBLISHING")
             return self._write_model(staging, block._replace(W=index.W), index.W, index.b, measures)
 
-    def _publish_stages(self, out: Path, result: StagedResult) -> TrainResult:
+    def _publish_stages(self, out: Path, result: StagedModel) -> TrainResult:
         """Evaluate a chain of stages on the held-out part, and publish its directory."""
-        measures = self._measure(result.model.query)
+        measures = self._measure(result.query)
         if self.spec.calibrate:
-            self._calibrate(result.model.query)
+            self._calibrate(result.query)
         self._report_phase("PUBLISHING")
         with Staging(out, marker=self.run_dir / "staged") as staging:
             return self._write_model(staging, result.block, None, None, measures)

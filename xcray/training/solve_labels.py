@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from xcray.arrays import CSR, Float32, Float64, Int32, Pattern
 from xcray.errors import ParameterError
 from xcray.schedule.label_scheduler import LabelScheduler
-from xcray.solvers.contract import SolverState, TaskSolver
+from xcray.solvers.contract import IndependentSolver, SolverState
 from xcray.training.block_store import BlockStore
 from xcray.workers.driver import run_schedule
 from xcray.workers.local_group import local_pool
@@ -31,7 +31,7 @@ class TrainingData(NamedTuple):
     YT: Pattern
     weights: Float32 | None = None
 
-    def cost_terms(self, solver: TaskSolver) -> Float64:
+    def cost_terms(self, solver: IndependentSolver) -> Float64:
         """Return the cost terms of each label: (K, T); see `IndependentSolver.cost_terms`."""
         return solver.cost_terms(self.X, self.XT, self.YT)
 
@@ -46,18 +46,16 @@ def check_local_pool(pool: str) -> None:
 
 def make_local_pool(
     pool: str,
-    solver: TaskSolver,
+    solver: IndependentSolver,
     state: SolverState,
     workers: int,
     runner: TaskRunner | None = None,
 ) -> Pool:
     """Return the local pool of the given kind.
 
-    runner: solves the tasks, by default the solver. A joint solver's single task always runs in a
-    thread, so that a stop request is noticed meanwhile.
+    runner: solves the tasks, by default the solver.
     """
-    serial = pool == "serial" and solver.family != "joint"
-    return local_pool(runner or solver, state, None if serial else workers)
+    return local_pool(runner or solver, state, None if pool == "serial" else workers)
 
 
 class LabelsToSolve(NamedTuple):
@@ -67,7 +65,7 @@ class LabelsToSolve(NamedTuple):
     with the highest values first; None for the order that takes least time.
     """
 
-    solver: TaskSolver
+    solver: IndependentSolver
     labels: Int32
     cost_terms: Float64
     values: Any = None
@@ -114,6 +112,5 @@ def solve_labels(
         work.solver.cost_rates,
         values=None if work.values is None else work.values[work.labels],
         workers=workers,
-        joint=work.solver.family == "joint",
     )
     run_schedule(schedule, pool, observer, stop=stop, seconds=seconds)

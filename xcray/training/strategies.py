@@ -9,12 +9,9 @@ import numpy as np
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
-from xcray.solvers.replica import ReplicatedSolver
 from xcray.training.capacity.preflight import Estimate, worker_count
-from xcray.training.epoch_strategy import initial_workers
 from xcray.training.group_training import GroupTraining
 from xcray.training.independent import IndependentLabels
-from xcray.training.replicated import ReplicatedTraining
 from xcray.training.shards.strategy import BlockRotation
 from xcray.training.spec import TrainSpec
 from xcray.training.strategy import TrainingContext, TrainingStrategy
@@ -25,18 +22,9 @@ def make_strategy(context: TrainingContext) -> TrainingStrategy:
     solver = context.solver
     if solver.family == "independent":
         return IndependentLabels(context, solver, worker_count(context.spec))
-    if isinstance(solver, ReplicatedSolver) and _has_several_workers(context, solver):
-        return ReplicatedTraining(context, solver)
-    if solver.family == "joint":
-        return IndependentLabels(context, solver, workers=1)
     if solver.family == "rotation":
         return BlockRotation(context, solver)
     return GroupTraining(context, solver)
-
-
-def _has_several_workers(context: TrainingContext, solver: ReplicatedSolver) -> bool:
-    """Return whether a training runs on several Ray workers; threads are part of one task."""
-    return context.spec.pool == "ray" and solver.can_split and initial_workers(context) > 1
 
 
 def estimate_training(spec: TrainSpec, probe_seconds: float = 2.0) -> Estimate:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -41,13 +41,6 @@ class TrainingContext:
     cluster: bool = True
 
 
-class StagedResult(NamedTuple):
-    """A trained chain of stages, and all its labels as a block without weights."""
-
-    model: StagedModel
-    block: SolvedLabels
-
-
 class TrainingStrategy(Protocol):
     """Training of one solver family.
 
@@ -56,12 +49,12 @@ class TrainingStrategy(Protocol):
     """
 
     workers: int
-    staged: StagedResult | None
+    staged: StagedModel | None
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages of `staged`; none if the model has weights of labels."""
-        return () if self.staged is None else self.staged.model.stages
+        return () if self.staged is None else self.staged.stages
 
     def run_settings(self) -> dict[str, Any]:
         """Return the settings that must not change when the run is resumed; JSON.

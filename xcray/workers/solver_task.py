@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from xcray.arrays import Int32, csr, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import XcrayError
-from xcray.solvers.contract import SolverState, TaskSolver, set_checkpoint_dir
+from xcray.solvers.contract import IndependentSolver, SolverState
 from xcray.solvers.solved_labels import SolvedLabels
 
 
@@ -19,16 +19,14 @@ class SolverTask:
     """Solves labels of a data set directory.
 
     solver: its class must be importable by the workers. path, content_hash: of the data set.
-    checkpoint_dir: the run's directory, where a joint solver keeps its state if its node sees it.
     memory_limit: bytes of a worker's rows, see `load_dataset` of a solver.
     """
 
     counter: ClassVar[tuple[str, str]] = ("xcray_labels_solved", "Labels solved by this worker")
 
-    solver: TaskSolver
+    solver: IndependentSolver
     path: str
     content_hash: str
-    checkpoint_dir: str | None = None
     memory_limit: int | None = None
 
     def open(self) -> SolverState | None:
@@ -36,18 +34,12 @@ class SolverTask:
         dataset = open_dataset(self.path, self.content_hash)
         if dataset is None:
             return None
-        return self._with_checkpoints(self.solver.load_dataset(dataset, self.memory_limit))
+        return self.solver.load_dataset(dataset, self.memory_limit)
 
     def load(self, *shared: Any) -> SolverState:
         """Load X, XT, YT and the row weights, mapped from disk or from the object store."""
         X, XT, YT, weights = shared
-        return self._with_checkpoints(self.solver.load(csr(*X), csr(*XT), pattern(*YT), weights))
-
-    def _with_checkpoints(self, local: SolverState) -> SolverState:
-        """Set the checkpoint directory of a state, and return it."""
-        directory = Path(self.checkpoint_dir) if self.checkpoint_dir is not None else None
-        set_checkpoint_dir(self.solver, local, directory)
-        return local
+        return self.solver.load(csr(*X), csr(*XT), pattern(*YT), weights)
 
     def solve(
         self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False

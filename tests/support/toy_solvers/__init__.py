@@ -2,12 +2,10 @@
 
 from tests.support.toy_solvers.centroid import CentroidSolver
 from tests.support.toy_solvers.gradient import GradientSolver
-from tests.support.toy_solvers.perceptron import PerceptronSolver
 from xcray.solvers import register_solver
 
 TOYS = {
     "toy-centroid": CentroidSolver,
-    "toy-perceptron": PerceptronSolver,
     "toy-gradient": GradientSolver,
 }
 for _name, _solver in TOYS.items():

@@ -106,7 +106,9 @@ class GradientSolver(Parameters, GroupSolver):
             yield Round(number, state, {"objective": loss, "gradient": norm})
         return self.stopping.reached
 
-    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+    def export(
+        self, calls: WorkerCalls, state: TrainingState, positives: Int64
+    ) -> Iterator[SolvedLabels]:
         """Yield the weights of all labels."""
         W = state.groups["weights"]()["W"]
         yield to_solved_labels(0, W, 0.0, 0.0, positives, rounds=state.note["number"])

@@ -73,7 +73,7 @@ def array_bytes(value: Any, values: set[int]) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name in SOLVERS if SOLVERS[name].family in ("independent", "joint"))
+    "name", sorted(name for name in SOLVERS if SOLVERS[name].family == "independent")
 )
 def test_a_worker_holds_the_estimated_bytes(middle: Dataset, name: str) -> None:
     """The formula, fitted on synthetic problems, matches the arrays of a real worker."""

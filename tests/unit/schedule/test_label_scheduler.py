@@ -68,14 +68,6 @@ def test_with_values_the_most_valuable_go_first_whatever_they_cost():
     assert inputs == [6, 7, 4, 5]  # of equal value, the more expensive first
 
 
-def test_a_joint_solver_has_one_task_with_all_labels_in_order_of_cost():
-    schedule = LabelScheduler(range(5000), [1.0] * 5000, joint=True, workers=3)
-    assert runs(schedule.on(Joined("a"))) == [("a", tuple(range(5000)))]
-    assert schedule.on(Joined("b")) == []
-    assert schedule.on(Tick(), 1e6) == []  # no speculative copy either
-    assert schedule.on(Done("a", 0, 9.0)) == [Finish()]
-
-
 def test_a_worker_holds_two_batches_while_plenty_is_left_and_one_in_the_tail():
     schedule = LabelScheduler(range(400), [1.0] * 400, batch_seconds=1.0)
     assert len(runs(schedule.on(Joined("a")))) == 1

@@ -7,9 +7,10 @@ import pytest
 from sklearn.datasets import make_blobs
 from sklearn.svm import LinearSVC
 
-from xcray.arrays import csr_from, frozen, pattern
-from xcray.kernels.sparse import transpose, transpose_pattern
+from tests.support.group_programs import train_rows
+from xcray.arrays import csr_from, pattern
 from xcray.solvers import make_solver
+from xcray.solvers.group_contract import TrainingRows
 
 K = 6
 
@@ -33,9 +34,8 @@ def objective(W, X, y, C):
 def test_it_reaches_the_optimum_of_liblinear(rows, C):
     X, y = rows
     solver = make_solver("crammer-singer", {"C": C, "eps": 1e-6, "max_passes": 2_000})
-    sparse = csr_from(X)
-    YT = transpose_pattern(pattern(np.arange(len(y) + 1), y, K))
-    block = solver.solve(solver.load(sparse, transpose(sparse), YT), frozen(np.arange(K), np.int32))
+    data = TrainingRows(csr_from(X), pattern(np.arange(len(y) + 1), y, K))
+    [block] = train_rows(solver, data).labels
     assert solver.certified(block.records).all()
     W = block.W.to_scipy().toarray().astype(float)
     model = LinearSVC(

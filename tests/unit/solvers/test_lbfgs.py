@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.naive import multinomial as naive
-from tests.support.synchronous_toy import problem, train, work_of
+from tests.support.group_programs import problem, train, work_of
 from xcray.errors import Unavailable
 from xcray.solvers import label_weights
 from xcray.solvers.lbfgs import solver as lbfgs

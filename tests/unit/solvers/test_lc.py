@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 from tests.naive import multinomial as naive
-from tests.support.synchronous_toy import problem, train, work_of
+from tests.support.group_programs import problem, train, work_of
 from xcray.solvers.label_weights import LabelWeights
 from xcray.solvers.lc import poisson
 from xcray.solvers.lc import solver as lc

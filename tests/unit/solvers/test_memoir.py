@@ -11,14 +11,16 @@ from sklearn.datasets import make_blobs
 from sklearn.metrics import accuracy_score, f1_score
 
 from tests.naive import memoir as naive
+from tests.support.group_programs import train_rows
 from xcray.arrays import csr_from, frozen, pattern_from
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.row_norm import normalize_rows
-from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.solvers.group_contract import StateLost, TrainingRows
 from xcray.solvers.memoir import rounds as memoir
-from xcray.solvers.memoir import state
 from xcray.solvers.memoir.held_out import best_of_rows, count_hits, split_rows, take_held_out
+from xcray.solvers.memoir.rounds import Share
 from xcray.solvers.memoir.solver import MemoirSolver
+from xcray.solvers.memoir.worker import MemoirWorker
 
 N, D, K = 40, 12, 7
 
@@ -33,15 +35,20 @@ def problem(seed: int = 0, labels_per_row: int = 2):
     return X.astype(np.float32), Y
 
 
+def rows_of(X, Y):
+    """Return X and Y as rows of a training."""
+    return TrainingRows(csr_from(X), pattern_from(Y))
+
+
 def local_of(solver, X, Y):
     """Return the state of a worker."""
-    rows = csr_from(X)
-    return solver.load(rows, transpose(rows), transpose_pattern(pattern_from(Y)))
+    return solver.load(rows_of(X, Y))
 
 
 def solved(solver, X, Y):
     """Return the trained labels in order."""
-    return solver.solve(local_of(solver, X, Y), frozen(np.arange(Y.shape[1]), np.int32))
+    [labels] = train_rows(solver, rows_of(X, Y)).labels
+    return labels
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def test_the_kernel_equals_naive_code(monkeypatch, params):
     W = naive.train(
         rows.astype(float), own, local.problem.rows, local.problem.classes, draws, solver
     )
-    block = solver.solve(local, frozen(np.arange(K), np.int32))
+    block = solved(solver, X, Y)
     assert np.abs(W).max() > 0.0
     trained = block.W.to_scipy().toarray()[local.label_ids]
     np.testing.assert_allclose(trained, W, rtol=1e-5, atol=1e-6)
@@ -156,8 +163,10 @@ def test_a_stop_is_noticed_within_a_round(monkeypatch):
     X, Y = problem()
     answers = iter([False, False, True])
     solver = MemoirSolver()
+    worker = MemoirWorker(solver, local_of(solver, X, Y), Share(), lambda: next(answers))
+    worker.begin(None)
     with pytest.raises(Stopped):
-        solver.solve(local_of(solver, X, Y), frozen(np.arange(K), np.int32), lambda: next(answers))
+        worker.advance(0, None)
 
 
 def test_wrong_parameters_and_inputs_are_refused():
@@ -165,16 +174,8 @@ def test_wrong_parameters_and_inputs_are_refused():
     with pytest.raises(ParameterError, match="eta0 \\* lam"):
         MemoirSolver(eta0=10.0, lam=1.0)
     solver = MemoirSolver()
-    with pytest.raises(ParameterError, match="all labels together"):
-        solver.solve(local_of(solver, X, Y), frozen([0, 1], np.int32))
-    rows = csr_from(X)
     with pytest.raises(ParameterError, match="sample weights"):
-        solver.load(
-            rows,
-            transpose(rows),
-            transpose_pattern(pattern_from(Y)),
-            frozen(np.ones(N), np.float32),
-        )
+        solver.load(rows_of(X, Y)._replace(weights=frozen(np.ones(N), np.float32)))
 
 
 def test_the_mean_of_rounds_is_that_of_naive_code():
@@ -248,11 +249,6 @@ def test_early_stopping_keeps_the_best_weights():
     )
 
 
-def saved_round(file):
-    """Return the round of a checkpoint; 0 without a file."""
-    return int(state.read_arrays(file)["numbers"][0]) if file.exists() else 0
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -263,37 +259,27 @@ def saved_round(file):
     ],
     ids=str,
 )
-def test_a_training_resumes_from_each_round_with_the_same_bits(monkeypatch, tmp_path, params):
-    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
+def test_a_training_resumes_from_each_round_with_the_same_bits(monkeypatch, params):
     monkeypatch.setattr(memoir, "INITIAL_CAPACITY", 1)
     X, Y = problem()
     solver = MemoirSolver(rounds=6, batch=30, seed=1, **params)
-    local = local_of(solver, X, Y)
-    labels = frozen(np.arange(K), np.int32)
-    whole = solver.solve(local, labels)
-    solver.set_checkpoint_dir(local, tmp_path)
-    file = tmp_path / "memoir.arrow"
-    for number in range(1, 6):
-        with pytest.raises(Stopped):
-            solver.solve(local, labels, lambda number=number: saved_round(file) == number)
-        assert saved_round(file) == number
-    assert solver.solve(local, labels).digest() == whole.digest()
+    whole = train_rows(solver, rows_of(X, Y))
+    assert [done.number for done in whole.rounds] == [1, 2, 3, 4, 5, 6]
+    for done in whole.rounds:
+        rest = train_rows(solver, rows_of(X, Y), state=done.state)
+        assert [each.number for each in rest.rounds] == list(range(done.number + 1, 7))
+        assert rest.labels[0].digest() == whole.labels[0].digest()
 
 
-def test_a_damaged_checkpoint_is_set_aside(monkeypatch, tmp_path):
-    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
+def test_a_new_worker_has_lost_the_state():
     X, Y = problem()
     solver = MemoirSolver(rounds=4, batch=30)
-    local = local_of(solver, X, Y)
-    labels = frozen(np.arange(K), np.int32)
-    solver.set_checkpoint_dir(local, tmp_path)
-    whole = solver.solve(local, labels)
-    file = tmp_path / "memoir.arrow"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    assert solver.solve(local, labels).digest() == whole.digest()
-    assert (tmp_path / "memoir.damaged").exists()
+    worker = MemoirWorker(solver, local_of(solver, X, Y), Share(), lambda: False)
+    with pytest.raises(StateLost):
+        worker.advance(0, None)
+    worker.begin(None)
+    with pytest.raises(StateLost):
+        worker.advance(1, None)  # it was replaced after the last step
 
 
 WITHOUT_SCIPY = """
@@ -302,10 +288,12 @@ sys.modules["scipy"] = None
 import numpy as np
 from xcray.arrays import csr, pattern
 from xcray.solvers import SOLVERS, make_solver
+from xcray.solvers.group_contract import TrainingRows
 assert all(SOLVERS[name].records for name in SOLVERS)
 solver = make_solver("memoir", {"rounds": 3, "average_from": 2, "early_stopping_rounds": 2})
-X, YT = csr(range(9), [0, 1] * 4, np.ones(8), 2), pattern([0, 4, 8], [0, 2, 4, 6, 1, 3, 5, 7], 8)
-print(solver.solve(solver.load(X, X, YT), np.arange(2)).W.nnz)
+X, Y = csr(range(9), [0, 1] * 4, np.ones(8), 2), pattern(range(9), [0, 1] * 4, 2)
+from xcray.training.group_training import train_in_process
+print(train_in_process(solver, TrainingRows(X, Y), 1).labels[0].W.nnz)
 """
 
 

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.solvers.test_memoir import D, K, N, local_of, problem, saved_round, solved
+from tests.support.group_programs import train_rows
+from tests.unit.solvers.test_memoir import D, K, N, local_of, problem, rows_of, solved
 from xcray.arrays import CSR, TopK, csr_from, frozen
-from xcray.errors import ParameterError, Stopped
+from xcray.errors import ParameterError
 from xcray.index.approximate import ExactIndex
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.kernels.training.memoir import MemoirBatch, MemoirProblem
-from xcray.solvers.memoir import oracle, state
+from xcray.solvers.memoir import oracle
 from xcray.solvers.memoir.oracle import IndexOracle, OracleErrors
 from xcray.solvers.memoir.rounds import Rounds, run_alone
-from xcray.solvers.memoir.solver import ORACLE_FILE, MemoirSolver
-from xcray.storage.atomic import read_json
+from xcray.solvers.memoir.solver import MemoirSolver
 
 SETTINGS: dict[str, Any] = {"rounds": 6, "batch": 30, "oracle": "lsh", "seed": 3}
 USED = K - 1  # classes with rows
@@ -117,24 +117,16 @@ def test_a_large_margin_error_switches_to_the_exact_search(monkeypatch: pytest.M
         assert rounds.uses_index == (expected == 6)
 
 
-def test_figures_are_written_and_a_training_resumes_with_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    monkeypatch.setattr(state, "CHECKPOINT_SECONDS", 0.0)
+def test_figures_are_in_the_history_and_a_training_resumes_with_the_same_bits() -> None:
     X, Y = problem()
-    solver, labels = MemoirSolver(**SETTINGS), frozen(np.arange(K), np.int32)
-    whole = solved(solver, X, Y)
-    local = local_of(solver, X, Y)
-    solver.set_checkpoint_dir(local, tmp_path)
-    assert solver.read_report(tmp_path) == {}
-    with pytest.raises(Stopped):
-        solver.solve(local, labels, lambda: saved_round(tmp_path / "memoir.arrow") == 3)
-    resumed = solver.solve(local, labels)
-    assert resumed.W.data.tobytes() == whole.W.data.tobytes()
-    figures = solver.read_report(tmp_path)["oracle"]
-    assert figures == read_json(tmp_path / ORACLE_FILE)["oracle"]
-    assert [each["round"] for each in figures] == [1, 2, 3, 4, 5, 6]
-    assert set(figures[0]) == set(OracleErrors._fields)
+    solver = MemoirSolver(**SETTINGS)
+    whole = train_rows(solver, rows_of(X, Y))
+    resumed = train_rows(solver, rows_of(X, Y), state=whole.rounds[2].state)
+    assert resumed.labels[0].digest() == whole.labels[0].digest()
+    figures = solver.report([{"epoch": each.number, **each.entry} for each in whole.rounds])
+    assert [each["round"] for each in figures["oracle"]] == [1, 2, 3, 4, 5, 6]
+    assert set(figures["oracle"][0]) == set(OracleErrors._fields)
+    assert solver.report([{"epoch": 1}]) == {}
 
 
 def test_bits_are_a_multiple_of_64() -> None:

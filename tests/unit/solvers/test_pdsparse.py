@@ -11,14 +11,13 @@ from scipy.optimize import approx_fprime, minimize
 from sklearn.preprocessing import normalize
 
 from tests.naive import pdsparse as naive
+from tests.support.group_programs import train_rows
 from xcray.arrays import CSR, Pattern, csr_from, frozen, pattern_from
 from xcray.errors import ParameterError, Stopped
-from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.kernels.training import dynamic_csr as growing
 from xcray.kernels.training.pdsparse import project
-from xcray.schedule.label_scheduler import LabelScheduler
-from xcray.solvers import SOLVERS, make_solver
-from xcray.solvers.pdsparse import PDSparseSolver, _empty_table
+from xcray.solvers.group_contract import StateLost, TrainingRows
+from xcray.solvers.pdsparse import PDSparseSolver, PDSparseWorker, _empty_table
 from xcray.solvers.solved_labels import SolvedLabels
 
 
@@ -39,14 +38,10 @@ def problem(
     return csr_from(X), pattern_from(Y.astype(np.float32))
 
 
-def local_of(solver: PDSparseSolver, X: CSR, Y: Pattern):
-    """Return the local state of a worker."""
-    return solver.load(X, transpose(X), transpose_pattern(Y))
-
-
 def solved(solver: PDSparseSolver, X: CSR, Y: Pattern) -> SolvedLabels:
     """Solve all labels."""
-    return solver.solve(local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32))
+    [labels] = train_rows(solver, TrainingRows(X, Y)).labels
+    return labels
 
 
 def dense(X: CSR, Y: Pattern) -> tuple[np.ndarray, list[list[int]]]:
@@ -403,45 +398,31 @@ def test_other_seed_same_optimum():
     np.testing.assert_allclose(a.W.to_scipy().toarray(), b.W.to_scipy().toarray(), atol=0.1)
 
 
-def test_a_stop_is_detected_and_leaves_nothing(monkeypatch):
+def test_a_stop_is_detected(monkeypatch):
     monkeypatch.setattr("xcray.solvers.pdsparse.SLICE_ENTRIES", 50)
     X, Y = problem(16)
-    solver, turns = PDSparseSolver(), count()
-    local = local_of(solver, X, Y)
-    labels = np.arange(Y.n_cols, dtype=np.int32)
+    turns = count()
+    worker = PDSparseWorker(PDSparseSolver(), X, Y, lambda: next(turns) > 20)
+    worker.begin(None)
     with pytest.raises(Stopped, match="next run"):
-        solver.solve(local, labels, lambda: next(turns) > 20)
-    assert_same(solver.solve(local, labels), solved(solver, X, Y))
+        any(worker.advance()[1][1] for _ in range(1000))
 
 
-def test_damaged_stored_duals_are_set_aside(tmp_path, monkeypatch):
-    monkeypatch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
-    X, Y = problem(18)
-    solver = PDSparseSolver()
-    local, labels = local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32)
-    local.checkpoint_dir = tmp_path
-    whole = solver.solve(local, labels)
-    path = tmp_path / "pdsparse.arrow"
-    content = bytearray(path.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 8] = b"\x00\x01\x02\x03\x04\x05\x06\x07"
-    path.write_bytes(bytes(content))
-    assert_same(solver.solve(local, labels), whole)
-    assert (tmp_path / "pdsparse.damaged").exists()
+def test_a_new_worker_has_lost_the_state():
+    worker = PDSparseWorker(PDSparseSolver(), *problem(16))
+    for method in (worker.advance, worker.snapshot, worker.labels):
+        with pytest.raises(StateLost, match="is new"):
+            method()
 
 
-def test_labels_come_back_in_the_order_asked_for_and_all_are_needed():
-    X, Y = problem(19)
-    solver = PDSparseSolver()
-    local, order = local_of(solver, X, Y), np.array([3, 0, 6, 1, 5, 2, 4], np.int32)
-    turned, straight = solver.solve(local, order), solved(solver, X, Y)
-    np.testing.assert_array_equal(
-        turned.W.to_scipy().toarray(), straight.W.to_scipy().toarray()[order]
-    )
-    np.testing.assert_array_equal(turned.records, straight.records[order])
-    for labels in ([0, 1], [0, 1, 2, 3, 4, 5, 5], [0, 1, 2, 3, 4, 5, 7]):
-        with pytest.raises(ParameterError, match="all labels together"):
-            solver.solve(local, np.array(labels, np.int32))
+def test_a_training_of_one_search_has_one_round():
+    X = csr_from(np.eye(3, dtype=np.float32))
+    Y = pattern_from(np.ones((3, 2), np.float32))  # rows with all labels cost nothing
+    trained = train_rows(PDSparseSolver(), TrainingRows(X, Y))
+    assert [done.number for done in trained.rounds] == [1]
+    assert trained.reason == PDSparseSolver().stopping.reached
+    again = train_rows(PDSparseSolver(), TrainingRows(X, Y), state=trained.last.state)
+    assert again.labels[0].digest() == trained.labels[0].digest()
 
 
 def test_pruning_drops_the_reported_weights():
@@ -478,25 +459,6 @@ def test_l1_makes_it_sparse():
     X, Y = problem(22)
     counts = [solved(PDSparseSolver(lam=lam), X, Y).W.nnz for lam in (0.0, 0.1, 1.0)]
     assert counts[0] > counts[1] > counts[2]
-
-
-def test_one_task_holds_all_labels():
-    X, Y = problem(23)
-    solver = make_solver("pdsparse", {})
-    terms = solver.cost_terms(X, transpose(X), transpose_pattern(Y))
-    assert terms.shape == (Y.n_cols, len(solver.cost_rates))
-    assert (terms >= 0.0).all()
-    assert SOLVERS["pdsparse"].family == "joint"
-    schedule = LabelScheduler(range(Y.n_cols), terms, solver.cost_rates, joint=True)
-    assert schedule.total_labels == Y.n_cols
-
-
-def test_cost_terms_count_what_they_say():
-    """The terms of two rows with two features and one without labels equal those by hand."""
-    X = csr_from(np.array([[1, 1, 0], [0, 1, 1], [1, 0, 0]], np.float32))
-    Y = pattern_from(np.array([[1, 1, 0], [0, 1, 0], [0, 0, 0]], np.float32))
-    terms = PDSparseSolver(growth=1, inner=5).cost_terms(X, transpose(X), transpose_pattern(Y))
-    np.testing.assert_allclose(terms, [[2.0, 7.0], [2.0 + 3.0, 7.0 + 14.0], [0.0, 0.0]])
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,9 @@ class LBFGSSolver(Parameters, GroupSolver):
         """Compile or load the kernels."""
         warm_up()
 
-    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+    def export(
+        self, calls: WorkerCalls, state: TrainingState, positives: Int64
+    ) -> Iterator[SolvedLabels]:
         """Yield the weights as sparse rows, one range of labels at a time."""
         scales, x = state.groups["scales"]()["scales"], state.groups["lbfgs"]()["x"]
         W = x.reshape(len(scales), -1) / scales

@@ -346,7 +346,9 @@ class LCSolver(Parameters, GroupSolver):
         """Compile or load the kernels."""
         warm_up()
 
-    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+    def export(
+        self, calls: WorkerCalls, state: TrainingState, positives: Int64
+    ) -> Iterator[SolvedLabels]:
         """Yield the weights as sparse rows, one range of labels at a time."""
         sums = _saved_sums(state)
         mean, rounds = self._mean(sums, len(positives))[:, None], state.note["number"]

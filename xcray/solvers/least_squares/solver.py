@@ -169,7 +169,9 @@ class GeneralizedLeastSquaresSolver(Parameters, GroupSolver):
         """Compile or load the kernels."""
         warm_up()
 
-    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+    def export(
+        self, calls: WorkerCalls, state: TrainingState, positives: Int64
+    ) -> Iterator[SolvedLabels]:
         """Yield the weights as sparse rows, one range of labels at a time."""
         W, rounds = state.groups["weights"]()["W"], state.note["number"]
         return export_weights(W, positives, rounds, bias=self.bias, prune=self.prune)

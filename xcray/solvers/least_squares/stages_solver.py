@@ -165,25 +165,21 @@ class StagesSolver(GroupSolver, Protocol):
                 TrainingState({"number": len(stages), "n_inputs": D}, _groups(stages, order)),
                 {"features": sum(len(each.W) for each in stages)},
                 _evaluate(held_out),
-                staged=_model(stages),
+                staged=_model(stages, rows),
             )
         return self.stopping.reached
 
-    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+    def export(
+        self, calls: WorkerCalls, state: TrainingState, positives: Int64
+    ) -> Iterator[SolvedLabels]:
         """Yield all labels without weights: the stages have them."""
-        number, K = state.note["number"], len(positives)
-        size = sum(state.groups[f"stage-{stage:04d}"]()["W"].size for stage in range(number))
-        records = np.zeros(K, RECORDS.dtype)
-        records["label"], records["positives"], records["rounds"] = np.arange(K), positives, number
-        records["nnz"] = size // max(K, 1)
-        W = csr(np.zeros(K + 1, np.int64), [], [], state.note["n_inputs"])
-        labels, bias = frozen(np.arange(K), np.int32), frozen(np.zeros(K), np.float64)
-        yield SolvedLabels(labels, W, bias, records)
+        sizes = [state.groups[f"stage-{n:04d}"]()["W"].size for n in range(state.note["number"])]
+        yield _block(sizes, positives, state.note["n_inputs"])
 
     def staged(self, state: TrainingState, rows: TrainingRows) -> StagedModel:
         """Return the model of a finished training."""
         blocks = self.blocks(rows.X, lambda: frozen(state.groups["order"]()["order"], np.int64))
-        return _model(_saved_stages(state, blocks))
+        return _model(_saved_stages(state, blocks), rows)
 
     def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
         """Return the needs: rows, second moments of a block, its features, predictions and stages.
@@ -249,9 +245,22 @@ def _saved_stages(state: TrainingState, blocks: Blocks) -> tuple[FittedStage, ..
     return tuple(stages)
 
 
-def _model(stages: Sequence[FittedStage]) -> StagedModel:
+def _model(stages: Sequence[FittedStage], rows: TrainingRows) -> StagedModel:
     """Return the model of stages."""
-    return StagedModel(model_stages(stages), partial(_query, stages))
+    positives = np.bincount(rows.Y.indices, minlength=rows.Y.n_cols)
+    block = _block([stage.W.size for stage in stages], positives, rows.X.n_cols)
+    return StagedModel(model_stages(stages), partial(_query, stages), block)
+
+
+def _block(sizes: Sequence[int], positives: Int64, n_inputs: int) -> SolvedLabels:
+    """Return all labels without weights; sizes: number of weights of each stage."""
+    K = len(positives)
+    records = np.zeros(K, RECORDS.dtype)
+    records["label"], records["positives"], records["rounds"] = np.arange(K), positives, len(sizes)
+    records["nnz"] = sum(sizes) // max(K, 1)
+    W = csr(np.zeros(K + 1, np.int64), [], [], n_inputs)
+    labels, bias = frozen(np.arange(K), np.int32), frozen(np.zeros(K), np.float64)
+    return SolvedLabels(labels, W, bias, records)
 
 
 def _query(stages: Sequence[FittedStage], X: CSR, k: int) -> TopK:

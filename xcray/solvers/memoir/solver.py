@@ -2,46 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, csr, frozen, pattern
+from xcray.arrays import Int64, Pattern, csr, frozen, pattern
 from xcray.errors import ParameterError
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.sparse import take_pattern_rows, transpose, transpose_pattern
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training.class_weights import best_classes, update_mean
+from xcray.schedule.calls import at_worker
 from xcray.solvers.contract import summarize_records
 from xcray.solvers.declarations import (
     CompileCase,
     Link,
+    ProblemShape,
     RecordSchema,
+    ResourceNeeds,
     StoppingRule,
-    TaskNeeds,
 )
-from xcray.solvers.group_contract import Layout, TrainingRows
-from xcray.solvers.memoir.export import RECORDS, export_labels
+from xcray.solvers.group_contract import (
+    GroupSolver,
+    Layout,
+    Program,
+    Round,
+    TrainingRows,
+    WorkerCalls,
+    only_first,
+)
+from xcray.solvers.memoir.export import RECORDS
 from xcray.solvers.memoir.held_out import HeldOutCounts, split_rows, take_held_out
+from xcray.solvers.memoir.oracle import OracleErrors
 from xcray.solvers.memoir.parameters import MemoirParameters
-from xcray.solvers.memoir.replica import MemoirReplica
 from xcray.solvers.memoir.rounds import Rounds, Share, run_alone
-from xcray.solvers.memoir.state import MemoirState, start_training
-from xcray.solvers.replica import ReplicatedSolver
+from xcray.solvers.memoir.state import MemoirState
+from xcray.solvers.memoir.worker import MemoirReply, MemoirWorker
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.storage.atomic import read_json, write_json
+from xcray.storage.array_files import Arrays
+from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 
 BYTES_PER_WEIGHT = 80  # of the pools, while they grow, and of the output
-ORACLE_FILE = "oracle.json"
+ENTRY_SECONDS = 3e-9  # per entry visited
 MAX_ORACLE_ROUNDS = 500  # in a report
 COPY_BYTES = 24  # per weight, of the mean and of the best weights
 
 
 @dataclass(frozen=True)
-class MemoirSolver(MemoirParameters, ReplicatedSolver):
+class MemoirSolver(MemoirParameters, GroupSolver):
     """Multi-class SVM by stochastic gradient, with an exact search of the most violating class.
 
     A sample is a row x with one of its classes y. With W (D, K), no bias, M samples and the
@@ -79,7 +89,7 @@ class MemoirSolver(MemoirParameters, ReplicatedSolver):
 
         Example:
             >>> MemoirSolver(batch=1000).family
-            'joint'
+            'group'
 
     Source: "MEMOIR: Multi-class Extreme Classification with Inexact Margin", Algorithms 1 and 2.
     Differs from it: the default search is exact over growable lists, and faster than the
@@ -97,7 +107,6 @@ class MemoirSolver(MemoirParameters, ReplicatedSolver):
         CompileCase({"rounds": 2, "batch": 10, "group": 5}),
         CompileCase({"rounds": 2, "batch": 10, "oracle": "lsh"}),
     )
-    cost_rates: ClassVar[tuple[float, ...]] = (3e-9,)  # seconds per entry visited
 
     @property
     def stopping(self) -> StoppingRule:
@@ -123,107 +132,119 @@ class MemoirSolver(MemoirParameters, ReplicatedSolver):
             "best_round": int(records["best_round"].max()),
         }
 
-    def task_needs(self, X: CSR) -> TaskNeeds:
-        """Return the memory of the weights while training, and of rows that are normalised."""
-        copies = COPY_BYTES * ((self.average_from > 0) + (self.early_stopping_rounds > 0))
-        return TaskNeeds(bytes_per_weight=BYTES_PER_WEIGHT + copies)
-
-    def set_checkpoint_dir(self, local: MemoirState, directory: Path | None) -> None:
-        """Let the training save its state in `directory` after rounds; None saves nothing."""
-        local.checkpoint_dir = directory
-
-    def read_report(self, directory: Path) -> dict[str, Any]:
+    def report(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the errors of an approximate search by round, see `OracleErrors`."""
-        path = directory / ORACLE_FILE
-        if not path.is_file():
-            return {}
-        rounds = read_json(path)["oracle"]
-        return {"oracle": rounds[:: -(-len(rounds) // MAX_ORACLE_ROUNDS)]}
+        names = OracleErrors._fields
+        rounds = [{name: each[name] for name in names} for each in history if "round" in each]
+        return {"oracle": rounds[:: -(-len(rounds) // MAX_ORACLE_ROUNDS)]} if rounds else {}
 
-    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> MemoirState:
-        """Return the state of a worker.
+    def load(self, rows: TrainingRows) -> MemoirState:
+        """Return the state of a worker, which is the same at all of them.
 
-        X: (N, D); XT: (D, N), its transpose (not used); YT: (K, N), the rows of each label. Raises
-        ParameterError for sample weights, which this solver does not support.
+        Raises ParameterError for sample weights, which this solver does not support.
         """
-        if weights is not None:
+        if rows.weights is not None:
             raise ParameterError(
                 "memoir has no sample weights; use ppdsparse, or the data set without weights"
             )
-        positives = frozen(np.diff(YT.indptr), np.int64)
-        held_out = None
-        if self.labels == "first":
-            YT = transpose_pattern(_first_labels(transpose_pattern(YT)))
+        X, labels, held_out = rows.X, rows.Y, None
+        positives = frozen(np.bincount(labels.indices, minlength=labels.n_cols), np.int64)
+        YT = transpose_pattern(_first_labels(labels) if self.labels == "first" else labels)
         seen = np.flatnonzero(np.diff(YT.indptr))
         YT = take_pattern_rows(YT, seen)
-        Y, rows = transpose_pattern(YT), YT.indices
+        Y, numbers = transpose_pattern(YT), YT.indices
         classes = np.repeat(np.arange(len(seen), dtype=np.int32), np.diff(YT.indptr))
         if self.early_stopping_rounds:
             tested = split_rows(Y, self.held_out, self.seed)
-            in_training = ~np.isin(rows, tested)
-            rows, classes = rows[in_training], classes[in_training]
+            in_training = ~np.isin(numbers, tested)
+            numbers, classes = numbers[in_training], classes[in_training]
             if len(tested):
                 held_out = take_held_out(X, Y, tested)
                 held_out = held_out._replace(X=normalize_rows(held_out.X, self.row_norm))
-        problem = kernel.MemoirProblem(X, Y, frozen(rows, np.int32), frozen(classes, np.int32))
+        problem = kernel.MemoirProblem(X, Y, frozen(numbers, np.int32), frozen(classes, np.int32))
         return MemoirState(problem, frozen(seen, np.int32), positives, held_out)
-
-    def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
-        """Return the expected entries that draws of each label visit: (K, 1) float64.
-
-        A list has at most one entry for each class, and two for each row with the feature.
-        """
-        lists = np.minimum(2.0 * np.diff(XT.indptr), YT.n_rows)
-        visited = float(lists[X.indices].sum()) / max(X.n_rows, 1)
-        total = self.rounds * self.batch_size(YT.n_rows) * visited
-        return frozen(np.full((YT.n_rows, 1), total / max(YT.n_rows, 1)), np.float64)
-
-    def solve(
-        self, local: MemoirState, labels: Int32, stopped: Callable[[], bool] = lambda: False
-    ) -> SolvedLabels:
-        """Train all labels: `labels` (K,) int32 holds each once; the rows are in their order.
-
-        `stopped` is called between slices of at most 200 ms; if it returns True, Stopped is raised.
-        With `local.checkpoint_dir` the next call resumes after the last saved round and returns the
-        same bits as an uninterrupted one. Raises ParameterError if `labels` are not all labels.
-        """
-        labels, n_labels = frozen(labels, np.int32), len(local.positives)
-        if not np.array_equal(np.sort(labels), np.arange(n_labels)):
-            raise ParameterError(
-                f"memoir trains all labels together: give it the {n_labels} labels, each once"
-            )
-        training, checkpoint = start_training(self, local, Share(threads=local.threads))
-        run_alone(training.run(stopped, checkpoint))
-        if local.checkpoint_dir is not None and training.rounds.errors:
-            rounds = [each._asdict() for each in training.rounds.errors]
-            write_json(local.checkpoint_dir / ORACLE_FILE, {"oracle": rounds})
-        return export_labels(training, local, labels)
 
     @property
     def can_split(self) -> bool:
         """Return whether groups have searches to share; an index is searched by one thread."""
         return self.group > 1 and self.oracle in ("exact", "random")
 
-    def set_threads(self, local: MemoirState, threads: int) -> None:
-        """Let the searches of a group use that many threads."""
-        local.threads = threads if self.can_split else 1
+    def layout(self, workers: int, processes: bool) -> Layout:
+        """Return the layout: threads of one process share W."""
+        if not self.can_split:
+            return Layout(1)
+        return Layout(workers) if processes else Layout(1, threads=workers)
 
     def create_worker(
         self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
-    ) -> MemoirReplica:
+    ) -> MemoirWorker:
         """Return a worker that searches its share of each group."""
-        local = self.load(rows.X, rows.X, transpose_pattern(rows.Y), rows.weights)
-        return MemoirReplica(self, local, Share(number, layout.workers), stopped)
+        share = Share(number, layout.workers, layout.threads)
+        return MemoirWorker(self, self.load(rows), share, stopped)
 
-    def warm_up(self, local: Any = None) -> None:
+    def program(
+        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
+    ) -> Program:
+        """Run rounds until all are done, or macro-F1 of the held-out rows has stopped to rise."""
+        saved = None if state is None else at_worker(calls.put(state.groups["memoir"]()))
+        reply = calls.call(MemoirWorker.begin, saved)[0][1]
+        number, step, whole = reply.number, 0, None
+        if reply.is_done and state is None:  # without samples there is nothing to do
+            yield _round(calls, reply)
+        while not reply.is_done or whole is not None:
+            replies = [each for _, each in calls.call(MemoirWorker.advance, step, whole)]
+            reply, step = replies[0], step + 1
+            parts = [each.part for each in replies if each.part is not None]
+            whole = np.concatenate(parts) if parts else None
+            if reply.number > number:
+                number = reply.number
+                yield _round(calls, reply)
+        return self.stopping.early if 0 < number < self.rounds else self.stopping.reached
+
+    def export(
+        self, calls: WorkerCalls, state: TrainingState, positives: Int64
+    ) -> Iterator[SolvedLabels]:
+        """Yield all labels, from the first worker."""
+        labels = calls.fetch(calls.call_each(MemoirWorker.labels, only_first(calls.size))[0][0])
+        assert labels is not None  # they were needed
+        yield SolvedLabels(labels.labels, csr(*labels.W), labels.bias, labels.records)
+
+    def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
+        """Return the needs: every worker holds W and numbers of the rows, which it does not copy.
+
+        A list of W has at most one entry for each class, and two for each row with the feature.
+        """
+        counts, weights = shape.feature_counts.astype(np.float64), shape.sparse_weights
+        visited = float(counts @ np.minimum(2.0 * counts, shape.labels)) / max(shape.rows, 1)
+        seconds = ENTRY_SECONDS * self.rounds * self.batch_size(shape.labels) * visited
+        copies = COPY_BYTES * ((self.average_from > 0) + (self.early_stopping_rounds > 0))
+        held = (BYTES_PER_WEIGHT + copies) * weights
+        saved = COPIES_ON_DISK * (16 + copies) * weights
+        return ResourceNeeds(0, shape.index_bytes + held, held, saved, weights, seconds)
+
+    def warm_up(self) -> None:
         """Compile or load the kernels, on a problem of two samples."""
         X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
-        local = self.load(X, X, pattern([0, 1, 2], [0, 1], 2))
+        local = self.load(TrainingRows(X, pattern([0, 1, 2], [0, 1], 2)))
         rounds = Rounds(local.problem, self, 2)
         run_alone(rounds.run(1, self.step_size(1), lambda: False))
         W = rounds.weights()
         update_mean(W, W, 2)
         best_classes(X, transpose(W), 0, 2, np.zeros(2, np.int64))
+
+
+def _round(calls: WorkerCalls, reply: MemoirReply) -> Round:
+    """Return a round that has ended at all workers; the first one has its state."""
+
+    def arrays() -> Arrays:
+        replies = calls.call_each(MemoirWorker.snapshot, only_first(calls.size))
+        saved = calls.fetch(replies[0][0])
+        assert saved is not None  # it was needed
+        return saved
+
+    errors = reply.errors if reply.errors and reply.errors.round == reply.number else None
+    entry = errors._asdict() if errors else {}
+    return Round(reply.number, TrainingState({"number": reply.number}, {"memoir": arrays}), entry)
 
 
 def _first_labels(Y: Pattern) -> Pattern:

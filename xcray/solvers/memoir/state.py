@@ -1,48 +1,35 @@
-"""State of a MEMOIR training between two rounds, and its checkpoint."""
+"""State of a MEMOIR training between two rounds, and its arrays in a checkpoint."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xcray.arrays import CSR, Int32, Int64, csr
-from xcray.errors import Corrupt
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training.class_weights import update_mean
 from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, best_of_rows, count_hits
 from xcray.solvers.memoir.oracle import OracleErrors
 from xcray.solvers.memoir.parameters import MemoirParameters
 from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Exchange, Rounds, Share
-from xcray.storage.array_files import Arrays, read_arrays, write_arrays
-
-# time until the first checkpoint, and between two others; a short training writes none
-FIRST_SECONDS, CHECKPOINT_SECONDS = 1.0, 5.0
+from xcray.storage.array_files import Arrays
 
 
-@dataclass
+@dataclass(frozen=True)
 class MemoirState:
     """State of a worker: the problem over the classes that occur in the samples.
 
     label_ids: their numbers. positives: (K,) training rows of all classes. held_out: rows for early
-    stopping. checkpoint_dir: directory in which the training saves its state and resumes; None to
-    save nothing. threads: that search the rivals of a group.
+    stopping.
     """
 
     problem: kernel.MemoirProblem
     label_ids: Int32
     positives: Int64
     held_out: HeldOutRows | None = None
-    checkpoint_dir: Path | None = None
-    threads: int = 1
-
-    def clone_for_thread(self) -> MemoirState:
-        """Return the same state: the task creates its own arrays."""
-        return self
 
 
 class MemoirTraining:
@@ -68,15 +55,8 @@ class MemoirTraining:
         is_late = self.held_out is not None and since >= self.params.early_stopping_rounds
         return self.number >= self.limit or is_late
 
-    def run(self, stopped: Callable[[], bool], checkpoint: MemoirCheckpoint | None) -> Exchange:
-        """Run the remaining rounds. Raises Stopped if `stopped` returns True."""
-        while not self.is_done:
-            yield from self._run_round(stopped)
-            if checkpoint and checkpoint.is_due:
-                checkpoint.save(self)
-
-    def _run_round(self, stopped: Callable[[], bool]) -> Exchange:
-        """Run the next round and evaluate it."""
+    def run_round(self, stopped: Callable[[], bool]) -> Exchange:
+        """Run the next round and evaluate it. Raises Stopped if `stopped` returns True."""
         number, params = self.number + 1, self.params
         yield from self.rounds.run(number, params.step_size(number), stopped)
         if 0 < params.average_from <= number:
@@ -112,73 +92,39 @@ class MemoirTraining:
         return self.rounds.params
 
 
-class MemoirCheckpoint:
-    """One file at `path` with the state of a training after a round.
-
-    The next process continues from it with the same bits. A file that is damaged is renamed to
-    `.damaged`, and the training starts again.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._saved_at = time.monotonic()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time for the next one."""
-        first = min(FIRST_SECONDS, CHECKPOINT_SECONDS)
-        interval = CHECKPOINT_SECONDS if self._path.exists() else first
-        return time.monotonic() - self._saved_at >= interval and self._path.parent.is_dir()
-
-    def save(self, training: MemoirTraining) -> None:
-        """Write the state of a training."""
-        numbers = np.array([training.number, training.best_number])
-        arrays = {
-            "numbers": numbers,
-            "state": training.rounds.state.view(np.uint8),
-            "counts": np.stack(training.counts),
-            "oracle": np.array(training.rounds.errors).reshape(-1, len(OracleErrors._fields)),
-            **_list_arrays(training.rounds.lists),
-            **_matrix_arrays("mean", training.mean),
-            **_matrix_arrays("best", training.best),
-        }
-        write_arrays(self._path, arrays)
-        self._saved_at = time.monotonic()
-
-    def restore(self, training: MemoirTraining) -> None:
-        """Set the state of a training to the saved one, if there is one."""
-        if not self._path.exists():
-            return
-        try:
-            arrays = read_arrays(self._path)
-        except Corrupt:
-            self._path.rename(self._path.with_suffix(".damaged"))
-            return
-        rounds = training.rounds
-        rounds.errors = [OracleErrors(*each) for each in arrays["oracle"].tolist()]
-        training.number, training.best_number = (int(each) for each in arrays["numbers"])
-        training.counts = HeldOutCounts(*arrays["counts"])
-        D = len(rounds.lists.heads)
-        training.mean, training.best = (_read_matrix(name, arrays, D) for name in ("mean", "best"))
-        rounds.state = arrays["state"].copy().view(kernel.STATE)
-        rounds.lists = _read_lists(arrays)
-        rounds.state["used"] = rounds.lists.heads["capacity"].sum()
+def saved_arrays(training: MemoirTraining) -> Arrays:
+    """Return the state of a training after a round, without gaps in the pools."""
+    state = training.rounds.state.copy()
+    state["used"] = training.rounds.lists.heads["capacity"].sum()
+    return {
+        "numbers": np.array([training.number, training.best_number]),
+        "state": state.view(np.uint8),
+        "counts": np.stack(training.counts),
+        "oracle": np.array(training.rounds.errors).reshape(-1, len(OracleErrors._fields)),
+        **_list_arrays(training.rounds.lists),
+        **_matrix_arrays("mean", training.mean),
+        **_matrix_arrays("best", training.best),
+    }
 
 
-def start_training(
-    params: MemoirParameters, local: MemoirState, share: Share, use_checkpoint: bool = True
-) -> tuple[MemoirTraining, MemoirCheckpoint | None]:
-    """Return the training at its last checkpoint or at W = 0, and the checkpoint."""
+def restore(training: MemoirTraining, arrays: Arrays) -> None:
+    """Set the state of a training to a saved one."""
+    rounds = training.rounds
+    rounds.errors = [OracleErrors(*each) for each in arrays["oracle"].tolist()]
+    training.number, training.best_number = (int(each) for each in arrays["numbers"])
+    training.counts = HeldOutCounts(*arrays["counts"])
+    D = len(rounds.lists.heads)
+    training.mean, training.best = (_read_matrix(name, arrays, D) for name in ("mean", "best"))
+    rounds.state = arrays["state"].copy().view(kernel.STATE)
+    rounds.lists = _read_lists(arrays)
+
+
+def start_training(params: MemoirParameters, local: MemoirState, share: Share) -> MemoirTraining:
+    """Return the training at W = 0."""
     problem = local.problem
     rounds = Rounds(problem, params, params.batch_size(problem.Y.n_cols), share)
     limit = params.rounds if len(problem.rows) and problem.Y.n_cols > 1 else 0
-    training = MemoirTraining(rounds, local.held_out, limit)
-    if local.checkpoint_dir is None:
-        return training, None
-    checkpoint = MemoirCheckpoint(local.checkpoint_dir / "memoir.arrow")
-    if use_checkpoint:
-        checkpoint.restore(training)
-    return training, checkpoint
+    return MemoirTraining(rounds, local.held_out, limit)
 
 
 def _positions(heads: Any) -> Any:

@@ -20,12 +20,13 @@ from xcray.training.capacity.preflight import (
     PUBLISH_BYTES_PER_SECOND,
     RAY_BYTES,
     RAY_DRIVER_BYTES,
+    WEIGHTS_PER_ROOT,
     Estimate,
     merge_budget,
     model_bytes,
     worker_place,
 )
-from xcray.training.capacity.worker_memory import mapped_bytes, split_sizes
+from xcray.training.capacity.worker_memory import entries_per_label, mapped_bytes, split_sizes
 from xcray.training.spec import TrainSpec
 
 
@@ -35,14 +36,19 @@ def problem_shape(dataset: Dataset, features: int) -> ProblemShape:
     n, inputs, labels, nnz = split_sizes(train)
     entries = nnz + max(0, features - inputs) * n
     dense = entries >= MIN_DENSE_SHARE * n * features
+    counts, index_bytes = np.diff(train.XT.indptr), 32 * n + 12 * train.Y.nnz
+    weights = WEIGHTS_PER_ROOT * np.sqrt(entries_per_label(train))
     return ProblemShape(
         rows=n,
         features=features,
         labels=labels,
         entries=entries,
-        used_features=int((np.diff(train.XT.indptr) > 0).sum()),
-        n_bytes=8 * entries + 32 * n + 12 * train.Y.nnz + 4 * n * features * dense,
+        used_features=int((counts > 0).sum()),
+        n_bytes=8 * entries + index_bytes + 4 * n * features * dense,
         dense=dense,
+        index_bytes=index_bytes,
+        feature_counts=counts,
+        sparse_weights=int(np.minimum(weights, inputs).sum()),
     )
 
 

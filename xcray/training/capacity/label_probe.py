@@ -10,7 +10,7 @@ import numpy as np
 from xcray.arrays import Float64, Int32, Int64, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import Stopped
-from xcray.solvers.contract import TaskSolver
+from xcray.solvers.contract import IndependentSolver
 
 MAX_PROBE_LABELS: Final = 48  # labels solved by a probe
 MIN_LABEL_SECONDS: Final = 1.0  # after which a label of a probe is not solved to its end, or
@@ -38,7 +38,7 @@ class MeasuredRates(NamedTuple):
 
 
 def run_probe(
-    solver: TaskSolver, dataset: Dataset, work: LabelWork, seconds: float
+    solver: IndependentSolver, dataset: Dataset, work: LabelWork, seconds: float
 ) -> MeasuredRates:
     """Solve a few labels, spread over all cost levels, and return the measured rates.
 

@@ -19,7 +19,7 @@ from xcray.arrays import Float64, Int32
 from xcray.data.dataset import Dataset
 from xcray.errors import Refused
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES
-from xcray.solvers.contract import TaskSolver
+from xcray.solvers.contract import IndependentSolver
 from xcray.solvers.declarations import TaskNeeds
 from xcray.system.cores import available_cores
 from xcray.system.memory import anonymous_bytes, available_bytes
@@ -160,7 +160,7 @@ def worker_count(spec: TrainSpec) -> int:
 def estimate(
     spec: TrainSpec,
     dataset: Dataset,
-    solver: TaskSolver,
+    solver: IndependentSolver,
     labels: Int32,
     *,
     workers: int,
@@ -178,16 +178,12 @@ def estimate(
     work = LabelWork(labels, shape.seconds[labels], shape.weights[labels])
     default = min(MAX_PROBE_SECONDS, PROBE_SHARE * float(work.seconds.sum()))
     seconds = default if probe_seconds is None else probe_seconds
-    rates = (
-        run_probe(solver, dataset, work, seconds)
-        if seconds > 0.0 and solver.family == "independent"
-        else MeasuredRates()
-    )
+    rates = run_probe(solver, dataset, work, seconds) if seconds > 0.0 else MeasuredRates()
     return estimate_from(spec, shape, solver, labels, workers, rates)
 
 
 def training_shape(
-    dataset: Dataset, solver: TaskSolver, cost_terms: Float64 | None = None
+    dataset: Dataset, solver: IndependentSolver, cost_terms: Float64 | None = None
 ) -> TrainingShape:
     """Return the shape of a training on a data set, with the first guess of every label's work.
 
@@ -210,7 +206,7 @@ def training_shape(
 def estimate_from(
     spec: TrainSpec,
     shape: TrainingShape,
-    solver: TaskSolver,
+    solver: IndependentSolver,
     labels: Int32,
     workers: int,
     rates: MeasuredRates,

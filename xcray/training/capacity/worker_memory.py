@@ -10,7 +10,7 @@ import numpy as np
 
 from xcray.arrays import Float64, csr, pattern
 from xcray.data.dataset import Dataset, Split
-from xcray.solvers.contract import SolverState, TaskSolver
+from xcray.solvers.contract import IndependentSolver, SolverState
 
 
 def entries_per_label(train: Split) -> Float64:
@@ -25,7 +25,7 @@ def split_sizes(train: Split) -> tuple[int, int, int, int]:
     return len(train.X.indptr) - 1, train.X.n_cols, train.YT.n_rows, train.X.nnz
 
 
-def worker_bytes(solver: TaskSolver, train: Split, weights: int) -> tuple[int, int]:
+def worker_bytes(solver: IndependentSolver, train: Split, weights: int) -> tuple[int, int]:
     """Return the bytes of a worker process on a part of a data set, and its reserved bytes.
 
     Without those of its libraries; see `scratch_bytes`. weights: of the model.
@@ -38,7 +38,7 @@ def worker_bytes(solver: TaskSolver, train: Split, weights: int) -> tuple[int, i
 
 
 def scratch_bytes(
-    solver: TaskSolver, sizes: tuple[int, int, int, int], max_entries: float
+    solver: IndependentSolver, sizes: tuple[int, int, int, int], max_entries: float
 ) -> tuple[int, int]:
     """Return (scratch bytes of a worker, bytes that it reserves and can leave empty).
 
@@ -68,7 +68,9 @@ def mapped_bytes(dataset: Dataset) -> int:
 PROBE_SIZE: Final = 512  # rows, features, labels and entries of the made-up problem
 
 
-def _local_bytes(solver: TaskSolver, rows: int, features: int, labels: int, entries: int) -> int:
+def _local_bytes(
+    solver: IndependentSolver, rows: int, features: int, labels: int, entries: int
+) -> int:
     """Return the bytes of a solver's own arrays for a synthetic problem."""
     indices = np.arange(entries) % features
     X = csr(np.linspace(0, entries, rows + 1).astype(np.int64), indices, np.ones(entries), features)

@@ -113,7 +113,7 @@ def _certificates(model: Model, name: str) -> Drawing | str:
     columns, solver = label_columns(model), model.manifest["solver"]
     if "relative_gap" not in columns or "rounds" not in columns:
         return f"solver {solver} records no gaps by label"
-    if getattr(find_solver(solver), "family", None) == "joint":
+    if getattr(find_solver(solver), "certifies_all", False):
         return f"solver {solver} certifies all labels as one problem"
     rounds, gaps = columns["rounds"], columns["relative_gap"]
     shown = columns.get("positives", np.ones(len(rounds))) > 0
@@ -173,7 +173,7 @@ def _pictures_of(model: Model) -> dict[str, PictureOf]:
     history = training.get("history")
     optional: dict[str, tuple[PictureOf, Any]] = {
         "stages": (_stages, history if model.linear is None else None),
-        "objective": (_objective, history if model.linear is not None else None),
+        "objective": (_objective, history if "objective" in training else None),
         "oracle": (_oracle, training.get("oracle")),
         "calibration": (_calibration, model.calibration_report),
     }

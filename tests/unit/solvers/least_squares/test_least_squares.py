@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.naive import multinomial as naive
-from tests.support.synchronous_toy import Trained, problem, run_program
+from tests.support.group_programs import problem
+from tests.support.group_programs import train_rows as train
 from xcray.arrays import csr, csr_from, frozen, pattern
 from xcray.errors import ParameterError, Stopped
 from xcray.solvers.group_contract import Layout, TrainingRows
@@ -16,9 +17,6 @@ from xcray.solvers.least_squares import gram as gram_module
 from xcray.solvers.least_squares import solver as solver_module
 from xcray.solvers.least_squares.gram import solver_of, weighted_gram
 from xcray.solvers.least_squares.solver import GeneralizedLeastSquaresSolver, LeastSquaresSolver
-from xcray.training.group_training import RowWorkerFactory
-from xcray.workers.local_group import SerialGroup
-from xcray.workers.synchronous_calls import SynchronousCalls
 
 LAM = 0.02
 LOGISTIC = GeneralizedLeastSquaresSolver(lam=LAM, tolerance=1e-8, max_rounds=2000)
@@ -32,13 +30,6 @@ def rows_of(X: Any, Y: Any, c: Any) -> TrainingRows:
     return TrainingRows(
         csr_from(X), pattern(labels.indptr, labels.indices, Y.shape[1]), frozen(c, np.float32)
     )
-
-
-def train(solver: Any, data: TrainingRows, workers: int = 1, **options: Any) -> Trained:
-    """Train with `workers` workers in this thread; options: of `run_program`."""
-    group = SerialGroup(RowWorkerFactory(solver, data, Layout(workers)), workers)
-    group.open()
-    return run_program(solver, SynchronousCalls(group), data, **options)
 
 
 def multi_hot(Y: Any) -> Any:

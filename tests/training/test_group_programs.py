@@ -7,8 +7,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from tests.naive import multinomial as naive
-from tests.support import synchronous_toy as roundwork
-from tests.support.synchronous_toy import problem, run_program, train
+from tests.support import group_programs as roundwork
+from tests.support.group_programs import problem, run_program, train
 from xcray.errors import ParameterError, Stopped, Unavailable
 from xcray.solvers.held_out import merge_top_k, top_k
 from xcray.solvers.label_weights import split_ranges

@@ -1,4 +1,4 @@
-"""Helpers for tests of synchronous solvers: problems, and trainings in this process."""
+"""Helpers for tests of group solvers: problems, and trainings in this process."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from xcray.solvers.lc.solver import LCSolver
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState
+from xcray.training.group_training import RowWorkerFactory
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.synchronous_calls import SynchronousCalls
 
@@ -115,21 +116,39 @@ def run_program(
     positives = np.arange(rows.Y.n_cols)
     while len(done) < rounds:
         try:
-            done.append(next(program))
+            each = next(program)
+            done.append(each._replace(state=copied(each.state)))
         except StopIteration as end:
             reason = end.value
             break
         on_round(done[-1], weights_of(solver, done[-1].state, rows))
     else:
         reason = "stopped by the caller"
-    last = done[-1].state
+    last = done[-1].state if done else state
     return Trained(
-        done, reason, weights_of(solver, last, rows), list(solver.export(last, positives))
+        done, reason, weights_of(solver, last, rows), list(solver.export(calls, last, positives))
     )
 
 
+def train_rows(solver: Any, rows: TrainingRows, workers: int = 1, **options: Any) -> Trained:
+    """Train on rows with `workers` workers in this thread; options: of `run_program`."""
+    layout = solver.layout(workers, processes=True)
+    group = SerialGroup(RowWorkerFactory(solver, rows, layout), layout.workers)
+    group.open()
+    return run_program(solver, SynchronousCalls(group), rows, **options)
+
+
+def copied(state: TrainingState) -> TrainingState:
+    """Return a copy of a state, as on disk: a program can change its arrays when it goes on."""
+    arrays = {
+        name: {key: np.array(value) for key, value in get().items()}
+        for name, get in state.groups.items()
+    }
+    return TrainingState(dict(state.note), {name: arrays[name].copy for name in arrays})
+
+
 def weights_of(solver: Any, state: TrainingState, rows: TrainingRows) -> Any:
-    """Return all weights of a state in double precision: (D', K)."""
+    """Return all weights of a state in double precision: (D', K); None if it has none."""
     if isinstance(solver, LBFGSSolver):
         scales = state.groups["scales"]()["scales"]
         return state.groups["lbfgs"]()["x"].reshape(len(scales), -1) / scales
@@ -138,7 +157,7 @@ def weights_of(solver: Any, state: TrainingState, rows: TrainingRows) -> Any:
         W = np.concatenate(parts, axis=1)
         mean = state.groups["sums"]()["weights"][:, None] / W.shape[1]
         return W - mean if solver.centre == "yes" else W
-    return state.groups["weights"]()["W"]
+    return state.groups["weights"]()["W"] if "weights" in state.groups else None
 
 
 def _share(solver: Any, n: int, worker: int, workers: int) -> Any:
