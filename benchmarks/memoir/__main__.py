@@ -28,10 +28,11 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.harness import dataset, run_benchmark
 from benchmarks.memoir.picture import draw
-from xcray.arrays import CSR, Pattern, csr, frozen, pattern
-from xcray.kernels.sparse import transpose_pattern
+from xcray.arrays import CSR, Pattern, csr, pattern
 from xcray.solvers import make_solver
+from xcray.solvers.group_contract import TrainingRows
 from xcray.solvers.memoir.solver import MemoirSolver
+from xcray.training.group_training import train_in_process
 
 CHUNK = 500  # rows scored at once
 LARGE = "gnd_tibkat"  # one training only, without a choice of settings, and without LIBLINEAR
@@ -105,10 +106,10 @@ def train_solver(rows: SingleLabel, n_classes: int, solver: Any) -> dict[str, An
     """Return weights, bias and seconds of a training; samples per second of MEMOIR."""
     X = rows.X
     arrays = csr(X.indptr, X.indices, X.data.astype(np.float32), X.shape[1])
-    YT = transpose_pattern(pattern(np.arange(len(rows.y) + 1), rows.y, n_classes))
+    data = TrainingRows(arrays, pattern(np.arange(len(rows.y) + 1), rows.y, n_classes))
     solver.warm_up()
     begin = time.process_time()
-    block = solver.solve(solver.load(arrays, arrays, YT), frozen(np.arange(n_classes), np.int32))
+    [block] = train_in_process(solver, data, 1).labels
     seconds = time.process_time() - begin
     model = {
         "W": block.W.to_scipy(),

@@ -23,7 +23,6 @@ LONG_FILES = {
     "kernels/search/bounded_scan.py",
     "kernels/search/bounded_scan_wide.py",
     "kernels/training/pdsparse.py",
-    "schedule/label_scheduler.py",
     "service/openapi.py",
     "service/routes/jobs.py",
     "service/routes/models.py",

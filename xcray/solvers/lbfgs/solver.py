@@ -247,7 +247,7 @@ class LBFGSSolver(Parameters, GroupSolver):
     ) -> Iterator[SolvedLabels]:
         """Yield the weights as sparse rows, one range of labels at a time."""
         scales, x = state.groups["scales"]()["scales"], state.groups["lbfgs"]()["x"]
-        W = x.reshape(len(scales), -1) / scales
+        W = x.reshape(len(scales), len(positives)) / scales
         rounds = state.note["number"]
         return export_weights(W, positives, rounds, bias=self.bias, prune=self.prune)
 
