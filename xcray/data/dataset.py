@@ -30,6 +30,7 @@ from xcray.kernels.sparse import pattern_range, row_range
 from xcray.parameters import require_type
 from xcray.storage.arrow import read_csr, read_names, read_pattern, read_table
 from xcray.storage.atomic import read_json, similar_directory, verify_files
+from xcray.storage.git_lfs import lfs_hint
 from xcray.storage.verified import VERIFIED_FILE, VerifiedFiles
 from xcray.system.user_directories import default_home
 
@@ -281,6 +282,7 @@ def _check_file(path: Path, name: str, expected: Mapping[str, Any]) -> None:
         raise Corrupt(
             f"{path.name}: file {name} does not have the {expected['bytes']} bytes that "
             "were written",
+            hint=lfs_hint(path / name),
             file=name,
         )
 

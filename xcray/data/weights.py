@@ -26,6 +26,7 @@ from xcray.storage.atomic import (
     sha256_arrays,
     write_json,
 )
+from xcray.storage.git_lfs import refuse_lfs_pointers
 
 # header of a one-dimensional .npy array
 NPY_HEADER = re.compile(
@@ -71,6 +72,7 @@ def read_weights(path: Path) -> Any:
     """
     if not path.is_file():
         raise missing_file(path)
+    refuse_lfs_pointers(path)
     if path.suffix == ".npy":
         return _read_npy(path)
     out = []

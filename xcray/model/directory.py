@@ -56,6 +56,7 @@ from xcray.storage.atomic import (
     verify_files,
     write_bytes,
 )
+from xcray.storage.git_lfs import lfs_hint
 from xcray.storage.verified import VerifiedFiles
 
 CARD = "card.md"
@@ -252,6 +253,7 @@ def _check_sizes(path: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
         if size != expected["bytes"]:
             raise Corrupt(
                 f"{path.name}: file {name} has {size} bytes, {expected['bytes']} were written",
+                hint=lfs_hint(path / name),
                 file=name,
             )
 

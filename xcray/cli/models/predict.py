@@ -308,7 +308,7 @@ def read_rows(file: Path, zero_based: bool, n_features: int, first_index: int | 
     try:
         chunks = [X for X, _ in read_svmlight(file, options, ErrorCollector())]
     except DataError as error:
-        if error.code == "FORMAT_MISMATCH":
+        if error.code == "FORMAT_MISMATCH" and str(error.hint).startswith("format="):
             error.hint = "--file reads svmlight; `xcray predict-batch` reads other formats"
         raise
     lengths = np.concatenate([np.diff(X.indptr) for X in chunks])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
+from xcray.storage.git_lfs import LFS_FIX, LFS_POINTER, LFS_PROBLEM
+
 FASTTEXT_PREFIX: Final = "__label__"
 HEAD_LINES: Final = 4
 JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*["}]')
@@ -25,7 +26,7 @@ FIXES: Final = {
     "parquet": "format=parquet?",
     "npz": "build a data set of it: format=npz",
     "npy": "build a data set of it: format=npy",
-    "git-lfs": "fetch the file with `git lfs pull`",
+    "git-lfs": LFS_FIX,
 }
 LOOKS: Final = {
     "json": "looks like JSON",
@@ -39,7 +40,7 @@ LOOKS: Final = {
     "parquet": "looks like Parquet",
     "npz": "looks like arrays of numpy.savez",
     "npy": "looks like an array of numpy.save",
-    "git-lfs": "is a pointer of Git LFS, not the file itself",
+    "git-lfs": LFS_PROBLEM,
 }
 
 

@@ -12,6 +12,7 @@ from xcray.model.exchange.checks import check_weights, source_bytes
 from xcray.model.exchange.weights import ForeignWeights, save_weights, split_bias, weights_of
 from xcray.model.model import Model
 from xcray.storage.atomic import create_staging_directory, discard_directory
+from xcray.storage.git_lfs import refuse_lfs_pointers
 
 
 class Format(NamedTuple):
@@ -63,6 +64,7 @@ def import_model(
         raise ParameterError(f"models cannot be imported from {name}, only exported")
     if not path.exists():
         raise NotFound(f"there is no {file_format.source} at {path}")
+    refuse_lfs_pointers(path)
     n_bytes = source_bytes(path)
     folder = create_staging_directory(Path(out))
     try:
