@@ -6,7 +6,6 @@ They are part of a data set and of its content hash.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,7 @@ from xcray.storage.atomic import (
     write_json,
 )
 from xcray.storage.git_lfs import refuse_lfs_pointers
-
-# header of a one-dimensional .npy array
-NPY_HEADER = re.compile(
-    rb"\{'descr': '([<>|][biuf][0-9]{1,2})', 'fortran_order': (?:False|True), 'shape': "
-    rb"\(([0-9]{1,18}),\), \}[ \n]*"
-)
+from xcray.storage.npy_stream import NpyStream
 
 
 def set_weights(data: Dataset, weights: Any, out: Path) -> Dataset:
@@ -88,50 +82,19 @@ def read_weights(path: Path) -> Any:
 
 
 def _read_npy(path: Path) -> Any:
-    """Read a one-dimensional array of numbers, (n,).
-
-    The header is parsed here, because numpy accepts more kinds and some of them abort the
-    process. No memory is allocated by the header's claims. Source: numpy.lib.format, "Format
-    Version 1.0" to "3.0".
-    """
-    with open(path, "rb") as handle:
-        start = handle.read(12)
-        wide = start[6:7] != b"\x01"  # from version 2.0 on the header's length has 4 bytes
-        length = int.from_bytes(start[8:12] if wide else start[8:10], "little")
-        handle.seek(12 if wide else 10)
-        match = (
-            NPY_HEADER.fullmatch(handle.read(length))
-            if start.startswith(b"\x93NUMPY") and length < 1 << 16
-            else None
-        )
-        if match is None or int(match[1][2:]) not in (1, 2, 4, 8):
-            message = (
-                f"{path.name} is not an array of numbers, one per row: "
-                "write one of shape (rows,) with numpy.save"
-            )
-            raise InputError(message, code="BAD_WEIGHTS")
-        kind, count = match[1].decode(), int(match[2])
-        n_bytes = path.stat().st_size - handle.tell()
-        if n_bytes < count * int(kind[2:]):
-            message = (
-                f"{path.name} claims {count} numbers but has only {n_bytes} bytes of data: "
-                "write it again"
-            )
-            raise InputError(message, code="BAD_WEIGHTS")
-        return np.fromfile(handle, _dtype(path, kind), count)
-
-
-def _dtype(path: Path, kind: str) -> Any:
-    """Return the dtype of a header.
-
-    Raises InputError for a type that numpy does not have, such as f1.
-    """
-    try:
-        return np.dtype(kind)
-    except TypeError:
-        raise InputError(
-            f"{path.name} holds numbers of type {kind!r}; give float64", code="BAD_WEIGHTS"
-        ) from None
+    """Read a one-dimensional array of numbers, (n,)."""
+    with path.open("rb") as stream:
+        try:
+            array = NpyStream(stream, path.stat().st_size)
+            if len(array.shape) != 1 or array.dtype.kind not in "fiub":
+                raise ValueError(f"an array of {array.dtype} of the shape {array.shape}")
+            return array.read(array.shape[0])
+        except ValueError as error:
+            raise InputError(
+                f"{path.name} is not an array of numbers, one per row: {error}; "
+                "write one of shape (rows,) with numpy.save",
+                code="BAD_WEIGHTS",
+            ) from None
 
 
 def check_weights(weights: Any, n_rows: int) -> Float32:

@@ -46,6 +46,19 @@ def claimed(shape: tuple[int, ...]) -> bytes:
     return out.getvalue()
 
 
+def headed(text: str) -> bytes:
+    """Return an npy file with the text as its header."""
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode()
+
+
+# What NumPy answers with an error of the tokenizer, of the parser, and of an index.
+HEADERS = {
+    "tokens": headed("{'descr': '<f8"),
+    "syntax": headed("{'descr': ',', 'fortran_order': True, 'shape': (), }"),
+    "index": headed("{'descr': (), 'fortran_order': True, 'shape': (), }"),
+}
+
+
 def flipped() -> bytes:
     """Return a file with one flipped bit in the numbers, so that its checksum is wrong."""
     data = bytearray(packed(X=one(ROWS), y=one(CLASSES)))
@@ -59,6 +72,10 @@ BAD = [
     Bad("N1-npy", one(ROWS), "NPY_INVALID", hint="format=npy"),
     Bad("N2", saved(X=ROWS), "NPY_SHAPE", says="no array X or y"),
     Bad("N3", packed(X=b"1 1:1\n", y=one(CLASSES)), "NPY_INVALID", says="not an array"),
+    *(
+        Bad(f"N3-{name}", packed(X=data, y=one(CLASSES)), "NPY_INVALID", says="not an array")
+        for name, data in HEADERS.items()
+    ),
     Bad("N4", saved(X=np.array([[{}]]), y=CLASSES[:1]), "NPY_INVALID", says="object"),
     Bad("N4-text", saved(X=np.array([["a"]]), y=CLASSES[:1]), "NPY_INVALID", says="not of numbers"),
     Bad("N5", packed(X=claimed((1 << 40, 9)), y=one(CLASSES)), "NPY_INVALID", says="bytes"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.robustness.badinput.numpy_arrays import HEADERS
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.data.weights import check_weights, read_weights, set_weights
@@ -98,9 +99,10 @@ def test_files_of_weights(tmp_path):
     (tmp_path / "bad.txt").write_text("1\ntwo\n")
     with pytest.raises(InputError, match="line 2: 'two' is not a number"):
         read_weights(tmp_path / "bad.txt")
-    (tmp_path / "bad.npy").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="not an array of numbers"):
-        read_weights(tmp_path / "bad.npy")
+    for content in (b"nothing", *HEADERS.values()):
+        (tmp_path / "bad.npy").write_bytes(content)
+        with pytest.raises(InputError, match="not an array of numbers"):
+            read_weights(tmp_path / "bad.npy")
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])

@@ -22,6 +22,7 @@ from sklearn.datasets import load_iris
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import LinearSVC
 
+from tests.robustness.badinput.numpy_arrays import HEADERS
 from xcray.arrays import csr_from
 from xcray.cli.main import main
 from xcray.errors import InputError, ShapeMismatch, XcrayError
@@ -357,7 +358,16 @@ def test_an_archive_that_states_more_than_it_has_is_refused(tmp_path: Path, name
     path = write_archive(tmp_path / "w.npz", **{name.removesuffix(".npy"): None})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, npy_of((2**40,), b"12345678"))
-    with pytest.raises(InputError, match=r"not have the size|whole numbers"):
+    with pytest.raises(InputError, match=r"not the size|whole numbers"):
+        import_model("npz", path, tmp_path / "m")
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_an_archive_with_a_damaged_header_is_refused(tmp_path: Path, header: str) -> None:
+    path = write_archive(tmp_path / "w.npz", bias=None)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("bias.npy", HEADERS[header])
+    with pytest.raises(InputError, match="bias: not an array of NumPy"):
         import_model("npz", path, tmp_path / "m")
 
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
-from numpy.lib import format as npy_format
 
 from xcray.arrays import Int64, Pattern, pattern, pattern_from
 from xcray.data.readers.blocks import HEAD_BYTES, Source
@@ -32,6 +30,7 @@ from xcray.data.readers.row_chunks import RowErrors, finish_file, to_chunk
 from xcray.data.readers.svmlight import Chunk
 from xcray.errors import DataError, missing_file
 from xcray.kernels.sparse import take_pattern_rows
+from xcray.storage.npy_stream import NpyStream
 
 MAX_NDIM: Final = 2
 WRITERS: Final = {"npz": "numpy.savez", "npy": "numpy.save"}
@@ -46,34 +45,27 @@ class ArrayStream:
 
     def __init__(self, stream: IO[bytes], n_bytes: int, file: str) -> None:
         """Read the header. n_bytes: size of the stream, which must be that of the header."""
-        self._stream, self._file = stream, file
+        self._file = file
         try:
-            version = npy_format.read_magic(stream)
-            header = {(1, 0): npy_format.read_array_header_1_0}.get(
-                version, npy_format.read_array_header_2_0
-            )
-            self.shape, fortran, self.dtype = header(stream)
-        except (ValueError, EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:
-            raise self._error(f"not an array of NumPy ({str(error)[:80]})") from None
-        if self.dtype.hasobject or self.dtype.kind not in "fiub":
+            self._array = NpyStream(stream, n_bytes)
+        except ValueError as error:
+            raise self._error(str(error)) from None
+        self.shape, self.dtype = self._array.shape, self._array.dtype
+        if self.dtype.kind not in "fiub":
             raise self._error(f"an array of {self.dtype}, not of numbers")
-        if not 1 <= len(self.shape) <= MAX_NDIM or min(self.shape) < 0:
+        if not 1 <= len(self.shape) <= MAX_NDIM:
             raise self._error(f"an array of the shape {self.shape}")
-        if fortran and min(self.shape) > 1:
+        if self._array.is_fortran and min(self.shape) > 1:
             raise self._error("an array in Fortran order")
-        self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        if stream.tell() + self.shape[0] * self.row_bytes != n_bytes:
-            raise self._error(f"{n_bytes} bytes, which is not the size of {self.shape} numbers")
+        self.row_size = math.prod(self.shape[1:])
+        self.row_bytes = self.row_size * self.dtype.itemsize
 
     def read(self, n_rows: int) -> Any:
         """Return the next rows, all of which must be there."""
         try:
-            data = self._stream.read(n_rows * self.row_bytes)
-        except (EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:
-            raise self._error(f"damaged ({str(error)[:80]})") from None
-        if len(data) < n_rows * self.row_bytes:
-            raise self._error("the file ends inside an array")
-        return np.frombuffer(data, self.dtype).reshape(n_rows, *self.shape[1:])
+            return self._array.read(n_rows * self.row_size).reshape(n_rows, *self.shape[1:])
+        except ValueError as error:
+            raise self._error(str(error)) from None
 
     def _error(self, problem: str) -> DataError:
         """Return the error of an invalid file."""

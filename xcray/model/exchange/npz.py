@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
-from numpy.lib import format as npy_format
 
 from xcray.arrays import CSR, csr
 from xcray.data.readers.options import ReadOptions
@@ -27,6 +26,7 @@ from xcray.model.exchange.weights import (
     to_float32,
 )
 from xcray.storage.arrow import MatrixWriter, read_csr
+from xcray.storage.npy_stream import NpyStream
 
 NUMBERS, WHOLE_NUMBERS, TEXTS = "fiu", "iu", "USiu"  # kinds of dtypes, as in NumPy
 LABELS: Final = "labels"
@@ -137,33 +137,27 @@ def _read_labels(archive: zipfile.ZipFile) -> list[str]:
 def _read_array(archive: zipfile.ZipFile, name: str, kinds: str) -> Any:
     """Return an array of an archive, of a kind of dtype, see `_Member`."""
     with _Member(archive, name, kinds) as member:
-        array = member.read(math.prod(member.shape))
-        return (
-            array.reshape(member.shape[::-1]).T if member.fortran else array.reshape(member.shape)
-        )
+        array, order = member.read(math.prod(member.shape)), "F" if member.is_fortran else "C"
+        return array.reshape(member.shape, order=order)
 
 
 class _Member:
     """An array of an archive, whose elements are read in parts; a context manager.
 
-    Raises ValueError, InputError, KeyError. Its memory is that of the bytes that are read, whatever
-    its header states.
+    Raises ValueError, InputError, KeyError.
     """
 
     def __init__(self, archive: zipfile.ZipFile, name: str, kinds: str) -> None:
         """Open a member and read its header. kinds: of its dtype."""
         self._name = name
         member = archive.getinfo(f"{name}.npy")
-        self._stream = stream = archive.open(member)
-        is_first = npy_format.read_magic(stream) == (1, 0)
-        read_header = (
-            npy_format.read_array_header_1_0 if is_first else npy_format.read_array_header_2_0
-        )
-        self.shape, self.fortran, self._dtype = read_header(stream)
-        checked_numbers(np.empty(0, self._dtype), name, kinds)
-        n_bytes = math.prod(self.shape) * self._dtype.itemsize
-        if stream.tell() + n_bytes != member.file_size:
-            raise ValueError(f"{name} does not have the size that its header states")
+        self._stream = archive.open(member)
+        try:
+            self._array = NpyStream(self._stream, member.file_size)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        self.shape, self.is_fortran = self._array.shape, self._array.is_fortran
+        checked_numbers(np.empty(0, self._array.dtype), name, kinds)
 
     def __len__(self) -> int:
         """Return the number of elements of a list. Raises ValueError for a table."""
@@ -179,11 +173,10 @@ class _Member:
 
     def read(self, n: int) -> Any:
         """Return the next n elements."""
-        n_bytes = n * self._dtype.itemsize
-        data = self._stream.read(n_bytes)
-        if len(data) < n_bytes:
-            raise ValueError(f"{self._name} ends too early")
-        return np.frombuffer(data, self._dtype)
+        try:
+            return self._array.read(n)
+        except ValueError as error:
+            raise ValueError(f"{self._name}: {error}") from None
 
 
 def write(weights: ForeignWeights, path: Path) -> None:
