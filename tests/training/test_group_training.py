@@ -93,6 +93,21 @@ def test_a_damaged_checkpoint_costs_one_round(
     assert result.sha256 == references[solver].sha256
 
 
+def test_stages_whose_last_checkpoints_are_damaged_are_fitted_again(
+    tiny: Dataset, references: References, tmp_path: Path
+) -> None:
+    spec, run = spec_of(tiny, "stagewise"), tmp_path / "run"
+    train(spec, run_dir=run, out=tmp_path / "model")
+    before = sorted(run.glob("checkpoints/*"))
+    again = train(spec, run_dir=run, out=tmp_path / "again")
+    assert again.sha256 == references["stagewise"].sha256
+    assert sorted(run.glob("checkpoints/*")) == before  # nothing was trained
+    for note in run.glob("checkpoints/*/checkpoint.json"):
+        note.write_text("{}")
+    third = train(spec, run_dir=run, out=tmp_path / "third")
+    assert third.sha256 == references["stagewise"].sha256
+
+
 def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
     tiny: Dataset, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,10 @@ class TaskNeeds(NamedTuple):
     process_bytes: int = 0
 
 
+# copies of all weights in Ray's object store: weights and gradients, of this round and the last
+STORE_COPIES: Final = 4
+
+
 class ResourceNeeds(NamedTuple):
     """Resource needs of a rotation or group training.
 

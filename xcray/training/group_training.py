@@ -33,9 +33,6 @@ from xcray.workers.synchronous_calls import SynchronousCalls
 from xcray.workers.timeline import START, TimelinePosition
 from xcray.workers.worker_group import OBJECT_LOST
 
-# Copies of all weights in Ray's object store: weights and gradients, of this round and the
-# last.
-STORE_COPIES: Final = 4
 OUTCOME_FILE: Final = "outcome.json"
 MAX_RESTARTS: Final = 5  # restarts from one checkpoint after losses
 # errors after which the program starts from the newest checkpoint, and what the progress says
@@ -152,20 +149,15 @@ class GroupTraining(EpochStrategy):
 
     def solve(self, observer: TrainingObserver) -> None:
         """Run the program from the newest checkpoint, or from the start, then commit all labels."""
-        exports_stages = self._solver.exports == "stages"
         outcome = self.folder / OUTCOME_FILE
-        if outcome.is_file() and not len(observer.parts.missing):
-            state = self._newest().state
-            if exports_stages and state is not None:
-                self.staged = self._solver.staged(state, self._rows)
+        if outcome.is_file() and not len(observer.parts.missing) and self._is_stored():
             return
         outcome.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         context = self._context
         path, content_hash = str(context.dataset.path.resolve()), context.dataset.content_hash
         factory = GroupWorkerFactory(self._solver, path, content_hash, self._layout)
-        needed = self._solver.resources(self._shape, self._layout).store
-        store_bytes = max(needed, STORE_COPIES * 8 * self._shape.features * self._shape.labels)
+        store_bytes = self._solver.resources(self._shape, self._layout).store
         group = make_worker_group(context.spec, factory, self.workers, context.job, store_bytes)
         try:
             group.open()
@@ -176,8 +168,17 @@ class GroupTraining(EpochStrategy):
         finally:
             group.stop()
             group.close()
-        if not exports_stages:  # no part has the stages
+        if self._solver.exports == "weights":  # no part has the stages
             self._checkpoints.clear()
+
+    def _is_stored(self) -> bool:
+        """Return whether the run has the trained model: labels in parts, stages in a checkpoint."""
+        if self._solver.exports == "weights":
+            return True
+        state = self._newest().state
+        if state is not None:
+            self.staged = self._solver.staged(state, self._rows)
+        return state is not None
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
         """Return `outcome_report`, and the numbers of stages, lost workers and damages."""

@@ -17,6 +17,7 @@ from xcray.data.feature_scales import feature_scales
 from xcray.errors import Stopped
 from xcray.schedule.calls import at_worker
 from xcray.solvers.declarations import (
+    STORE_COPIES,
     CompileCase,
     Link,
     ProblemShape,
@@ -177,7 +178,9 @@ class LBFGSSolver(Parameters, GroupSolver):
         history = (2 * self.memory + 8) * W
         weights = shape.expected_weights(self.prune)
         saved = COPIES_ON_DISK * history
-        return ResourceNeeds(history, worker, 2 * W, saved, weights, COST.core_seconds(shape))
+        return ResourceNeeds(
+            history, worker, STORE_COPIES * W, saved, weights, COST.core_seconds(shape)
+        )
 
     def create_worker(
         self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]

@@ -18,6 +18,7 @@ from xcray.errors import Stopped
 from xcray.kernels.sparse import transpose
 from xcray.schedule.calls import ObjectHandle, at_worker
 from xcray.solvers.declarations import (
+    STORE_COPIES,
     CompileCase,
     Link,
     ProblemShape,
@@ -278,7 +279,9 @@ class LCSolver(Parameters, GroupSolver):
         driver = 16 * workers * (shape.rows + shape.features) + W // workers
         weights = shape.expected_weights(self.prune)
         saved = COPIES_ON_DISK * (W + 8 * (2 * shape.rows + shape.features))
-        return ResourceNeeds(driver, worker, 2 * W, saved, weights, COST.core_seconds(shape))
+        return ResourceNeeds(
+            driver, worker, STORE_COPIES * W, saved, weights, COST.core_seconds(shape)
+        )
 
     def create_worker(
         self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]

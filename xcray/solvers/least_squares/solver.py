@@ -13,6 +13,7 @@ from xcray.arrays import Float64, Int64
 from xcray.errors import ParameterError
 from xcray.schedule.calls import at_worker
 from xcray.solvers.declarations import (
+    STORE_COPIES,
     CompileCase,
     Link,
     ProblemShape,
@@ -126,7 +127,7 @@ class GeneralizedLeastSquaresSolver(Parameters, GroupSolver):
         worker = int(2.5 * shape.n_bytes) // layout.workers + 2 * gram + 2 * W + scratch
         seconds = COST.core_seconds(shape) + GRAM_SECONDS * shape.rows * shape.features**2
         weights = shape.expected_weights(self.prune)
-        store = (layout.workers + 1) * max(gram, W)
+        store = max((layout.workers + 1) * max(gram, W), STORE_COPIES * W)
         saved = COPIES_ON_DISK * 2 * W
         return ResourceNeeds(3 * gram + 6 * W, worker, store, saved, weights, seconds)
 
