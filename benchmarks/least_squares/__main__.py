@@ -42,8 +42,8 @@ from xcray.solvers.least_squares.stage_worker import StageWorker
 from xcray.solvers.least_squares.stages import FittedStage, calibrate, feature_chunks
 from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.multinomial import Shard
+from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup
-from xcray.workers.synchronous_calls import SynchronousCalls
 
 SHARDS = 8
 COMPONENTS = 50  # of the uncentred PCA before the random features, as in the paper
@@ -132,7 +132,7 @@ def curve(
     """Yield the test error in percent and the processor seconds after each stage."""
     group = SerialGroup(StageWork(train, method.link), 1)
     group.open()
-    stages = method.fit(SynchronousCalls(group), blocks)
+    stages = method.fit(GroupCalls(group), blocks)
     yhat, seconds = np.zeros((len(test.y), 10), np.float32), 0.0
     while True:
         begin = time.process_time()

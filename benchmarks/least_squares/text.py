@@ -35,8 +35,8 @@ from xcray.solvers.least_squares.stage_worker import StageWorker
 from xcray.solvers.least_squares.stages import FittedStage
 from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.multinomial import Shard
+from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup
-from xcray.workers.synchronous_calls import SynchronousCalls
 
 N_LABELS = 20
 N_TRAINING, N_HELD_OUT = 15_000, 3_000
@@ -104,7 +104,7 @@ def fit(train: Documents, options: Any, seed: int) -> Any:
     method = StageFitter("linear", options.ridge / len(train.y), options.shards)
     group = SerialGroup(TextWork(train, options.shards), 1)
     group.open()
-    workers, stages = SynchronousCalls(group), ()
+    workers, stages = GroupCalls(group), ()
     for number in range(options.passes):
         if options.order == "random":
             order = np.random.default_rng((seed, number)).permutation(n_columns)

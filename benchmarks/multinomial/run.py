@@ -33,10 +33,10 @@ from xcray.training.shards.shard_worker import ShardWorkerSpec
 from xcray.training.shards.source import make_shard_source
 from xcray.training.shards.task import ShardTask
 from xcray.training.shards.training import train_shards
+from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import StopFlag
-from xcray.workers.synchronous_calls import SynchronousCalls
 from xcray.workers.timeline import Span
 
 CHUNK = 1 << 20  # scores in memory when a model is evaluated
@@ -195,7 +195,7 @@ def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> Non
     try:
         group.open()
         clock.go()
-        for done in solver.program(SynchronousCalls(group), rows):
+        for done in solver.program(GroupCalls(group), rows):
             last = done
             if clock.record(done.entry["objective"], partial(whole, done)):
                 break

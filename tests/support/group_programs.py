@@ -16,8 +16,8 @@ from xcray.solvers.multinomial import Shard
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState
 from xcray.training.group_training import RowWorkerFactory
+from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup
-from xcray.workers.synchronous_calls import SynchronousCalls
 
 Rows = tuple[Any, Any, Any]  # X (N, D), Y (N, K), c (N,), all dense
 
@@ -95,7 +95,7 @@ def train(
     group = group or SerialGroup(work_of(solver, rows, workers, sparse, watched), workers)
     group.open()
     shape = (rows[0].shape[1] - bool(solver.bias), rows[1].shape[1])
-    return run_program(solver, SynchronousCalls(group), empty_rows(*shape), **options)
+    return run_program(solver, GroupCalls(group), empty_rows(*shape), **options)
 
 
 def empty_rows(n_features: int, n_labels: int) -> TrainingRows:
@@ -135,7 +135,7 @@ def train_rows(solver: Any, rows: TrainingRows, workers: int = 1, **options: Any
     layout = solver.layout(workers, processes=True)
     group = SerialGroup(RowWorkerFactory(solver, rows, layout), layout.workers)
     group.open()
-    return run_program(solver, SynchronousCalls(group), rows, **options)
+    return run_program(solver, GroupCalls(group), rows, **options)
 
 
 def copied(state: TrainingState) -> TrainingState:

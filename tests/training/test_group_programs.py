@@ -1,4 +1,4 @@
-"""Synchronous solvers: one suite for all of them, and the synchronous calls themselves."""
+"""L-BFGS and LC: one suite for both; and calls of all workers of a group."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from xcray.solvers.held_out import merge_top_k, top_k
 from xcray.solvers.label_weights import split_ranges
 from xcray.solvers.lbfgs.solver import LBFGSSolver
 from xcray.solvers.lc.solver import LCSolver
+from xcray.workers.calls import MAX_LOSSES_PER_WORKER, GroupCalls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
-from xcray.workers.synchronous_calls import MAX_LOSSES_PER_WORKER, SynchronousCalls
 from xcray.workers.timeline import LOST
 
 LAM = 0.02
@@ -175,9 +175,7 @@ def test_a_stop_is_detected_inside_and_between_calls(solver):
         work = roundwork.work_of(solver, rows, 2)
         group = SerialGroup(work, 2)
         group.open()
-        rounds = SynchronousCalls(
-            group, lambda patience=patience, query=request: next(query) > patience
-        )
+        rounds = GroupCalls(group, lambda patience=patience, query=request: next(query) > patience)
         with pytest.raises(Stopped):
             run_program(solver, rounds, roundwork.empty_rows(8, 5))
 
@@ -226,7 +224,7 @@ def test_answers_are_in_worker_order_and_each_gets_its_own(kind):
     group = kind(CountingWorkerSpec(), 3)
     group.open()
     try:
-        rounds = SynchronousCalls(group)
+        rounds = GroupCalls(group)
         answers = rounds.call_each(CountingWorker.say, ["a", "b", "c"], rounds.put("all"))
         assert rounds.size == 3
         assert [report[0] for _, report in answers] == ["worker-0", "worker-1", "worker-2"]
@@ -235,7 +233,6 @@ def test_answers_are_in_worker_order_and_each_gets_its_own(kind):
         ]
         again = rounds.call_each(CountingWorker.say, [handle for handle, _ in answers])
         assert rounds.fetch(again[1][0]) == ["worker-1", ["worker-1", "b", "all"]]
-        assert set(rounds.seconds) == set(group.workers)
     finally:
         group.close()
 
@@ -244,7 +241,7 @@ def test_a_lost_worker_is_replaced_and_called_again():
     hands = CountingWorkerSpec()
     group = Losing(hands, 3, {"worker-1": 2})
     group.open()
-    rounds = SynchronousCalls(group)
+    rounds = GroupCalls(group)
     answers = rounds.call(CountingWorker.say, 7)
     assert [report for _, report in answers] == [("worker-0", 1), ("worker-1", 1), ("worker-2", 1)]
     assert hands.workers.count("worker-1") == 3
@@ -254,7 +251,7 @@ def test_a_lost_worker_is_replaced_and_called_again():
 def test_a_worker_lost_between_two_rounds_is_replaced_before_the_next():
     group = SerialGroup(CountingWorkerSpec(), 2)
     group.open()
-    rounds = SynchronousCalls(group)
+    rounds = GroupCalls(group)
     rounds.call(CountingWorker.say)
     group.simulate_loss("worker-0")
     assert [report for _, report in rounds.call(CountingWorker.say)] == [
@@ -267,14 +264,14 @@ def test_repeated_losses_end_the_round():
     group = Losing(CountingWorkerSpec(), 2, {"worker-0": 1000}, every=1)
     group.open()
     with pytest.raises(Unavailable, match="were lost in one round"):
-        SynchronousCalls(group).call(CountingWorker.say)
+        GroupCalls(group).call(CountingWorker.say)
     assert group.left["worker-0"] == 1000 - (MAX_LOSSES_PER_WORKER * 2 + 1)
 
 
 def test_errors_of_a_call_end_only_its_round():
     group = SerialGroup(CountingWorkerSpec(), 2)
     group.open()
-    rounds = SynchronousCalls(group)
+    rounds = GroupCalls(group)
     with pytest.raises(ParameterError, match="no"):
         rounds.call(CountingWorker.fail)
     assert [report for _, report in rounds.call(CountingWorker.say)] == [
@@ -290,7 +287,7 @@ def test_a_training_that_loses_workers_ends_with_the_same_bits(solver):
     group = Losing(work, 2, {"worker-0": 2, "worker-1": 1})
     group.open()
     spans = []
-    calls = SynchronousCalls(group, record=spans.append)
+    calls = GroupCalls(group, record=spans.append)
     result = run_program(solver, calls, roundwork.empty_rows(8, 5))
     assert group.left == {"worker-0": 0, "worker-1": 0}
     lost = [span.worker for span in spans if span.outcome == LOST]

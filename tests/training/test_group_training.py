@@ -18,9 +18,9 @@ from xcray.storage import checkpoints
 from xcray.storage.checkpoints import TrainingState
 from xcray.training import group_training, train
 from xcray.training.group_training import RowWorkerFactory, training_rows
+from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.pool import StopFlag
-from xcray.workers.synchronous_calls import SynchronousCalls
 
 GROUP = [name for name in PARAMS if SOLVERS[name].family == "group"]
 each_solver = pytest.mark.parametrize("solver", GROUP)
@@ -38,7 +38,7 @@ def rounds_of(data: Dataset, solver: str, state: TrainingState | None = None) ->
     layout = made.layout(2, processes=True)
     group = SerialGroup(RowWorkerFactory(made, rows, layout), layout.workers)
     group.open()
-    for done in made.program(SynchronousCalls(group), rows, state):
+    for done in made.program(GroupCalls(group), rows, state):
         yield done._replace(state=copied(done.state), staged=None)
 
 

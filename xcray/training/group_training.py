@@ -27,9 +27,9 @@ from xcray.training.epoch_progress import CurvePoint, resume_note, seconds_left
 from xcray.training.epoch_strategy import EpochStrategy, make_worker_group, outcome_report
 from xcray.training.observer import TrainingObserver
 from xcray.training.strategy import TrainingContext
+from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.observer import RunProgress
-from xcray.workers.synchronous_calls import SynchronousCalls
 from xcray.workers.timeline import START, TimelinePosition
 from xcray.workers.worker_group import OBJECT_LOST
 
@@ -106,7 +106,7 @@ def train_in_process(solver: GroupSolver, rows: TrainingRows, workers: int) -> G
     try:
         with limit_blas_threads():
             group.open()
-            calls = SynchronousCalls(group)
+            calls = GroupCalls(group)
             program = solver.program(calls, rows)
             while True:
                 try:
@@ -162,9 +162,7 @@ class GroupTraining(EpochStrategy):
         try:
             group.open()
             with observer.observe(group), limit_blas_threads():
-                self._train(
-                    SynchronousCalls(group, observer.stop.is_set, observer.record), observer
-                )
+                self._train(GroupCalls(group, observer.stop.is_set, observer.record), observer)
         finally:
             group.stop()
             group.close()
@@ -205,7 +203,7 @@ class GroupTraining(EpochStrategy):
         estimate = complete_estimate(spec, self.workers, dataset, self._shape, sparse)
         return estimate._replace(model=estimate.model + 4 * needs.weights, weights=needs.weights)
 
-    def _train(self, calls: SynchronousCalls, observer: TrainingObserver) -> None:
+    def _train(self, calls: GroupCalls, observer: TrainingObserver) -> None:
         """Run the program and commit its labels; after a node loss, from the newest checkpoint."""
         farthest, losses = -1, 0
         while True:
@@ -221,7 +219,7 @@ class GroupTraining(EpochStrategy):
                     raise
                 self._note = LOSSES[error.code]
 
-    def _run(self, calls: SynchronousCalls, observer: TrainingObserver, newest: _Newest) -> None:
+    def _run(self, calls: GroupCalls, observer: TrainingObserver, newest: _Newest) -> None:
         """Run the program from a checkpoint to the end, and commit its labels."""
         observer.parts.clear()
         observer.discard_since(newest.position)
@@ -242,7 +240,7 @@ class GroupTraining(EpochStrategy):
         self.staged = last.staged if last else self._solver.staged(state, self._rows)
 
     def _run_rounds(
-        self, calls: SynchronousCalls, observer: TrainingObserver, newest: _Newest
+        self, calls: GroupCalls, observer: TrainingObserver, newest: _Newest
     ) -> tuple[Round | None, str]:
         """Run the program to its end or to the time limit; return the last round and the reason."""
         program, last = self._solver.program(calls, self._rows, newest.state), None

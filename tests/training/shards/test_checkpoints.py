@@ -13,8 +13,8 @@ from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.storage.checkpoints import CheckpointFolder
 from xcray.training.shards.checkpoints import load_checkpoint, save_checkpoint
 from xcray.training.shards.shard_worker import ShardWorker, arrays_to_block, block_to_arrays
+from xcray.workers.calls import WorkerLost
 from xcray.workers.local_group import SerialGroup
-from xcray.workers.rpc import WorkerLost
 
 HOMES = ("worker-0", "worker-0", "worker-1")
 BLOCKS = 4

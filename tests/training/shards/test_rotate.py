@@ -16,9 +16,9 @@ from xcray.schedule.shard_assignment import assign_by_speed
 from xcray.solvers.rotation_contract import PlacedBlock
 from xcray.training.shards.rebalancing import WorkerSpeeds
 from xcray.training.shards.rotate import TIME_LIMIT, measured_speeds, run_rotation
+from xcray.workers.calls import WorkerLost, call, call_many
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import WorkerLost, call, call_many
 from xcray.workers.timeline import DONE, LOST
 
 SHARDS, BLOCKS = 5, 7

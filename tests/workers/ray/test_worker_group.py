@@ -25,11 +25,11 @@ from xcray.schedule.events import Lost
 from xcray.schedule.rotation import RotationSchedule
 from xcray.solvers.rotation_contract import PlacedBlock
 from xcray.training.shards.rotate import run_rotation
+from xcray.workers.calls import call_many, require_ref
 from xcray.workers.pool import StopFlag
 from xcray.workers.ray import actors as ray_actors
 from xcray.workers.ray import workers as ray_workers
 from xcray.workers.ray.worker_group import RayWorkerGroup
-from xcray.workers.rpc import call_many, require_ref
 from xcray.workers.worker_group import OBJECT_LOST, CallFailed
 
 pytestmark = pytest.mark.ray

@@ -18,8 +18,8 @@ from xcray.schedule.shard_assignment import assign_by_speed
 from xcray.training.shards.rebalancing import WorkerSpeeds
 from xcray.training.shards.shard_worker import ShardInfo, ShardWorker
 from xcray.training.shards.source import ShardSource
+from xcray.workers.calls import WorkerLost, call, call_many, require_ref
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import WorkerLost, call, call_many, require_ref
 from xcray.workers.worker_group import WorkerGroup
 
 P = ParamSpec("P")

@@ -13,8 +13,8 @@ from xcray.solvers.rotation_contract import Grid, PlacedBlock, Rotation, WeightB
 from xcray.training.shards.assignment import ShardAssignment
 from xcray.training.shards.rotate import MeasuredRotation, run_rotation
 from xcray.training.shards.shard_worker import ShardWorker
+from xcray.workers.calls import RecordedGroup, call_many, fetch, require_ref
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import RecordedGroup, call_many, fetch, require_ref
 from xcray.workers.timeline import Span
 from xcray.workers.worker_group import WorkerGroup
 

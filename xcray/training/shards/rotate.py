@@ -19,8 +19,8 @@ from xcray.solvers.rotation_contract import (
     WeightBlock,
 )
 from xcray.training.shards.shard_worker import ShardWorker
+from xcray.workers.calls import POLL_SECONDS, WorkerLost, results_of, span_of
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import POLL_SECONDS, WorkerLost, results_of, span_of
 from xcray.workers.timeline import LOST, STOPPED, Span
 from xcray.workers.worker_group import CallResult, WorkerGroup
 

@@ -28,9 +28,9 @@ from xcray.training.shards.held_out_measures import held_out_measures
 from xcray.training.shards.rotate import TIME_LIMIT, measured_speeds
 from xcray.training.shards.source import ShardSource
 from xcray.training.shards.task import ShardTask, TrainingOutcome
+from xcray.workers.calls import WorkerLost
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import WorkerLost
 from xcray.workers.timeline import START, TimelinePosition
 from xcray.workers.worker_group import WorkerGroup
 

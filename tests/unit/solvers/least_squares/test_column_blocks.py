@@ -15,8 +15,8 @@ from xcray.solvers.least_squares import stage_worker
 from xcray.solvers.least_squares.row_readers import CopiedRows, MappedRows
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
 from xcray.solvers.least_squares.stagewise import StageFitter
+from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup
-from xcray.workers.synchronous_calls import SynchronousCalls
 
 D = 40
 
@@ -41,11 +41,11 @@ class ColumnWork(Work):
         self._shards = [naive.shard_of(X, Y, c, rows, sparse) for rows in parts]
 
 
-def calls(method: StageFitter, workers: int = 1, sparse: bool = True) -> SynchronousCalls:
+def calls(method: StageFitter, workers: int = 1, sparse: bool = True) -> GroupCalls:
     """Return the calls on new workers."""
     group = SerialGroup(ColumnWork(method, workers, sparse), workers)
     group.open()
-    return SynchronousCalls(group)
+    return GroupCalls(group)
 
 
 def blocks(seed: int = 0) -> list[Columns]:

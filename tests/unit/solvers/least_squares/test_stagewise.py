@@ -18,8 +18,8 @@ from xcray.solvers.least_squares.stage_worker import Block, StageWorker, curvatu
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
 from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.multinomial import Shard
+from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
-from xcray.workers.synchronous_calls import SynchronousCalls
 
 N, D, K, LAM, SHARDS = 90, 6, 4, 0.01, 5
 BLOCKS = [random_fourier(D, 12, 2.0, seed=3, block=number) for number in range(3)]
@@ -66,7 +66,7 @@ def fit(
     """Return the stages of a training."""
     group = SerialGroup(Work(method, workers, sparse, kept_bytes), workers)
     group.open()
-    return list(method.fit(SynchronousCalls(group), blocks))
+    return list(method.fit(GroupCalls(group), blocks))
 
 
 def features_of(X: Any, block: RandomFourier | None) -> Any:
@@ -179,7 +179,7 @@ def test_threads_give_the_same_bits() -> None:
     group = ThreadGroup(Work(method, 2, False, 1 << 20), 2)
     group.open()
     try:
-        stages = list(method.fit(SynchronousCalls(group), BLOCKS))
+        stages = list(method.fit(GroupCalls(group), BLOCKS))
     finally:
         group.close()
     X = problem()[0]
