@@ -34,7 +34,7 @@ from xcray.features.columns import column_blocks
 from xcray.solvers.least_squares.stage_worker import StageWorker
 from xcray.solvers.least_squares.stages import FittedStage
 from xcray.solvers.least_squares.stagewise import StageFitter
-from xcray.solvers.multinomial import Shard
+from xcray.solvers.row_shards import Shard
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup
 

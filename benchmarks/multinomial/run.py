@@ -26,8 +26,8 @@ from xcray.solvers.group_contract import Round, TrainingRows
 from xcray.solvers.held_out import top_k
 from xcray.solvers.lbfgs.solver import LBFGSSolver
 from xcray.solvers.lc.solver import LCSolver
-from xcray.solvers.multinomial import Shard, make_shard, shard_rows, total_weight
 from xcray.solvers.row_operator import RowOperator as Products
+from xcray.solvers.row_shards import Shard, make_shard, shard_rows, total_weight
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
 from xcray.training.shards.shard_worker import ShardWorkerSpec
 from xcray.training.shards.source import make_shard_source

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from xcray.arrays import csr_from, frozen
-from xcray.solvers.multinomial import Shard
+from xcray.solvers.row_shards import Shard
 
 
 def objective(W: Any, X: Any, Y: Any, c: Any, lam: float) -> float:

@@ -12,7 +12,7 @@ from xcray.arrays import csr, pattern
 from xcray.solvers.group_contract import Round, TrainingRows, WorkerCalls
 from xcray.solvers.lbfgs.solver import LBFGSSolver
 from xcray.solvers.lc.solver import LCSolver
-from xcray.solvers.multinomial import Shard
+from xcray.solvers.row_shards import Shard
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState
 from xcray.training.group_training import RowWorkerFactory

@@ -18,7 +18,7 @@ from xcray.schedule.calls import Call, ObjectHandle
 from xcray.solvers.contract import Solver
 from xcray.solvers.declarations import ProblemShape, ResourceNeeds
 from xcray.solvers.held_out import HeldOut
-from xcray.solvers.multinomial import Shard
+from xcray.solvers.row_shards import Shard
 from xcray.solvers.solved_labels import SolvedLabels
 
 T = TypeVar("T")

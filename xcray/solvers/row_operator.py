@@ -11,7 +11,7 @@ import numpy as np
 
 from xcray.arrays import Float64, csr, frozen
 from xcray.kernels.training import products
-from xcray.solvers.multinomial import Shard
+from xcray.solvers.row_shards import Shard
 
 # entries of dense rows that are converted to float64 at a time: 8 MB
 DENSE_CHUNK_CELLS = 1 << 20

@@ -27,8 +27,8 @@ from xcray.solvers.group_contract import (
     WorkerCalls,
 )
 from xcray.solvers.label_weights import RECORDS, to_solved_labels
-from xcray.solvers.multinomial import Shard, cut_share
 from xcray.solvers.parameters import Parameters, parameter
+from xcray.solvers.row_shards import Shard, cut_share
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState
 

@@ -27,8 +27,8 @@ from xcray.solvers.dsmlr.quasi_newton import MAX_FULL_FEATURES
 from xcray.solvers.dsmlr.shard_state import ShardState, Step
 from xcray.solvers.dsmlr.worker import DSMLRWorker, initial_block, run_step
 from xcray.solvers.label_weights import RECORDS
-from xcray.solvers.multinomial import Shard, make_shard
 from xcray.solvers.rotation_contract import Grid, RotationCalls, RotationSolver, RunState, SyncPoint
+from xcray.solvers.row_shards import Shard, make_shard
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import COPIES_ON_DISK
 
@@ -55,7 +55,7 @@ class DSMLRSolver(DSMLRParameters, RotationSolver):
             min over W   L1(W) = lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i
                                   + sum_i c_i log sum_k exp(w_k.x_i)
 
-    For c_i, y_i and `bias` see `xcray.solvers.multinomial`. With b_i = -log sum_k exp(w_k.x_i) this
+    For c_i, y_i and `bias` see `xcray.solvers.row_shards`. With b_i = -log sum_k exp(w_k.x_i) this
     is a sum over rows *and* labels (eq. 10-12)
 
             sum_i sum_k c_i (lam/2 |w_k|^2 - y_ik w_k.x_i + exp(w_k.x_i + b_i) - b_i / K - 1 / K)

@@ -22,8 +22,8 @@ from xcray.solvers.dsmlr.shard_state import (
     SweepMetrics,
 )
 from xcray.solvers.label_weights import to_solved_labels
-from xcray.solvers.multinomial import Shard
 from xcray.solvers.rotation_contract import Grid, WeightBlock
+from xcray.solvers.row_shards import Shard
 from xcray.solvers.solved_labels import SolvedLabels
 
 # change of a score that the first steps can cause, about; sets the default rate

@@ -37,9 +37,9 @@ from xcray.solvers.group_contract import (
 from xcray.solvers.held_out import HeldOut, merge_held_out, top_k
 from xcray.solvers.label_weights import RECORDS, export_weights
 from xcray.solvers.lbfgs.lbfgsb import EVALUATE, LBFGSB, NEW_POINT, LBFGSBState
-from xcray.solvers.multinomial import Shard, cut_share
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.row_operator import RowOperator, warm_up
+from xcray.solvers.row_shards import Shard, cut_share
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 

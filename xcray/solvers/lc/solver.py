@@ -38,9 +38,9 @@ from xcray.solvers.group_contract import (
 from xcray.solvers.held_out import HeldOut, PartialTopK, merge_top_k, top_k
 from xcray.solvers.label_weights import RECORDS, LabelWeights, export_weights, split_ranges
 from xcray.solvers.lc import poisson
-from xcray.solvers.multinomial import Shard, cut_share
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.row_operator import RowOperator, warm_up
+from xcray.solvers.row_shards import Shard, cut_share
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.array_files import Arrays
 from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState

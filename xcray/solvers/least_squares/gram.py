@@ -9,7 +9,7 @@ import numpy as np
 
 from xcray.arrays import Float32, Float64
 from xcray.errors import Stopped, missing_extra
-from xcray.solvers.multinomial import Shard
+from xcray.solvers.row_shards import Shard
 from xcray.system.blas import add_second_moments
 
 # returns an iterator of (first row number, dense rows) over all rows

@@ -12,7 +12,7 @@ from xcray.features.columns import Columns
 from xcray.features.pipeline import Rows
 from xcray.kernels.sparse import row_range, take_rows
 from xcray.solvers.least_squares.stages import Features
-from xcray.solvers.multinomial import MIN_DENSE_SHARE, Shard
+from xcray.solvers.row_shards import MIN_DENSE_SHARE, Shard
 
 ROWS_AT_A_TIME: Final = 4096  # mapped rows of which columns are taken at a time
 ENTRIES_AT_A_TIME: Final = 1 << 17  # mapped entries that are copied at a time: 1 MB

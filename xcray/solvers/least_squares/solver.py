@@ -35,9 +35,9 @@ from xcray.solvers.label_weights import RECORDS, export_weights
 from xcray.solvers.least_squares.acceleration import Momentum, accelerated_step
 from xcray.solvers.least_squares.shard_sums import preconditioner, sum_over_shards
 from xcray.solvers.least_squares.worker import LeastSquaresWorker
-from xcray.solvers.multinomial import cut_share, make_shard, shard_rows, total_weight
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.row_operator import warm_up
+from xcray.solvers.row_shards import cut_share, make_shard, shard_rows, total_weight
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 

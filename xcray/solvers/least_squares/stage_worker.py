@@ -24,7 +24,7 @@ from xcray.solvers.least_squares.stages import (
     powers,
 )
 from xcray.solvers.least_squares.worker import identity_residuals, with_targets
-from xcray.solvers.multinomial import Shard
+from xcray.solvers.row_shards import Shard
 
 SCORE_CELLS: Final = 1 << 19  # scores of sparse rows in float64 at a time: 4 MB
 KEPT_BYTES: Final = 1 << 30  # features of a block that a worker keeps between two passes

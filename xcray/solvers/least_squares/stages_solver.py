@@ -43,8 +43,8 @@ from xcray.solvers.least_squares.stages import (
     predict_stages,
 )
 from xcray.solvers.least_squares.stagewise import StageFitter
-from xcray.solvers.multinomial import make_shard, shard_rows, total_weight
 from xcray.solvers.row_operator import warm_up
+from xcray.solvers.row_shards import make_shard, shard_rows, total_weight
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.array_files import Arrays
 from xcray.storage.checkpoints import COPIES_ON_DISK, Groups, TrainingState

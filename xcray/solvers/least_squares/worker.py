@@ -12,8 +12,8 @@ from xcray.solvers.declarations import Link
 from xcray.solvers.held_out import HeldOut, top_k
 from xcray.solvers.lbfgs.solver import scores_to_residuals
 from xcray.solvers.least_squares.gram import Moments, weighted_gram
-from xcray.solvers.multinomial import Shard
 from xcray.solvers.row_operator import RowOperator
+from xcray.solvers.row_shards import Shard
 
 MAX_SCORES = 1 << 19  # scores in memory at once: 4 MB
 

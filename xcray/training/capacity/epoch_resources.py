@@ -11,7 +11,7 @@ import numpy as np
 from xcray.data.dataset import Dataset
 from xcray.index.packed import ENTRY_BYTES
 from xcray.solvers.declarations import ProblemShape, ResourceNeeds
-from xcray.solvers.multinomial import MIN_DENSE_SHARE
+from xcray.solvers.row_shards import MIN_DENSE_SHARE
 from xcray.training.capacity.preflight import (
     DRIVER_BYTES_PER_LABEL,
     IN_FLIGHT_BYTES,

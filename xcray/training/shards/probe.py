@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from xcray.solvers.declarations import ProblemShape, ResourceNeeds
-from xcray.solvers.multinomial import make_shard
 from xcray.solvers.rotation_contract import RotationSolver
+from xcray.solvers.row_shards import make_shard
 from xcray.training.capacity.preflight import MIN_PROBED_SECONDS
 from xcray.training.shards.source import ShardSource
 

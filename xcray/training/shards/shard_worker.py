@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.solvers.multinomial import Shard
 from xcray.solvers.rotation_contract import Grid, RotationSolver, WeightBlock
+from xcray.solvers.row_shards import Shard
 from xcray.storage.array_files import Arrays, read_arrays, write_arrays
 from xcray.storage.checkpoints import file_of
 from xcray.training.shards.source import ShardRows, ShardSource, SplitPlan

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Int64, Pattern
-from xcray.solvers.multinomial import Shard, make_shard, shard_rows, total_weight
 from xcray.solvers.rotation_contract import Grid
+from xcray.solvers.row_shards import Shard, make_shard, shard_rows, total_weight
 
 MAX_HELD_OUT_ROWS: Final = 10_000  # approximate limit of evaluated rows
 
@@ -16,7 +16,7 @@ MAX_HELD_OUT_ROWS: Final = 10_000  # approximate limit of evaluated rows
 class SplitPlan(NamedTuple):
     """How rows are split into shards, the same everywhere.
 
-    total: weight of all rows that have labels, see `multinomial.total_weight`.
+    total: weight of all rows that have labels, see `row_shards.total_weight`.
     bias: value of the constant feature.
     held_out_step: evaluate every n-th held-out row of the shard; 0 disables evaluation.
     held_out_weight: weight of the evaluated rows that have labels.

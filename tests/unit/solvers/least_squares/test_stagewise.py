@@ -17,7 +17,7 @@ from xcray.solvers.least_squares.shard_sums import preconditioner
 from xcray.solvers.least_squares.stage_worker import Block, StageWorker, curvature
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
 from xcray.solvers.least_squares.stagewise import StageFitter
-from xcray.solvers.multinomial import Shard
+from xcray.solvers.row_shards import Shard
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 

@@ -1,15 +1,13 @@
-"""Multinomial logistic regression: its problem, and row shards as input of its solvers.
+"""Row shards: some rows with their targets and weights, as input of group solvers.
 
-    L1(W) = lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i + sum_i c_i log sum_k exp(w_k.x_i)
+The weight c_i of row i is its share of the total weight (1/N without weights). Its targets y_i add
+up to 1: each label of a row with m labels has target 1/m, so the softmax of a multinomial model
+should spread over all of them. Rows without labels are left out. `bias` is the value of a constant
+feature, the last one, regularised like the others; 0 for no such feature.
 
-c_i: the weight of row i as a share of the total weight (1/N without weights); y_i: its targets,
-which add up to 1. Each label of a row with m labels has target 1/m, so the softmax should spread
-over all of them. Rows without labels are left out. `bias` is the value of a constant feature, the
-last one, regularised like the others; 0 for no such feature.
-
-Source: Raman et al., "DS-MLR", eq. (2). Targets of several labels: Menon et al., "Multilabel
-reductions: what is my loss optimising?", NeurIPS 2019, the normalised pick-all-labels loss.
-Constant feature: option -B of LIBLINEAR.
+Source: targets of several labels: Menon et al., "Multilabel reductions: what is my loss
+optimising?", NeurIPS 2019, the normalised pick-all-labels loss. Constant feature: option -B of
+LIBLINEAR.
 """
 
 from __future__ import annotations
