@@ -6,6 +6,7 @@ from tests.robustness.badinput.case import LFS, Bad, Good
 
 BAD = [
     Bad("X1", b"1 0:1\n2 0:1\n", "XC_NO_HEADER", 1, 1, hint="svmlight"),
+    Bad("X1-comment", b"# made by hand\n1 0:1\n", "XC_NO_HEADER", 1, hint="svmlight"),
     Bad("X1-json", b'{"text": "a", "labels": ["x"]}\n', "XC_NO_HEADER", 1, hint="jsonl"),
     Bad("X1-fasttext", b"__label__a some words\n", "XC_NO_HEADER", 1, hint="fasttext"),
     Bad("X1-tsv", b"text\tlabels\nwords\tx\n", "XC_NO_HEADER", 1, hint="tsv"),

@@ -78,7 +78,8 @@ LINES: Final = {
         "a value is not a number", "write decimal numbers such as 1, -0.5 or 2e-3"
     ),
     "SVM_BLANK_LINE": ErrorCode(
-        "a blank line between rows", "remove it; rows without labels and features are not stored"
+        "a blank line between rows",
+        "remove it; after a header 'N D K' (format=xc) it is a row without labels and features",
     ),
     "SVM_DUP_INDEX": ErrorCode("an index occurs twice in a row", "write each index once per row"),
     "SVM_INDEX_RANGE": ErrorCode(

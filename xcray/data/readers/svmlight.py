@@ -149,12 +149,8 @@ class BlockReader:
             return
         more, self.n_blank = self.n_blank - len(self.blank), 0
         for line in self.blank:
-            hint = "remove it; rows without labels and features are not stored"
-            self.collector.add(
-                self.source.error(
-                    "SVM_BLANK_LINE", "a blank line between rows", line=line.number, hint=hint
-                )
-            )
+            problem = "a blank line between rows"
+            self.collector.add(self.source.error("SVM_BLANK_LINE", problem, line=line.number))
         self.blank.clear()
         self.collector.n_bad += more
 

@@ -100,7 +100,12 @@ def parse_header(source: Source, first: bytes, content: str = "rows") -> tuple[i
         shown = value[:100].decode("utf-8", "backslashreplace")
         return source.error(code, problem, line=1, column=at + 1, value=shown, hint=hint)
 
-    if b":" in first or b"," in first or guess_format(first) in ("fasttext", "tsv"):
+    if (
+        b":" in first
+        or first.startswith(b"#")
+        or b"," in first
+        or guess_format(first) in ("fasttext", "tsv")
+    ):
         raise error(
             "XC_NO_HEADER",
             f"the first line is not a header '{form}'",
