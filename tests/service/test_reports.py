@@ -78,7 +78,7 @@ def test_histograms_and_examples_of_a_data_set(service: Service) -> None:
         split.n_rows - 1,
     ]
     first = train_part["examples"][0]
-    assert first["labels"] == [service.data.label_names[int(j)].as_py() for j in split.Y.row(0)]
+    assert first["labels"] == [service.data.label_names[j] for j in split.Y.row(0)]
     values = [each["value"] for each in first["features"]]
     assert values == sorted(split.X.row(0)[1].tolist(), key=abs, reverse=True)[:20]
 

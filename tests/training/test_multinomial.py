@@ -164,11 +164,9 @@ def test_unsupported_operations_are_refused_with_a_fix(
 ) -> None:
     with pytest.raises(InputError, match="train the whole model again"):
         retrain_labels(
-            trained["dsmlr"].model_path, tiny.path, tmp_path / "out", [tiny.label_names[0].as_py()]
+            trained["dsmlr"].model_path, tiny.path, tmp_path / "out", [tiny.label_names[0]]
         )
-    fewer = remove_labels(
-        trained["dsmlr"].model_path, tmp_path / "fewer", [tiny.label_names[0].as_py()]
-    )
+    fewer = remove_labels(trained["dsmlr"].model_path, tmp_path / "fewer", [tiny.label_names[0]])
     assert Model.open(fewer.model_path).link == "softmax"
 
 

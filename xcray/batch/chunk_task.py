@@ -237,7 +237,7 @@ class ChunkTask:
         )
         thresholds = Thresholds(self.spec.min_score, self.spec.min_probability)
         keep = thresholds.keep(answer.scores, probabilities)
-        names = state.predictor.model.label_names
+        names = state.predictor.model.label_names.array
         table, schema = to_arrow(answer, names, probabilities, keep), self._output_schema()
         columns = [pa.concat_arrays(ids), *(table.column(name) for name in schema.names[1:])]
         return pa.Table.from_arrays(columns, schema.names).cast(schema)

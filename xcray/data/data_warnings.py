@@ -43,7 +43,7 @@ def data_warnings(data: Dataset, copies: bool = True) -> list[dict[str, Any]]:
     COPIED_ROWS: test rows that equal training rows in all features (one pass over all features;
     not if `copies` is False).
     """
-    names = data.label_names.slice(0, SAMPLE_NAMES).to_pylist()
+    names = data.label_names[:SAMPLE_NAMES].to_pylist()
     warnings = [label_warning(names), _unseen_labels(data), _large_features(data)]
     warnings += [_empty_rows(data, part) for part in data.splits]
     warnings += [_unlabelled_rows(data), _unknown_words(data)]
@@ -138,7 +138,7 @@ def _large_features(data: Dataset) -> DataWarning | None:
     if not len(large):
         return None
     largest = int(np.argmax(scales))
-    name = data.feature_names[largest].as_py()
+    name = data.feature_names[largest]
     return DataWarning(
         "LARGE_FEATURES",
         f"{len(large):,} features, such as {name!r}, have values far larger than those of all "

@@ -31,6 +31,7 @@ from xcray.parameters import require_type
 from xcray.storage.arrow import read_csr, read_names, read_pattern, read_table
 from xcray.storage.atomic import read_json, similar_directory, verify_files
 from xcray.storage.git_lfs import lfs_hint
+from xcray.storage.names import Names
 from xcray.storage.verified import VERIFIED_FILE, VerifiedFiles
 from xcray.system.user_directories import default_home
 
@@ -94,7 +95,7 @@ class Dataset:
     content_hash: SHA-256 over the splits' hashes, the names of labels and features, and the
     text pipeline.
     manifest: content of `manifest.json`; `manifest["source"]` describes the origin of the rows.
-    label_names: (K,) names; `label_names[i].as_py()` is the i-th.
+    label_names: (K,) names; `label_names[i]` is the i-th.
     """
 
     path: Path
@@ -104,7 +105,7 @@ class Dataset:
     content_hash: str
     manifest: dict[str, Any] = field(repr=False)
     splits: Mapping[str, Split] = field(repr=False)
-    label_names: pa.LargeStringArray = field(repr=False)
+    label_names: Names = field(repr=False)
 
     @classmethod
     def open(cls, path: Path | str, verify: bool | VerifiedFiles = False) -> Dataset:
@@ -138,7 +139,9 @@ class Dataset:
                 for part in PARTS
                 if part in manifest["splits"]
             },
-            label_names=_check_length(read_names(path / LABELS), manifest["n_labels"], LABELS),
+            label_names=Names(
+                _check_length(read_names(path / LABELS), manifest["n_labels"], LABELS)
+            ),
         )
         if was_read:
             for split in opened.splits.values():
@@ -190,11 +193,12 @@ class Dataset:
         return read_table(self.path / LABELS).column("train_rows").to_numpy()
 
     @cached_property
-    def feature_names(self) -> pa.LargeStringArray:
+    def feature_names(self) -> Names:
         """Names of the features (D,): those stored, or "0", "1", ..."""
         if (self.path / FEATURES).exists():
-            return _check_length(read_names(self.path / FEATURES), self.n_features, FEATURES)
-        return default_names(self.n_features)
+            stored = read_names(self.path / FEATURES)
+            return Names(_check_length(stored, self.n_features, FEATURES))
+        return Names(default_names(self.n_features))
 
     @cached_property
     def text(self) -> TextPipeline | None:

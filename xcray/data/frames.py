@@ -63,7 +63,7 @@ def _batches(dataset: Dataset, split: Split) -> Iterator[pa.RecordBatch]:
     """Yield the rows."""
     for start in range(0, split.n_rows, BATCH_ROWS):
         X, Y = split.take(start, min(start + BATCH_ROWS, split.n_rows))
-        names = dataset.label_names.take(pa.array(Y.indices))
+        names = dataset.label_names.take(Y.indices)
         items = [(X.indptr, X.indices), (X.indptr, X.data), (Y.indptr, names)]
         columns = [pa.LargeListArray.from_arrays(*map(pa.array, each)) for each in items]
         yield pa.record_batch(columns, schema=SCHEMA)

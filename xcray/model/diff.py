@@ -43,8 +43,8 @@ def diff(a: Model, b: Model) -> ModelDiff:
     Repeated label names in a model are compared by their first occurrence. Labels of a chain of
     stages are identical if all of both models is.
     """
-    rows_a, rows_b = _first_numbers(a.label_names), _first_numbers(b.label_names)
-    names_a, names_b = a.label_names.take(pa.array(rows_a)), b.label_names.take(pa.array(rows_b))
+    rows_a, rows_b = _first_numbers(a.label_names.array), _first_numbers(b.label_names.array)
+    names_a, names_b = a.label_names.take(rows_a), b.label_names.take(rows_b)
     positions = pc.fill_null(pc.index_in(names_a, value_set=names_b), -1)
     to_b = np.asarray(positions.to_numpy(zero_copy_only=False), np.int64)
     in_both = to_b >= 0
@@ -87,9 +87,9 @@ def _feature_map(a: Model, b: Model) -> Int64 | None:
 
     None means that both models have the same features.
     """
-    if a.feature_names.equals(b.feature_names):
+    if a.feature_names == b.feature_names:
         return None
-    positions = pc.index_in(b.feature_names, value_set=a.feature_names)
+    positions = pc.index_in(b.feature_names.array, value_set=a.feature_names.array)
     return np.asarray(pc.fill_null(positions, -1).to_numpy(zero_copy_only=False), np.int64)
 
 

@@ -26,6 +26,7 @@ from xcray.model.directory import (
 )
 from xcray.parameters import require_type
 from xcray.storage.arrow import read_table
+from xcray.storage.names import Names
 from xcray.storage.verified import VerifiedFiles
 
 MAX_SEARCHED_LABELS = 100_000  # labels of a model that are searched for a similar name
@@ -45,8 +46,8 @@ class Model:
     path: Path
     linear: LinearPart | None
     stages: tuple[Stage, ...]
-    label_names: pa.LargeStringArray
-    feature_names: pa.LargeStringArray
+    label_names: Names
+    feature_names: Names
     text: TextPipeline | None
     label_table: pa.Table | None
     manifest: dict[str, Any]
@@ -63,7 +64,11 @@ class Model:
         """
         require_type("path", path, (str, Path), "the path of a model directory")
         parts, manifest = read_parts(Path(path), verify)
-        return cls(path=Path(path), manifest=manifest, **parts._asdict())
+        names = {
+            "label_names": Names(parts.label_names),
+            "feature_names": Names(parts.feature_names),
+        }
+        return cls(path=Path(path), manifest=manifest, **{**parts._asdict(), **names})
 
     @property
     def W(self) -> CSR:
@@ -107,12 +112,12 @@ class Model:
     @property
     def labels(self) -> list[str]:
         """The names of all labels as Python strings."""
-        return [str(name) for name in self.label_names.to_pylist()]
+        return self.label_names.to_pylist()
 
     @property
     def features(self) -> list[str]:
         """The names of all features as Python strings."""
-        return [str(name) for name in self.feature_names.to_pylist()]
+        return self.feature_names.to_pylist()
 
     @cached_property
     def postings(self) -> CSR:
@@ -204,14 +209,14 @@ class Model:
             raise NotFound(
                 f"there is no label number {label}: the model has labels 0 to {self.n_labels - 1}"
             )
-        return str(self.label_names[int(label)].as_py())
+        return self.label_names[label]
 
     def label_id(self, label: int | str) -> int:
         """Return the number of a label given by number or by name. Raises NotFound."""
         if not isinstance(label, str):
             self.label_name(label)
             return int(label)
-        number = int(pc.index(self.label_names, pa.scalar(label, pa.large_string())).as_py())
+        number = int(pc.index(self.label_names.array, pa.scalar(label, pa.large_string())).as_py())
         if number < 0:
             raise NotFound(unknown_label(self, label))
         return number
@@ -219,7 +224,7 @@ class Model:
 
 def unknown_label(model: Model, name: str, kind: str = "label") -> str:
     """Return the message for a label name that a model does not have, with a similar name."""
-    known = model.label_names.to_pylist() if model.n_labels <= MAX_SEARCHED_LABELS else ()
-    examples = ", ".join(repr(excerpt(each, 40)) for each in model.label_names[:3].to_pylist())
+    known = model.label_names if model.n_labels <= MAX_SEARCHED_LABELS else ()
+    examples = ", ".join(repr(excerpt(each, 40)) for each in model.label_names[:3])
     similar = suggestion(name, known) or f"; its labels have names like {examples}"
     return f"the model has no {kind} {excerpt(name)!r}{similar}"

@@ -31,6 +31,7 @@ from xcray.model.model import Model
 from xcray.model.stages import n_weights, stages_hash
 from xcray.storage.arrow import write_matrix
 from xcray.storage.atomic import sha256_arrays
+from xcray.storage.names import Names
 
 LINKS = ("identity", "softmax", "probability")
 LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
@@ -42,8 +43,8 @@ class ModelContent:
 
     W: (K, D) CSR, one row per label, in memory or mapped. It is never copied, and transposed
     within a memory budget. b: (K,) float32. stages: of a chain of stages, whose W and b are None.
-    label_names, feature_names: K and D strings (Arrow or a sequence). text: the pipeline that makes
-    features from text. link: one of LINKS.
+    label_names, feature_names: K and D strings (Names, Arrow or a sequence). text: the pipeline
+    that makes features from text. link: one of LINKS.
     calibration: curves from scores to probabilities, and how they were fitted (JSON). row_norm: one
     of ROW_NORMS, applied to the rows of every request. The curves, a link other than "identity" and
     a row_norm other than "none" are part of the content hash, because they change predictions.
@@ -291,6 +292,8 @@ def _index_weights(staging: Staging, W: CSR, b: Any, row_norm: str) -> SearchInd
 
 def _to_arrow_names(names: Any) -> pa.LargeStringArray:
     """Return strings as one Arrow array."""
+    if isinstance(names, Names):
+        return names.array
     if isinstance(names, pa.ChunkedArray):
         names = names.combine_chunks()
     out = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from xcray.index.scorer import Contributions
 from xcray.model.model import Model
@@ -53,6 +52,6 @@ def list_contributions(model: Model, summands: Contributions) -> list[Contributi
     """
     features, x, weights, _ = summands
     order = np.argsort(-np.abs(x * weights), kind="stable")
-    names = model.feature_names.take(pa.array(features[order])).to_pylist()
+    names = model.feature_names.take(features[order]).to_pylist()
     numbers = (values[order].tolist() for values in (x, weights, x * weights))
     return [Contribution(*part) for part in zip(names, *numbers, strict=True)]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from xcray.arrays import CSR, Float64
@@ -41,7 +40,7 @@ def list_labels(
     if contains is None:
         stop = model.n_labels if limit is None else min(model.n_labels, start + limit)
         return [_summary(model, number) for number in range(min(start, stop), stop)]
-    matches = pc.match_substring(model.label_names, contains, ignore_case=True)
+    matches = pc.match_substring(model.label_names.array, contains, ignore_case=True)
     numbers = np.flatnonzero(matches.to_numpy(zero_copy_only=False))
     numbers = numbers[numbers >= start]
     return [_summary(model, int(number)) for number in numbers[:limit]]
@@ -60,7 +59,7 @@ def label_details(
     number = model.label_id(label)
     features, weights = model.W.row(number)
     order = np.argsort(-np.abs(weights), kind="stable")[:n_features]
-    names = model.feature_names.take(pa.array(features[order].astype(np.int64))).to_pylist()
+    names = model.feature_names.take(features[order].astype(np.int64)).to_pylist()
     cosines = cosine_similarities(model.W, number)
     cosines[number] = 0.0
     similar = np.argsort(-cosines, kind="stable")[:n_similar]

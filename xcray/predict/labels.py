@@ -118,7 +118,8 @@ def positions_by_name(model: Model, names: Iterable[str]) -> dict[str, Int64]:
     sorted_names = sorted(names)
     if not sorted_names:
         return {}
-    matches = pc.index_in(model.label_names, value_set=pa.array(sorted_names, pa.large_string()))
+    wanted = pa.array(sorted_names, pa.large_string())
+    matches = pc.index_in(model.label_names.array, value_set=wanted)
     matched = np.flatnonzero(matches.is_valid().to_numpy(zero_copy_only=False))
     name_index = matches.take(pa.array(matched)).to_numpy()
     order = np.argsort(name_index, kind="stable")

@@ -214,7 +214,7 @@ class Predictor:
         )
         probabilities = self.probabilities(result, filtered=filtered) if has_probabilities else None
         keep = Thresholds(**thresholds).keep(result.scores, probabilities)
-        return to_arrow(result, self.model.label_names, probabilities, keep)
+        return to_arrow(result, self.model.label_names.array, probabilities, keep)
 
     @takes(ThresholdOptions)
     def scored_labels(
@@ -229,7 +229,7 @@ class Predictor:
         needed for min_probability.
         """
         keep = Thresholds(**thresholds).keep(top.scores, probabilities)
-        names = self.model.label_names.take(pa.array(top.labels.ravel())).to_pylist()
+        names = self.model.label_names.take(top.labels.ravel()).to_pylist()
         probability_column = () if probabilities is None else (probabilities.ravel().tolist(),)
         items = [
             ScoredLabel(*values)

@@ -453,7 +453,7 @@ def test_versions_deleted_by_another_process_are_unloaded(tmp_path: Path) -> Non
 def test_both_conversions_of_label_names_agree(tmp_path: Path, rows: int) -> None:
     names = text_model(tmp_path / "model", labels=["é \U0001f600", '"', "", "d"]).label_names
     labels = np.arange(rows * 2, dtype=np.int32).reshape(rows, 2) % 4
-    expected = [[names[int(j)].as_py() for j in row] for row in labels]
+    expected = [[names[int(j)] for j in row] for row in labels]
     assert NameTable(names).rows(labels) == expected
     flat = [name for row in expected for name in row]
     assert [str(name, "utf-8") for name in NameTable(names).utf8(labels)] == flat

@@ -226,7 +226,7 @@ def test_retraining_on_other_rows_changes_those_labels_alone(
     )
     fresh = trained(data, tmp_path)
     rest = [k for k in range(40) if k not in (1, 3)]
-    assert new.label_names.equals(complete_model.label_names)
+    assert new.label_names == complete_model.label_names
     assert same_labels(new, rest, complete_model, rest)
     assert solved_alike(new, [3, 1], fresh, [1, 2])
     assert not solved_alike(new, [3], complete_model, [3])

@@ -57,7 +57,7 @@ def test_text_goes_through_the_pipeline_as_it_is(old: Dataset, tmp_path: Path) -
     new = build("jsonl", sources, tmp_path / "new", options(old.path))
     assert new.text is not None
     assert new.text.fingerprint == old.text.fingerprint
-    assert new.feature_names.equals(old.feature_names)
+    assert new.feature_names == old.feature_names
     rows = old.text.transform([text for text, _ in NEW])
     for result, expected in zip(new.train.X[:3], rows[:3], strict=True):
         assert result.tobytes() == expected.tobytes()
@@ -86,7 +86,7 @@ def test_a_model_gets_labels_of_a_data_set_with_its_features(old: Dataset, tmp_p
 def test_matrices_take_the_number_of_features(tmp_path: Path, tiny: Dataset) -> None:
     (tmp_path / "rows.svm").write_text("1 1:0.5 3:1\n2 2:1\n")
     new = build("svmlight", {"train": tmp_path / "rows.svm"}, tmp_path / "new", options(tiny.path))
-    assert (new.n_features, new.feature_names.equals(tiny.feature_names)) == (200, True)
+    assert (new.n_features, new.feature_names == tiny.feature_names) == (200, True)
     (tmp_path / "wide.svm").write_text("1 201:0.5\n")
     with pytest.raises(DataError, match="201"):
         build("svmlight", {"train": tmp_path / "wide.svm"}, tmp_path / "wide", options(tiny.path))

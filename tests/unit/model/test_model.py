@@ -119,7 +119,7 @@ def test_the_text_pipeline_and_the_class_report_come_along(tmp_path: Path) -> No
     assert model.text is not None
     assert model.label_table is not None
     row = model.text.transform(["csv rows"]).row(0)[0].tolist()
-    assert [model.feature_names[j].as_py() for j in row] == ["csv", "rows"]
+    assert [model.feature_names[j] for j in row] == ["csv", "rows"]
     assert model.manifest["text"] == {"fingerprint": model.text.fingerprint}
     assert model.label_table.column("gap").to_pylist()[:3] == [0, 0.125, 0.25]
     assert model.manifest["report"] == {"seconds": 1.5}

@@ -431,7 +431,7 @@ def dataset_summary(dataset: Dataset) -> dict[str, Any]:
             part: {"n_rows": split.n_rows, "x_nnz": split.X.nnz, "y_nnz": split.Y.nnz}
             for part, split in dataset.splits.items()
         },
-        "frequent_labels": [[dataset.label_names[int(i)].as_py(), int(counts[i])] for i in order],
+        "frequent_labels": [[dataset.label_names[int(i)], int(counts[i])] for i in order],
         "warnings": data_warnings(dataset),
         "text": dataset.text is not None,
         "weights": dataset.train.weights is not None,

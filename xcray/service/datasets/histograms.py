@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from xcray.arrays import Int64
 from xcray.data.dataset import Dataset, Split
@@ -61,13 +60,11 @@ def _example(dataset: Dataset, split: Split, row: int) -> dict[str, Any]:
     labels = split.Y.row(row)
     features, values = split.X.row(row)
     order = np.argsort(-np.abs(values), kind="stable")[:MAX_NAMES]
-    names = dataset.feature_names.take(pa.array(features[order].astype(np.int64))).to_pylist()
+    names = dataset.feature_names.take(features[order].astype(np.int64)).to_pylist()
     return {
         "row": row,
         "n_labels": len(labels),
-        "labels": dataset.label_names.take(
-            pa.array(labels[:MAX_NAMES].astype(np.int64))
-        ).to_pylist(),
+        "labels": dataset.label_names.take(labels[:MAX_NAMES].astype(np.int64)).to_pylist(),
         "n_features": len(features),
         "features": [
             {"feature": name, "value": value}

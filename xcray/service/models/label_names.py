@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import pyarrow as pa
-
 from xcray.arrays import Int32
 from xcray.data.text.vocabulary import string_bytes
+from xcray.storage.names import Names
 
 # up to this many names are read one by one (0.3 us each); for more, Arrow's take is faster (12 us
 # plus 0.05 us each)
@@ -17,10 +16,10 @@ MAX_SINGLE_LOOKUPS: Final = 40
 class NameTable:
     """The label names of a model, read from Arrow's memory."""
 
-    def __init__(self, names: pa.LargeStringArray) -> None:
-        """Wrap an array without missing names."""
+    def __init__(self, names: Names) -> None:
+        """Wrap names, none of which is missing."""
         self._names = names
-        starts, letters = string_bytes(names)
+        starts, letters = string_bytes(names.array)
         self._starts, self._letters = starts.data, letters.data
 
     def utf8(self, labels: Int32) -> list[memoryview]:
@@ -34,7 +33,7 @@ class NameTable:
     def texts(self, labels: Int32) -> list[str]:
         """Return the names of label numbers of any shape, flat; that of -1 is empty."""
         if labels.size > MAX_SINGLE_LOOKUPS and labels.min() >= 0:
-            return list(self._names.take(pa.array(labels.ravel())).to_pylist())
+            return list(self._names.take(labels.ravel()).to_pylist())
         return [str(name, "utf-8") for name in self.utf8(labels)]
 
     def rows(self, labels: Int32) -> list[list[str]]:

@@ -114,7 +114,7 @@ def check_features(model: Model, data: Dataset) -> None:
     elif data.n_features != model.n_features:
         sizes = f"has {data.n_features} features, the model {model.n_features}"
         raise ShapeMismatch(f"data set {data.name} {sizes}; {fix}", code="OTHER_FEATURES")
-    elif not data.feature_names.equals(model.feature_names):
+    elif data.feature_names != model.feature_names:
         raise ShapeMismatch(
             f"data set {data.name} has features of other names than the model; {fix}",
             code="OTHER_FEATURES",

@@ -1,0 +1,60 @@
+"""Names of labels or features, by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import pyarrow as pa
+
+
+class Names(Sequence[str]):
+    """Names in the order of their numbers: `names[i]` is a string.
+
+    array: the names as an Arrow array, which can be mapped from a file.
+    """
+
+    def __init__(self, array: pa.LargeStringArray) -> None:
+        self.array = array
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Names: ...
+
+    def __getitem__(self, at: int | slice) -> str | Names:
+        """Return one name, or those of a range. Raises IndexError."""
+        return Names(self.array[at]) if isinstance(at, slice) else str(self.array[int(at)].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self.to_pylist())
+
+    def __arrow_array__(self, type: pa.DataType | None = None) -> pa.Array:
+        """Return the Arrow array, so that pyarrow makes no Python strings."""
+        return self.array if type is None else self.array.cast(type)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether another sequence has the same names in the same order."""
+        if isinstance(other, Names):
+            return bool(self.array.equals(other.array))
+        return isinstance(other, list | tuple) and self.to_pylist() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Return the number of names and the first ones."""
+        return f"Names({len(self):,}: {', '.join(self[:5].to_pylist())}{', ...' * (len(self) > 5)})"
+
+    def take(self, numbers: Any) -> pa.LargeStringArray:
+        """Return the names of these numbers, (n,) of integers, as an Arrow array."""
+        return self.array.take(pa.array(numbers))
+
+    def to_pylist(self) -> list[str]:
+        """Return all names as a list."""
+        return list(self.array.to_pylist())
