@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.group_programs import copied
-from tests.support.small_trainings import PARAMS, References, compare, once_at, spec_of
+from tests.support.small_trainings import (
+    DISTINCT,
+    PARAMS,
+    References,
+    compare,
+    kill,
+    once_at,
+    spec_of,
+)
 from xcray.data.dataset import Dataset
 from xcray.errors import Stopped
 from xcray.solvers import SOLVERS, make_solver
 from xcray.solvers.group_contract import Round
 from xcray.storage import checkpoints
 from xcray.storage.checkpoints import TrainingState
-from xcray.training import group_training, train
+from xcray.training import TrainSpec, group_training, train
 from xcray.training.group_training import RowWorkerFactory, training_rows
 from xcray.workers.calls import GroupCalls
-from xcray.workers.local_group import SerialGroup
+from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
 
 GROUP = [name for name in PARAMS if SOLVERS[name].family == "group"]
 each_solver = pytest.mark.parametrize("solver", GROUP)
+drill = partial(pytest.param, marks=pytest.mark.drill)
+each_way = pytest.mark.parametrize("solver", [name for name in GROUP if name in DISTINCT])
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +76,7 @@ def test_from_each_round_it_goes_on_with_the_same_bits(tiny: Dataset, solver: st
         assert following == [bits(one) for one in expected], f"after round {done.number}"
 
 
-@pytest.mark.parametrize("solver", [name for name in GROUP if name != "least-squares"])
+@each_way
 def test_a_damaged_checkpoint_costs_one_round(
     tiny: Dataset,
     references: References,
@@ -91,6 +103,91 @@ def test_a_damaged_checkpoint_costs_one_round(
     assert done[0] == int(newest.name[-6:])  # the round is repeated
     assert result.report["damaged_checkpoints"] == [newest.name]
     assert result.sha256 == references[solver].sha256
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[ThreadGroup]:
+    """Run the workers of Ray trainings in threads of this process; return their groups."""
+    made: list[ThreadGroup] = []
+
+    def make_group(spec: TrainSpec, factory: Any, workers: int, *_: Any) -> ThreadGroup:
+        made.append(ThreadGroup(factory, workers))
+        return made[-1]
+
+    monkeypatch.setattr(group_training, "make_worker_group", make_group)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("solver", "saves"),
+    [
+        *((name, True) for name in GROUP if name in DISTINCT),
+        *((name, False) for name in ("memoir", "pdsparse")),  # their workers have the weights
+    ],
+)
+def test_after_the_loss_of_a_worker_the_model_is_the_same(
+    tiny: Dataset,
+    references: References,
+    groups: list[ThreadGroup],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    solver: str,
+    saves: bool,
+) -> None:
+    """Two workers, of which the last one is lost after the first round."""
+    monkeypatch.setattr(checkpoints, "seconds_between", lambda _: 0.0 if saves else 1e9)
+    result = train(
+        spec_of(tiny, solver, pool="ray", workers=2),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+        progress=once_at(1, lambda: groups[0].simulate_loss(groups[0].workers[-1])),
+    )
+    assert result.report["workers_lost"] == 1
+    compare(solver, result, references[solver])
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        name if name in ("lbfgs", "generalized-least-squares") else drill(name)
+        for name in GROUP
+        if name in DISTINCT
+    ],
+)
+def test_a_kill_after_a_saved_round_changes_no_bit(
+    tiny: Dataset, references: References, tmp_path: Path, solver: str
+) -> None:
+    """Momentum and the history of L-BFGS are in the checkpoint."""
+    spec, done = spec_of(tiny, solver), list[int]()
+    kill(spec, tmp_path / "run", 2)
+    result = train(
+        spec,
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+        progress=lambda step: done.append(step.done) if step.phase == "TRAINING" else None,
+    )
+    assert done[0] == 3  # no round is repeated
+    assert result.sha256 == references[solver].sha256
+
+
+@each_way
+def test_it_goes_on_with_another_number_of_workers(
+    tiny: Dataset,
+    references: References,
+    groups: list[ThreadGroup],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    solver: str,
+) -> None:
+    monkeypatch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
+    spec, stop = spec_of(tiny, solver, pool="ray", workers=3), StopFlag()
+    folders = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
+    with pytest.raises(Stopped):
+        train(spec, **folders, progress=once_at(1, stop.set), stop=stop)
+    result = train(replace(spec, workers=2), **folders)
+    first, second = (len(group.workers) for group in groups)
+    assert (first, second) in ((3, 2), (1, 1))  # PD-Sparse has one
+    compare(solver, result, references[solver])
 
 
 def test_stages_whose_last_checkpoints_are_damaged_are_fitted_again(
@@ -137,7 +234,7 @@ def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
     compare("lc", result, references["lc"])
 
 
-@each_solver
+@each_way
 def test_rounds_end_when_time_is_up(tiny: Dataset, tmp_path: Path, solver: str) -> None:
     spec = spec_of(tiny, solver, max_seconds=1e-3)
     report = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").report

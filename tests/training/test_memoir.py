@@ -1,27 +1,20 @@
-"""MEMOIR on several workers: the same bits, losses and resumes; what a search missed."""
+"""MEMOIR on several workers: the same bits; what a search missed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.small_trainings import once_at
 from xcray.data.dataset import Dataset
-from xcray.errors import Stopped
 from xcray.solvers import describe_solver, make_solver
-from xcray.storage import checkpoints
-from xcray.storage.checkpoints import CheckpointFolder
 from xcray.training import TrainResult, TrainSpec, group_training, train
 from xcray.training.report.render import draw_report
 from xcray.training.strategies import make_strategy
 from xcray.training.strategy import TrainingContext
 from xcray.workers.local_group import ThreadGroup
-from xcray.workers.pool import StopFlag
-from xcray.workers.ray.local_cluster import local_ray
 
 PARAMS: dict[str, Any] = {
     "rounds": 12,
@@ -41,13 +34,6 @@ def reference(
     folder = tmp_path_factory.mktemp("reference")
     spec = TrainSpec(str(tiny.path), solver="memoir", pool="serial", params=PARAMS)
     return spec, train(spec, run_dir=folder / "run", out=folder / "model")
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    """Start a local Ray with room for four workers."""
-    with local_ray(num_cpus=4) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -83,46 +69,6 @@ def test_workers_with_all_weights_give_the_same_bits(
     assert other.report["stopped"] == result.report["stopped"]
     assert other.report["workers_lost"] == 0
     assert set(range(1, 12)) <= set(seen)  # progress by rounds
-
-
-@pytest.mark.parametrize(("interval", "worker"), [(0.0, "worker-1"), (1e9, "worker-0")])
-def test_after_the_loss_of_a_worker_all_go_back_to_the_checkpoint(
-    reference: tuple[TrainSpec, TrainResult],
-    groups: list[ThreadGroup],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    interval: float,
-    worker: str,
-) -> None:
-    monkeypatch.setattr(checkpoints, "seconds_between", lambda _: interval)
-    spec, result = reference
-    other = train(
-        replace(spec, pool="ray", workers=2),
-        run_dir=tmp_path / "run",
-        out=tmp_path / "model",
-        progress=once_at(5, lambda: groups[0].simulate_loss(worker)),
-    )
-    assert other.report["workers_lost"] == 1
-    assert other.sha256 == result.sha256
-
-
-def test_a_training_resumes_on_another_number_of_workers(
-    reference: tuple[TrainSpec, TrainResult],
-    groups: list[ThreadGroup],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
-    spec, result = reference
-    paths = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
-    for workers, number in ((2, 4), (3, 8)):
-        stop, done = StopFlag(), once_at(number, lambda: stop.set())  # noqa: B023
-        with pytest.raises(Stopped):
-            train(replace(spec, pool="ray", workers=workers), **paths, progress=done, stop=stop)
-    newest = CheckpointFolder(tmp_path / "run" / "checkpoints").newest()
-    assert newest is not None
-    assert 8 <= newest.note["state"]["number"] < 12
-    assert train(spec, **paths).sha256 == result.sha256
 
 
 def test_samples_that_change_weights_one_by_one_need_one_worker(
