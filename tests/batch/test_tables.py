@@ -47,6 +47,18 @@ def test_rows_of_another_width_are_refused_with_their_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_column_that_is_there_twice_is_refused_if_it_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text_model(tmp_path / "model")
+    (tmp_path / "rows.csv").write_text(",body,key,key\n0,one,two,three\n")
+    words = [str(word) for word in ("predict-batch", tmp_path / "model", tmp_path / "rows.csv")]
+    fields = ["--text-fields", "body", "--id-field", "key"]
+    assert main([*words, str(tmp_path / "out"), *fields]) == 2
+    assert "two columns are called 'key'" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "out"), *fields[:2]]) == 0
+
+
 def semicolon_model(folder: Path) -> None:
     """Train `folder/model` from a table whose fields are not the default ones."""
     words = ("sockets", "tables", "dates")

@@ -87,7 +87,9 @@ def twins(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Twins:
     )
 
 
-def test_the_model_and_its_answers_are_those_of_rows_normalised_by_hand(twins: Twins) -> None:
+def test_the_model_and_its_answers_are_those_of_rows_normalised_by_hand(
+    twins: Twins, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert np.array_equal(twins.model.W.data, twins.by_hand.W.data)
     assert np.array_equal(twins.model.W.indices, twins.by_hand.W.indices)
     assert np.array_equal(twins.model.b, twins.by_hand.b)
@@ -95,7 +97,16 @@ def test_the_model_and_its_answers_are_those_of_rows_normalised_by_hand(twins: T
     assert (twins.model.row_norm, twins.by_hand.row_norm) == ("l2", "none")
     predictor, other = Predictor(twins.model), Predictor(twins.by_hand)
     rows, divided_rows = twins.raw["test"].X, twins.hand["test"].X
-    for options in ({}, {"kernels": False}, {"deadline_ms": 1e6}, {"allow": [0, 3, 7]}):
+    for options, in_numpy in (
+        ({}, False),
+        ({}, True),
+        ({"deadline_ms": 1e6}, False),
+        ({"allow": [0, 3, 7]}, False),
+    ):
+        if in_numpy:
+            monkeypatch.setattr(SearchIndex, "is_compiled", False)
+        else:
+            monkeypatch.undo()
         ours, theirs = (
             predictor.search(rows, 3, **options),
             other.search(divided_rows, 3, **options),

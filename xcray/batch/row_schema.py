@@ -51,7 +51,7 @@ def infer_schema(
     """Return the schema that a spec requests, or that the column names imply.
 
     text_fields: those of the model's data; None if it reads no text. Then a column called text is
-    ignored if there are feature columns. Raises DataError FIELD_MISSING.
+    ignored if there are feature columns. Raises DataError for a missing or repeated column.
     """
     present = set(names)
     own = tuple(text_fields or ())
@@ -84,5 +84,14 @@ def infer_schema(
             f"there is no column {missing[0]!r}; there are: {listed}",
             file=file,
             hint=hint,
+        )
+    twice = next((name for name in schema.columns if list(names).count(name) > 1), None)
+    if twice is not None:
+        raise DataError(
+            "PARQUET_COLUMN" if spec.format == "parquet" else "CSV_HEADER",
+            f"two columns are called {twice!r}",
+            file=file,
+            value=twice,
+            hint="rename one of them",
         )
     return schema
