@@ -59,14 +59,19 @@ def _wait_for_head() -> None:
     """
     address = ray.get_runtime_context().gcs_address
     deadline = time.monotonic() + HEAD_SECONDS
-    while not is_reachable(address, 1.0):
+    while not is_reachable(address):
         if time.monotonic() > deadline:
-            raise Unavailable(
-                f"Ray's head at {address} has ended or cannot be reached; finished work is kept: "
-                "check its logs and memory, then run the same command again",
-                code="RAY_ENDED",
-            )
+            raise _ended(f"Ray's head at {address} has ended or cannot be reached")
         time.sleep(0.1)
+
+
+def _ended(subject: str) -> Unavailable:
+    """Return the error for a Ray that is gone."""
+    return Unavailable(
+        f"{subject}; finished work is kept: "
+        "check Ray's logs and the memory, then run the same command again",
+        code="RAY_ENDED",
+    )
 
 
 def cluster_cores() -> int:
@@ -103,16 +108,26 @@ class ClusterView:
         self.draining: dict[str, float] = {}
         self._stores: dict[str, float] = {}
         self._free: dict[str, dict[str, float]] = {}
+        self._raylet = ""  # "host:port" of the driver's node
         self.n_refreshes = 0
         self._refreshed_at = -REFRESH_SECONDS
 
     def refresh(self, seconds: float = 0.0) -> None:
-        """Query the GCS, unless the last query was less than `seconds` ago."""
+        """Query the GCS, unless the last query was less than `seconds` ago.
+
+        Raises Unavailable RAY_ENDED if the head or the driver's node is gone.
+        """
         now = time.monotonic()
         if self.n_refreshes and now < self._refreshed_at + seconds:
             return
         self.n_refreshes, self._refreshed_at = self.n_refreshes + 1, now
+        # Ray ends this process some seconds after its node.
+        if self._raylet and not is_reachable(self._raylet):
+            raise _ended("Ray has ended on this machine")
         nodes, self._free, draining = read_gcs()
+        own = next((each for each in nodes if each["NodeID"] == driver_node()), {})
+        if port := own.get("NodeManagerPort"):
+            self._raylet = f"{own['NodeManagerAddress']}:{port}"
         vanished = [each for each in nodes if not each["Alive"] and each["NodeID"] in self.alive]
         self.nodes_lost += sum(
             each.get("DeathReason", 0) not in PLANNED_DEATHS for each in vanished
