@@ -17,6 +17,10 @@ from xcray.system.units import parse_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Limits of numbers that declare a lower limit only. Beyond them float64 and int32 do not suffice.
+MAX_WHOLE: Final = 2**31 - 1
+MAX_NUMBER: Final = 1e12
+LEAST_NUMBER: Final = 1e-20  # above 0
 MAX_SECONDS: Final = 366 * 86400.0  # of any time limit
 _KIND_NAMES: Final[dict[type, str]] = {
     bool: "true or false",
@@ -43,13 +47,19 @@ def parameter(
     """Return a dataclass field with a default, a help text and a range.
 
     The range is low <= x <= high, x > above, or one of `choices`; of a text, low and high are
-    lengths. kind: type of the values of a default of None, which means "not given". unit: "bytes",
+    lengths. A number with a lower limit is at most MAX_WHOLE or MAX_NUMBER if `high` is missing,
+    and one above 0 at least LEAST_NUMBER.
+    kind: type of the values of a default of None, which means "not given". unit: "bytes",
     which can also be text like "4GiB", or "seconds". many: the largest number of values, for a
     tuple of them. flags: of the command line, if not the name. set_by_server: whether a service
     has a default of its own.
     """
+    number = kind or type(default)
+    if high is None and number in (int, float) and (low, above) != (None, None):
+        high = MAX_WHOLE if number is int else MAX_NUMBER
+        low = LEAST_NUMBER if above == 0 and number is float else low
     about: dict[str, Any] = {"help": help, "low": low, "high": high, "above": above}
-    about |= {"choices": choices, "kind": kind or type(default), "unit": unit, "many": many}
+    about |= {"choices": choices, "kind": number, "unit": unit, "many": many}
     about |= {"flags": flags, "set_by_server": set_by_server}
     return dataclasses.field(
         default=default, metadata={k: v for k, v in about.items() if v is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from xcray.data.build import BuildOptions, build
-from xcray.errors import ParameterError
+from xcray.errors import InputError, ParameterError, Refused
 from xcray.model.model import Model
+from xcray.parameters import LEAST_NUMBER, declared_fields
 from xcray.predict import Predictor
-from xcray.solvers import BUILT_IN
+from xcray.solvers import BUILT_IN, SOLVERS
 from xcray.training import TrainSpec, train
 
 Row = tuple[list[int], list[tuple[int, float]]]
@@ -53,11 +55,15 @@ CASES: dict[str, list[Row]] = {
 }
 
 
+HUGE = "only huge values"
+CASES_OF_DATA = {**CASES, HUGE: [([i % 3], [(1, 3e38), (2, -3e38)]) for i in range(9)]}
+
+
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the path of a data set directory per case."""
     folder = tmp_path_factory.mktemp("edge")
-    for number, rows in enumerate(CASES.values()):
+    for number, rows in enumerate(CASES_OF_DATA.values()):
         lines = [
             ",".join(map(str, labels)) + "".join(f" {name}:{value!r}" for name, value in features)
             for labels, features in rows
@@ -65,7 +71,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (folder / f"{number}.svm").write_text("\n".join(lines) + "\n")
         source = {"train": folder / f"{number}.svm"}
         build("svmlight", source, folder / str(number), BuildOptions())
-    return {name: folder / str(number) for number, name in enumerate(CASES)}
+    return {name: folder / str(number) for number, name in enumerate(CASES_OF_DATA)}
 
 
 # these share the code of another solver; what is left to differ is their arithmetic
@@ -111,3 +117,59 @@ def test_a_training_ends_with_a_finite_model(
         for name, value in features:
             X[i, name - 1] = value
     assert np.isfinite(Predictor(model).predict(X, 1).scores).all()
+
+
+def test_weights_that_are_not_finite_are_the_fault_of_the_values(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    params = {"stages": 1, "block_size": 50}
+    spec = TrainSpec(str(directories[HUGE]), solver="stagewise", pool="serial", params=params)
+    with pytest.raises(ParameterError, match="feature values, or parameters") as caught:
+        train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert caught.value.code == "NOT_FINITE"
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_round_that_does_not_fit_into_memory_is_refused_at_once(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    params = {"batch": 2**31 - 1}
+    spec = TrainSpec(str(directories["one row"]), solver="memoir", pool="serial", params=params)
+    with pytest.raises(Refused, match="GiB of memory"):
+        train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+
+
+def extremes(field: Field[Any]) -> list[Any]:
+    """Return the ends of the range of a number, or all choices; of a whole number only the least.
+
+    The largest whole numbers are rounds, sizes and counts: such trainings take long.
+    """
+    about = field.metadata
+    if "choices" in about:
+        return list(about["choices"])
+    low = about.get("low", LEAST_NUMBER)
+    return [low] if about["kind"] is int else [float(low), float(about["high"])]
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("solver", BUILT_IN)
+def test_parameters_at_the_ends_of_their_ranges(
+    directories: dict[str, Path], tmp_path: Path, solver: str
+) -> None:
+    """Each gives a finite model, or is refused with a reason."""
+    codes = set()
+    for field in declared_fields(SOLVERS[solver]):
+        for number, value in enumerate(extremes(field)):
+            place = tmp_path / f"{field.name}-{number}"
+            params = {**SMALL.get(solver, {}), field.name: value}
+            data = str(directories["a label on every row"])
+            try:
+                spec = TrainSpec(data, solver=solver, pool="serial", params=params)
+                result = train(spec, run_dir=place / "run", out=place / "model")
+            except InputError as error:
+                codes.add(error.code)
+                continue
+            json.dumps(result.report, allow_nan=False)
+            linear = Model.open(result.model_path).linear
+            assert linear is None or np.isfinite(linear.W.data).all()
+    assert codes <= {"PARAMETER", "NOT_FINITE"}

@@ -46,7 +46,7 @@ from xcray.model.manifest import (
     row_norm_of,
     seal_manifest,
 )
-from xcray.model.stages import read_stages, write_stages
+from xcray.model.stages import not_finite, read_stages, write_stages
 from xcray.storage.arrow import CSR_TYPES, read_csr, read_table, write_table
 from xcray.storage.atomic import (
     create_staging_directory,
@@ -62,6 +62,7 @@ from xcray.storage.verified import VerifiedFiles
 CARD = "card.md"
 TIMELINE = "timeline.arrow"
 STAGES = "stages"
+NOT_FINITE = FAULTS.index("a value is not finite")
 
 
 class LinearPart(NamedTuple):
@@ -151,12 +152,12 @@ class Staging:
     def index(self, b: Any, row_norm: str = "none") -> SearchIndex:
         """Write the biases b (K,) and the packed lists, and return the search over them, mapped.
 
-        row_norm: as for `SearchIndex`. A second call returns the same index. Raises Corrupt if a
-        weight or bias is not finite or a row is not canonical.
+        row_norm: as for `SearchIndex`. A second call returns the same index. Raises
+        ParameterError if a weight or bias is not finite, Corrupt if a row is not canonical.
         """
         if self._index is None:
             W, b = read_csr(self.weights), frozen(b, np.float32)
-            check_numbers(W, b, WEIGHTS)
+            _check_results(W, b)
             self._on_step()
             write_table(self.path / BIAS, pa.table({"bias": pa.array(b)}))
             (self.path / LISTS).parent.mkdir()
@@ -223,6 +224,15 @@ def read_parts(
     if verify and parts.linear is not None:
         parts.linear.search.check(LISTS)
     return parts, manifest
+
+
+def _check_results(W: CSR, b: Float32) -> None:
+    """Raise ParameterError if results of a training are not finite, Corrupt if not canonical."""
+    code, row = first_fault(W)
+    if code == NOT_FINITE or not np.isfinite(b).all():
+        label = row if code else int(np.argmin(np.isfinite(b)))
+        raise not_finite(f"a weight of label {label}")
+    check_numbers(W, b, WEIGHTS)
 
 
 def check_numbers(matrix: CSR, b: Float32, name: str) -> None:

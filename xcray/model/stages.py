@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, frozen
-from xcray.errors import Corrupt, ShapeMismatch
+from xcray.errors import Corrupt, ParameterError, ShapeMismatch
 from xcray.features.pipeline import load_pipeline
 from xcray.index.staged import Stage, StageCalibration, StagedScorer
 from xcray.kernels.canonical import FAULTS, first_fault
@@ -31,13 +31,26 @@ MAX_STAGES: Final = 1024
 ENTRY_NAMES: Final = ("features", "sparse", "cubic")
 
 
+def not_finite(what: str) -> ParameterError:
+    """Return the error of a training whose results are not finite numbers."""
+    return ParameterError(
+        f"{what} is not finite: feature values, or parameters of the training, are too large; "
+        "scale the features, for example to rows of length 1",
+        code="NOT_FINITE",
+    )
+
+
 def write_stages(folder: Path, stages: Sequence[Stage]) -> list[dict[str, Any]]:
     """Write stages below an existing folder, and return their manifest entries, JSON-ready.
 
     An entry has `features` ("input", or the fingerprint of the pipeline), `sparse` (whether W is
     sparse), and `cubic` (None, or whether that calibration has the projection, as `simplex`).
+    Raises ParameterError if a weight is not finite.
     """
     for number, stage in enumerate(stages):
+        for array in (stage.W.data if isinstance(stage.W, CSR) else stage.W, stage.b):
+            if not np.isfinite(array).all():
+                raise not_finite(f"a weight of stage {number + 1}")
         place = folder / str(number)
         place.mkdir()
         columns = {

@@ -115,8 +115,8 @@ def write_model(
 
     staged: an entered `Staging` of this path whose `index` was called. W and b are the arrays
     of that index and are not written again.
-    Raises ShapeMismatch if sizes disagree, Corrupt if a weight is not finite, ParameterError if
-    a value is not JSON or the link is unknown, Conflict if `path` exists.
+    Raises ShapeMismatch if sizes disagree, ParameterError if a weight is not finite, a value is
+    not JSON or the link is unknown, Conflict if `path` exists.
     """
     text, calibration = content.text, content.calibration
     manifest = training.manifest_entries() | {

@@ -30,6 +30,7 @@ PIECE = 1 << 20  # values that are converted to float64 at once
 # Hessians take longer, but at least the number of rows per ROWS_PER_UNIT positives of the median
 # label, since each round reads all rows. Chosen on CLEF, MNIST and kddcup99.
 MIN_CURVATURE, FEATURES_PER_UNIT, ROWS_PER_UNIT = 8.0, 20.0, 20.0
+MAX_CURVATURE = 1e14  # in float64 a Hessian of larger ones can be singular
 CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 MAX_MODEL_TURNS = 200  # of the minimisation of the quadratic model
 EASY_ROUNDS = 5  # labels that take more need precise models
@@ -67,6 +68,8 @@ def is_suitable(problem: PPDSparseProblem, o: Objective) -> bool:
 
     if not _suits(problem.X.n_cols, o, curvature):
         return False
+    if curvature() * float(problem.factors.max(initial=1.0)) > MAX_CURVATURE:
+        return False
     counts = np.diff(problem.YT.indptr)
     positives = float(np.median(counts[counts > 0])) if counts.any() else 1.0
     return curvature() >= rows / positives / ROWS_PER_UNIT
@@ -79,11 +82,10 @@ def suits_rows(X: CSR, o: Objective) -> bool:
 
 def _suits(n_features: int, o: Objective, curvature: Callable[[], float]) -> bool:
     """Return whether Newton's method suits the rows; the curvature of wide rows is not computed."""
-    return (
-        o.loss == SQUARED_HINGE
-        and n_features <= MAX_FEATURES
-        and curvature() >= MIN_CURVATURE + n_features / FEATURES_PER_UNIT
-    )
+    if o.loss != SQUARED_HINGE or n_features > MAX_FEATURES:
+        return False
+    least = MIN_CURVATURE + n_features / FEATURES_PER_UNIT
+    return least <= curvature() <= MAX_CURVATURE
 
 
 def _mean_sq_norm(X: CSR) -> float:

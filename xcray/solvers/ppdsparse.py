@@ -46,6 +46,7 @@ from xcray.solvers.solved_labels import SolvedLabels
 SLICE_ENTRIES = 30_000_000
 LOSS_CODES = {"squared_hinge": SQUARED_HINGE, "hinge": HINGE}
 CHUNK_ROWS = 1 << 12  # rows per chunk when costs are counted
+MAX_RATIO = 1e20  # of the weights of losses and of the regularisation, in float64
 INITIAL_CAPACITY = 1 << 16  # weights in the output of a batch
 # from this eps on, scores in single precision suffice: they are rounded to 1e-7 of a margin
 MIN_FLOAT32_EPS = 1e-3
@@ -218,6 +219,16 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         "normalisation of all rows, in training and in every request; l2: to length 1",
         choices=ROW_NORMS,
     )
+
+    def __post_init__(self) -> None:
+        """Check the parameters; raise ParameterError if float64 cannot hold their sums."""
+        super().__post_init__()
+        ratio = self.C * self.positive_weight / (self.tau * self.bias_penalty)
+        if ratio > MAX_RATIO:
+            raise ParameterError(
+                "C * positive_weight / (tau * bias_penalty) must be at most "
+                f"{MAX_RATIO:g}, not {ratio:g}: lower C or raise tau"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Return all parameters by name; without `row_norm` if it is "none".

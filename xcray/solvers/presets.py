@@ -108,7 +108,10 @@ class MemoirScriptsSolver(MemoirPaperSolver):
         choices=("sample", "batch"),
     )
     margin: float = parameter(
-        1e30, "steps are taken for samples whose label leads by less than this", above=0.0
+        1e30,
+        "steps are taken for samples whose label leads by less than this",
+        above=0.0,
+        high=1e30,
     )
     draws: str = parameter(
         "labels",

@@ -182,9 +182,9 @@ def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
         ({"feature_names": ["a"]}, ShapeMismatch, "1 feature names; give 4"),
         ({"text": TextPipeline.fit(TEXTS)}, ShapeMismatch, "terms"),
         ({"label_table": pa.table({"gap": [1]})}, ShapeMismatch, "label table"),
-        ({"W": csr([0, 1, 1, 1], [0], [np.nan], 4)}, Corrupt, "row 0: a value is not finite"),
+        ({"W": csr([0, 1, 1, 1], [0], [np.nan], 4)}, ParameterError, "label 0 is not finite"),
         ({"W": csr([0, 0, 1, 1], [4], [1], 4)}, Corrupt, "row 1: a column index lies outside"),
-        ({"b": [0, np.inf, 0]}, Corrupt, "label 1 has a bias"),
+        ({"b": [0, np.inf, 0]}, ParameterError, "label 1 is not finite: feature values"),
         ({"params": {"loss": object()}}, (ParameterError, TypeError), "JSON"),
     ],
 )

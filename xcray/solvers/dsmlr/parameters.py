@@ -63,7 +63,10 @@ class DSMLRParameters(Parameters):
     )
     rate: float = parameter(1.0, "factor of the step sizes", above=0.0)
     sync_every: int = parameter(
-        1, "epochs between two sync points, at which the objective is computed", low=1
+        1,
+        "epochs between two sync points, at which the objective is computed",
+        low=1,
+        high=1_000_000,
     )
     shards: int = parameter(0, "shards of rows; 0: two per worker", low=0, high=1 << 20)
     blocks: int = parameter(

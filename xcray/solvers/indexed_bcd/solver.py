@@ -126,7 +126,10 @@ class IndexedBCDSolver(HingeOneVsRest):
 
     C: float = parameter(1.0, "weight of a row's loss", above=0.0)
     s: float = parameter(
-        1.0, "rows beyond the boundary by more than s are outliers; 1e30: no outliers", above=0.0
+        1.0,
+        "rows beyond the boundary by more than s are outliers; 1e30: no outliers",
+        above=0.0,
+        high=1e30,
     )
     eps: float = parameter(
         0.001,

@@ -30,7 +30,10 @@ class MemoirParameters(Parameters):
         choices=("sample", "batch"),
     )
     margin: float = parameter(
-        1.0, "steps are taken for samples whose class leads by less than this", above=0.0
+        1.0,
+        "steps are taken for samples whose class leads by less than this",
+        above=0.0,
+        high=1e30,
     )
     oracle: str = parameter(
         "exact",

@@ -47,6 +47,7 @@ from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 BYTES_PER_WEIGHT = 80  # of the pools, while they grow, and of the output
 ENTRY_SECONDS = 3e-9  # per entry visited
 MAX_ORACLE_ROUNDS = 500  # in a report
+SAMPLE_BYTES = 64  # of a sample of a round, besides its entries
 COPY_BYTES = 24  # per weight, of the mean and of the best weights
 
 
@@ -210,9 +211,10 @@ class MemoirSolver(MemoirParameters, GroupSolver):
         yield SolvedLabels(labels.labels, csr(*labels.W), labels.bias, labels.records)
 
     def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
-        """Return the needs: every worker holds W and numbers of the rows, which it does not copy.
+        """Return the needs: every worker holds W, numbers of the rows, and the samples of a round.
 
-        A list of W has at most one entry for each class, and two for each row with the feature.
+        Rows are not copied. A list of W has at most one entry for each class, and two for each row
+        with the feature.
         """
         counts, weights = shape.feature_counts.astype(np.float64), shape.sparse_weights
         visited = float(counts @ np.minimum(2.0 * counts, shape.labels)) / max(shape.rows, 1)
@@ -220,7 +222,10 @@ class MemoirSolver(MemoirParameters, GroupSolver):
         copies = COPY_BYTES * ((self.average_from > 0) + (self.early_stopping_rounds > 0))
         held = (BYTES_PER_WEIGHT + copies) * weights
         saved = COPIES_ON_DISK * (16 + copies) * weights
-        return ResourceNeeds(0, shape.index_bytes + held, held, saved, weights, seconds)
+        samples = self.batch_size(shape.labels) * (
+            SAMPLE_BYTES + 8 * shape.entries // max(shape.rows, 1)
+        )
+        return ResourceNeeds(0, shape.index_bytes + held + samples, held, saved, weights, seconds)
 
     def warm_up(self) -> None:
         """Compile or load the kernels, on a problem of two samples."""
