@@ -155,6 +155,8 @@ def split_labels(cell: str, separator: str) -> tuple[list[Any], bool]:
     if len(cell) > 2 * size and cell.startswith(separator) and cell.endswith(separator):
         cell = cell[size:-size]
     parts = cell.split() if separator == " " else cell.split(separator)
+    if "<" not in cell:
+        return parts, False
     labels = [label for part in parts for label in _tags(part)]
     return labels, labels != parts
 
