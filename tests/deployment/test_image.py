@@ -451,15 +451,19 @@ def test_health_of_a_running_and_a_stopped_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(health, "TIMEOUT_SECONDS", PATIENCE)
+    monkeypatch.setenv("XCRAY_HOME", str(tmp_path))
+    assert health.find_endpoints(None) == [("127.0.0.1", 8000)]
     with serving(create_app(settings_for(tmp_path / "home"))) as url:
         port = url.rpartition(":")[2]
         assert cli.main(["health", "--port", port]) == 0
+        (tmp_path / "runner.json").write_text(json.dumps({"url": url}))
+        assert cli.main(["health"]) == 0
+        assert f"127.0.0.1:{port} returned 200" in capsys.readouterr().out
+        (tmp_path / "runner.json").unlink()
         monkeypatch.setenv("XCRAY_PORT", port)
         monkeypatch.setenv("XCRAY_HOST", "0.0.0.0")
         assert cli.main(["health", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out.partition("\n")[2])["answers"] == {
-            f"127.0.0.1:{port}": "200"
-        }
+        assert json.loads(capsys.readouterr().out)["answers"] == {f"127.0.0.1:{port}": "200"}
         monkeypatch.setenv("XCRAY_PORT", "0")
         monkeypatch.setenv("XCRAY_RUNNER_PORT", port)
         assert cli.main(["health", "--ready"]) == 0

@@ -24,12 +24,17 @@ def test_a_job_on_ray_links_to_the_dashboard_of_its_cluster(tmp_path: Path) -> N
             None
         ] * 2
         claimed = [store.attempts.claim("me", lease_seconds=3600) for _ in waiting]
+        listed = {job["name"]: job["ray_job"] for job in http.get("/v1/jobs").json()["jobs"]}
         shown = {job.name: http.get(f"/v1/jobs/{job.id}").json()["ray_job"] for job in claimed}
     on_ray = next(job for job in claimed if job.name == "On ray")
-    assert shown == {
-        "On ray": f"http://ray.example:8265/#/jobs/{submission_id(on_ray)}",
-        "On threads": None,
-    }
+    assert (
+        shown
+        == listed
+        == {
+            "On ray": f"http://ray.example:8265/#/jobs/{submission_id(on_ray)}",
+            "On threads": None,
+        }
+    )
 
 
 def test_without_a_running_local_ray_there_is_no_link(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ class SolverView(TypedDict):
 class JobView(TypedDict):
     """A job. Times are UTC.
 
-    `expires` is the time by which it must have finished. `ray_job`, which is not in lists, is the
-    page of the latest attempt in Ray's dashboard. `result` is set when the job SUCCEEDED; `reason`
+    `expires` is the time by which it must have finished. `ray_job` is the page of the
+    latest attempt in Ray's dashboard. `result` is set when the job SUCCEEDED; `reason`
     and `message` explain why it FAILED.
 
     While a training that runs in epochs is running, `progress.newest` has its latest epoch,

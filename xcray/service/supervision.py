@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias
@@ -145,15 +145,17 @@ def cluster_checks(settings: Settings, home: Home) -> Checks:
     return _cluster(settings, home)[1]
 
 
-def ray_job_link(settings: Settings, home: Home, job: Job) -> str | None:
-    """Return the page of a job's latest attempt in Ray's dashboard; None without a Ray job.
+def ray_job_links(settings: Settings, home: Home, jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the pages of the latest attempts of jobs on Ray in its dashboard, by the jobs' ids.
 
     The address is that of the cluster's network, and a local Ray forgets its jobs when it ends.
     """
-    info = None if job.spec.get("pool") != "ray" else _cluster(settings, home)[0].info()
-    if info is None or not job.attempt:
-        return None
-    return f"{info.dashboard.rstrip('/')}/#/jobs/{submission_id(job)}"
+    on_ray = [job for job in jobs if job.spec.get("pool") == "ray" and job.attempt]
+    info = _cluster(settings, home)[0].info() if on_ray else None
+    if info is None:
+        return {}
+    page = f"{info.dashboard.rstrip('/')}/#/jobs"
+    return {job.id: f"{page}/{submission_id(job)}" for job in on_ray}
 
 
 def _cluster(settings: Settings, home: Home) -> tuple[Cluster, Checks]:

@@ -16,6 +16,8 @@ from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.errors import Conflict, InputError, NotFound, ShapeMismatch, Stopped, XcrayError
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose_pattern
+from xcray.model.calibration import Calibration
+from xcray.model.linked_copy import with_calibration
 from xcray.model.model import Model
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import Progress, TrainSpec, train
@@ -283,6 +285,28 @@ def test_renaming_changes_names_alone(complete_model: Model, tmp_path: Path) -> 
     assert same_labels(new, range(40), complete_model, range(40))
     assert new.measures == complete_model.measures
     assert new.sha256 != complete_model.sha256
+
+
+def test_a_change_of_scores_says_that_probabilities_are_gone(
+    complete_model: Model, tmp_path: Path
+) -> None:
+    parts = [np.array(each) for each in ([1], [0, 2, 4], [-1.0, 1, -1, 1], [0.1, 0.9, 0.1, 0.9])]
+    report = {
+        "rows": {"fitted": 1, "measured": 1, "left_out": 0},
+        "bins": [],
+        "places": [1],
+        "report": {},
+        "measures": {},
+    }
+    curves = Calibration(np.zeros(40, np.int32), *parts)
+    with_calibration(complete_model, tmp_path / "calibrated", curves, report)
+    renamed = rename_labels(tmp_path / "calibrated", tmp_path / "renamed", {"3": "three"})
+    assert "not_calibrated" not in renamed.report
+    assert Model.open(renamed.model_path).calibration is not None
+    removed = remove_labels(tmp_path / "calibrated", tmp_path / "removed", ["3"])
+    assert "xcray calibrate" in removed.report["not_calibrated"]
+    bare = remove_labels(complete_model.path, tmp_path / "bare", ["3"])
+    assert "not_calibrated" not in bare.report
 
 
 def test_labels_of_an_unknown_solver_can_be_removed_and_renamed(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import ssl
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from json import loads
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from xcray.cli.terminal import output
 from xcray.errors import ParameterError
+from xcray.system.user_directories import default_home
 
 TIMEOUT_SECONDS = 5.0  # per response
 LOOPBACK_ADDRESSES = {
@@ -30,7 +33,8 @@ def health(
         typer.Option(
             min=1,
             max=65535,
-            help="Port to check; default: XCRAY_PORT or 8000, and XCRAY_RUNNER_PORT.",
+            help="Port to check; default: XCRAY_PORT and XCRAY_RUNNER_PORT, else the ports in the "
+            "home, else 8000.",
         ),
     ] = None,
     json: output.JsonOption = False,
@@ -60,9 +64,10 @@ def find_endpoints(port: int | None) -> list[tuple[str, int]]:
     ports = [port]
     if port is None:
         ports = [
-            _port_from_environment("XCRAY_PORT", 8000),
-            _port_from_environment("XCRAY_RUNNER_PORT", 0),
+            _port_from_environment("XCRAY_PORT", _port_in_home("serve")),
+            _port_from_environment("XCRAY_RUNNER_PORT", _port_in_home("runner")),
         ]
+        ports = ports if any(ports) or "XCRAY_PORT" in os.environ else [8000]
     return [(LOOPBACK_ADDRESSES.get(host, host), number) for number in ports if number]
 
 
@@ -86,6 +91,15 @@ def _connect(host: str, port: int) -> HTTPConnection:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
+
+
+def _port_in_home(role: str) -> int:
+    """Return the port of the process of this role that runs in the home; 0 if there is none."""
+    try:
+        info = loads((default_home() / f"{role}.json").read_text())
+        return urlsplit(info["url"]).port or 0
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0
 
 
 def _port_from_environment(name: str, default: int) -> int:

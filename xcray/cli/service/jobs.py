@@ -260,6 +260,7 @@ def print_job(job: Mapping[str, Any]) -> None:
         "message": job["message"],
         "attempts": job["attempt"] if job["attempt"] != 1 else None,
         "finished": job["finished"],
+        "ray": job.get("ray_job") and f"{job['ray_job']} (a local Ray asks for HOME/ray/token)",
     }
     result = job["result"] or {}
     output.print_pairs({name: value for name, value in lines.items() if value is not None})

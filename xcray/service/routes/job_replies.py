@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ _VIEW_FIELDS = tuple(
 _HIDDEN_SPEC_FIELDS = frozenset({"dataset_id", "ray_address", "shown", tracing.TRACEPARENT})
 
 
-def job_fields(job: Job) -> dict[str, Any]:
+def job_fields(job: Job, ray_links: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return a job as described by `JobView`, with its data set by id and without server paths.
+
+    ray_links: pages of jobs in Ray's dashboard, by the jobs' ids.
 
     Lists contain these dicts directly, because a validated `JobView` per job takes many times as
     long.
@@ -41,7 +44,7 @@ def job_fields(job: Job) -> dict[str, Any]:
     if "dataset_id" in job.spec:
         spec["dataset"] = job.spec["dataset_id"]
     expires = None if job.expires is None else format_utc(job.expires)
-    return {**fields, "spec": spec, "expires": expires, "ray_job": None}
+    return {**fields, "spec": spec, "expires": expires, "ray_job": (ray_links or {}).get(job.id)}
 
 
 def job_timeline(app_state: AppState, job: Job) -> pa.Table:

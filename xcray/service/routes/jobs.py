@@ -51,7 +51,7 @@ from xcray.service.schemas.jobs import (
     StopView,
     TrainingRequest,
 )
-from xcray.service.supervision import ray_job_link
+from xcray.service.supervision import ray_job_links
 from xcray.telemetry import tracing
 from xcray.training.report.timeline import timeline_document
 
@@ -174,7 +174,8 @@ def index(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """List jobs, newest first. Filters are combined with AND."""
-    jobs, token = app_state_of(request).store.jobs.list_page(
+    app_state = app_state_of(request)
+    jobs, token = app_state.store.jobs.list_page(
         JobFilter(
             caller.tenant,
             status=status,
@@ -188,7 +189,9 @@ def index(
         limit=limit,
         page_token=page_token,
     )
-    return reply(request, {"jobs": [job_fields(job) for job in jobs], "next_page_token": token})
+    links = ray_job_links(app_state.settings, app_state.home, jobs)
+    page = {"jobs": [job_fields(job, links) for job in jobs], "next_page_token": token}
+    return reply(request, page)
 
 
 @router.post(":estimate", openapi_extra=openapi_body(JobRequest))
@@ -247,8 +250,8 @@ def show(
     """Return one job."""
     app_state = app_state_of(request)
     job = app_state.store.jobs.get(job_id, caller.tenant)
-    link = {"ray_job": ray_job_link(app_state.settings, app_state.home, job)}
-    return reply(request, job_fields(job) | link, counter_etag(job.events))
+    links = ray_job_links(app_state.settings, app_state.home, [job])
+    return reply(request, job_fields(job, links), counter_etag(job.events))
 
 
 @router.get("/{job_id}/events", responses=_EVENTS, response_class=StreamingResponse)

@@ -50,6 +50,10 @@ from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import Timeline, balance, read_streams
 
 T = TypeVar("T")
+NOT_CALIBRATED = (
+    "its curves were fitted to other scores and ranks; fit them again with "
+    "`xcray calibrate MODEL DATASET -o NEW`"
+)
 MAX_LISTED = 1000  # label names listed in a manifest
 
 
@@ -275,6 +279,9 @@ class _EditRun:
         )
         new_table = compose_label_table(old.label_table, table, places)
         report = {**self._make_report(new_block), **summarize_label_table(new_table)}
+        calibration = self._kept_calibration()
+        if old.calibration is not None and calibration is None:
+            report["not_calibrated"] = NOT_CALIBRATED
         settings = {
             name: old.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")
         }
@@ -287,7 +294,7 @@ class _EditRun:
             old.feature_names,
             text=old.text,
             link=old.manifest["link"],
-            calibration=self._kept_calibration(),
+            calibration=calibration,
             row_norm=old.row_norm,
         )
         record = TrainingRecord(

@@ -72,7 +72,7 @@ export function Job({ id }) {
     ${now.total > 0 ? html`<p><progress max=${now.total} value=${now.done} aria-label="progress"></progress> ${count(now.done)} of ${count(now.total)} ${now.note}</p>` : !isOver(job.status) && now.note && html`<p><progress aria-label="progress"></progress> ${now.note}</p>`}
     <${Details} of=${[["Phase", isOver(job.status) ? "" : phaseOf({ ...job, progress: now })], ["Attempt", job.attempt], ["Rate", !isOver(job.status) && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
       ["Time left", job.status === "RUNNING" ? duration(now.eta) : ""], ["Created (UTC)", when(job.created)], ["Started (UTC)", when(job.started)], ["Finished (UTC)", when(job.finished)],
-      ["Ray", job.ray_job && html`<a href=${job.ray_job} rel="noreferrer">job in Ray's dashboard</a>`],
+      ["Ray", job.ray_job && html`<a href=${job.ray_job} rel="noreferrer">job in Ray's dashboard</a> (a local Ray asks for the token in HOME/ray/token)`],
       ["Data set", job.spec.dataset && html`<a href=${`#/datasets/${job.spec.dataset}`}>${job.spec.dataset}</a>`],
       ["Model", job.result?.model && html`<a href=${`#/models/${job.result.model}`}>${job.result.model}, version ${job.result.version}</a>`]]} />
     ${epochs.length > 1 && html`<${Picture} path=${`/v1/jobs/${segment(id)}/pictures/objective`} turn=${isOver(job.status)} seconds=${isOver(job.status) ? 0 : 3} />`}
