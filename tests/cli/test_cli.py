@@ -297,11 +297,12 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_help_loads_no_heavy_library() -> None:
-    code = """
+@pytest.mark.parametrize("call", ['main(["--help"])', "import xcray.client"])
+def test_help_and_the_client_load_no_heavy_library(call: str) -> None:
+    code = f"""
 import sys
 from xcray.cli.main import main
-main(["--help"])
+{call}
 print("heavy:", *[m for m in ("numpy", "numba", "ray", "fastapi", "sklearn", "pyarrow") if m in sys.modules])
 """
     process = subprocess.run(

@@ -38,10 +38,8 @@ class CompilationNote(CompilationCount):
 @contextmanager
 def compilation_note(quiet: bool) -> Iterator[None]:
     """Print notes about the kernels that this process compiles in this context."""
-    if quiet:
-        yield
-        return
-    note = CompilationNote()
+    note = CompilationNote(quiet)
     with event.install_listener("numba:compile", note):
         yield
-    note.print_total()
+    if not quiet:
+        note.print_total()
