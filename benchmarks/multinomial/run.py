@@ -287,7 +287,7 @@ def rested(
     )
     group = ThreadGroup(ShardWorkerSpec(solver, rows.split, n_features), workers)
     try:
-        train_shards(solver, group, rows, task, sync_points, directory=None, stop=sync_points.stop)
+        train_shards(solver, group, rows, task, sync_points, folder=None, stop=sync_points.stop)
     except Stopped:
         assert sync_points.stop.is_set()
 

@@ -26,8 +26,10 @@ class FunctionObserver(RunObserver[Any]):
         record: Callable[[Span], Any] = _ignore,
         sync: Callable[[], Any] = _ignore,
         timeline: Timeline | None = None,
+        discard: Callable[[], Any] = _ignore,
     ) -> None:
         self._functions = (commit, report, record, sync)
+        self.discard_results = discard
         self._timeline = timeline
 
     def commit(self, result: Any) -> None:

@@ -24,14 +24,17 @@ from xcray.errors import Stopped
 from xcray.schedule.calls import Call, at_worker
 from xcray.solvers.declarations import StoppingRule
 from xcray.solvers.dsmlr.solver import DSMLRSolver
+from xcray.solvers.group_contract import Program, Round
 from xcray.solvers.held_out import HeldOut
-from xcray.solvers.rotation_contract import Grid, RotationCalls, RunState, SyncPoint, WeightBlock
+from xcray.solvers.rotation_contract import Grid, RotationCalls, WeightBlock
 from xcray.solvers.solved_labels import merge
 from xcray.storage import checkpoints
 from xcray.storage.atomic import sha256_arrays
+from xcray.storage.checkpoints import CheckpointFolder, TrainingState
+from xcray.training.program_loop import ProgramOutcome
 from xcray.training.shards.shard_worker import ShardWorker, ShardWorkerSpec
 from xcray.training.shards.source import make_shard_source
-from xcray.training.shards.task import ShardTask, TrainingOutcome
+from xcray.training.shards.task import ShardTask
 from xcray.training.shards.training import train_shards
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
@@ -152,19 +155,21 @@ class Toy:
         """Return the loss of a shard in a state."""
         return float(b[0])
 
-    def judge(self, number: int, epoch: int) -> tuple[bool, str | None]:
+    def judge(self, number: int, epoch: int) -> tuple[bool, str]:
         """Return whether to go back at a sync point, and why to end."""
         back = number in self.back
-        return back, "all epochs are done" if epoch >= self.epochs and not back else None
+        return back, "all epochs are done" if epoch >= self.epochs and not back else ""
 
-    def program(self, calls: RotationCalls, start: RunState) -> Iterator[SyncPoint]:
+    def program(self, calls: RotationCalls, state: TrainingState | None = None) -> Program:
         """Go back as configured, with half the rate; end after the last epoch."""
-        note, blocks, number = start.note, list(start.blocks), len(start.history)
-        if note is None:
-            note, blocks = {"epoch": 0, "rate": 1.0}, calls.create_blocks(ToyWorker.create_block)
+        if state is None:
+            number, epoch, rate, reason = 0, 0, 1.0, ""
+            blocks = calls.create_blocks(ToyWorker.create_block)
             calls.keep_shards()
-        epoch, rate, reason = note["epoch"], note["rate"], None
-        while reason is None:
+        else:
+            number, epoch, rate, reason = state.note["position"]
+            blocks = list(state.placed)
+        while not reason:
             epochs = min(self.sync_every, self.epochs - epoch)
             kinds = [*("update", "sum") * epochs, "observe"]
             steps = [ToyStep(kind, epoch + 1 + n // 2, rate) for n, kind in enumerate(kinds)]
@@ -181,16 +186,17 @@ class Toy:
             else:
                 calls.keep_shards()
                 blocks, epoch = after.blocks, epoch + epochs
-            note = {"epoch": epoch, "rate": rate}
-            yield SyncPoint(epoch, entry, objective, blocks, note, self._held_out(), reason=reason)
+            note = {"position": [number, epoch, rate, reason]}
+            yield Round(epoch, TrainingState(note, {}, blocks), entry, self._held_out())
+        return reason
 
-    def export(self, calls: RotationCalls, last: RunState, positives: Any) -> Iterator[Any]:
+    def export(self, calls: RotationCalls, state: TrainingState, positives: Any) -> Iterator[Any]:
         """Yield the finished blocks."""
         ends = [LABELS * block // GRID.blocks for block in range(GRID.blocks + 1)]
         return calls.fetch_many(
             [
                 Call(worker, ToyWorker.export_labels, at_worker(block), positives[lo:hi])
-                for (worker, block), (lo, hi) in zip(last.blocks, pairwise(ends), strict=True)
+                for (worker, block), (lo, hi) in zip(state.placed, pairwise(ends), strict=True)
             ]
         )
 
@@ -259,7 +265,7 @@ GROUPS: dict[str, Any] = {"serial": SerialGroup, "threads": ThreadGroup}
 class TrainingRun(NamedTuple):
     """A finished training."""
 
-    outcome: TrainingOutcome
+    outcome: ProgramOutcome
     blocks: list[Finished]
 
     @property
@@ -287,6 +293,7 @@ def observer_of(how: dict[str, Any], blocks: list[Any]) -> FunctionObserver:
         how.pop("on_progress", lambda progress: None),
         how.pop("record", lambda span: None),
         timeline=how.pop("timeline", None),
+        discard=how.pop("discard", blocks.clear),
     )
 
 
@@ -306,7 +313,11 @@ def trained(
     work, blocks = work or ToyWork(), list[Finished]()
     result = GROUPS[group](work, workers) if isinstance(group, str) else group
     values = observer_of(out, blocks)
-    how = {"stop": StopFlag(), "directory": None if math.isinf(between) else folder, **out}
+    how = {
+        "stop": StopFlag(),
+        "folder": None if math.isinf(between) else CheckpointFolder(folder),
+        **out,
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "seconds_between", lambda _: between)
         outcome = train_shards(work.solver, result, work, task or task_of(), values, **how)
@@ -321,7 +332,7 @@ class Model:
     """A trained model of a data set: the outcome, W (K, D) and biases (K,)."""
 
     def __init__(
-        self, report: TrainingOutcome, blocks: list[Any], n_labels: int, n_features: int
+        self, report: ProgramOutcome, blocks: list[Any], n_labels: int, n_features: int
     ) -> None:
         self.outcome = report
         self.block = merge(blocks, n_labels, n_features)
@@ -372,7 +383,7 @@ def trained_dsmlr(
         max_seconds=how.pop("max_seconds", None),
     )
     blocks: list[Any] = []
-    how = {"stop": StopFlag(), "directory": folder, **how}
+    how = {"stop": StopFlag(), "folder": CheckpointFolder(folder), **how}
     how["deliver"] = lambda block: (blocks.append(block), seen(block))
     make = GROUPS[group] if isinstance(group, str) else group
     with pytest.MonkeyPatch.context() as patch:

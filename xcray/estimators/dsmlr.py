@@ -15,9 +15,10 @@ from xcray.estimators.linear import LinearEstimator, unmet
 from xcray.solvers.dsmlr.solver import DSMLRSolver
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
 from xcray.system.blas_threads import limit_blas_threads
+from xcray.training.program_loop import ProgramOutcome
 from xcray.training.shards.shard_worker import ShardWorkerSpec
 from xcray.training.shards.source import make_shard_source
-from xcray.training.shards.task import ShardTask, TrainingOutcome
+from xcray.training.shards.task import ShardTask
 from xcray.training.shards.training import train_shards
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.observer import CollectResults
@@ -98,7 +99,7 @@ def softmax(scores: Float64) -> Float64:
 
 def _train(
     solver: DSMLRSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
-) -> tuple[TrainingOutcome, SolvedLabels]:
+) -> tuple[ProgramOutcome, SolvedLabels]:
     """Train on threads of this process; return the outcome and all labels."""
     n_features = X.n_cols + bool(solver.bias)
     grid = solver.grid(X.n_rows, Y.n_cols, n_features, GRID_WORKERS)
@@ -109,5 +110,5 @@ def _train(
     blocks = CollectResults[SolvedLabels]()
     group = ThreadGroup(work, min(workers, grid.shards))
     with limit_blas_threads():
-        outcome = train_shards(solver, group, rows, task, blocks, directory=None, stop=StopFlag())
+        outcome = train_shards(solver, group, rows, task, blocks, folder=None, stop=StopFlag())
     return outcome, concatenate(blocks.results)

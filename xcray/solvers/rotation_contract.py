@@ -7,7 +7,6 @@ decides which.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
@@ -17,9 +16,10 @@ from xcray.arrays import Float32, Int64
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.solvers.contract import Solver
 from xcray.solvers.declarations import ProblemShape, ResourceNeeds
-from xcray.solvers.held_out import HeldOut
+from xcray.solvers.group_contract import Program
 from xcray.solvers.row_shards import Shard
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.checkpoints import TrainingState
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -99,6 +99,9 @@ class RotationCalls(Protocol):
     program is started again from the newest checkpoint.
     """
 
+    grid: Grid
+    n_labels: int
+
     def create_blocks(
         self, method: Callable[[Any, int, int], tuple[WeightBlock, None]]
     ) -> list[PlacedBlock]:
@@ -127,40 +130,6 @@ class RotationCalls(Protocol):
 
     def restore_shards(self) -> None:
         """Restore all shards from their last snapshots."""
-
-
-class RunState(NamedTuple):
-    """Where a program starts, and what `export` gets at the end.
-
-    history: entries of all rounds so far. blocks, note: of the last one; empty and None at the
-    start of a training.
-    """
-
-    grid: Grid
-    n_labels: int
-    history: Sequence[Mapping[str, Any]] = ()
-    blocks: Sequence[PlacedBlock] = ()
-    note: Mapping[str, Any] | None = None
-
-
-class SyncPoint(NamedTuple):
-    """A sync point.
-
-    number: epochs done. entry: numbers for the history, with "objective", "back" (whether it does
-    not count) and "epoch". objective: of the weights as they are now. blocks: all objects that the
-    program needs to go on, block j of each kind at number j modulo the number of blocks. note: what
-    else it needs, JSON. held_out: evaluation of held-out rows. ratio: what the tolerance bounds,
-    infinity where a new phase starts. reason: why the training ends, in the last round.
-    """
-
-    number: int
-    entry: dict[str, Any]
-    objective: float
-    blocks: list[PlacedBlock]
-    note: dict[str, Any]
-    held_out: HeldOut | None = None
-    ratio: float = math.inf
-    reason: str | None = None
 
 
 class RotationSolver(Solver, Protocol):
@@ -197,11 +166,16 @@ class RotationSolver(Solver, Protocol):
         Soon after `stopped` returns True, its methods raise Stopped.
         """
 
-    def program(self, calls: RotationCalls, start: RunState) -> Iterator[SyncPoint]:
-        """Train from `start`; yield after each sync point, the last time with a reason."""
+    def program(self, calls: RotationCalls, state: TrainingState | None = None) -> Program:
+        """Yield a round at each sync point until a stopping rule is met; return the reason.
+
+        state: of an earlier round, None for the start. `placed` are all objects that the program
+        needs to go on, each a `PlacedBlock`: of block j at j modulo the number of blocks. Entries
+        of the history have "back": whether the sync point does not count.
+        """
 
     def export(
-        self, calls: RotationCalls, last: RunState, positives: Int64
+        self, calls: RotationCalls, state: TrainingState, positives: Int64
     ) -> Iterator[SolvedLabels]:
         """Yield the labels of each block, after any round of the program.
 

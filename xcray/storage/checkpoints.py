@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -38,10 +38,14 @@ Groups: TypeAlias = Mapping[str, Callable[[], Arrays]]
 
 
 class TrainingState(NamedTuple):
-    """State of a training between two rounds. note: JSON."""
+    """State of a training between two rounds.
+
+    note: JSON. placed: objects that stay at workers, for trainings whose workers save them.
+    """
 
     note: Mapping[str, Any]
     groups: Groups
+    placed: Sequence[Any] = ()
 
 
 class SavedFiles(NamedTuple):

@@ -1,4 +1,4 @@
-"""What users read of a training by epochs or rounds: the time left, and what follows a loss."""
+"""What users read of a training by rounds: measures, the time left, and what follows a loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from xcray.arrays import Pattern, TopK, frozen
+from xcray.kernels.sparse import take_pattern_rows
+from xcray.measures import f1, precision_at_k, predicted_sets
 from xcray.solvers.declarations import StoppingRule
+from xcray.solvers.held_out import HeldOut
 
 N_FITTED: Final = 10  # newest points of the curve that are extrapolated
 MIN_FITTED: Final = 3  # with fewer the time left is unknown
@@ -44,6 +48,24 @@ def resume_note(epoch: int) -> str:
     if epoch == 0:
         return ": starting again, there was no checkpoint yet"
     return f": going on from the last checkpoint (epoch {epoch})"
+
+
+def held_out_measures(held_out: HeldOut | None, truth: Pattern | None) -> dict[str, float]:
+    """Return the measures of the evaluated held-out rows; nothing if there are none.
+
+    "held_out" is their loss, if it is known. "P@1", "P@3" and "P@k" are for the k labels returned
+    per row, "micro-F1" and "macro-F1" for the first label.
+    """
+    if held_out is None or truth is None:
+        return {}
+    top, Y = (
+        TopK(frozen(held_out.labels, np.int32), frozen(held_out.scores, np.float64)),
+        take_pattern_rows(truth, frozen(held_out.rows, np.int64)),
+    )
+    k_max = held_out.labels.shape[1]
+    precision = {f"P@{k}": precision_at_k(top, Y, k) for k in sorted({1, min(3, k_max), k_max})}
+    loss = {} if held_out.loss is None else {"held_out": held_out.loss}
+    return {**loss, **precision, **f1(predicted_sets(top, truth.n_cols, k=1), Y)}
 
 
 def _crossing(curve: Sequence[CurvePoint], threshold: float) -> float | None:

@@ -1,36 +1,37 @@
-"""Training of solvers whose workers act together: the loop around the program of a solver."""
+"""Training of solvers whose workers act together, with the rows that all nodes see."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Int32, Pattern, TopK, frozen
+from xcray.arrays import Int32, Int64, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, Unavailable, XcrayError
-from xcray.kernels.sparse import take_pattern_rows
-from xcray.measures import f1, precision_at_k, predicted_sets
-from xcray.solvers.group_contract import GroupSolver, Layout, Round, StateLost, TrainingRows
-from xcray.solvers.held_out import HeldOut
+from xcray.solvers.group_contract import (
+    GroupSolver,
+    Layout,
+    Program,
+    Round,
+    StateLost,
+    TrainingRows,
+)
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
 from xcray.system.blas_threads import limit_blas_threads
 from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape
 from xcray.training.capacity.preflight import Estimate, memory_limits
-from xcray.training.epoch_progress import CurvePoint, resume_note, seconds_left
 from xcray.training.epoch_strategy import EpochStrategy, make_worker_group, outcome_report
 from xcray.training.observer import TrainingObserver
+from xcray.training.program_loop import ProgramLoop, TrainingWorkers
 from xcray.training.strategy import TrainingContext
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import ThreadGroup
-from xcray.workers.observer import RunProgress
-from xcray.workers.timeline import START, TimelinePosition
 from xcray.workers.worker_group import OBJECT_LOST
 
 OUTCOME_FILE: Final = "outcome.json"
@@ -118,6 +119,55 @@ def train_in_process(solver: GroupSolver, rows: TrainingRows, workers: int) -> G
         group.close()
 
 
+class RoundWorkers(TrainingWorkers):
+    """Workers whose lost ones are replaced within a round, while the driver has the state."""
+
+    keeps_state = False
+
+    def __init__(self, solver: GroupSolver, rows: TrainingRows, calls: GroupCalls) -> None:
+        self._solver = solver
+        self._rows = rows
+        self._calls = calls
+        self._farthest, self._losses = -1, 0  # rounds in a checkpoint; losses since then
+        self.note = ""
+        self.on_progress: Callable[[float], None] = lambda ahead: None
+
+    @property
+    def lost(self) -> int:
+        """Number of workers that were lost."""
+        return self._calls.lost
+
+    def restore(self, folder: CheckpointFolder | None) -> TrainingState | None:
+        """Return the state of the newest checkpoint."""
+        saved = None if folder is None else folder.newest()
+        number = 0 if saved is None else len(saved.note["history"])
+        if number > self._farthest:
+            self._farthest, self._losses = number, 0
+        return saved
+
+    def program(self, state: TrainingState | None) -> Program:
+        """Return the solver's program from a state on."""
+        return self._solver.program(self._calls, self._rows, state)
+
+    def save(self, folder: CheckpointFolder, number: int, state: TrainingState) -> None:
+        """Save a state."""
+        folder.save(number, state)
+
+    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+        """Yield the labels of a finished training."""
+        return self._solver.export(self._calls, state, positives)
+
+    def recover(self, error: Unavailable) -> str:
+        """Go back to the newest checkpoint; return what was lost.
+
+        Raises the error after MAX_RESTARTS losses without a newer checkpoint.
+        """
+        self._losses += 1
+        if error.code not in LOSSES or self._losses > MAX_RESTARTS:
+            raise error
+        return LOSSES[error.code]
+
+
 class GroupTraining(EpochStrategy):
     """Strategy of family "group", see `TrainingStrategy`."""
 
@@ -129,10 +179,6 @@ class GroupTraining(EpochStrategy):
         self.workers = self._layout.workers
         self._shape = problem_shape(context.dataset, solver.n_weights(context.dataset.n_features))
         self._checkpoints = CheckpointFolder(self.folder)
-        self._history: list[dict[str, Any]] = []
-        self._began = self._earlier_seconds = 0.0  # start of this attempt; seconds of earlier ones
-        self._note = ""  # what happened since the last report
-        self._curve: list[CurvePoint] = []  # of the ratio, since the start or the last loss
 
     def run_settings(self) -> dict[str, Any]:
         """Return no settings: a run can be resumed with any number of workers."""
@@ -162,7 +208,8 @@ class GroupTraining(EpochStrategy):
         try:
             group.open()
             with observer.observe(group), limit_blas_threads():
-                self._train(GroupCalls(group, observer.stop.is_set, observer.record), observer)
+                calls = GroupCalls(group, observer.stop.is_set, observer.record)
+                self._train(RoundWorkers(self._solver, self._rows, calls), observer)
         finally:
             group.stop()
             group.close()
@@ -173,10 +220,11 @@ class GroupTraining(EpochStrategy):
         """Return whether the run has the trained model: labels in parts, stages in a checkpoint."""
         if self._solver.exports == "weights":
             return True
-        state = self._newest().state
-        if state is not None:
+        saved = self._checkpoints.newest()
+        if saved is not None:
+            state = saved._replace(note=saved.note["state"])
             self.staged = self._solver.staged(state, self._rows)
-        return state is not None
+        return saved is not None
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
         """Return `outcome_report`, and the numbers of stages, lost workers and damages."""
@@ -203,130 +251,23 @@ class GroupTraining(EpochStrategy):
         estimate = complete_estimate(spec, self.workers, dataset, self._shape, sparse)
         return estimate._replace(model=estimate.model + 4 * needs.weights, weights=needs.weights)
 
-    def _train(self, calls: GroupCalls, observer: TrainingObserver) -> None:
-        """Run the program and commit its labels; after a node loss, from the newest checkpoint."""
-        farthest, losses = -1, 0
-        while True:
-            newest = self._newest()
-            number = len(newest.history)
-            losses, farthest = (0 if number > farthest else losses), max(farthest, number)
-            try:
-                self._run(calls, observer, newest)
-                return
-            except Unavailable as error:
-                losses += 1
-                if error.code not in LOSSES or losses > MAX_RESTARTS:
-                    raise
-                self._note = LOSSES[error.code]
-
-    def _run(self, calls: GroupCalls, observer: TrainingObserver, newest: _Newest) -> None:
-        """Run the program from a checkpoint to the end, and commit its labels."""
-        observer.parts.clear()
-        observer.discard_since(newest.position)
-        self._began, self._earlier_seconds = time.monotonic(), newest.seconds
-        self._history = list(newest.history)
-        self._curve.clear()
-        if self._note:
-            self._note += resume_note(len(self._history))
-        last, reason = self._run_rounds(calls, observer, newest)
-        state = newest.state if last is None else last.state
-        assert state is not None  # a program without a checkpoint has at least one round
-        if last is not None and self._solver.exports == "stages":
-            self._save(last, observer)
-        self._write_outcome(reason, calls.lost)
-        for block in self._solver.export(calls, state, self._context.dataset.label_counts):
-            observer.commit(block)
-            observer.sync()
-        self.staged = last.staged if last else self._solver.staged(state, self._rows)
-
-    def _run_rounds(
-        self, calls: GroupCalls, observer: TrainingObserver, newest: _Newest
-    ) -> tuple[Round | None, str]:
-        """Run the program to its end or to the time limit; return the last round and the reason."""
-        program, last = self._solver.program(calls, self._rows, newest.state), None
-        while True:
-            try:
-                last = next(program)
-            except StopIteration as end:
-                return last, end.value
-            if reason := self._on_round(last, observer):
-                program.close()
-                return last, reason
-
-    def _newest(self) -> _Newest:
-        """Return the newest checkpoint, or that of the start."""
-        saved = self._checkpoints.newest()
-        if saved is None:
-            return _Newest(None, [], 0.0, START)
-        state, note = TrainingState(saved.note["state"], saved.groups), saved.note
-        position = TimelinePosition(*note["timeline"])
-        return _Newest(state, note["history"], note["seconds"], position)
-
-    def _on_round(self, done: Round, observer: TrainingObserver) -> str:
-        """Record and report a round, save the state if due; return the reason to end, or ""."""
-        seconds = self._seconds()
-        entry = {"epoch": done.number, "seconds": round(seconds, 3), **done.entry}
-        self._history.append({**entry, **self._held_out_metrics(done.held_out)})
-        self._curve.append(CurvePoint(seconds, done.ratio))
-        rule, rate = self._solver.stopping, done.number / max(seconds, 1e-9)
-        eta = seconds_left(rule, done.number, seconds, self._curve)
-        newest, self._note, note = self._history[-1], "", self._note
-        if self._checkpoints.due:
-            self._save(done, observer)
-        observer.report(RunProgress(done.number, rule.limit, seconds, rate, eta, newest, note))
-        left = observer.seconds_left()
-        if left is not None and left <= 0.0 and done.number < rule.limit:
-            return f"the time of {self._context.spec.max_seconds:g} s was up"
-        return ""
-
-    def _save(self, done: Round, observer: TrainingObserver) -> None:
-        """Save the state after a round, with the history and the timeline up to it."""
-        note = {
-            "state": dict(done.state.note),
-            "history": self._history,
-            "seconds": self._seconds(),
-            "timeline": observer.mark(),
-        }
-        self._checkpoints.save(done.number, TrainingState(note, done.state.groups))
-
-    def _seconds(self) -> float:
-        """Return the seconds of training, in all attempts."""
-        return self._earlier_seconds + time.monotonic() - self._began
-
-    def _held_out_metrics(self, held_out: HeldOut | None) -> dict[str, float]:
-        """Return measures of held-out rows; nothing if they were not evaluated."""
+    def _train(self, workers: RoundWorkers, observer: TrainingObserver) -> None:
+        """Run the program to its end and commit all labels."""
         test = self._context.dataset.test
-        if held_out is None or test is None:
-            return {}
-        truth: Pattern = take_pattern_rows(test.Y, frozen(held_out.rows, np.int64))
-        top = TopK(frozen(held_out.labels, np.int32), frozen(held_out.scores, np.float64))
-        precision = {
-            f"P@{k}": precision_at_k(top, truth, k) for k in sorted({1, held_out.labels.shape[1]})
-        }
-        loss = {} if held_out.loss is None else {"held_out": held_out.loss}
-        return {**loss, **precision, **f1(predicted_sets(top, truth.n_cols, k=1), truth)}
-
-    def _write_outcome(self, reason: str, losses: int) -> None:
-        """Write the training summary before the parts, so that parts never exist without it."""
-        last = self._history[-1]
-        outcome = {
-            "epochs": last["epoch"],
-            "objective": last.get("objective"),
-            "reason": reason,
-            "history": self._history,
-            "lost": losses,
-            "damaged": self._checkpoints.damaged,
-        }
-        write_json(self.folder / OUTCOME_FILE, outcome)
-
-
-class _Newest(NamedTuple):
-    """What a training goes on from: state, history, seconds of training, timeline up to it."""
-
-    state: TrainingState | None
-    history: list[dict[str, Any]]
-    seconds: float
-    position: TimelinePosition
+        loop = ProgramLoop(
+            workers,
+            observer,
+            self._solver.stopping,
+            folder=self._checkpoints,
+            positives=self._context.dataset.label_counts,
+            truth=None if test is None else test.Y,
+            max_seconds=self._context.spec.max_seconds,
+            seconds_left=observer.seconds_left,
+            saves_end=self._solver.exports == "stages",
+            on_end=lambda outcome: write_json(self.folder / OUTCOME_FILE, outcome._asdict()),
+        )
+        state, last = loop.run()
+        self.staged = last.staged if last else self._solver.staged(state, self._rows)
 
 
 def training_rows(dataset: Dataset) -> TrainingRows:

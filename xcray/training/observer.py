@@ -89,6 +89,11 @@ class TrainingObserver(RunObserver[SolvedLabels]):
             self.parts.commit(concatenate(self._pending))
             self._pending.clear()
 
+    def discard_results(self) -> None:
+        """Remove all parts: the labels come again."""
+        self._pending.clear()
+        self.parts.clear()
+
     def report(self, progress: RunProgress) -> None:
         """Report epochs or rounds, with the newest objective and held-out measures."""
         self.metrics.set_epochs(progress.done)

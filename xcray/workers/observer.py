@@ -60,6 +60,10 @@ class RunObserver(Protocol[R_contra]):
         """
         return
 
+    def discard_results(self) -> None:
+        """Forget all results that were committed: they come again."""
+        return
+
     def report(self, progress: RunProgress) -> None:
         """Report progress; called after every wait. Exceptions end the run."""
         return
@@ -74,3 +78,7 @@ class CollectResults(RunObserver[R]):
     def commit(self, result: R) -> None:
         """Keep a result."""
         self.results.append(result)
+
+    def discard_results(self) -> None:
+        """Forget all results."""
+        self.results.clear()

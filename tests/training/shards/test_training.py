@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.shard_toy import GRID, LABELS, Toy, ToyWork, TrainingRun, task_of, trained
 from xcray.errors import DataError, Refused, Stopped, Unavailable
-from xcray.training.shards import training
+from xcray.training.shards import workers as shard_workers
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import DONE, LOST, Timeline, balance, read_streams
@@ -57,7 +57,7 @@ def test_shards_that_move_at_every_sync_point_change_no_bit(reference, tmp_path,
     def speeds(paces, costs):
         return {"worker-0": 1.0, "worker-1": (512.0, 1 / 512)[next(turns) % 2]}
 
-    monkeypatch.setattr(training, "measured_speeds", speeds)
+    monkeypatch.setattr(shard_workers, "measured_speeds", speeds)
     result = trained(tmp_path, "threads", 2, between=0.0)
     assert result.outcome.moved >= 5
     assert result.bits == reference.bits
@@ -215,7 +215,7 @@ def test_the_newest_checkpoint_is_damaged_and_the_one_before_is_taken(reference,
     assert result.bits == reference.bits
     assert result.outcome.damaged == ["checkpoint-000004"]
     assert [note for note in notes if note] == [
-        "checkpoint-000004/block-00001.arrow is not what was written: going on from the last checkpoint (epoch 3)"
+        "checkpoint-000004 is damaged: going on from the last checkpoint (epoch 3)"
     ]
 
 
@@ -273,15 +273,16 @@ def test_losses_change_no_bit(reference, tmp_path, seconds, with_objects):
 
 
 def test_a_worker_lost_while_blocks_are_delivered(reference, tmp_path):
-    work, result = ToyWork(), []
+    work, result, lost = ToyWork(), [], []
     group = SerialGroup(work, 2)
 
     def deliver(block):
         result.append(block)
-        if len(result) == 2:
+        if len(result) == 2 and not lost:
+            lost.append("worker-1")
             group.simulate_loss("worker-1", with_objects=True)
 
-    outcome = trained(tmp_path, group, work=work, deliver=deliver).outcome
+    outcome = trained(tmp_path, group, work=work, deliver=deliver, discard=result.clear).outcome
     assert TrainingRun(outcome, result).bits == reference.bits
 
 
@@ -370,7 +371,7 @@ def test_the_last_sync_point_is_delivered_when_the_time_is_up(
     jump = [0.0]
     monkeypatch.setattr(
         "xcray.training.shards.rotate.time.monotonic",
-        lambda real=training.time.monotonic: real() + jump[0],
+        lambda real=shard_workers.time.monotonic: real() + jump[0],
     )
 
     def on_progress(progress):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -17,15 +17,11 @@ from xcray.solvers.dsmlr.parameters import DSMLRParameters
 from xcray.solvers.dsmlr.quasi_newton import coefficients, sum_products
 from xcray.solvers.dsmlr.shard_state import MUTATING_KINDS, Step, SweepMetrics
 from xcray.solvers.dsmlr.worker import DSMLRWorker, PassMetrics
+from xcray.solvers.group_contract import Program, Round
 from xcray.solvers.held_out import HeldOut
-from xcray.solvers.rotation_contract import (
-    PlacedBlock,
-    Rotation,
-    RotationCalls,
-    RunState,
-    SyncPoint,
-)
+from xcray.solvers.rotation_contract import PlacedBlock, Rotation, RotationCalls
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.checkpoints import TrainingState
 
 
 class TrialPoint(NamedTuple):
@@ -56,16 +52,18 @@ class Position(NamedTuple):
     histories: list[PlacedBlock]
 
 
-def train(params: DSMLRParameters, calls: RotationCalls, start: RunState) -> Iterator[SyncPoint]:
-    """Train from `start`; see `RotationSolver.program`."""
-    if start.note is None:
+def train(
+    params: DSMLRParameters, calls: RotationCalls, state: TrainingState | None = None
+) -> Program:
+    """Train from a state; see `RotationSolver.program`."""
+    if state is None:
         position = Position(0, 1.0, None, calls.create_blocks(DSMLRWorker.create_block), [])
+        history, reason = list[SyncState](), ""
         calls.keep_shards()
     else:
-        position = _position_of(start)
-    history = [_sync_state(entry) for entry in start.history]
-    reason = None
-    while reason is None:
+        position, history = _position_of(state, calls.grid.blocks), _history_of(state)
+        reason = str(state.note["reason"])
+    while not reason:
         if position.trial == ENTERING:
             position = _enter_phase(params, calls, position, len(history))
         steps = next_steps(params, position)
@@ -73,7 +71,7 @@ def train(params: DSMLRParameters, calls: RotationCalls, start: RunState) -> Ite
         rotation = calls.rotate(
             position.blocks, steps, seed=params.seed + len(history), epochs=epoch - position.epoch
         )
-        objective, held_out = _evaluate(params, rotation, start.grid.shards)
+        objective, held_out = _evaluate(params, rotation, calls.grid.shards)
         newest = _state_at(position, epoch, objective, held_out)
         decision = decide(params, [*history, newest])
         history.append(newest._replace(rolled_back=decision.roll_back))
@@ -83,14 +81,16 @@ def train(params: DSMLRParameters, calls: RotationCalls, start: RunState) -> Ite
             calls.keep_shards()
             position = position._replace(epoch=epoch, blocks=rotation.blocks)
         position = _next_position(calls, position._replace(rate=decision.rate), decision)
-        reason = decision.stop
-        yield _sync_point(history, position, held_out, reason, start.n_labels)
+        reason = decision.stop or ""
+        yield _round_of(history, position, held_out, reason)
+    return reason
 
 
-def export(calls: RotationCalls, last: RunState, positives: Int64) -> Iterator[SolvedLabels]:
+def export(calls: RotationCalls, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
     """Yield the labels of each block; see `RotationSolver.export`."""
-    position = _accepted_point(calls, _position_of(last))
-    ends = [last.n_labels * j // last.grid.blocks for j in range(last.grid.blocks + 1)]
+    n = calls.grid.blocks
+    position = _accepted_point(calls, _position_of(state, n))
+    ends = [calls.n_labels * block // n for block in range(n + 1)]
     return calls.fetch_many(
         [
             Call(worker, DSMLRWorker.export_labels, at_worker(handle), positives[lo:hi])
@@ -224,13 +224,12 @@ def _move_blocks(calls: RotationCalls, position: Position, length: float) -> Pos
     return position._replace(blocks=calls.create_many(moves), trial=trial._replace(length=length))
 
 
-def _sync_point(
+def _round_of(
     history: Sequence[SyncState],
     position: Position,
     held_out: HeldOut | None,
-    reason: str | None,
-    n_labels: int,
-) -> SyncPoint:
+    reason: str,
+) -> Round:
     """Return a sync point as a round of the training."""
     newest, accepted = history[-1], [state for state in history if not state.rolled_back]
     entry: dict[str, Any] = {
@@ -241,37 +240,37 @@ def _sync_point(
     }
     if newest.length is not None:
         entry |= {"length": newest.length, "slope": newest.slope}
+    note = {
+        "epoch": position.epoch,
+        "rate": position.rate,
+        "trial": position.trial,
+        "reason": reason,
+        "history": [
+            # JSON has no infinite objective
+            [None if value == math.inf else value for value in state]
+            for state in history
+        ],
+    }
     same_phase = len(accepted) > 1 and (accepted[-2].length is None) == (newest.length is None)
-    return SyncPoint(
+    return Round(
         position.epoch,
+        TrainingState(note, {}, position.blocks + position.histories),
         entry,
-        # rolled back to the start: W = 0
-        accepted[-1].objective if accepted else math.log(n_labels),
-        position.blocks + position.histories,
-        {"epoch": position.epoch, "rate": position.rate, "trial": position.trial},
         held_out,
         gain_per_epoch(accepted[-2], accepted[-1]) if same_phase else math.inf,
-        reason,
     )
 
 
-def _position_of(start: RunState) -> Position:
-    """Return the position that a round described."""
-    note, n = start.note or {}, start.grid.blocks
+def _position_of(state: TrainingState, n_blocks: int) -> Position:
+    """Return the position that a state describes."""
+    note, blocks = state.note, list(state.placed)
     trial = None if note["trial"] is None else TrialPoint(*note["trial"])
-    blocks = list(start.blocks)
-    return Position(note["epoch"], note["rate"], trial, blocks[:n], blocks[n:])
+    return Position(note["epoch"], note["rate"], trial, blocks[:n_blocks], blocks[n_blocks:])
 
 
-def _sync_state(entry: Mapping[str, Any]) -> SyncState:
-    """Convert an entry of the history."""
-    objective = math.inf if entry["objective"] is None else entry["objective"]
-    return SyncState(
-        entry["epoch"],
-        entry["rate"],
-        objective,
-        entry.get("held_out"),
-        entry["back"],
-        entry.get("length"),
-        entry.get("slope", 0.0),
-    )
+def _history_of(state: TrainingState) -> list[SyncState]:
+    """Return the sync points so far."""
+    history = [SyncState(*each) for each in state.note["history"]]
+    return [
+        each._replace(objective=math.inf) if each.objective is None else each for each in history
+    ]

@@ -26,11 +26,12 @@ from xcray.solvers.dsmlr.parameters import DSMLRParameters
 from xcray.solvers.dsmlr.quasi_newton import MAX_FULL_FEATURES
 from xcray.solvers.dsmlr.shard_state import ShardState, Step
 from xcray.solvers.dsmlr.worker import DSMLRWorker, initial_block, run_step
+from xcray.solvers.group_contract import Program
 from xcray.solvers.label_weights import RECORDS
-from xcray.solvers.rotation_contract import Grid, RotationCalls, RotationSolver, RunState, SyncPoint
+from xcray.solvers.rotation_contract import Grid, RotationCalls, RotationSolver
 from xcray.solvers.row_shards import Shard, make_shard
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.storage.checkpoints import COPIES_ON_DISK
+from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 
 # a worker gets a second block only if blocks have this many labels: a SIMD register of them
 MIN_BLOCK_LABELS: Final = 16
@@ -161,15 +162,15 @@ class DSMLRSolver(DSMLRParameters, RotationSolver):
         """Return a worker without shards; see `RotationSolver`."""
         return DSMLRWorker(self, grid, n_features, stopped)
 
-    def program(self, calls: RotationCalls, start: RunState) -> Iterator[SyncPoint]:
-        """Train from `start`; see `xcray.solvers.dsmlr.program`."""
-        return program.train(self, calls, start)
+    def program(self, calls: RotationCalls, state: TrainingState | None = None) -> Program:
+        """Train from a state; see `xcray.solvers.dsmlr.program`."""
+        return program.train(self, calls, state)
 
     def export(
-        self, calls: RotationCalls, last: RunState, positives: Int64
+        self, calls: RotationCalls, state: TrainingState, positives: Int64
     ) -> Iterator[SolvedLabels]:
         """Yield the labels of each block."""
-        return program.export(calls, last, positives)
+        return program.export(calls, state, positives)
 
     def time_sweep(self, shard: Shard, n_labels: int) -> float:
         """Return the core seconds that a block of n_labels labels takes to pass a shard."""

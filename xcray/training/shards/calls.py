@@ -29,7 +29,8 @@ class ShardCalls:
 
     order: of the rotations. ends: time limit on the clock of `time.monotonic`. record: receives
     each pass, numbered from the first pass of the training, and other calls. tick: called during a
-    rotation with the epochs done in it, and the seconds that are left of it.
+    rotation with the epochs done in it, and the seconds that are left of it. rebalance: called
+    before a rotation that begins at a sync point.
     """
 
     def __init__(
@@ -44,17 +45,20 @@ class ShardCalls:
         stop: StopFlag,
         record: Callable[[Span], None],
         tick: Callable[[float, float], None],
+        rebalance: Callable[[], None],
     ) -> None:
         self._group = group
         self._assignment = assignment
-        self._grid = grid
-        self._n_labels = n_labels
+        self.grid = grid
+        self.n_labels = n_labels
         self._order = order
         self._ends = ends
         self._stop = stop
         self._record = record
         self._recorded = RecordedGroup(group, record)
         self._tick = tick
+        self._rebalance = rebalance
+        self._is_sync_point = False  # since the last rotation
         self._n_passes = 0
         self._seconds = 0.0  # of the last rotation
         self.last: MeasuredRotation | None = None
@@ -63,8 +67,8 @@ class ShardCalls:
         self, method: Callable[[Any, int, int], tuple[WeightBlock, None]]
     ) -> list[PlacedBlock]:
         """Call `method(lo, hi)` for each block, on workers in turn."""
-        owners, n = self._assignment.owners, self._grid.blocks
-        ends = [self._n_labels * block // n for block in range(n + 1)]
+        owners, n = self._assignment.owners, self.grid.blocks
+        ends = [self.n_labels * block // n for block in range(n + 1)]
         calls = [
             Call(owners[block * len(owners) // n], method, ends[block], ends[block + 1])
             for block in range(n)
@@ -76,6 +80,9 @@ class ShardCalls:
         self, blocks: Sequence[PlacedBlock], steps: Sequence[Any], *, seed: int, epochs: int
     ) -> Rotation:
         """Let every block pass every shard, once per step."""
+        if self._is_sync_point:
+            self._is_sync_point = False
+            self._rebalance()
         began = time.monotonic()
 
         def tick(share: float) -> None:
@@ -85,7 +92,7 @@ class ShardCalls:
 
         schedule = RotationSchedule(
             self._assignment.owners,
-            self._grid.blocks,
+            self.grid.blocks,
             len(steps),
             order=self._order,
             seed=seed,
@@ -124,10 +131,12 @@ class ShardCalls:
     def keep_shards(self) -> None:
         """Take a snapshot of the state of all shards."""
         self._assignment.call_all(ShardWorker.take_snapshots)
+        self._is_sync_point = True
 
     def restore_shards(self) -> None:
         """Restore all shards from their last snapshots."""
         self._assignment.call_all(ShardWorker.roll_back)
+        self._is_sync_point = True
 
     def _record_pass(self, span: Span) -> None:
         """Record a pass of a rotation, numbered from the first pass of the training."""

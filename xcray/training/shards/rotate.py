@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from xcray.arrays import Float64
 from xcray.errors import Stopped
@@ -18,13 +18,12 @@ from xcray.solvers.rotation_contract import (
     Rotation,
     WeightBlock,
 )
+from xcray.training.program_loop import TIME_LIMIT
 from xcray.training.shards.shard_worker import ShardWorker
 from xcray.workers.calls import POLL_SECONDS, WorkerLost, results_of, span_of
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import LOST, STOPPED, Span
 from xcray.workers.worker_group import CallResult, WorkerGroup
-
-TIME_LIMIT: Final = "TIME"  # code of the Stopped at the time limit
 
 
 class WorkerPace(NamedTuple):

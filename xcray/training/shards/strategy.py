@@ -72,8 +72,12 @@ class BlockRotation(EpochStrategy):
                 return
             # parts were lost since then, and there is nothing to rebuild them from
             (self.folder / OUTCOME_FILE).unlink()
-        observer.parts.clear()
-        context, rows = self._context, self._shard_source()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        context, rows, checkpoints = (
+            self._context,
+            self._shard_source(),
+            CheckpointFolder(self.folder),
+        )
         path = str(context.dataset.path.resolve())
         spec = ShardWorkerSpec(
             self._solver, rows.split, self._n_features, path, context.dataset.content_hash
@@ -87,17 +91,17 @@ class BlockRotation(EpochStrategy):
             max_workers=self._grid.shards if uses_whole_cluster(context) else None,
         )
         with observer.observe(group), limit_blas_threads():
-            outcome = train_shards(
+            train_shards(
                 self._solver,
                 group,
                 rows,
                 self._task(observer.seconds_left()),
                 observer,
-                directory=self.folder,
+                folder=checkpoints,
                 stop=observer.stop,
+                on_end=lambda outcome: write_json(self.folder / OUTCOME_FILE, outcome._asdict()),
             )
-        write_json(self.folder / OUTCOME_FILE, outcome._asdict())
-        CheckpointFolder(self.folder).clear()
+        checkpoints.clear()
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
         """Return `outcome_report`, the grid, and the numbers of losses, moves and damages."""
