@@ -5,8 +5,8 @@ Predictions must continue. Jobs must wait, and continue when the head is back.
 `python -m benchmarks.cluster.head_loss [--how kill|freeze|cut] [--redis] [--away 30] [--parts head
 auto] [--json FILE]` needs Linux and namespaces, and takes three minutes on two free cores.
 
-All parts run on one machine, each with its own network (see `tests.support.ray_nodes`): a head with
-a dashboard and no CPU, two nodes of one CPU, an API process (`xcray serve --no-runner`) and a
+All parts run on one machine, each with its own network (see `benchmarks.cluster.raylets`): a head
+with a dashboard and no CPU, two nodes of one CPU, an API process (`xcray serve --no-runner`) and a
 runner (`xcray runner`), which join by address, dashboard and token. Several jobs are queued. During
 the first one the head is killed with all its processes, frozen, or cut off. After --away seconds a
 head is available again. With --redis it is the same cluster, whose nodes keep running. Without, it
@@ -32,11 +32,11 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.cluster.isolated_run import parse_isolated, print_result
+from benchmarks.cluster.raylets import Nodes, nodes
 from benchmarks.harness import machine
 from tests.robustness.faults.service import Service, runner_process, store_of
 from tests.robustness.faults.stage import Stage, stage, until
 from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
-from tests.support.ray_nodes import Nodes, nodes
 from xcray.jobs.states import PENDING, RUNNING
 from xcray.jobs.supervision.ray_launch import _job_client
 from xcray.workers.ray.local_cluster import ExternalRay

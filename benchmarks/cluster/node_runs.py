@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
+from benchmarks.cluster.raylets import Nodes, nodes
 from tests.robustness.faults.stage import Stage, until
-from tests.support.ray_nodes import Nodes, nodes
 from xcray.data.dataset import Dataset
 from xcray.storage.atomic import read_json
 from xcray.training import TrainSpec, train

@@ -5,9 +5,9 @@ drain] [--counts 1 2 4] [--eps 1e-3] [--epochs 8] [--repeats 1] [--slow-health] 
 [--json FILE]` needs Linux, and takes about ten minutes for pydocs on two free
 cores.
 
-Nodes are separate raylets, each in its own namespaces (see `tests.support.ray_nodes`), with its own
-processes, shared memory, temporary folder and network. The head has no CPU and runs the driver. A
-node dies when all its processes are killed at once. Here Ray detects a silent node after two
+Nodes are separate raylets, each in its own namespaces (see `benchmarks.cluster.raylets`), with its
+own processes, shared memory, temporary folder and network. The head has no CPU and runs the driver.
+A node dies when all its processes are killed at once. Here Ray detects a silent node after two
 seconds (--slow-health: after about 13 s, Ray's default).
 
 - same: PPDSparse on 1, 2 and 4 nodes of one CPU each, and on threads. All have one SHA-256.
@@ -42,9 +42,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.cluster.node_runs import Bench, Run
+from benchmarks.cluster.raylets import Node, Nodes
 from benchmarks.harness import dataset, machine
 from tests.robustness.faults.stage import enter, namespaces, stage, until
-from tests.support.ray_nodes import Node, Nodes
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.workers.timeline import DONE, LOST

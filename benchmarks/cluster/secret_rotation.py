@@ -34,10 +34,10 @@ import httpx
 
 from benchmarks.cluster.head_loss import HeadFailureRun
 from benchmarks.cluster.isolated_run import parse_isolated, print_result
+from benchmarks.cluster.raylets import nodes
 from benchmarks.harness import machine
 from tests.robustness.faults.stage import Stage, stage, until
 from tests.robustness.faults.work import MIDDLE, ok
-from tests.support.ray_nodes import nodes
 
 HEAD_GAP_SECONDS: Final = 5.0  # seconds from the end of a head's pod to the next one
 LOOK: Final = 2.0  # seconds for which the old state is observed after the change

@@ -162,8 +162,9 @@ def test_close_can_be_called_twice_and_before_open_and_leaves_nothing(kind, form
     made(kind, form).close()
     with opened(kind, form) as workers:
         assert ask(workers, "worker-0", *ASKED[form]["work"]).result == 5
-        actors = workers._actors.values() if kind == "ray" else ()
-        pids = ray.get([actor.pid.remote() for actor in actors])
+        pids = list[int]()
+        if kind == "ray":
+            pids += ray.get([actor.pid.remote() for actor in workers._actors.values()])
         workers.close()
         assert workers.available == ()
     left = set(threading.enumerate()) - before

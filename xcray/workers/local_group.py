@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -249,50 +249,29 @@ class ThreadGroup(_LocalGroup):
 
     def __init__(self, work: WorkerFactory, workers: int) -> None:
         super().__init__(work, workers)
-        self._queues: dict[str, queue.SimpleQueue[_PendingCall | None]] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[str, ThreadPoolExecutor] = {}
         self._results: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
 
     def _create_states(self, new_workers: list[_LocalWorker]) -> None:
         """Start a thread per worker, and wait until all worker objects exist."""
-        ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        for worker_thread in new_workers:
-            call: queue.SimpleQueue[_PendingCall | None] = queue.SimpleQueue()
-            self._queues[worker_thread.worker] = call
-            thread = threading.Thread(
-                target=self._run_worker,
-                args=(worker_thread, call, ready),
-                name=f"xcray-{worker_thread.worker}",
-                daemon=True,
-            )
-            self._threads.append(thread)
-            thread.start()
-        errors = [error for _ in new_workers if (error := ready.get()) is not None]
-        if errors:
-            self.close()
-            raise errors[0]
-
-    def _run_worker(
-        self,
-        worker_thread: _LocalWorker,
-        call: queue.SimpleQueue[_PendingCall | None],
-        ready: queue.SimpleQueue[BaseException | None],
-    ) -> None:
-        """Run a worker's thread: create the worker object, then run calls until None."""
+        states = list[Future[None]]()
+        for new in new_workers:
+            thread = self._threads[new.worker] = ThreadPoolExecutor(1, f"xcray-{new.worker}")
+            states.append(thread.submit(new.create_state))
         try:
-            worker_thread.create_state()
-        except Exception as error:
-            ready.put(error)
-            return
-        ready.put(None)
-        while (each := call.get()) is not None:
-            self._results.put(worker_thread.run_call(each, self.now))
-            # Drop its handles now, not at the next call, so that objects are freed.
-            del each
+            for state in states:
+                state.result()
+        except BaseException:
+            self.close()
+            raise
 
     def _enqueue(self, call: _PendingCall) -> None:
         """Queue a call for its thread."""
-        self._queues[call.worker].put(call)
+        self._threads[call.worker].submit(self._run_call, self._live[call.worker], call)
+
+    def _run_call(self, worker: _LocalWorker, call: _PendingCall) -> None:
+        """Run a call in the thread of its worker."""
+        self._results.put(worker.run_call(call, self.now))
 
     def wait(self, seconds: float) -> list[Reply]:
         """Return the first reply within `seconds`, and all others that are ready with it."""
@@ -308,16 +287,13 @@ class ThreadGroup(_LocalGroup):
     def _end(self, worker: str) -> None:
         """End the thread at its next slice; its later results are not reported."""
         super()._end(worker)
-        self._queues.pop(worker).put(None)
+        self._threads.pop(worker).shutdown(wait=False)
 
     def close(self) -> None:
         """Stop and join the threads."""
         super().close()
-        for call in self._queues.values():
-            call.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._queues.clear()
+        for thread in self._threads.values():
+            thread.shutdown()
         self._threads.clear()
 
 

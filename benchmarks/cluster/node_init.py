@@ -1,7 +1,7 @@
 """First process of a node: sets up network, shared memory and folders, starts Ray, reaps children.
 
-`python tests/support/node_init.py JSON` is started by `tests.support.ray_nodes`. It begins when it
-reads a line. It ends when Ray ends, on SIGTERM, or when its parent ends, and then ends all
+`python benchmarks/cluster/node_init.py JSON` is started by `benchmarks.cluster.raylets`. It begins
+when it reads a line. It ends when Ray ends, on SIGTERM, or when its parent ends, and then ends all
 processes of its node. It starts fast, because it uses only the standard library.
 """
 
