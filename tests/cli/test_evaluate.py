@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,18 @@ def test_a_file_is_evaluated_as_the_data_of_the_model(
     assert (more["rows"], more["rows_without_labels"]) == (80, 20)
     assert more["models"][0]["measures"] == whole["measures"]
     assert run("evaluate model more.csv --label-field tags") == 0
-    assert "60 train rows of more (20 without labels are left out)" in capsys.readouterr().out
+    assert "60 rows of more.csv (20 without labels are left out)" in capsys.readouterr().out
     assert run("evaluate model rows.csv --label-field no") == 2
     assert "--text-fields and --label-field" in capsys.readouterr().err
     assert run("evaluate model data --label-field tags") == 2
     assert "data is not a file" in capsys.readouterr().err
     assert run("evaluate model rows.csv --label-field tags") == 0
-    assert "solver\tppdsparse" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.startswith("60 rows of rows.csv; ")
+    assert "solver\tppdsparse" in shown
+    shutil.copytree("model", "other/model")
+    assert run("evaluate model other/model data") == 0
+    assert "measure\tmodel\tother/model" in capsys.readouterr().out
 
 
 def test_a_server_is_evaluated_as_the_directory(

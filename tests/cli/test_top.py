@@ -84,3 +84,12 @@ def test_running_jobs_and_missing_rights_are_shown() -> None:
 def test_no_server_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--server", "http://127.0.0.1:9"]) == 1
     assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_one_reading_is_printed_line_by_line(
+    server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--once", "--server", server]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["service", "ready"]
+    assert lines[1].split() == ["jobs", "0", "running,", "0", "waiting"]

@@ -306,8 +306,8 @@ def evaluation_picture(document: Mapping[str, Any]) -> Picture:
     models = document["models"]
     names = list(dict.fromkeys(name for each in models for name in each["measures"]))
     series = [
-        (model_title(each["model"]), [100 * each["measures"].get(name, 0.0) for name in names])
-        for each in models
+        (title, [100 * each["measures"].get(name, 0.0) for name in names])
+        for title, each in zip(model_titles(models), models, strict=True)
     ]
     drawn = bars(series)
     intervals = [
@@ -335,12 +335,18 @@ def _cost_panel(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
     costs = [each["core_seconds"] for each in models if each.get("core_seconds") is not None]
     if len(costs) < len(models):
         return []
-    drawn = bars([(model_title(each["model"]), [each["core_seconds"]]) for each in models])
+    drawn = bars([(title, [cost]) for title, cost in zip(model_titles(models), costs, strict=True)])
     vertical = axis_around("core seconds", [0.0, *costs], low=0.0)
     return [Panel("Cost of training", named_axis("", ["training"]), vertical, tuple(drawn), 160)]
 
 
-def model_title(path: str) -> str:
+def model_titles(models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the short names of the models of an evaluation, their paths if two are equal."""
+    titles = [_model_title(each["model"]) for each in models]
+    return titles if len(set(titles)) == len(titles) else [each["model"] for each in models]
+
+
+def _model_title(path: str) -> str:
     """Return the short name of a model: its directory, or NAME:VERSION inside a registry."""
     place = Path(path).resolve()
     if place.parent.name == "versions":

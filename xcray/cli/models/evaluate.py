@@ -94,6 +94,8 @@ def evaluate(
                 usual = client.models.version(*locate_version(client, models[0]))["reading"]
                 with evaluation_rows(dataset, format, options, None, usual) as rows:
                     document = evaluate_on_server(client, models, rows, how)
+    if dataset.is_file():
+        document.update(dataset=dataset.name, part="file")
     if picture is not None:
         evaluation_picture(document).write(picture)
     if json:

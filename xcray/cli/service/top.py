@@ -93,7 +93,8 @@ def top(
         if json:
             output.print_json(overview.read())
         elif once or not sys.stdout.isatty():
-            output.print_line("\n".join(lines_of(overview.read())))
+            for line in lines_of(overview.read()):
+                output.print_line(line)
         else:
             show_live(overview, interval)
 

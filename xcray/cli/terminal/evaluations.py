@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from xcray.cli.terminal import output
+
+PARTS: Final = {"test": "test ", "train": "training "}
 
 
 def print_evaluation(document: Mapping[str, Any]) -> None:
     """Print the tables of an evaluation: measures, differences, groups of labels."""
-    from xcray.training.evaluation import model_title
+    from xcray.training.evaluation import model_titles
 
     models = document["models"]
-    titles = [model_title(each["model"]) for each in models]
+    titles = model_titles(models)
     names = list(dict.fromkeys(name for each in models for name in each["measures"]))
     rows = [[name, *(format_measure(each, name) for each in models)] for name in names]
     rows += [[name, *values] for name, values in training_rows(models).items()]
     rows.append(["ms per row", *(f"{each['ms_per_row']:.3f}" for each in models)])
     left_out = document["rows_without_labels"]
+    part = PARTS.get(document["part"], "")
     output.print_line(
-        f"{document['rows'] - left_out:,} {document['part']} rows of {document['dataset']}"
+        f"{document['rows'] - left_out:,} {part}rows of {document['dataset']}"
         f"{f' ({left_out:,} without labels are left out)' if left_out else ''}; "
         "percent, with the half width of the 95 % interval"
     )
