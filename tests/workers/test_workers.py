@@ -25,7 +25,7 @@ from tests.support.waiting import until
 from tests.support.worker_group_toy import LARGE, PATIENCE, Tasks, Work, ask, replies, to
 from xcray.errors import DataError, ParameterError, Stopped, Unavailable
 from xcray.schedule.calls import ObjectHandle
-from xcray.schedule.events import Joined, Lost
+from xcray.schedule.events import Joined, Left, Lost
 from xcray.workers.local_group import SerialGroup, TaskFactory, ThreadGroup
 from xcray.workers.ray.pool import RayPool
 from xcray.workers.ray.worker_group import RayWorkerGroup
@@ -187,6 +187,23 @@ def test_a_lost_worker_is_one_loss_and_the_other_goes_on(kind, form):
         other = workers.submit(to("worker-1", *ASKED[form]["work"]))
         answers = [each for each in replies(workers, 1) if not isinstance(each, Joined)]
         assert [reply.ticket for reply in answers] == [other]
+
+
+@pytest.mark.ray
+def test_a_leaving_worker_ends_its_call_and_gives_waiting_ones_back():
+    """A pool does this on draining nodes, and when idle workers are not needed any more."""
+    with opened("ray", "pool") as pool:
+        calls = {verb: to("worker-0", *ASKED["pool"][verb]) for verb in ("long", "work")}
+        tickets = [pool.submit(call) for call in calls.values()]
+        assert pool._release("worker-0") == []
+        pool.submit(calls["work"])  # no effect, because the worker leaves
+        pool.cancel("worker-0", tickets[0])
+        seen = list[Any]()
+        until(lambda: seen.extend(pool.wait(0.1)) or Left("worker-0") in seen)
+        seen = [each for each in seen if each.worker == "worker-0"]
+        assert [type(each) for each in seen] == [CallCancelled, CallCancelled, Left]
+        assert [each.ticket for each in seen[:2]] == tickets
+        assert "worker-0" not in pool.available
 
 
 def test_workers_have_names_and_places(group):
