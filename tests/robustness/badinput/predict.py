@@ -1,9 +1,10 @@
-"""Rows J1 to J28: JSON requests for predictions, and their HTTP framing."""
+"""Rows J1 to J30: JSON requests for predictions, and their HTTP framing."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 from typing import Any, NamedTuple
 
 JSON = "application/json"
@@ -214,6 +215,10 @@ CASES = [
         PREDICT,
     ),
     Case("J28 NUL", body({"text": "a"}), 422, "BAD_NAME", "/v1/models/te%00xt:predict"),
+    Case("J29 query", body({"text": "a"}), 422, "UNKNOWN_FIELD", f"{PREDICT}?top_k=1"),
+    Case("J30 NaN", body({"text": "a"}, min_score=math.nan), 422, "NOT_FINITE", PREDICT),
+    Case("J30 1e400", b'{"instances": [{}], "min_score": 1e400}', 422, "NOT_FINITE", PREDICT),
+    Case("J30 above 1", body({"text": "a"}, min_probability=1.5), 422, "RANGE", PREDICT),
 ]
 
 METHODS = [

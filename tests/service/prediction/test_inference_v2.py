@@ -266,6 +266,24 @@ def test_filters_and_outputs(model_service: Service) -> None:
     assert (refused.status_code, refused.json()["code"]) == (400, "NOT_CALIBRATED")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"id":"r1","model_name":"docs","inputs":[{"name":"text","shape":[2],"datatype":"BYTES",'
+        '"data":["%s","%s"]}],"parameters":{"top_k":2}}',
+        '{"id":"r1","parameters":{"top_k":2,"content_type":"str"},"inputs":[{"name":"text",'
+        '"shape":[2,1],"datatype":"BYTES","parameters":{"content_type":"str"},"data":["%s","%s"]}]}',
+    ],
+    ids=["kserve 0.21", "mlserver 1.7"],
+)
+def test_requests_as_other_clients_write_them(model_service: Service, body: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = model_service.http.post(INFER, content=body % TEXTS[:2], headers=headers)
+    assert answer.json()["id"] == "r1"
+    texts = [{"text": each} for each in TEXTS[:2]]
+    same(outputs_of(answer), v1(model_service, "docs", texts, top_k=2))
+
+
 def binary(
     inputs: list[dict[str, Any]], tensors: list[bytes], **more: Any
 ) -> tuple[bytes, dict[str, str]]:

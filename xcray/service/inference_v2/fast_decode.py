@@ -78,6 +78,7 @@ class _FastParameters(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     deadline_ms: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_MILLISECONDS)] | None = None
     probabilities: bool | None = None
     binary_data_output: bool | None = None
+    content_type: _ContentType | None = None
 
 
 class FastInferRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

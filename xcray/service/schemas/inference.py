@@ -94,6 +94,9 @@ class InferParameters(Strict):
     binary_data_output: bool = Field(
         False, description="Default of `binary_data` for all output tensors."
     )
+    content_type: str | None = Field(
+        None, max_length=MAX_TYPE_CHARS, description="Accepted for compatibility and ignored."
+    )
 
 
 class InferRequest(Strict):
