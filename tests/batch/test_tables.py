@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.live_service import TEXTS, text_model
 from xcray.cli.main import main
+from xcray.data.dataset import Dataset
 from xcray.model.model import Model
 from xcray.predict import Predictor
 
@@ -88,5 +89,10 @@ def test_a_table_is_read_as_the_data_of_the_model(
         score for (score,) in table.column("scores").to_pylist()
     ]
     assert not list(tmp_path.glob("answers*.run"))
+    like = f"data build csv {tmp_path}/rows.csv {tmp_path}/more --like {tmp_path}/model"
+    assert main([*like.split(), "--label-field", "tags"]) == 0
+    assert (
+        Dataset.open(tmp_path / "more").train.X.nnz == Dataset.open(tmp_path / "data").train.X.nnz
+    )
     assert main([*words.split(), str(tmp_path / "answers.csv")]) == 1
     assert "exists already" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import MANIFEST, Dataset, reading_of
 from xcray.data.demo import TEXT_PARAMS, documents
 from xcray.data.documents import build_documents
 from xcray.data.feature_space import FeatureSpace, reads_zero_based
@@ -30,6 +30,7 @@ from xcray.data.text.pipeline import TextPipeline
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.writer import DatasetWriter
 from xcray.errors import DataError, ParameterError, excerpt, similar_or_all
+from xcray.storage.atomic import read_json
 
 FORMATS = (
     "svmlight",
@@ -155,9 +156,25 @@ def build(
             f"sources are 'train' and 'test', not {sorted(set(sources) - {'train', 'test'})[0]!r}"
         )
     target = Path(target)
+    options = _read_like(format, options)
     names = LabelNames.read(options.label_names_file)
     with DatasetWriter(target, name=options.name or name_of(target.name)) as writer:
         return BUILDERS[format](format, sources, writer, options, names)
+
+
+def _read_like(format: str, options: BuildOptions) -> BuildOptions:
+    """Return the options with the text fields and the delimiter of `like`, unless others are set.
+
+    The first index of svmlight is chosen where its features are known.
+    """
+    if options.like is None or not (Path(options.like) / MANIFEST).is_file():
+        return options  # a missing `like` is reported with the features
+    reading, read = reading_of(read_json(Path(options.like) / MANIFEST)), options.read
+    if read.text_fields == ReadOptions().text_fields and "text_fields" in reading:
+        read = replace(read, text_fields=tuple(reading["text_fields"]))
+    if format == "csv" and read.delimiter is None:
+        read = replace(read, delimiter=reading.get("delimiter"))
+    return replace(options, read=read)
 
 
 def name_of(text: str) -> str:
