@@ -60,7 +60,6 @@ def test_methods_are_chosen_as_in_the_solver(tmp_path: Path) -> None:
         matrices = 8 * (12**2 + 2 * 9**2 + 72 * 12)
         expected = matrices + 20 * 8 * 40 + 4 * 40 * 8 if suits else 0
         assert solver.task_needs(dataset.train.X) == TaskNeeds(expected, equal_costs=suits)
-        assert make_solver("pdsparse", {}).task_needs(dataset.train.X).n_bytes == 0
 
 
 @pytest.fixture(scope="module")
