@@ -72,6 +72,20 @@ def test_the_console_works_behind_a_proxy_with_a_path_prefix(live: Live) -> None
             page.get_by_text("/v1/jobs").first.wait_for()
 
 
+def test_labels_below_the_least_score_are_left_out(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/ask", key=live.keys["predict"])
+    page.get_by_label("Text", exact=True).fill("rows")
+    page.get_by_text("Filters").click()
+    for least, shown in (("0", "Why csv"), ("100000", "none reaches the least score")):
+        page.get_by_label("Least score").fill(least)
+        page.get_by_role("button", name="Ask", exact=True).click()
+        page.get_by_text(shown).first.wait_for()
+    link = page.get_by_role("link", name="Link to this question").get_attribute("href")
+    assert "min_score=100000" in link
+
+
 def test_a_file_suggests_its_name_and_format(
     live: Live, pages: Browsing | None, tmp_path: Path
 ) -> None:
