@@ -118,5 +118,5 @@ class GradientSolver(Parameters, GroupSolver):
         W, weights = 8 * shape.features * shape.labels, shape.expected_weights(0.0)
         seconds = 2.0 * self.rounds * shape.product_seconds
         return ResourceNeeds(
-            2 * W, 2 * W + shape.n_bytes // layout.workers, 2 * W, W, weights, seconds
+            2 * W, 2 * W + shape.n_bytes // layout.workers, 2 * W, 3 * W, weights, seconds
         )
