@@ -38,14 +38,18 @@ class HeldOut(NamedTuple):
 
 
 def merge_held_out(parts: Sequence[HeldOut]) -> HeldOut | None:
-    """Merge the held-out rows of all workers; None if there are none."""
+    """Merge the held-out rows of all workers; None if there are none.
+
+    The loss is unknown if that of a worker is.
+    """
     if not parts:
         return None
     labels, scores, rows = (
         np.concatenate([getattr(each, name) for each in parts])
         for name in ("labels", "scores", "rows")
     )
-    return HeldOut(sum(each.loss or 0.0 for each in parts), labels, scores, rows)
+    known = [each.loss for each in parts if each.loss is not None]
+    return HeldOut(sum(known) if len(known) == len(parts) else None, labels, scores, rows)
 
 
 def top_k(S: Float64, lo: int, k: int = TOP_K) -> PartialTopK:
