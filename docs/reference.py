@@ -58,8 +58,8 @@ PYTHON = {
         f"xcray.solvers.{name}"
         for name in (
             "contract",
-            "rotation_contract",
             "group_contract",
+            "shard_contract",
             "ppdsparse",
             "pdsparse",
             "memoir.solver",

@@ -28,6 +28,7 @@ from xcray.solvers.lbfgs.solver import LBFGSSolver
 from xcray.solvers.lc.solver import LCSolver
 from xcray.solvers.row_operator import RowOperator as Products
 from xcray.solvers.row_shards import Shard, make_shard, shard_rows, total_weight
+from xcray.solvers.shard_contract import grid_of
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
 from xcray.training.shards.shard_worker import ShardWorkerSpec
 from xcray.training.shards.source import make_shard_source
@@ -148,7 +149,7 @@ def run(
     """
     solver, clock = replace(SOLVERS[name], lam=problem.lam), Clock(problem, budget, target, looks)
     with cores(workers):
-        if solver.family == "group":
+        if solver.rows == "shares":
             run_rounds(solver, problem, workers, clock)
         else:
             run_circulating(solver, problem, workers, clock)
@@ -273,19 +274,22 @@ def rested(
     solver: DSMLRSolver, problem: Problem, workers: int, sync_points: SyncPoints, watch: int
 ) -> None:
     """Run one training. watch: number of held-out rows evaluated after each stretch."""
-    n_features, n_labels = problem.X.n_cols, problem.Y.n_cols
-    grid = solver.grid(problem.X.n_rows, n_labels, n_features, workers)
+    n_labels, data = problem.Y.n_cols, TrainingRows(problem.X, problem.Y)
+    layout = solver.layout(workers, False, data)
+    grid = grid_of(layout)
     state = (problem.X_held, problem.Y_held) if watch else None
     rows = make_shard_source(
         problem.X, problem.Y, None, state, grid=grid, seed=solver.seed, bias=0.0, max_held_out=watch
     )
     task = ShardTask(
         grid,
-        n_labels,
+        data,
         positives=np.bincount(problem.Y.indices, minlength=n_labels),
         truth=problem.Y_held if watch else None,
     )
-    group = ThreadGroup(ShardWorkerSpec(solver, rows.split, n_features), workers)
+    group = ThreadGroup(
+        ShardWorkerSpec(solver, layout, rows.split, problem.X.n_cols, n_labels), workers
+    )
     try:
         train_shards(solver, group, rows, task, sync_points, folder=None, stop=sync_points.stop)
     except Stopped:

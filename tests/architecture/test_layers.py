@@ -63,12 +63,11 @@ SOLVER_MODULES = {
             "held_out",
             "parameters",
             "row_shards",
+            "shard_contract",
             "solved_labels",
         )
     ),
 }
-# Until all trainings have one driver (2026-11) they import this, too.
-SOLVERS_OF_TRAINING = {"xcray.solvers.rotation_contract"}
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 MAX_FLAT_MODULES = 20
 HEAVY = ("ray", "fastapi", "uvicorn", "sklearn", "matplotlib", "scipy", "numba")
@@ -112,8 +111,9 @@ def solver_offence(package: str, statement: Import) -> str | None:
     module = statement.module
     if package in {"solvers", "estimators"} or module.split(".")[:2] != ["xcray", "solvers"]:
         return None
-    allowed = SOLVER_MODULES | (SOLVERS_OF_TRAINING if package == "training" else set())
-    if module in allowed and f"{module}.{statement.name}" not in modules().keys() - allowed:
+    if module in SOLVER_MODULES and (
+        f"{module}.{statement.name}" not in modules().keys() - SOLVER_MODULES
+    ):
         return None
     return f"{package} imports {module}, which is a single solver"
 
@@ -184,6 +184,17 @@ def test_imports_run_downward_only() -> None:
     assert not offences(
         lambda path: upward_imports(imports_of(path), package_of(module_of(path))), SOURCES
     )
+
+
+def test_one_module_outside_solvers_asks_for_the_family() -> None:
+    """What differs between solvers is declared by them; trainings are chosen by `rows`."""
+    asking = [
+        module_of(path)
+        for path in SOURCES
+        if "solver.family" in path.read_text("utf-8")
+        and package_of(module_of(path)) not in {"solvers", "tests", "benchmarks"}
+    ]
+    assert asking == ["xcray.training.edit.apply"]
 
 
 def test_every_package_has_a_layer() -> None:

@@ -132,7 +132,7 @@ def run_program(
 
 def train_rows(solver: Any, rows: TrainingRows, workers: int = 1, **options: Any) -> Trained:
     """Train on rows with `workers` workers in this thread; options: of `run_program`."""
-    layout = solver.layout(workers, processes=True)
+    layout = solver.layout(workers, True, rows)
     group = SerialGroup(RowWorkerFactory(solver, rows, layout), layout.workers)
     group.open()
     return run_program(solver, GroupCalls(group), rows, **options)

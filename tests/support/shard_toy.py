@@ -18,15 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.support.group_programs import empty_rows
 from tests.support.observers import FunctionObserver
 from xcray.arrays import CSR, frozen, pattern
 from xcray.errors import Stopped
 from xcray.schedule.calls import Call, at_worker
 from xcray.solvers.declarations import StoppingRule
 from xcray.solvers.dsmlr.solver import DSMLRSolver
-from xcray.solvers.group_contract import Program, Round
+from xcray.solvers.group_contract import Grid, Layout, Program, Round, TrainingRows
 from xcray.solvers.held_out import HeldOut
-from xcray.solvers.rotation_contract import Grid, RotationCalls, WeightBlock
+from xcray.solvers.shard_contract import RotationCalls, WeightBlock
 from xcray.solvers.solved_labels import merge
 from xcray.storage import checkpoints
 from xcray.storage.atomic import sha256_arrays
@@ -147,9 +148,11 @@ class Toy:
         """Return that it stops after all epochs."""
         return StoppingRule("tolerance", 0.0, self.epochs, "all epochs are done")
 
-    def create_worker(self, grid: Grid, n_features: int, stopped: Any) -> ToyWorker:
+    def create_worker(
+        self, rows: TrainingRows, number: int, layout: Layout, stopped: Any
+    ) -> ToyWorker:
         """Return a worker without shards."""
-        return ToyWorker(self, n_features, stopped)
+        return ToyWorker(self, rows.X.n_cols, stopped)
 
     def loss(self, b: np.ndarray) -> float:
         """Return the loss of a shard in a state."""
@@ -160,7 +163,9 @@ class Toy:
         back = number in self.back
         return back, "all epochs are done" if epoch >= self.epochs and not back else ""
 
-    def program(self, calls: RotationCalls, state: TrainingState | None = None) -> Program:
+    def program(
+        self, calls: RotationCalls, rows: TrainingRows, state: TrainingState | None = None
+    ) -> Program:
         """Go back as configured, with half the rate; end after the last epoch."""
         if state is None:
             number, epoch, rate, reason = 0, 0, 1.0, ""
@@ -240,12 +245,11 @@ class ToyWork:
 
     solver: Toy = field(default_factory=Toy)
     data_visible: bool = True
-    grid: Grid = GRID
     n_features: int = FEATURES
 
     def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
         """Return the worker."""
-        return ShardWorker(self, stopped)  # type: ignore[arg-type]
+        return ShardWorker(ToyWorker(self.solver, self.n_features, stopped), self.open)
 
     def warm_up(self) -> None:
         """Do nothing: there are no kernels to compile."""
@@ -282,7 +286,7 @@ class TrainingRun(NamedTuple):
 
 def task_of(**changes: Any) -> ShardTask:
     """Return the task of the toy."""
-    task = ShardTask(GRID, LABELS, frozen(np.arange(LABELS), np.int64), TRUTH)
+    task = ShardTask(GRID, empty_rows(FEATURES, LABELS), frozen(np.arange(LABELS), np.int64), TRUTH)
     return replace(task, **changes)
 
 
@@ -372,12 +376,12 @@ def trained_dsmlr(
         seed=solver.seed,
         bias=solver.bias,
     )
-    D = dataset.n_features + bool(solver.bias)
     where = {"path": str(dataset.path), "content_hash": dataset.content_hash} if directory else {}
-    work = ShardWorkerSpec(solver, rows.split, D, **where)
+    sizes = (dataset.n_features, dataset.n_labels)
+    work = ShardWorkerSpec(solver, Layout(workers, grid=GRID), rows.split, *sizes, **where)
     task = ShardTask(
         GRID,
-        dataset.n_labels,
+        empty_rows(*sizes),
         frozen(dataset.label_counts, np.int64),
         truth=test.Y if X is None else None,
         max_seconds=how.pop("max_seconds", None),

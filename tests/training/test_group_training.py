@@ -32,7 +32,7 @@ from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
 
-GROUP = [name for name in PARAMS if SOLVERS[name].family == "group"]
+GROUP = [name for name in PARAMS if SOLVERS[name].rows == "shares"]
 each_solver = pytest.mark.parametrize("solver", GROUP)
 drill = partial(pytest.param, marks=pytest.mark.drill)
 each_way = pytest.mark.parametrize("solver", [name for name in GROUP if name in DISTINCT])
@@ -47,7 +47,7 @@ def references(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Refer
 def rounds_of(data: Dataset, solver: str, state: TrainingState | None = None) -> Iterator[Round]:
     """Yield the rounds of a small training with two workers, with copied states."""
     made, rows = make_solver(solver, PARAMS[solver]), training_rows(data)
-    layout = made.layout(2, processes=True)
+    layout = made.layout(2, True, rows)
     group = SerialGroup(RowWorkerFactory(made, rows, layout), layout.workers)
     group.open()
     for done in made.program(GroupCalls(group), rows, state):

@@ -109,10 +109,11 @@ def test_the_memory_limit_leaves_bytes_for_the_rows(
     monkeypatch.setattr(preflight, "anonymous_bytes", lambda: 100 << 20)
 
     def rows_limit(memory_limit: int | str | None, workers: int) -> int | None:
-        spec = TrainSpec(str(larger.path), solver="indexed-bcd", memory_limit=memory_limit)
+        values = {"memory_limit": memory_limit, "workers": workers}
+        spec = TrainSpec(str(larger.path), solver="indexed-bcd", **values)
         solver = IndexedBCDSolver()
         context = TrainingContext(spec, larger, solver, tmp_path, "job")
-        return IndependentLabels(context, solver, workers).rows_limit()
+        return IndependentLabels(context, solver).rows_limit()
 
     one, two = (rows_limit("10GiB", workers) for workers in (1, 2))
     assert rows_limit(None, 1) is None

@@ -57,7 +57,7 @@ class ParameterView(TypedDict):
 class SolverView(TypedDict):
     """A solver with its parameters.
 
-    family: how the work is distributed: independent, rotation or group. baseline: for
+    family: how the work is distributed: independent or group. baseline: for
     comparisons with a paper; other solvers are better for the same problem.
     """
 

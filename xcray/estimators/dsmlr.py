@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
 from xcray.estimators.linear import LinearEstimator, unmet
 from xcray.solvers.dsmlr.solver import DSMLRSolver
+from xcray.solvers.group_contract import TrainingRows
+from xcray.solvers.shard_contract import grid_of
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
 from xcray.system.blas_threads import limit_blas_threads
 from xcray.training.program_loop import ProgramOutcome
@@ -101,14 +103,16 @@ def _train(
     solver: DSMLRSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
 ) -> tuple[ProgramOutcome, SolvedLabels]:
     """Train on threads of this process; return the outcome and all labels."""
-    n_features = X.n_cols + bool(solver.bias)
-    grid = solver.grid(X.n_rows, Y.n_cols, n_features, GRID_WORKERS)
+    data = TrainingRows(X, Y, weights)
+    layout = solver.layout(GRID_WORKERS, False, data)
+    grid = grid_of(layout)
+    layout = layout._replace(workers=min(workers, grid.shards))
     rows = make_shard_source(X, Y, weights, None, grid=grid, seed=solver.seed, bias=solver.bias)
-    work = ShardWorkerSpec(solver, rows.split, n_features)
+    work = ShardWorkerSpec(solver, layout, rows.split, X.n_cols, Y.n_cols)
     positives = np.bincount(Y.indices, minlength=Y.n_cols)
-    task = ShardTask(grid, Y.n_cols, frozen(positives, np.int64))
+    task = ShardTask(grid, data, frozen(positives, np.int64))
     blocks = CollectResults[SolvedLabels]()
-    group = ThreadGroup(work, min(workers, grid.shards))
+    group = ThreadGroup(work, layout.workers)
     with limit_blas_threads():
         outcome = train_shards(solver, group, rows, task, blocks, folder=None, stop=StopFlag())
     return outcome, concatenate(blocks.results)

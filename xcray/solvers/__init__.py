@@ -19,10 +19,9 @@ from xcray.solvers.parameters import make_parameters
 if TYPE_CHECKING:
     from xcray.solvers.contract import IndependentSolver
     from xcray.solvers.group_contract import GroupSolver
-    from xcray.solvers.rotation_contract import RotationSolver
 
 # a solver of any family; compare `family` to narrow it
-AnySolver: TypeAlias = Union["IndependentSolver", "RotationSolver", "GroupSolver"]
+AnySolver: TypeAlias = Union["IndependentSolver", "GroupSolver"]
 
 BUILT_IN: Final = {
     "ppdsparse": "xcray.solvers.ppdsparse:PPDSparseSolver",

@@ -1,7 +1,7 @@
 """Contract of solvers: what every solver declares, and the independent family.
 
 A solver is a frozen dataclass of its parameters that subclasses the protocol of its family. The
-other families are `rotation_contract.RotationSolver` and `group_contract.GroupSolver`.
+other family is `group_contract.GroupSolver`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from xcray.solvers.declarations import (
     Exports,
     Link,
     RecordSchema,
+    Rows,
     StoppingRule,
     TaskNeeds,
     Tuning,
@@ -33,9 +34,12 @@ class Solver(Protocol):
     the per-label records. exports: what the training publishes. compile_cases: trainings that
     compile all its kernels. baseline: whether it is for comparisons with a paper; others are better
     for the same problem. tuning: what `--auto` varies; None if it does not choose parameters of
-    this solver, which must be a `WarmStartSolver` otherwise.
+    this solver, which must be a `WarmStartSolver` otherwise. rows: what a worker holds of the rows;
+    it decides how the solver is trained. warm_starts: whether it is a `WarmStartSolver`.
     """
 
+    rows: ClassVar[Rows]
+    warm_starts: ClassVar[bool] = False
     revision: ClassVar[int]
     records: ClassVar[RecordSchema]
     exports: ClassVar[Exports] = "weights"
@@ -103,11 +107,11 @@ class IndependentSolver(Solver, Protocol):
     """Solves each label alone, with the same bits in any batch, on any worker, at any time.
 
     cost_rates: (T,) seconds of one core per unit of each column of `cost_terms`; a first estimate
-    that schedules refine while they run. warm_starts: whether it is a `WarmStartSolver`.
+    that schedules refine while they run.
     """
 
     family: ClassVar[Literal["independent"]] = "independent"
-    warm_starts: ClassVar[bool] = False
+    rows: ClassVar[Rows] = "all"
     cost_rates: ClassVar[tuple[float, ...]]
 
     def warm_up(self, local: Any = None) -> None:

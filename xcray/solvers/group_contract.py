@@ -11,7 +11,7 @@ from xcray.errors import Unavailable
 from xcray.index.staged import Stage
 from xcray.schedule.calls import ObjectHandle
 from xcray.solvers.contract import Solver
-from xcray.solvers.declarations import ProblemShape, ResourceNeeds
+from xcray.solvers.declarations import ProblemShape, ResourceNeeds, Rows
 from xcray.solvers.held_out import HeldOut
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState
@@ -22,17 +22,27 @@ R = TypeVar("R")
 A = TypeVar("A")
 
 
+class Grid(NamedTuple):
+    """Number of row shards and of label blocks."""
+
+    shards: int
+    blocks: int
+
+
 class Layout(NamedTuple):
     """How the work of a training is laid out.
 
     workers: number of workers. in_memory: whether they can copy their rows; if not, solvers that
     can read rows again in each pass do so, with the same result. threads: of a worker, for solvers
-    whose workers use several.
+    whose workers use several. processes: whether workers share no memory. grid: of solvers whose
+    workers hold shards, else None.
     """
 
     workers: int
     in_memory: bool = True
     threads: int = 1
+    processes: bool = False
+    grid: Grid | None = None
 
 
 class TrainingRows(NamedTuple):
@@ -132,20 +142,23 @@ class GroupSolver(Solver, Protocol):
     Its workers are objects of a class of its own, which hold a share of the rows. Their methods are
     pure functions of their arguments and of the rows, so that a lost worker can be replaced: what
     changes is in the state of the program, which runs on the driver. A method that needs more
-    raises StateLost at a new worker. maps_rows: whether workers can read rows from disk in each
-    pass, see `Layout`. certifies_all: whether gaps are shares of one certificate of all labels.
+    raises StateLost at a new worker. Workers take a share of the rows, and programs receive
+    `WorkerCalls`, unless the solver is a `shard_contract.ShardSolver`. maps_rows: whether workers
+    can read rows from disk in each pass, see `Layout`. certifies_all: whether gaps are shares of
+    one certificate of all labels.
     """
 
     family: ClassVar[Literal["group"]] = "group"
+    rows: ClassVar[Rows] = "shares"
     maps_rows: ClassVar[bool] = False
     certifies_all: ClassVar[bool] = False
 
-    def layout(self, workers: int, processes: bool) -> Layout:
-        """Return how the work is laid out on that many workers.
+    def layout(self, workers: int, processes: bool, rows: TrainingRows) -> Layout:
+        """Return how the work is laid out on that many workers at most.
 
         processes: whether workers are processes of their own, which share no memory.
         """
-        return Layout(workers)
+        return Layout(workers, processes=processes)
 
     def n_weights(self, n_inputs: int) -> int:
         """Return D', the rows of W, for `n_inputs` features of the data."""
@@ -160,17 +173,15 @@ class GroupSolver(Solver, Protocol):
         """
 
     def program(
-        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
+        self, calls: Any, rows: TrainingRows, state: TrainingState | None = None
     ) -> Program:
         """Yield rounds until a stopping rule is met; return the reason.
 
-        state: of an earlier round, of which the program is the continuation; None for the start. It
-        may be that of the last round. Raises Stopped, and errors of workers.
+        calls: `WorkerCalls`. state: of an earlier round, of which the program is the continuation;
+        None for the start. It may be that of the last round. Raises Stopped, and errors of workers.
         """
 
-    def export(
-        self, calls: WorkerCalls, state: TrainingState, positives: Int64
-    ) -> Iterator[SolvedLabels]:
+    def export(self, calls: Any, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
         """Yield the labels of a finished training, one range at a time.
 
         calls: of the program, which has ended. positives: (K,) training rows of each label. Raises

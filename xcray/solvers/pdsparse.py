@@ -172,7 +172,7 @@ class PDSparseSolver(Parameters, GroupSolver):
         support = int(records["support"].sum())
         return {**summarize_records(self, records), "support_vectors": support}
 
-    def layout(self, workers: int, processes: bool) -> Layout:
+    def layout(self, workers: int, processes: bool, rows: TrainingRows) -> Layout:
         """Return the layout: one worker, on one core."""
         return Layout(1)
 

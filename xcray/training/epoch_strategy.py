@@ -14,12 +14,16 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import Float64
-from xcray.errors import missing_ray
+from xcray.data.dataset import Dataset
+from xcray.errors import NotFound, missing_ray
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.solvers.contract import Solver
-from xcray.solvers.group_contract import StagedModel
+from xcray.solvers.group_contract import Grid, GroupSolver, StagedModel, TrainingRows
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.arrow import write_table
+from xcray.storage.atomic import read_json
+from xcray.storage.checkpoints import CheckpointFolder
+from xcray.training.capacity.epoch_resources import problem_shape
 from xcray.training.capacity.preflight import worker_count
 from xcray.training.report.summary import label_table, summarize_block
 from xcray.training.spec import TrainSpec
@@ -29,18 +33,34 @@ from xcray.workers.worker_group import WorkerFactory, WorkerGroup
 
 MAX_HISTORY_ENTRIES: Final = 500  # in a report
 EPOCHS_FILE: Final = "epochs.arrow"  # in the model's directory: a long history
+OUTCOME_FILE: Final = "outcome.json"  # of a training that has ended
 CHECKPOINT_FOLDER: Final = "checkpoints"  # in the run directory, for checkpoints
 
 
 class EpochStrategy(TrainingStrategy):
-    """Base of the strategies of the families "rotation" and "group"."""
+    """Base of the strategies of family "group".
+
+    A run that is resumed with another number of workers keeps its grid, if it has one.
+    """
 
     staged: StagedModel | None = None
 
-    def __init__(self, context: TrainingContext, solver: Solver) -> None:
+    def __init__(self, context: TrainingContext, solver: GroupSolver) -> None:
         self._context = context
-        self._declared = solver
-        self.workers = initial_workers(context)
+        self._solver = solver
+        dataset, workers = context.dataset, initial_workers(context)
+        self._rows = training_rows(dataset)
+        layout = solver.layout(workers, context.spec.pool == "ray", self._rows)
+        if layout.grid is not None and (grid := _existing_grid(context.run_dir)) is not None:
+            layout = layout._replace(workers=min(workers, grid.shards), grid=grid)
+        self._layout = layout
+        self.workers = layout.workers
+        self._shape = problem_shape(dataset, solver.n_weights(dataset.n_features))
+        self._checkpoints = CheckpointFolder(self.folder)
+
+    def run_settings(self) -> dict[str, Any]:
+        """Return the grid, which the bits of the model can depend on; else no settings."""
+        return {} if self._layout.grid is None else {"grid": list(self._layout.grid)}
 
     @property
     def folder(self) -> Path:
@@ -53,7 +73,23 @@ class EpochStrategy(TrainingStrategy):
 
     def label_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
         """Without seconds and workers: all labels are trained together."""
-        return label_table(block, self._declared).drop_columns(["seconds", "worker"])
+        return label_table(block, self._solver).drop_columns(["seconds", "worker"])
+
+
+def training_rows(dataset: Dataset) -> TrainingRows:
+    """Return the rows of a data set for a group solver."""
+    train, test = dataset.train, dataset.test
+    held_out = None if test is None else (test.X, test.Y, test.weights)
+    return TrainingRows(train.X, train.Y, train.weights, held_out)
+
+
+def _existing_grid(run_dir: Path) -> Grid | None:
+    """Return the grid of the run in a directory; None for a new run."""
+    try:
+        grid = read_json(run_dir / "run.json").get("grid")
+    except NotFound:
+        return None
+    return Grid(*grid) if grid else None
 
 
 def uses_whole_cluster(context: TrainingContext) -> bool:

@@ -24,17 +24,21 @@ from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
 from xcray.system.blas_threads import limit_blas_threads
-from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape
+from xcray.training.capacity.epoch_resources import complete_estimate
 from xcray.training.capacity.preflight import Estimate, memory_limits
-from xcray.training.epoch_strategy import EpochStrategy, make_worker_group, outcome_report
+from xcray.training.epoch_strategy import (
+    OUTCOME_FILE,
+    EpochStrategy,
+    make_worker_group,
+    outcome_report,
+    training_rows,
+)
 from xcray.training.observer import TrainingObserver
 from xcray.training.program_loop import ProgramLoop, TrainingWorkers
-from xcray.training.strategy import TrainingContext
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.worker_group import OBJECT_LOST
 
-OUTCOME_FILE: Final = "outcome.json"
 MAX_RESTARTS: Final = 5  # restarts from one checkpoint after losses
 # errors after which the program starts from the newest checkpoint, and what the progress says
 LOSSES: Final = {OBJECT_LOST: "a node was lost", StateLost.code: "a worker was lost"}
@@ -101,7 +105,7 @@ class GroupResult(NamedTuple):
 
 def train_in_process(solver: GroupSolver, rows: TrainingRows, workers: int) -> GroupResult:
     """Train on threads of this process, without a data set directory and checkpoints."""
-    layout = solver.layout(workers, processes=False)
+    layout = solver.layout(workers, False, rows)
     group = ThreadGroup(RowWorkerFactory(solver, rows, layout), layout.workers)
     positives = frozen(np.bincount(rows.Y.indices, minlength=rows.Y.n_cols), np.int64)
     try:
@@ -169,20 +173,7 @@ class RoundWorkers(TrainingWorkers):
 
 
 class GroupTraining(EpochStrategy):
-    """Strategy of family "group", see `TrainingStrategy`."""
-
-    def __init__(self, context: TrainingContext, solver: GroupSolver) -> None:
-        super().__init__(context, solver)
-        self._solver = solver
-        self._rows = training_rows(context.dataset)
-        self._layout = solver.layout(self.workers, processes=context.spec.pool == "ray")
-        self.workers = self._layout.workers
-        self._shape = problem_shape(context.dataset, solver.n_weights(context.dataset.n_features))
-        self._checkpoints = CheckpointFolder(self.folder)
-
-    def run_settings(self) -> dict[str, Any]:
-        """Return no settings: a run can be resumed with any number of workers."""
-        return {}
+    """Strategy of solvers whose workers hold shares of the rows, see `TrainingStrategy`."""
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
         """Return the estimate with rows in memory, or without if they do not fit."""
@@ -268,10 +259,3 @@ class GroupTraining(EpochStrategy):
         )
         state, last = loop.run()
         self.staged = last.staged if last else self._solver.staged(state, self._rows)
-
-
-def training_rows(dataset: Dataset) -> TrainingRows:
-    """Return the rows of a data set for a group solver."""
-    train, test = dataset.train, dataset.test
-    held_out = None if test is None else (test.X, test.Y, test.weights)
-    return TrainingRows(train.X, train.Y, train.weights, held_out)

@@ -21,6 +21,7 @@ from xcray.training.capacity.preflight import (
     Estimate,
     estimate,
     memory_limits,
+    worker_count,
 )
 from xcray.training.capacity.worker_memory import entries_per_label, worker_bytes
 from xcray.training.observer import TrainingObserver
@@ -44,13 +45,13 @@ class IndependentLabels(TrainingStrategy):
 
     staged: StagedModel | None = None
 
-    def __init__(self, context: TrainingContext, solver: IndependentSolver, workers: int) -> None:
+    def __init__(self, context: TrainingContext, solver: IndependentSolver) -> None:
         self._context = context
         self._solver = solver
         train = context.dataset.train
         self._data = TrainingData(train.X, train.XT, train.YT, train.weights)
         self._cost_terms = self._data.cost_terms(solver)
-        self.workers = workers
+        self.workers = worker_count(context.spec)
 
     def run_settings(self) -> dict[str, Any]:
         """Return no settings: labels give the same bits in any batches."""

@@ -1,30 +1,34 @@
-"""Training strategies by solver family, and the estimate of a training."""
+"""Training strategies by what workers hold of the rows, and the estimate of a training."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
-from xcray.training.capacity.preflight import Estimate, worker_count
+from xcray.solvers.declarations import Rows
+from xcray.training.capacity.preflight import Estimate
 from xcray.training.group_training import GroupTraining
 from xcray.training.independent import IndependentLabels
 from xcray.training.shards.strategy import BlockRotation
 from xcray.training.spec import TrainSpec
 from xcray.training.strategy import TrainingContext, TrainingStrategy
 
+STRATEGIES: Final[Mapping[Rows, Callable[[TrainingContext, Any], TrainingStrategy]]] = {
+    "all": IndependentLabels,
+    "shares": GroupTraining,
+    "shards": BlockRotation,
+}
+
 
 def make_strategy(context: TrainingContext) -> TrainingStrategy:
-    """Return the training strategy for the family of a training's solver."""
-    solver = context.solver
-    if solver.family == "independent":
-        return IndependentLabels(context, solver, worker_count(context.spec))
-    if solver.family == "rotation":
-        return BlockRotation(context, solver)
-    return GroupTraining(context, solver)
+    """Return the training strategy for a training's solver."""
+    return STRATEGIES[context.solver.rows](context, context.solver)
 
 
 def estimate_training(spec: TrainSpec, probe_seconds: float = 2.0) -> Estimate:

@@ -152,7 +152,7 @@ class _TuneRun:
     def _make_evaluator(self, held: Dataset) -> Evaluator:
         """Return the evaluator. Solvers without warm starts, and Ray, train each setting."""
         spec = self.spec.train
-        is_warm = spec.pool != "ray" and getattr(SOLVERS[spec.solver], "warm_starts", False)
+        is_warm = spec.pool != "ray" and SOLVERS[spec.solver].warm_starts
         return Evaluator(
             spec.solver,
             spec.params,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xcray.errors import Corrupt
-from xcray.solvers.rotation_contract import PlacedBlock, WeightBlock
+from xcray.solvers.shard_contract import PlacedBlock, WeightBlock
 from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.storage.checkpoints import CheckpointFolder
 from xcray.training.shards.checkpoints import load_checkpoint, save_checkpoint
@@ -55,14 +55,11 @@ class Shards:
 class Work:
     """Creates workers that hold such shards, without any data."""
 
-    grid, n_features = None, 0
-
     def __init__(self, kind=ShardWorker) -> None:
         self._kind = kind
 
     def create_worker(self, worker, stopped):
-        self.solver = SimpleNamespace(create_worker=lambda *args: Shards())
-        hand = self._kind(self, stopped)
+        hand = self._kind(Shards(), lambda: None)
         rows = SimpleNamespace(rows=[], X=SimpleNamespace(nnz=0))
         for shard, home in enumerate(HOMES):
             if home == worker:

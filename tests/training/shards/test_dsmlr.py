@@ -12,6 +12,7 @@ from xcray.arrays import CSR, Pattern, TopK, csr_from, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.measures import precision_at_k
 from xcray.solvers.dsmlr.solver import DSMLRSolver
+from xcray.solvers.group_contract import Layout
 from xcray.storage.arrow import read_table
 from xcray.storage.checkpoints import COPIES_ON_DISK
 from xcray.training.capacity.epoch_resources import problem_shape
@@ -179,7 +180,7 @@ def test_checkpoints_are_as_large_as_foreseen(tiny, tmp_path, history):
     *during, last = [sizes[name] for name in sorted(sizes)]
     solver = DSMLRSolver(**{**COMMON, **parameters})
     shape = problem_shape(tiny, tiny.n_features + 1)
-    foreseen = solver.resources(shape, GRID, 1, False).checkpoints / COPIES_ON_DISK
+    foreseen = solver.resources(shape, Layout(1, grid=GRID)).checkpoints / COPIES_ON_DISK
     assert max(during) == pytest.approx(foreseen, rel=0.1)
     assert last <= 2.2 * 4 * shape.features * shape.labels
 
@@ -252,14 +253,18 @@ def test_some_or_no_rows_are_held_out(tiny, watch):
 
 def test_a_directory_of_other_content_is_not_taken(tiny):
     rows = make_shard_source(tiny.train.X, tiny.train.Y, None, None, grid=GRID, seed=0, bias=0.0)
-    right = ShardWorkerSpec(
-        DSMLRSolver(), rows.split, tiny.n_features, str(tiny.path), tiny.content_hash
-    )
-    assert isinstance(right.open(), ShardSource)
+
+    def opened(*where):
+        sizes = (tiny.n_features, tiny.n_labels)
+        return ShardWorkerSpec(
+            DSMLRSolver(), Layout(1, grid=GRID), rows.split, *sizes, *where
+        ).open()
+
+    assert isinstance(opened(str(tiny.path), tiny.content_hash), ShardSource)
     for wrong in (
         ("", ""),
         (str(tiny.path), "0" * 64),
         ("/nowhere/to/be/found", tiny.content_hash),
     ):
-        assert ShardWorkerSpec(DSMLRSolver(), rows.split, tiny.n_features, *wrong).open() is None
-    assert ShardWorkerSpec(DSMLRSolver(), rows.split, tiny.n_features).open() is None
+        assert opened(*wrong) is None
+    assert opened() is None

@@ -13,7 +13,7 @@ from tests.support.worker_group_toy import to
 from xcray.errors import DataError, Stopped
 from xcray.schedule.rotation import ORDERS, RotationSchedule
 from xcray.schedule.shard_assignment import assign_by_speed
-from xcray.solvers.rotation_contract import PlacedBlock
+from xcray.solvers.shard_contract import PlacedBlock
 from xcray.training.shards.rebalancing import WorkerSpeeds
 from xcray.training.shards.rotate import TIME_LIMIT, measured_speeds, run_rotation
 from xcray.workers.calls import WorkerLost, call, call_many

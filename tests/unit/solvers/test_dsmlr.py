@@ -18,7 +18,7 @@ from xcray.solvers.dsmlr.decisions import MAX_ROLLBACKS, SyncState, decide
 from xcray.solvers.dsmlr.shard_state import SLICE_MULTIPLICATIONS, ShardState, Step
 from xcray.solvers.dsmlr.solver import DSMLRSolver
 from xcray.solvers.dsmlr.worker import export_block, initial_block, run_step
-from xcray.solvers.rotation_contract import Grid
+from xcray.solvers.group_contract import Grid
 from xcray.solvers.row_shards import (
     Shard,
     append_constant,

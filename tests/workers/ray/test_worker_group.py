@@ -23,7 +23,7 @@ from tests.support.worker_group_toy import LARGE, Work, ask, replies, to
 from xcray.errors import ParameterError, Unavailable
 from xcray.schedule.events import Lost
 from xcray.schedule.rotation import RotationSchedule
-from xcray.solvers.rotation_contract import PlacedBlock
+from xcray.solvers.shard_contract import PlacedBlock
 from xcray.training.shards.rotate import run_rotation
 from xcray.workers.calls import call_many, require_ref
 from xcray.workers.pool import StopFlag

@@ -19,7 +19,7 @@ from xcray.solvers.dsmlr.shard_state import MUTATING_KINDS, Step, SweepMetrics
 from xcray.solvers.dsmlr.worker import DSMLRWorker, PassMetrics
 from xcray.solvers.group_contract import Program, Round
 from xcray.solvers.held_out import HeldOut
-from xcray.solvers.rotation_contract import PlacedBlock, Rotation, RotationCalls
+from xcray.solvers.shard_contract import PlacedBlock, Rotation, RotationCalls
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState
 
@@ -55,7 +55,7 @@ class Position(NamedTuple):
 def train(
     params: DSMLRParameters, calls: RotationCalls, state: TrainingState | None = None
 ) -> Program:
-    """Train from a state; see `RotationSolver.program`."""
+    """Train from a state; see `ShardSolver`."""
     if state is None:
         position = Position(0, 1.0, None, calls.create_blocks(DSMLRWorker.create_block), [])
         history, reason = list[SyncState](), ""
@@ -87,7 +87,7 @@ def train(
 
 
 def export(calls: RotationCalls, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
-    """Yield the labels of each block; see `RotationSolver.export`."""
+    """Yield the labels of each block; see `ShardSolver`."""
     n = calls.grid.blocks
     position = _accepted_point(calls, _position_of(state, n))
     ends = [calls.n_labels * block // n for block in range(n + 1)]

@@ -26,10 +26,10 @@ from xcray.solvers.dsmlr.parameters import DSMLRParameters
 from xcray.solvers.dsmlr.quasi_newton import MAX_FULL_FEATURES
 from xcray.solvers.dsmlr.shard_state import ShardState, Step
 from xcray.solvers.dsmlr.worker import DSMLRWorker, initial_block, run_step
-from xcray.solvers.group_contract import Program
+from xcray.solvers.group_contract import Grid, Layout, Program, TrainingRows
 from xcray.solvers.label_weights import RECORDS
-from xcray.solvers.rotation_contract import Grid, RotationCalls, RotationSolver
 from xcray.solvers.row_shards import Shard, make_shard
+from xcray.solvers.shard_contract import RotationCalls, ShardSolver, grid_of
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 
@@ -50,7 +50,7 @@ SCORE_BYTES: Final = 8 << 20  # bytes of scores in use
 
 
 @dataclass(frozen=True)
-class DSMLRSolver(DSMLRParameters, RotationSolver):
+class DSMLRSolver(DSMLRParameters, ShardSolver):
     """Multinomial logistic regression for data and weights that both exceed one worker.
 
             min over W   L1(W) = lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i
@@ -115,10 +115,19 @@ class DSMLRSolver(DSMLRParameters, RotationSolver):
         ),
     )
 
-    def resources(
-        self, shape: ProblemShape, grid: Grid, workers: int, processes: bool
-    ) -> ResourceNeeds:
+    def layout(self, workers: int, processes: bool, rows: TrainingRows) -> Layout:
+        """Return the layout, with at most one worker per shard."""
+        X = rows.X
+        grid = self.grid(X.n_rows, rows.Y.n_cols, self.n_weights(X.n_cols), workers)
+        return Layout(min(workers, grid.shards), processes=processes, grid=grid)
+
+    def n_weights(self, n_inputs: int) -> int:
+        """Return D', with the constant feature."""
+        return n_inputs + bool(self.bias)
+
+    def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
         """Return the resource needs: rows and weights are split, no process holds all of W."""
+        grid, workers, processes = grid_of(layout), layout.workers, layout.processes
         m, D = self.history, shape.features
         W = 4 * D * -(-shape.labels // grid.blocks)
         # With its sums or, in the L-BFGS phase, its history: 2 m + 3 arrays like W, and M.
@@ -150,19 +159,24 @@ class DSMLRSolver(DSMLRParameters, RotationSolver):
         )
 
     def grid(self, n_rows: int, n_labels: int, n_features: int, workers: int) -> Grid:
-        """Return the grid of a run; shards and blocks that are 0 are chosen here."""
+        """Return the grid of a run; shards and blocks that are 0 are chosen here.
+
+        n_features: D', with the constant feature.
+        """
         wide = -(-4 * n_labels * n_features // MAX_BLOCK_BYTES)
         shards = self.shards or 2 * workers
         blocks = self.blocks or max(workers, min(2 * workers, n_labels // MIN_BLOCK_LABELS), wide)
         return Grid(max(1, min(shards, n_rows)), max(1, min(blocks, n_labels)))
 
     def create_worker(
-        self, grid: Grid, n_features: int, stopped: Callable[[], bool]
+        self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
     ) -> DSMLRWorker:
-        """Return a worker without shards; see `RotationSolver`."""
-        return DSMLRWorker(self, grid, n_features, stopped)
+        """Return a worker without shards; see `ShardSolver`."""
+        return DSMLRWorker(self, grid_of(layout), self.n_weights(rows.X.n_cols), stopped)
 
-    def program(self, calls: RotationCalls, state: TrainingState | None = None) -> Program:
+    def program(
+        self, calls: RotationCalls, rows: TrainingRows, state: TrainingState | None = None
+    ) -> Program:
         """Train from a state; see `xcray.solvers.dsmlr.program`."""
         return program.train(self, calls, state)
 

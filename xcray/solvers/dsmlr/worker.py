@@ -21,9 +21,10 @@ from xcray.solvers.dsmlr.shard_state import (
     Step,
     SweepMetrics,
 )
+from xcray.solvers.group_contract import Grid
 from xcray.solvers.label_weights import to_solved_labels
-from xcray.solvers.rotation_contract import Grid, WeightBlock
 from xcray.solvers.row_shards import Shard
+from xcray.solvers.shard_contract import WeightBlock
 from xcray.solvers.solved_labels import SolvedLabels
 
 # change of a score that the first steps can cause, about; sets the default rate
@@ -42,7 +43,7 @@ class PassMetrics(NamedTuple):
 
 
 class DSMLRWorker:
-    """The shards of a worker, see `xcray.solvers.rotation_contract.BlockWorker`.
+    """The shards of a worker, see `xcray.solvers.shard_contract.BlockWorker`.
 
     Weights are not held here: a block arrives, passes the shards, and leaves. The history of a
     block in the L-BFGS phase is stored and saved like a block.

@@ -170,11 +170,11 @@ class MemoirSolver(MemoirParameters, GroupSolver):
         """Return whether groups have searches to share; an index is searched by one thread."""
         return self.group > 1 and self.oracle in ("exact", "random")
 
-    def layout(self, workers: int, processes: bool) -> Layout:
+    def layout(self, workers: int, processes: bool, rows: TrainingRows) -> Layout:
         """Return the layout: threads of one process share W."""
         if not self.can_split:
             return Layout(1)
-        return Layout(workers) if processes else Layout(1, threads=workers)
+        return Layout(workers, processes=True) if processes else Layout(1, threads=workers)
 
     def create_worker(
         self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]

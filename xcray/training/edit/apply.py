@@ -22,6 +22,7 @@ from xcray.model.directory import Staging
 from xcray.model.model import Model
 from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.solvers import make_solver
+from xcray.solvers.contract import IndependentSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import create_staging_directory, discard_directory
 from xcray.telemetry.progress import Progress
@@ -169,12 +170,8 @@ class _EditRun:
         self.phase_seconds = dict[str, float]()
         self.timeline: pa.Table | None = None
         self.report_extras: dict[str, Any] = {}
-        if self.solver.family != "independent" and len(self.labels_to_train):
-            solver = old.manifest["solver"]
-            raise InputError(
-                f"solver {solver} trains all labels together, so none can be trained alone; "
-                "train the whole model again"
-            )
+        if len(self.labels_to_train):
+            self._label_solver()
 
     def run(self, out: Path) -> TrainResult:
         """Train, compose, evaluate and write."""
@@ -190,6 +187,15 @@ class _EditRun:
         finally:
             if self.options.run_dir is None:
                 discard_directory(folder)
+
+    def _label_solver(self) -> IndependentSolver:
+        """Return the solver. Raises InputError if it does not solve each label alone."""
+        if self.solver.family != "independent":
+            raise InputError(
+                f"solver {self.spec.solver} trains all labels together, so none can be trained "
+                "alone; train the whole model again"
+            )
+        return self.solver
 
     def _train(self, data: Dataset, folder: Path) -> SolvedLabels:
         """Return a block of all labels of the data set, in which the labels to train are trained.
@@ -208,9 +214,7 @@ class _EditRun:
         labels = frozen(
             np.intersect1d(self.labels_to_train, parts.missing, assume_unique=True), np.int32
         )
-        n_kept, solver = len(self.labels_to_train) - len(labels), self.solver
-        assert solver.family == "independent"  # checked when the change was made
-
+        n_kept, solver = len(self.labels_to_train) - len(labels), self._label_solver()
         if len(labels):
             with Timeline(folder) as timeline:
                 solve_labels(

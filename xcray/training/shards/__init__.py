@@ -1,1 +1,1 @@
-"""Training of solvers whose label blocks rotate over row shards (family "rotation")."""
+"""Training of group solvers whose label blocks rotate over row shards."""

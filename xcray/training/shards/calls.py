@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar
 
 from xcray.schedule.calls import Call
 from xcray.schedule.rotation import RotationSchedule
-from xcray.solvers.rotation_contract import Grid, PlacedBlock, Rotation, WeightBlock
+from xcray.solvers.group_contract import Grid
+from xcray.solvers.shard_contract import PlacedBlock, Rotation, WeightBlock
 from xcray.training.shards.assignment import ShardAssignment
 from xcray.training.shards.rotate import MeasuredRotation, run_rotation
 from xcray.training.shards.shard_worker import ShardWorker

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from xcray.schedule.calls import Call, ObjectHandle, at_worker
-from xcray.solvers.rotation_contract import PlacedBlock
+from xcray.solvers.shard_contract import PlacedBlock
 from xcray.storage.array_files import Arrays, read_arrays, write_arrays
 from xcray.storage.checkpoints import CheckpointFolder, SavedFiles, file_of
 from xcray.training.shards.shard_worker import ShardWorker

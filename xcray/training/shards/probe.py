@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from xcray.solvers.declarations import ProblemShape, ResourceNeeds
-from xcray.solvers.rotation_contract import RotationSolver
 from xcray.solvers.row_shards import make_shard
+from xcray.solvers.shard_contract import ShardSolver
 from xcray.training.capacity.preflight import MIN_PROBED_SECONDS
 from xcray.training.shards.source import ShardSource
 
@@ -16,7 +16,7 @@ MAX_PROBE_ROWS: Final = 4096  # rows timed by a probe
 
 
 def time_sweep(
-    solver: RotationSolver,
+    solver: ShardSolver,
     rows: ShardSource,
     shape: ProblemShape,
     needs: ResourceNeeds,

@@ -11,7 +11,7 @@ from xcray.errors import Stopped
 from xcray.schedule.calls import Call, at_worker
 from xcray.schedule.events import Done, Finish, Task
 from xcray.schedule.rotation import BlockPass, RotationSchedule
-from xcray.solvers.rotation_contract import (
+from xcray.solvers.shard_contract import (
     BlockWorker,
     CellReport,
     PlacedBlock,

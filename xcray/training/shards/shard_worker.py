@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.solvers.rotation_contract import Grid, RotationSolver, WeightBlock
+from xcray.arrays import csr, pattern
+from xcray.solvers.group_contract import Layout, TrainingRows
 from xcray.solvers.row_shards import Shard
+from xcray.solvers.shard_contract import BlockWorker, ShardSolver, WeightBlock
 from xcray.storage.array_files import Arrays, read_arrays, write_arrays
 from xcray.storage.checkpoints import file_of
 from xcray.training.shards.source import ShardRows, ShardSource, SplitPlan
@@ -33,24 +35,24 @@ class ShardInfo(NamedTuple):
 class ShardWorkerSpec:
     """Factory of `ShardWorker`s for a data set.
 
-    n_features: D', with the constant feature. path, content_hash: of the data set's directory,
+    n_features, n_labels: D and K of the data. path, content_hash: of the data set's directory,
     which is opened on nodes that see it; None if only the driver has the rows.
     """
 
-    solver: RotationSolver
+    solver: ShardSolver
+    layout: Layout
     split: SplitPlan
     n_features: int
+    n_labels: int
     path: str | None = None
     content_hash: str = ""
 
-    @property
-    def grid(self) -> Grid:
-        """Shards and blocks."""
-        return self.split.grid
-
     def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
         """Return a worker that holds no shards yet."""
-        return ShardWorker(self, stopped)
+        number = int(worker.rpartition("-")[2])
+        none = TrainingRows(csr([0], [], [], self.n_features), pattern([0], [], self.n_labels))
+        inner = self.solver.create_worker(none, number, self.layout, stopped)
+        return ShardWorker(inner, self.open)
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
@@ -71,12 +73,13 @@ class ShardWorker:
     """Shards of one worker: the solver's worker, and their state at the last sync point.
 
     Its public methods are called remotely (see `workers.worker_group`) and return (object, result).
-    The methods of the solver's worker can be called as well.
+    The methods of the solver's worker can be called as well. open_rows: returns the source of
+    shards, None if this node does not see the data set.
     """
 
-    def __init__(self, spec: ShardWorkerSpec, stopped: Callable[[], bool]) -> None:
-        self._spec = spec
-        self._worker = spec.solver.create_worker(spec.grid, spec.n_features, stopped)
+    def __init__(self, worker: BlockWorker, open_rows: Callable[[], ShardSource | None]) -> None:
+        self._worker = worker
+        self._open_rows = open_rows
         self._shards: set[int] = set()
         self._snapshots: dict[int, Arrays] = {}
 
@@ -95,7 +98,7 @@ class ShardWorker:
             self._shards.discard(shard)
             self._snapshots.pop(shard, None)
         missing = [shard for shard in shards if shard not in self._shards]
-        rows = self._spec.open() if missing else None
+        rows = self._open_rows() if missing else None
         if rows is None:
             return None, ([], missing)
         return None, ([self._add_shard(shard, *rows.cut_shard(shard)) for shard in missing], [])

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Int64, Pattern
-from xcray.solvers.rotation_contract import Grid
+from xcray.solvers.group_contract import Grid
 from xcray.solvers.row_shards import Shard, make_shard, shard_rows, total_weight
 
 MAX_HELD_OUT_ROWS: Final = 10_000  # approximate limit of evaluated rows

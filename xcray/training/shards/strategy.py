@@ -1,4 +1,4 @@
-"""Strategy of family "rotation": label blocks rotate over row shards, no process holds all W."""
+"""Training of solvers whose label blocks rotate over row shards: no process holds all of W."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any, Final
 import numpy as np
 
 from xcray.arrays import Int32
-from xcray.errors import NotFound
-from xcray.solvers.rotation_contract import Grid, RotationSolver
+from xcray.solvers.shard_contract import ShardSolver, grid_of
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
-from xcray.storage.checkpoints import CheckpointFolder
 from xcray.system.blas_threads import limit_blas_threads
-from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape
+from xcray.training.capacity.epoch_resources import complete_estimate
 from xcray.training.capacity.preflight import Estimate
 from xcray.training.epoch_strategy import (
+    OUTCOME_FILE,
     EpochStrategy,
     make_worker_group,
     outcome_report,
@@ -32,34 +31,21 @@ from xcray.training.strategy import TrainingContext
 
 # Copies of all weights in Ray's object store: this sync point, the one before, in transit.
 STORE_COPIES: Final = 3
-OUTCOME_FILE: Final = "outcome.json"  # of a training whose blocks were all delivered
 
 
 class BlockRotation(EpochStrategy):
-    """Strategy of family "rotation", see `TrainingStrategy`.
+    """Strategy of solvers whose workers hold shards, see `TrainingStrategy`."""
 
-    The grid is chosen once: a run that is resumed with another number of workers keeps its grid.
-    """
+    _solver: ShardSolver
 
-    def __init__(self, context: TrainingContext, solver: RotationSolver) -> None:
+    def __init__(self, context: TrainingContext, solver: ShardSolver) -> None:
         super().__init__(context, solver)
-        self._solver = solver
-        dataset = context.dataset
-        self._n_features = dataset.n_features + bool(solver.bias)
-        self._grid = self._existing_grid() or solver.grid(
-            dataset.train.n_rows, dataset.n_labels, self._n_features, self.workers
-        )
-        self.workers = min(self.workers, self._grid.shards)
-
-    def run_settings(self) -> dict[str, Any]:
-        """Return the grid, which the bits of the model depend on with "sync" and "ring"."""
-        return {"grid": list(self._grid)}
+        self._grid = grid_of(self._layout)
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
         """See `xcray.training.capacity.epoch_resources`."""
         spec, dataset = self._context.spec, self._context.dataset
-        shape = problem_shape(dataset, self._n_features)
-        guess = self._solver.resources(shape, self._grid, self.workers, spec.pool == "ray")
+        shape, guess = self._shape, self._solver.resources(self._shape, self._layout)
         timed = time_sweep(self._solver, self._shard_source(), shape, guess, probe_seconds)
         return complete_estimate(
             spec, self.workers, dataset, shape, timed or guess, probed=int(timed is not None)
@@ -73,21 +59,22 @@ class BlockRotation(EpochStrategy):
             # parts were lost since then, and there is nothing to rebuild them from
             (self.folder / OUTCOME_FILE).unlink()
         self.folder.mkdir(parents=True, exist_ok=True)
-        context, rows, checkpoints = (
-            self._context,
-            self._shard_source(),
-            CheckpointFolder(self.folder),
-        )
-        path = str(context.dataset.path.resolve())
+        context, rows, dataset = self._context, self._shard_source(), self._context.dataset
         spec = ShardWorkerSpec(
-            self._solver, rows.split, self._n_features, path, context.dataset.content_hash
+            self._solver,
+            self._layout,
+            rows.split,
+            dataset.n_features,
+            dataset.n_labels,
+            str(dataset.path.resolve()),
+            dataset.content_hash,
         )
         group = make_worker_group(
             context.spec,
             spec,
             self.workers,
             context.job,
-            STORE_COPIES * 4 * self._n_features * context.dataset.n_labels,
+            STORE_COPIES * 4 * self._shape.features * dataset.n_labels,
             max_workers=self._grid.shards if uses_whole_cluster(context) else None,
         )
         with observer.observe(group), limit_blas_threads():
@@ -97,11 +84,11 @@ class BlockRotation(EpochStrategy):
                 rows,
                 self._task(observer.seconds_left()),
                 observer,
-                folder=checkpoints,
+                folder=self._checkpoints,
                 stop=observer.stop,
                 on_end=lambda outcome: write_json(self.folder / OUTCOME_FILE, outcome._asdict()),
             )
-        checkpoints.clear()
+        self._checkpoints.clear()
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
         """Return `outcome_report`, the grid, and the numbers of losses, moves and damages."""
@@ -119,7 +106,7 @@ class BlockRotation(EpochStrategy):
         data = self._context.dataset
         return ShardTask(
             grid=self._grid,
-            n_labels=data.n_labels,
+            rows=self._rows,
             positives=data.label_counts.astype(np.int64),
             truth=data.test.Y if data.test is not None else None,
             max_seconds=seconds,
@@ -138,11 +125,3 @@ class BlockRotation(EpochStrategy):
             seed=solver.seed,
             bias=solver.bias,
         )
-
-    def _existing_grid(self) -> Grid | None:
-        """Return the grid of the run in this directory; None for a new run."""
-        try:
-            grid = read_json(self._context.run_dir / "run.json").get("grid")
-        except NotFound:
-            return None
-        return Grid(*grid) if grid else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from xcray.solvers.rotation_contract import RotationSolver
+from xcray.solvers.shard_contract import ShardSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import CheckpointFolder
 from xcray.training.program_loop import ProgramLoop, ProgramOutcome
@@ -18,7 +18,7 @@ from xcray.workers.worker_group import WorkerGroup
 
 
 def train_shards(
-    solver: RotationSolver,
+    solver: ShardSolver,
     group: WorkerGroup,
     source: ShardSource,
     task: ShardTask,

@@ -16,7 +16,7 @@ from typing import Final
 from xcray.arrays import Int64
 from xcray.errors import Corrupt, Stopped, Unavailable
 from xcray.solvers.group_contract import Program
-from xcray.solvers.rotation_contract import RotationSolver
+from xcray.solvers.shard_contract import ShardSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
 from xcray.training.program_loop import NODE_LEAVES, TrainingWorkers
@@ -48,7 +48,7 @@ class ShardWorkers(TrainingWorkers):
 
     def __init__(
         self,
-        solver: RotationSolver,
+        solver: ShardSolver,
         group: WorkerGroup,
         source: ShardSource,
         task: ShardTask,
@@ -59,6 +59,7 @@ class ShardWorkers(TrainingWorkers):
     ) -> None:
         self._solver = solver
         self._group = group
+        self._rows = task.rows
         self._folder = folder
         self._stop = stop
         self._assignment = ShardAssignment(group, source, task.grid.shards)
@@ -66,7 +67,7 @@ class ShardWorkers(TrainingWorkers):
             group,
             self._assignment,
             task.grid,
-            task.n_labels,
+            task.rows.Y.n_cols,
             order=solver.order,
             ends=None if task.max_seconds is None else time.monotonic() + task.max_seconds,
             stop=stop,
@@ -114,7 +115,7 @@ class ShardWorkers(TrainingWorkers):
 
     def program(self, state: TrainingState | None) -> Program:
         """Return the solver's program from a state on."""
-        return self._solver.program(self._calls, state)
+        return self._solver.program(self._calls, self._rows, state)
 
     def save(self, folder: CheckpointFolder, number: int, state: TrainingState) -> None:
         """Save a state with the snapshots of all shards."""

@@ -1,35 +1,24 @@
-"""Contract of solvers whose blocks of labels rotate over shards of rows.
+"""What group solvers whose workers hold shards of rows have in addition: blocks that rotate.
 
-The solver gives a program, which runs on the driver: a generator that lets blocks rotate, calls
-methods of the workers, and yields after each sync point. Its workers hold shards, and the training
-decides which.
+The program lets blocks rotate over the shards, calls methods of the workers, and yields after each
+sync point. The training decides which worker holds which shards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from xcray.arrays import Float32, Int64
+from xcray.arrays import Float32
 from xcray.schedule.calls import Call, ObjectHandle
-from xcray.solvers.contract import Solver
-from xcray.solvers.declarations import ProblemShape, ResourceNeeds
-from xcray.solvers.group_contract import Program
+from xcray.solvers.declarations import Rows
+from xcray.solvers.group_contract import Grid, GroupSolver, Layout
 from xcray.solvers.row_shards import Shard
-from xcray.solvers.solved_labels import SolvedLabels
-from xcray.storage.checkpoints import TrainingState
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Grid(NamedTuple):
-    """Number of row shards and of label blocks."""
-
-    shards: int
-    blocks: int
 
 
 class WeightBlock(NamedTuple):
@@ -132,13 +121,27 @@ class RotationCalls(Protocol):
         """Restore all shards from their last snapshots."""
 
 
-class RotationSolver(Solver, Protocol):
-    """Solver whose label blocks rotate over row shards, so that no process holds all weights.
+def grid_of(layout: Layout) -> Grid:
+    """Return the grid of a layout with shards. Raises ValueError if it has none."""
+    if layout.grid is None:
+        raise ValueError("workers that hold shards need a grid")
+    return layout.grid
+
+
+class ShardSolver(GroupSolver, Protocol):
+    """Group solver whose workers hold shards of rows, which label blocks pass in turn.
+
+    No process holds all weights. `layout` chooses the grid, which the bits of the model can depend
+    on; a run keeps it. `create_worker` returns a `BlockWorker` without shards: its rows are empty
+    and have the numbers of features and labels only. `program` and `export` receive
+    `RotationCalls`. The program yields at each sync point; `placed` of a state are all objects that
+    it needs to go on, each a `PlacedBlock`: of block j at j modulo the number of blocks. Entries of
+    the history have "back": whether the sync point does not count.
 
     Seed, bias and order are parameters of such a solver.
     """
 
-    family: ClassVar[Literal["rotation"]] = "rotation"
+    rows: ClassVar[Rows] = "shards"
 
     @property
     def seed(self) -> int:
@@ -151,44 +154,6 @@ class RotationSolver(Solver, Protocol):
     @property
     def order(self) -> str:
         """Return the routing of blocks, see `xcray.schedule.rotation.ORDERS`."""
-
-    def grid(self, n_rows: int, n_labels: int, n_features: int, workers: int) -> Grid:
-        """Return the grid of a run, which the bits of the model can depend on.
-
-        n_features: D', with the constant feature.
-        """
-
-    def create_worker(
-        self, grid: Grid, n_features: int, stopped: Callable[[], bool]
-    ) -> BlockWorker:
-        """Return a worker without shards, created where it will run.
-
-        Soon after `stopped` returns True, its methods raise Stopped.
-        """
-
-    def program(self, calls: RotationCalls, state: TrainingState | None = None) -> Program:
-        """Yield a round at each sync point until a stopping rule is met; return the reason.
-
-        state: of an earlier round, None for the start. `placed` are all objects that the program
-        needs to go on, each a `PlacedBlock`: of block j at j modulo the number of blocks. Entries
-        of the history have "back": whether the sync point does not count.
-        """
-
-    def export(
-        self, calls: RotationCalls, state: TrainingState, positives: Int64
-    ) -> Iterator[SolvedLabels]:
-        """Yield the labels of each block, after any round of the program.
-
-        positives: (K,) training rows of each label.
-        """
-
-    def resources(
-        self, shape: ProblemShape, grid: Grid, workers: int, processes: bool
-    ) -> ResourceNeeds:
-        """Return the resource needs on a grid.
-
-        processes: whether workers are processes of their own, so that blocks are in a store.
-        """
 
     def time_sweep(self, shard: Shard, n_labels: int) -> float:
         """Return the core seconds that a block of n_labels labels takes to pass a shard."""
