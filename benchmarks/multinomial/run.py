@@ -27,9 +27,10 @@ from xcray.solvers.held_out import top_k
 from xcray.solvers.lbfgs.solver import LBFGSSolver
 from xcray.solvers.lc.solver import LCSolver
 from xcray.solvers.row_operator import RowOperator as Products
-from xcray.solvers.row_shards import Shard, make_shard, shard_rows, total_weight
+from xcray.solvers.row_shards import Shard, make_shard
 from xcray.solvers.shard_contract import grid_of
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
+from xcray.training.group_training import RowWorkerFactory
 from xcray.training.shards.shard_worker import ShardWorkerSpec
 from xcray.training.shards.source import make_shard_source
 from xcray.training.shards.task import ShardTask
@@ -156,41 +157,14 @@ def run(
     return clock.points
 
 
-class GroupWorkerSpec:
-    """Worker specification of a group solver."""
-
-    def __init__(self, solver: Any, problem: Problem, workers: int) -> None:
-        self._solver = solver
-        self._problem = problem
-        self._workers = workers
-
-    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> Any:
-        """Create a worker with all rows, or with a share of them."""
-        shares = (
-            (1, 0)
-            if isinstance(self._solver, LCSolver)
-            else (self._workers, int(worker.rpartition("-")[2]))
-        )
-        return self._solver.make_worker(shard(self._problem, *shares), None, stopped)
-
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
-        self._solver.warm_up()
-
-
-def shard(problem: Problem, shares: int, number: int) -> Shard:
-    """Return a share of the rows."""
-    rows = shard_rows(problem.X.n_rows, shares, 0, number)
-    return make_shard(problem.X, problem.Y, rows, total=total_weight(problem.Y))
-
-
 def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> None:
     """Run L-BFGS or LC."""
-    group = ThreadGroup(GroupWorkerSpec(solver, problem, workers), workers)
     rows, positives = TrainingRows(problem.X, problem.Y), np.zeros(problem.Y.n_cols, np.int64)
+    layout = solver.layout(workers, False, rows)
+    group = ThreadGroup(RowWorkerFactory(solver, rows, layout), layout.workers)
 
     def whole(done: Round) -> Float64:
-        labels = concatenate(list(solver.export(done.state, positives)))
+        labels = concatenate(list(solver.export(GroupCalls(group), done.state, positives)))
         return labels.W.to_scipy().toarray().T.astype(np.float64)
 
     try:
