@@ -10,8 +10,7 @@ import pytest
 from tests.naive import multinomial as naive
 from tests.support.group_programs import problem, train, work_of
 from xcray.errors import Unavailable
-from xcray.solvers import label_weights
-from xcray.solvers.lbfgs import solver as lbfgs
+from xcray.solvers import label_weights, row_losses
 from xcray.solvers.lbfgs.solver import LBFGSSolver
 from xcray.solvers.solved_labels import concatenate
 
@@ -21,7 +20,7 @@ LAM = 0.01
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
 @pytest.mark.parametrize("cells", [1, 7, 1 << 19])  # rows: one at a time, a few, all
 def test_gradient_is_that_of_finite_differences(sparse, cells, monkeypatch):
-    monkeypatch.setattr(lbfgs, "MAX_SCORES", cells)
+    monkeypatch.setattr(row_losses, "MAX_SCORES", cells)
     X, Y, c = problem(0, n=40, d=6, k=4)
     work = work_of(LBFGSSolver(lam=LAM), (X, Y, c), 3, sparse)
     W = np.random.default_rng(1).normal(size=(6, 4))

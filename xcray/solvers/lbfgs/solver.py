@@ -14,7 +14,6 @@ import numpy as np
 
 from xcray.arrays import Float64, Int64
 from xcray.data.feature_scales import feature_scales
-from xcray.errors import Stopped
 from xcray.schedule.calls import at_worker
 from xcray.solvers.declarations import (
     STORE_COPIES,
@@ -34,16 +33,16 @@ from xcray.solvers.group_contract import (
     TrainingRows,
     WorkerCalls,
 )
-from xcray.solvers.held_out import HeldOut, merge_held_out, top_k
+from xcray.solvers.held_out import HeldOut, merge_held_out
 from xcray.solvers.label_weights import RECORDS, export_weights
 from xcray.solvers.lbfgs.lbfgsb import EVALUATE, LBFGSB, NEW_POINT, LBFGSBState
 from xcray.solvers.parameters import Parameters, parameter
-from xcray.solvers.row_operator import RowOperator, warm_up
+from xcray.solvers.row_losses import MAX_SCORES, RowLoss, scores_to_residuals
+from xcray.solvers.row_operator import warm_up
 from xcray.solvers.row_shards import Shard, cut_share
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 
-MAX_SCORES = 1 << 19  # scores in memory at once: 4 MB
 # maximum number of evaluations of objective and gradient per iteration
 EVALUATIONS_PER_ITERATION = 20
 # measured on five small sets, where trainings took 15 to 260 rounds
@@ -58,48 +57,26 @@ class LBFGSWorker:
     """
 
     def __init__(self, shard: Shard, held_out: Shard | None, stopped: Callable[[], bool]) -> None:
-        self._stopped = stopped
-        self._rows = (shard, RowOperator(shard))
-        self._held_out = None if held_out is None else (held_out, RowOperator(held_out))
+        self._shard, self._rows = shard, RowLoss(shard, scores_to_residuals, stopped)
+        self._held_out = None
+        if held_out is not None and len(held_out.rows):
+            self._held_out = RowLoss(held_out, scores_to_residuals, stopped)
 
     def gradient(self, W: Float64) -> tuple[Float64, float]:
         """Return this shard's part of the gradient of L1 and of L1, both without the norm.
 
         The gradient is (D', K) float64.
         """
-        shard, rows = self._rows
-        G, loss = np.zeros(W.shape), 0.0
-        for lo, hi, S in self._score_chunks(rows, W):
-            loss += scores_to_residuals(S, shard, lo, hi)
-            rows.add_adjoint(S, lo, G)
-        return G, loss
+        return self._rows.gradient(W)
 
     def squares(self) -> tuple[Float64, None]:
         """Return this shard's part of the weighted mean square of each feature: (D',)."""
-        shard, rows = self._rows
-        return rows.adjoint_squared(shard.weights[:, None])[:, 0], None
+        weights = self._shard.weights[:, None]
+        return self._rows.operator.adjoint_squared(weights)[:, 0], None
 
     def watch(self, W: Float64) -> tuple[None, HeldOut | None]:
         """Evaluate the held-out rows of this worker under W; None if it has none."""
-        if self._held_out is None or not len(self._held_out[0].rows):
-            return None, None
-        (shard, rows), loss, tops = self._held_out, 0.0, []
-        for lo, hi, S in self._score_chunks(rows, W):
-            tops.append(top_k(S, 0))
-            loss += scores_to_residuals(S, shard, lo, hi)
-        labels, scores = (np.concatenate(each) for each in zip(*tops, strict=True))
-        return None, HeldOut(loss, labels, scores, shard.rows)
-
-    def _score_chunks(self, rows: RowOperator, W: Float64) -> Iterator[tuple[int, int, Float64]]:
-        """Yield row ranges lo, hi and their scores (hi-lo, K). Raises Stopped if requested."""
-        n = max(1, MAX_SCORES // W.shape[1])
-        for lo in range(0, rows.n_rows, n):
-            if self._stopped():
-                raise Stopped(
-                    "stopped within an iteration; the weights of the previous iteration are kept"
-                )
-            hi = min(lo + n, rows.n_rows)
-            yield lo, hi, rows.scores(W, lo, hi)
+        return None, None if self._held_out is None else self._held_out.evaluate(W)
 
 
 @dataclass(frozen=True)
@@ -321,23 +298,3 @@ class _DistributedObjective:
         argument = at_worker(self._calls.put(self._weights(x)))
         replies = self._calls.call(LBFGSWorker.watch, argument)
         return merge_held_out([part for _, part in replies if part is not None])
-
-
-def scores_to_residuals(S: Float64, shard: Shard, lo: int, hi: int) -> float:
-    """Replace scores S of rows lo .. hi-1 by c_i (p_ik - y_ik), in place.
-
-    Returns the part of these rows in the objective.
-    """
-    c, (indptr, indices, data, _) = shard.weights[lo:hi], shard.targets
-    cells = slice(indptr[lo], indptr[hi])
-    rows = np.repeat(np.arange(hi - lo), np.diff(indptr[lo : hi + 1]))
-    cost = c[rows] * data[cells]
-    loss = -float(cost @ S[rows, indices[cells]])
-    largest = S.max(axis=1)
-    S -= largest[:, None]
-    np.exp(S, out=S)
-    total = S.sum(axis=1)
-    loss += float(c @ (largest + np.log(total)))
-    S *= (c / total)[:, None]
-    S[rows, indices[cells]] -= cost
-    return loss

@@ -12,7 +12,6 @@ from xcray.errors import Stopped
 from xcray.features.columns import Columns
 from xcray.features.pipeline import FeaturePipeline
 from xcray.solvers.declarations import Link
-from xcray.solvers.lbfgs.solver import scores_to_residuals
 from xcray.solvers.least_squares.gram import Moments, gram_of_chunks, weighted_gram
 from xcray.solvers.least_squares.row_readers import CopiedRows, MappedRows, RowReader
 from xcray.solvers.least_squares.stages import (
@@ -23,7 +22,8 @@ from xcray.solvers.least_squares.stages import (
     feature_chunks,
     powers,
 )
-from xcray.solvers.least_squares.worker import identity_residuals, with_targets
+from xcray.solvers.least_squares.worker import with_targets
+from xcray.solvers.row_losses import RESIDUALS
 from xcray.solvers.row_shards import Shard
 
 SCORE_CELLS: Final = 1 << 19  # scores of sparse rows in float64 at a time: 4 MB
@@ -107,7 +107,7 @@ class StageWorker:
         if step >= len(self._shards):
             return None, None
         shard, at = self._shards[step], self._advance(step, block.stages)
-        residuals = scores_to_residuals if self._link == "softmax" else identity_residuals
+        residuals = RESIDUALS[self._link]
         width = width_of(self._rows[step], block.features)
         G, loss = np.zeros((width, shard.targets.n_cols)), 0.0
         for lo, Z in self._chunks(step, block.features):
