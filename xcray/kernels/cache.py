@@ -3,6 +3,9 @@
 Numba compares the file of a kernel only, and a compiled kernel contains the functions of other
 files that it calls. `KernelCacheLocator` stamps each kernel with its file and the kernel files that
 this one imports. Functions outside this package are cached as numba does it.
+
+Before it loads a compiled kernel, numba imports all that a compiler needs, which takes longer than
+a small training. `KernelCache` and `KernelUnpickler` leave that out.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import io
 import os
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numba
-from numba.core import caching
+from numba.core import caching, dispatcher, environment
+from numba.core.runtime import rtsys  # type: ignore[attr-defined]
 
 KERNELS: Final = Path(__file__).resolve().parent
 IMPORTED: Final = re.compile(r"^from xcray\.kernels\.([\w.]+) import", re.MULTILINE)
@@ -92,6 +98,48 @@ class LockedCacheFile(caching.IndexDataCacheFile):
         with locked(self._cache_path, fcntl.LOCK_SH):
             return super().load(key)  # type: ignore[no-untyped-call]
 
+    def _load_data(self, name: str) -> Any:
+        path = Path(self._cache_path, name)
+        return KernelUnpickler(io.BytesIO(path.read_bytes())).load()
+
+
+class KernelUnpickler(pickle.Unpickler):
+    """Read compiled code; do not import the modules of numba's functions that a kernel calls."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a pickle names, our function for the one that imports those modules."""
+        if (module, name) == (environment.__name__, "_rebuild_env"):
+            return restore_environment
+        return super().find_class(module, name)
+
+
+def restore_environment(module: str, constants: Any, name: str) -> Any:
+    """Return the constants of a compiled function, without the module of a function of numba.
+
+    Compiled code reads constants only; a module's variables are for object mode.
+    """
+    found = environment.lookup_environment(name)  # type: ignore[no-untyped-call]
+    if found is None and not module.startswith("numba."):
+        return environment._rebuild_env(module, constants, name)  # type: ignore[no-untyped-call]
+    if found is None:
+        found = environment.Environment({"__name__": module})
+        found.consts[:] = constants
+        found.env_name = name
+        environment.Environment._memo[name] = found
+    return found
+
+
+class KernelCache(caching.FunctionCache):
+    """Numba's cache of one function; compiled kernels are loaded without a compiler's imports."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the compiled function of a signature, None if it must be compiled."""
+        if not isinstance(self._impl.locator, KernelCacheLocator):
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        rtsys.initialize(target_context)  # kernels allocate arrays
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+
 
 @contextlib.contextmanager
 def locked(folder: str, mode: int) -> Iterator[None]:
@@ -122,8 +170,9 @@ def load_compiled(kernel: Any) -> None:
 
 
 def register() -> None:
-    """Make numba lock its files, and ask this locator first, then those that it asked before."""
+    """Make numba use these classes, and ask this locator first, then those that it asked before."""
     vars(caching)["IndexDataCacheFile"] = LockedCacheFile
+    vars(dispatcher)["FunctionCache"] = KernelCache
     own = f"{__name__}.{KernelCacheLocator.__name__}"
     settings = vars(numba.config)  # numba creates them from its variables NUMBA_*
     chosen = settings["CACHE_LOCATOR_CLASSES"] or ",".join(NUMBA_LOCATORS)
