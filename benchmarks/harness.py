@@ -27,7 +27,7 @@ import psutil
 
 from xcray.arrays import csr_from, pattern
 from xcray.data.build import BuildOptions, build
-from xcray.data.dataset import Dataset
+from xcray.data.dataset import MANIFEST, Dataset
 from xcray.data.readers.options import ReadOptions
 from xcray.data.writer import DatasetWriter
 
@@ -153,8 +153,8 @@ def _cell(value: Any) -> str:
 def dataset(name: str, data: Path | None, folder: Path) -> Dataset:
     """Return the data set `name` in `folder`, built if missing.
 
-    pydocs and synthetic are generated. The others are read from `data`/NAME, which holds
-    train.txt.xz and test.txt.xz, or NAME.npz with images.
+    pydocs and synthetic are generated. The others are read from `data`/NAME, which is a data set
+    (of `xcray data fetch`), or holds train.txt.xz and test.txt.xz, or NAME.npz with images.
     """
     target = folder / name.replace("_", "-")
     if target.exists():
@@ -163,6 +163,8 @@ def dataset(name: str, data: Path | None, folder: Path) -> Dataset:
         return build(name, {}, target, BuildOptions(test_fraction=0.1))
     if data is None:
         raise SystemExit(f"set {name} needs --data DIR, a directory with {name}/train.txt.xz")
+    if (data / name / MANIFEST).is_file():
+        return Dataset.open(data / name)
     if (data / name / f"{name}.npz").exists():
         return images(name, data / name / f"{name}.npz", target)
     sources = {part: data / name / f"{part}.txt.xz" for part in ("train", "test")}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.harness import images, in_turns, medians, run_benchmark
+from benchmarks.harness import dataset, images, in_turns, medians, run_benchmark
 
 
 def test_methods_take_turns_and_figures_are_medians() -> None:
@@ -70,3 +70,9 @@ def test_images_become_rows_between_0_and_1(tmp_path: Path) -> None:
     assert data.n_labels == 3
     assert np.allclose(data.train.X.to_scipy().toarray(), pixels.reshape(4, 6) / 255.0)
     assert data["test"].Y.indices.tolist() == [2]
+
+
+def test_a_fetched_set_is_opened(tmp_path: Path) -> None:
+    made = dataset("synthetic", None, tmp_path)
+    made.path.rename(tmp_path / "bibtex")
+    assert dataset("bibtex", tmp_path, tmp_path / "new").content_hash == made.content_hash

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,27 @@ def test_solvers_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[
     assert "lbfgs_switch_tol" in capsys.readouterr().out
     assert run("solvers", "svm") == 2
     assert "UNKNOWN_SOLVER" in capsys.readouterr().err
+
+
+def test_public_sets_are_listed_and_fetched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("data", "fetch", "--json") == 0
+    sets = {each["name"]: each for each in json.loads(capsys.readouterr().out)["sets"]}
+    assert {"bibtex", "eurlex", "rcv1", "covtype"} <= sets.keys()
+    assert all(each["licence"] and each["files"] for each in sets.values())
+    assert run("data", "fetch") == 0
+    assert "\ncovtype\t581,012\town split\t54\t7\t" in capsys.readouterr().out
+    with zipfile.ZipFile(tmp_path / "Eurlex.zip", "w") as archive:
+        archive.writestr("eurlex_train.txt", "1 1 1\n0 0:1\n")
+        archive.writestr("eurlex_test.txt", "1 1 1\n0 0:1\n")
+    words = ("data", "fetch", "eurlex", "--out", tmp_path / "new", "--from", tmp_path)
+    assert run(*words) == 0
+    shown = capsys.readouterr().out
+    assert "Eurlex.zip: " in shown
+    assert "licence" in shown
+    assert run(*words) == 1
+    assert "choose another with --out" in capsys.readouterr().err
 
 
 def test_similar_names_are_suggested(

@@ -65,6 +65,7 @@ class BuildOptions:
     generator.
     like: a model or data set directory whose features the new data set must have. Text goes
     through its fitted pipeline. It is a local path and is never read from JSON.
+    origin: addresses, checksums and licence of a public set, for the manifest; not from JSON.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -76,6 +77,7 @@ class BuildOptions:
     text: TextParams | None = None
     synthetic: SyntheticParams = field(default_factory=SyntheticParams)
     like: str | None = None
+    origin: Mapping[str, Any] | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BuildOptions:
@@ -202,6 +204,7 @@ def _provenance(
         "files": {part: Path(path).name for part, path in sources.items()},
         "options": options.as_dict(),
         **({} if options.like is None else {"like": Path(options.like).name}),
+        **({} if options.origin is None else {"origin": dict(options.origin)}),
         "skipped": sum(collector.n_bad for collector in collectors.values()),
         "parts": {part: collector.as_dict() for part, collector in collectors.items()},
     }

@@ -15,7 +15,7 @@ from xcray.cli.connect import RayAddressOption, ServerOption, check_ray_options,
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
 from xcray.cli.terminal.declared_options import Options, with_options
-from xcray.cli.training import data_storage
+from xcray.cli.training import data_storage, public_sets
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="data", help="Data sets: build, check, inspect, push, pull.", no_args_is_help=True
 )
+app.command("fetch")(public_sets.fetch)
 app.command("push")(data_storage.push)
 app.command("pull")(data_storage.pull)
 app.command("remote")(data_storage.remote)
