@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import typer
 import yaml
 from prometheus_client import Metric
+from typer.cli import get_docs_for_click
+from typer.core import MARKUP_MODE_KEY
 
 import xcray
+from xcray.cli.main import commands_for
 from xcray.jobs.store.statistics import StoreStatistics
 from xcray.service.app import create_app
 from xcray.service.observability.metrics import (
@@ -105,8 +107,9 @@ def python(name: str) -> str:
 
 def cli() -> str:
     """Return the help of all commands, as typer writes it."""
-    command = [sys.executable, "-m", "typer", "xcray.cli.main", "utils", "docs", "--name", "xcray"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = commands_for([])
+    context = typer.Context(command, obj={MARKUP_MODE_KEY: "rich"})
+    return f"{get_docs_for_click(obj=command, ctx=context, name='xcray').strip()}\n"
 
 
 def openapi() -> dict[str, Any]:

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
 from tests.support.live_service import LABELS, TEXTS, publish, serving, settings_for, text_model
-from xcray.cli.main import app, main
+from xcray.cli.main import commands_for, main
 from xcray.jobs.store.tokens import create_token
 from xcray.service.app import create_app
 
@@ -239,7 +238,7 @@ def test_every_command_without_arguments_explains_itself(
 
 def _commands_with_required_arguments() -> Iterator[list[str]]:
     """Yield the words of each command that has a required parameter."""
-    todo = [(typer.main.get_command(app), list[str]())]
+    todo = [(commands_for([]), list[str]())]
     while todo:
         command, words = todo.pop()
         todo += [

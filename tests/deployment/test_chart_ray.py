@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import ray
-import typer
 import yaml
 from ray.scripts.scripts import start as ray_start
 
@@ -31,7 +30,7 @@ from tests.deployment.chart.templates import (
     variables,
     worker_pods,
 )
-from xcray.cli.main import app
+from xcray.cli.main import commands_for
 from xcray.service.settings import Settings
 from xcray.workers.ray.session import local_ray_environment
 
@@ -314,7 +313,7 @@ def test_ray_start_accepts_the_parameters(name: str) -> None:
 @functools.cache
 def tree() -> Any:
     """Return the commands of `xcray`."""
-    return typer.main.get_command(app)
+    return commands_for([])
 
 
 def parsed_arguments(words: list[str]) -> dict[str, Any]:

@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import typer
-
-from xcray.cli.main import app
+from xcray.cli.main import commands_for
 
 ROOT: Final = Path(__file__).parents[2]
-COMMANDS: Final = typer.main.get_command(app)
+COMMANDS: Final = commands_for([])
 PLACES: Final = (
     "*.md",
     "benchmarks/*.md",

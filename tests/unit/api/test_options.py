@@ -9,13 +9,12 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from xcray.api.job_replies import ParameterView
 from xcray.api.options import BatchOptions, JobOptions, TrainingOptions
 from xcray.batch import BatchPredictSpec
-from xcray.cli.main import app
+from xcray.cli.main import commands_for
 from xcray.client.resources import Jobs
 from xcray.data.readers.options import ReadOptions
 from xcray.errors import ParameterError, XcrayError
@@ -47,7 +46,7 @@ def plain(text: str | None) -> str:
 def test_commands_and_the_client_show_each_option(
     words: str, method: Any, declarations: tuple[type, ...]
 ) -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = commands_for([])
     for word in words.split():
         command = command.commands[word]
     options = {each.name: each for each in command.params}
