@@ -201,7 +201,11 @@ def reach(points: list[Point], error: float) -> Point | None:
 BASELINES: dict[str, Baseline] = {
     "block minimisation": BlockMinimisationSolver(max_epochs=BLOCK_EPOCHS),
     "selective block minimisation": SelectiveBlockMinimisationSolver(max_epochs=BLOCK_EPOCHS),
+    "block minimisation, l2": BlockMinimisationSolver(
+        max_epochs=BLOCK_EPOCHS, loss="squared_hinge"
+    ),
     "Pegasos": PegasosSolver(epochs=PEGASOS_EPOCHS),
+    "Pegasos, l2": PegasosSolver(epochs=PEGASOS_EPOCHS, loss="squared_hinge"),
 }
 
 

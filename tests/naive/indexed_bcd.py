@@ -58,14 +58,16 @@ def solve_dual(
     return v, float(alpha.sum() - 0.5 * v @ v)
 
 
-def pegasos(X: np.ndarray, y: np.ndarray, costs: np.ndarray, order: np.ndarray) -> np.ndarray:
+def pegasos(
+    X: np.ndarray, y: np.ndarray, costs: np.ndarray, order: np.ndarray, is_squared: bool = False
+) -> np.ndarray:
     """Return v after one projected step for each row of `order`."""
     Z = np.column_stack([X, np.ones(len(X))])
-    v, radius = np.zeros(Z.shape[1]), np.sqrt(costs.sum())
+    v, radius = np.zeros(Z.shape[1]), np.sqrt(costs.sum() / (2.0 if is_squared else 1.0))
     for t, i in enumerate(order, 1):
-        violates = y[i] * (Z[i] @ v) < 1.0
+        z = 1.0 - y[i] * (Z[i] @ v)
         v *= 1.0 - 1.0 / t
-        if violates:
-            v += y[i] * len(X) * costs[i] / t * Z[i]
+        if z > 0.0:
+            v += y[i] * len(X) * costs[i] / t * (2.0 * z if is_squared else 1.0) * Z[i]
         v *= min(1.0, radius / max(np.linalg.norm(v), 1e-300))
     return v

@@ -1,4 +1,4 @@
-"""Pegasos: stochastic subgradient steps for the hinge loss with l2 regularisation.
+"""Pegasos: stochastic subgradient steps for hinge losses with l2 regularisation.
 
 Source: Shalev-Shwartz, Singer, Srebro, "Pegasos: primal estimated sub-gradient solver for SVM",
 ICML 2007, Figure 1 with one row per step.
@@ -31,7 +31,8 @@ def take_steps(
     """Take one step for each row of `order`, and project v on the ball of `radius`.
 
     y: (N,) int8, 1 or -1. v: (D + 1,) stored vector, changed in place. Step t of a row has the size
-    N cost / t: that is 1 / (lambda t), with lambda = 1 / (C N). Returns the new state.
+    N cost / t: that is 1 / (lambda t), with lambda = 1 / (C N); it is multiplied by the derivative
+    of the loss. Returns the new state.
     """
     taken, scale, norm_sq = steps.taken, steps.scale, steps.norm_sq
     n = len(rows.costs)
@@ -45,6 +46,8 @@ def take_steps(
             norm_sq *= shrinkage * shrinkage
         if y[i] * score < 1.0:
             step = y[i] * n * rows.costs[i] / taken
+            if rows.is_squared:
+                step *= 2.0 * (1.0 - y[i] * score)
             add_row(rows.X, at, step / scale, v)
             norm = rows.norms[i]
             norm_sq += 2.0 * step * shrinkage * score + step * step * norm * norm

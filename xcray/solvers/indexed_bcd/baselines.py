@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int64
+from xcray.arrays import CSR, Float32, Float64, Int64, Pattern, frozen
 from xcray.certificate import is_within
+from xcray.data.dataset import Dataset
+from xcray.data.metric_forest.forest import extended_norms
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.kernels.training.pegasos import Steps, take_steps
 from xcray.solvers.contract import summarize_records
 from xcray.solvers.declarations import RecordField, RecordSchema, StoppingRule, TaskNeeds
-from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest, HingeState
+from xcray.solvers.indexed_bcd.disk_blocks import NO_ROWS, DiskBlocks
+from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest, HingeState, new_scratch
+from xcray.solvers.indexed_bcd.selection import ExactScan
 from xcray.solvers.parameters import parameter
 
 BYTES_PER_ROW = 40  # norms, losses, row numbers and blocks, in addition to the scratch memory
 
 BLOCK_RECORDS = RecordSchema(
     RecordField("rows_read", np.int64, "rows of the blocks that were read", "rows_read"),
+    RecordField("bytes_read", np.int64, "bytes of blocks that were read", "bytes_read"),
     RecordField("support", np.int32, "rows with a non-zero dual variable", "support"),
     RecordField("primal", np.float64, "primal objective", "objective"),
     RecordField("dual", np.float64, "dual objective"),
@@ -47,14 +54,20 @@ class BaselineProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class Baseline(HingeOneVsRest):
-    """Base of the baselines, which train on rows in memory, in the order of the data."""
+    """Base of the baselines."""
 
     baseline: ClassVar[bool] = True
 
     C: float = parameter(1.0, "weight of a row's loss", above=0.0)
+    loss: str = parameter("hinge", "loss of a row", choices=("hinge", "squared_hinge"))
     seed: int = parameter(
         0, "seed of random orders; every label has its own stream", low=0, high=2**31 - 1
     )
+
+    @property
+    def is_squared(self) -> bool:
+        """Whether the loss is the squared hinge."""
+        return self.loss == "squared_hinge"
 
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of the arrays of a label."""
@@ -65,14 +78,6 @@ class Baseline(HingeOneVsRest):
     ) -> Iterator[BaselineProgress]:
         """Train a label with the state `local`; yield after each block or epoch."""
         raise NotImplementedError
-
-    def _loss(self, local: HingeState, check: Callable[[], None]) -> float:
-        """Return the loss of all rows at the present weights."""
-        total = 0.0
-        for part, rows in local.store.active_parts(np.arange(len(local.scratch.y))):
-            check()
-            total = kernel.hinge_sum(rows, local.scratch, part, total)
-        return total
 
 
 def _reset(local: HingeState, label: int) -> None:
@@ -86,17 +91,19 @@ def _reset(local: HingeState, label: int) -> None:
 
 @dataclass(frozen=True)
 class BlockMinimisationSolver(Baseline):
-    """One-vs-rest l1-loss SVM by sweeps over one random block of rows after the other.
+    """One-vs-rest linear SVM by sweeps over one random block of rows after the other.
 
     For every label k, with y_i = +1 if row i has label k and -1 otherwise:
 
         min over (w, b)   1/2 (|w|^2 + b^2) + C sum_i max(0, 1 - y_i (w.x_i + b))
 
-    An epoch visits all blocks in random order, and takes `sweeps` sweeps of dual coordinate descent
-    over each. The training ends when the duality gap over all rows, computed after every epoch, is
-    at most `eps` times the null objective. A baseline of `indexed-bcd`: the blocks stay in memory
-    here, and `rows_read` counts what a reader of blocks would read. State at a worker: X, the norms
-    of its rows, and scratch memory of 27 bytes per row.
+    With `loss` squared_hinge the loss of a row is squared. An epoch visits all blocks in random
+    order, and takes `sweeps` sweeps of dual coordinate descent over each. The training ends when
+    the duality gap over all rows, computed after every epoch, is at most `eps` times the null
+    objective. A baseline of `indexed-bcd`: the blocks are in a temporary file (in the directory of
+    the data set, or of the system), and one of them is in memory. `bytes_read` counts the bytes of
+    the blocks that are swept; the gap reads all blocks again, and they are left out.
+    State at a worker: a block of X, the norms of all rows, and scratch memory of 27 bytes per row.
 
         Example:
             >>> BlockMinimisationSolver(blocks=10).sweeps
@@ -106,7 +113,7 @@ class BlockMinimisationSolver(Baseline):
     2010, Algorithm 2 and section 3.1.
     """
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     records: ClassVar[RecordSchema] = BLOCK_RECORDS
 
     eps: float = parameter(
@@ -140,48 +147,90 @@ class BlockMinimisationSolver(Baseline):
             **summarize_records(self, records),
             "support_vectors": int(records["support"].sum()),
             "rows_read": int(records["rows_read"].sum()),
+            "bytes_read": int(records["bytes_read"].sum()),
         }
+
+    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> HingeState:
+        """Return the state of a worker, with its blocks in the temporary directory."""
+        return self._write_blocks(X, YT, weights, Path(gettempdir()))
+
+    def load_dataset(self, dataset: Dataset, memory_limit: int | None = None) -> HingeState:
+        """Return the state of a worker, with its blocks in its directory."""
+        train = dataset.train
+        return self._write_blocks(train.X, train.YT, train.weights, dataset.path)
+
+    def _write_blocks(
+        self, X: CSR, YT: Pattern, weights: Float32 | None, folder: Path
+    ) -> HingeState:
+        """Return the state of a worker, with its blocks in a file; see `load`."""
+        order = np.random.default_rng(self.seed).permutation(X.n_rows)
+        costs = self.row_costs(weights, X.n_rows)[order]
+        store = DiskBlocks(
+            X,
+            order,
+            min(self.blocks, X.n_rows),
+            frozen(extended_norms(X)[order], np.float64),
+            frozen(costs, np.float64),
+            self.is_squared,
+            folder,
+        )
+        scratch, positions = new_scratch(X.n_rows, X.n_cols), np.argsort(order).astype(np.int32)
+        return HingeState(store, YT, ExactScan(X), scratch, frozen(positions, np.int32))
+
+    def task_needs(self, X: CSR) -> TaskNeeds:
+        """Return the memory of the arrays of a label, and of a block and its copy."""
+        needs = super().task_needs(X)
+        return needs._replace(n_bytes=needs.n_bytes + 16 * X.nnz // self.blocks)
 
     def progress(
         self, local: HingeState, label: int, check: Callable[[], None]
     ) -> Iterator[BaselineProgress]:
         """Train a label with the state `local`; yield after each block."""
         _reset(local, label)
-        state, rng = local.scratch, np.random.default_rng([self.seed, label])
-        n = len(state.y)
-        blocks = np.array_split(rng.permutation(n), min(self.blocks, n))
-        cached, reads = np.empty(0, np.int64), 0
+        store, state = _blocks(local), local.scratch
+        rng, reads = np.random.default_rng([self.seed, label]), 0
+        store.hold(NO_ROWS)
         for _ in range(self.max_epochs):
-            for number in rng.permutation(len(blocks)):
-                block = blocks[number]
-                chosen = np.concatenate([block, cached[~np.isin(cached, block)]])
+            for number in rng.permutation(store.n_blocks):
+                chosen = store.open(int(number))
                 for _ in range(self.sweeps):
                     rng.shuffle(chosen)
-                    for part, rows in local.store.active_parts(chosen):
+                    for part, rows in store.active_parts(chosen):
                         check()
                         kernel.sweep(rows, state, part, np.inf, -np.inf)
-                reads += len(block)
-                cached = self._select(local, chosen)
+                reads += int(store.edges[number + 1] - store.edges[number])
+                store.hold(self._select(local, chosen))
                 yield BaselineProgress(state.v, reads, int((state.alpha > 0.0).sum()))
 
     def _select(self, local: HingeState, chosen: Int64) -> Int64:
         """Return the rows that remain in memory for the next block: none."""
-        return np.empty(0, np.int64)
+        return NO_ROWS
+
+    def _loss(self, local: HingeState, check: Callable[[], None]) -> float:
+        """Return the loss of all rows at the present weights; the held rows remain."""
+        store, total = _blocks(local).clone(), 0.0
+        for number in range(store.n_blocks):
+            for part, rows in store.active_parts(store.open(number)):
+                check()
+                total = kernel.hinge_sum(rows, local.scratch, part, total)
+        return total
 
     def solve_label(
         self, local: HingeState, label: int, record: np.ndarray, check: Callable[[], None]
     ) -> Float64:
         """Return the weights and the bias of a label (D + 1,); write its record (1,)."""
         state, null = local.scratch, self.null_objective(local, label)
-        n_blocks = min(self.blocks, len(state.y))
+        store, everywhere = _blocks(local), np.arange(len(state.y))
+        store.bytes_read = 0
         for visits, now in enumerate(self.progress(local, label, check), 1):
-            if visits % n_blocks:
+            if visits % store.n_blocks:
                 continue
             half = 0.5 * float(state.v @ state.v)
             primal = half + self._loss(local, check)
-            dual = float(state.alpha.sum()) - half
+            dual = kernel.dual_sum(state, store.costs, self.is_squared, everywhere) - half
+            record["bytes_read"] = store.bytes_read
             record["rounds"], record["rows_read"], record["support"] = (
-                visits // n_blocks,
+                visits // store.n_blocks,
                 now.reads,
                 now.support,
             )
@@ -222,9 +271,15 @@ class SelectiveBlockMinimisationSolver(BlockMinimisationSolver):
         return chosen[nearest]
 
 
+def _blocks(local: HingeState) -> DiskBlocks:
+    """Return the blocks of a worker."""
+    assert isinstance(local.store, DiskBlocks)
+    return local.store
+
+
 @dataclass(frozen=True)
 class PegasosSolver(Baseline):
-    """One-vs-rest l1-loss SVM by stochastic subgradient steps, one row per step.
+    """One-vs-rest linear SVM by stochastic subgradient steps, one row per step.
 
     The problem is that of `BlockMinimisationSolver`, with lambda = 1 / (C N): the bias is a weight.
     Step t has the size 1 / (lambda t), and the weights are projected on the ball that contains the
@@ -237,7 +292,9 @@ class PegasosSolver(Baseline):
             1.0
 
     Source: Shalev-Shwartz, Singer, Srebro, "Pegasos", ICML 2007, Figure 1. Differs from the paper:
-    each epoch visits every row once, instead of rows drawn with replacement.
+    each epoch visits every row once, instead of rows drawn with replacement. With `loss`
+    squared_hinge a step is multiplied by the derivative 2 (1 - y_i (w.x_i + b)), and the ball has
+    half the squared radius.
     """
 
     revision: ClassVar[int] = 1
@@ -261,7 +318,8 @@ class PegasosSolver(Baseline):
         """Train a label with the state `local`; yield after each epoch."""
         _reset(local, label)
         state, rng = local.scratch, np.random.default_rng([self.seed, label])
-        radius, steps = float(np.sqrt(local.store.costs.sum())), Steps(0, 1.0, 0.0)
+        squared_radius = local.store.costs.sum() / (2.0 if self.is_squared else 1.0)
+        radius, steps = float(np.sqrt(squared_radius)), Steps(0, 1.0, 0.0)
         order = np.arange(len(state.y))
         for epoch in range(1, self.epochs + 1):
             rng.shuffle(order)
@@ -280,6 +338,10 @@ class PegasosSolver(Baseline):
             record["rows_read"] = now.reads
         v = local.scratch.v
         record["rounds"], record["positives"] = self.epochs, len(local.positives(label))
-        record["primal"] = 0.5 * float(v @ v) + self._loss(local, check)
+        loss, everywhere = 0.0, np.arange(len(local.scratch.y))
+        for part, rows in local.store.active_parts(everywhere):
+            check()
+            loss = kernel.hinge_sum(rows, local.scratch, part, loss)
+        record["primal"] = 0.5 * float(v @ v) + loss
         record["null"] = self.null_objective(local, label)
         return v.copy()

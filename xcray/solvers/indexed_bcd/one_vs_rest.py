@@ -90,7 +90,7 @@ class HingeOneVsRest(Parameters, IndependentSolver):
         """
         selection = ExactScan(X)
         costs = self.row_costs(weights, X.n_rows)
-        store = RowsInMemory(X, selection.pages.rows, extended_norms(X), costs)
+        store = RowsInMemory(X, selection.pages.rows, extended_norms(X), costs, self.is_squared)
         return HingeState(store, YT, selection, new_scratch(X.n_rows, X.n_cols))
 
     def largest_gap(self, records: np.ndarray) -> float | None:

@@ -97,8 +97,8 @@ class RowSpill:
         """Return the number of entries of rows."""
         return int(self._lengths[rows].sum(dtype=np.int64))
 
-    def _read_zone(self, zone: int, is_wanted: np.ndarray) -> tuple[Int64, CSR]:
-        """Return the rows of a zone that are wanted, and their numbers. is_wanted: (N,) bool."""
+    def read_zone(self, zone: int) -> tuple[Int64, CSR]:
+        """Return all rows of a zone that were written, and their numbers; for any thread."""
         stored = self._rows[zone]
         indptr = np.concatenate([[0], np.cumsum(self._lengths[stored], dtype=np.int64)])
         n, place = int(indptr[-1]), 4 * int(self._starts[zone])
@@ -106,8 +106,13 @@ class RowSpill:
             read_array(handle, dtype, n, place)
             for handle, dtype in zip(self._handles, (np.int32, np.float32), strict=True)
         )
-        self.bytes_read += ENTRY_BYTES * n
-        X, wanted = csr(indptr, indices, data, self._n_cols), is_wanted[stored]
+        return stored, csr(indptr, indices, data, self._n_cols)
+
+    def _read_zone(self, zone: int, is_wanted: np.ndarray) -> tuple[Int64, CSR]:
+        """Return the rows of a zone that are wanted, and their numbers. is_wanted: (N,) bool."""
+        stored, X = self.read_zone(zone)
+        self.bytes_read += ENTRY_BYTES * X.nnz
+        wanted = is_wanted[stored]
         if wanted.all():
             return stored, X
         return stored[wanted], take_rows(X, np.flatnonzero(wanted))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.support.svm_problems import SVMProblem, load, svm_problem
 from xcray.arrays import frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose
+from xcray.solvers.indexed_bcd import row_spill
 from xcray.solvers.indexed_bcd.baselines import (
     BlockMinimisationSolver,
     PegasosSolver,
@@ -20,6 +22,7 @@ from xcray.solvers.indexed_bcd.baselines import (
 )
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.positional import read_array
 
 FIRST = frozen([0], np.int32)
 BLOCKS = (BlockMinimisationSolver, SelectiveBlockMinimisationSolver)
@@ -37,31 +40,53 @@ def v_of(solved: SolvedLabels) -> np.ndarray:
     return np.append(solved.W.to_scipy().toarray()[0], solved.bias[0])
 
 
-def optimum(problem: SVMProblem, costs: np.ndarray) -> float:
-    """Return the objective of LIBLINEAR's l1-loss SVM."""
-    model = LinearSVC(loss="hinge", C=1.0, tol=1e-8, max_iter=1_000_000, random_state=0)
+OBJECTIVES = {"hinge": naive.primal, "squared_hinge": naive.squared_primal}
+
+
+def optimum(problem: SVMProblem, costs: np.ndarray, loss: str = "hinge") -> float:
+    """Return the objective of LIBLINEAR's l1-loss or l2-loss SVM."""
+    model = LinearSVC(loss=loss, dual=True, C=1.0, tol=1e-8, max_iter=1_000_000, random_state=0)
     model.fit(problem.dense, problem.y, costs)
     v = np.append(model.coef_, model.intercept_)
-    return naive.primal(problem.dense, problem.y, costs, v)
+    return OBJECTIVES[loss](problem.dense, problem.y, costs, v)
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("loss", OBJECTIVES)
 def test_blocks_reach_the_objective_of_liblinear(
-    noisy: SVMProblem, kind: type[BlockMinimisationSolver], is_weighted: bool
+    noisy: SVMProblem, kind: type[BlockMinimisationSolver], is_weighted: bool, loss: str
 ) -> None:
     weights = np.random.default_rng(0).integers(1, 4, len(noisy.y)).astype(np.float32)
     costs = 0.1 * (weights if is_weighted else np.ones(len(noisy.y))).astype(np.float64)
-    solver = kind(C=0.1, eps=1e-4)
+    solver = kind(C=0.1, eps=1e-4, loss=loss)
     solved = solver.solve(load(solver, noisy, weights if is_weighted else None), FIRST)
-    record, best = solved.records[0], optimum(noisy, costs)
+    record, best = solved.records[0], optimum(noisy, costs, loss)
     assert solver.certified(solved.records).all()
     assert record["dual"] <= best * (1 + 1e-6) <= record["primal"] * (1 + 2e-6)
     assert record["primal"] == pytest.approx(
-        naive.primal(noisy.dense, noisy.y, costs, v_of(solved)), rel=1e-6
+        OBJECTIVES[loss](noisy.dense, noisy.y, costs, v_of(solved)), rel=1e-6
     )
     assert record["gap"] == record["primal"] - record["dual"] <= 1e-4 * record["null"]
     assert record["rows_read"] == record["rounds"] * len(noisy.y)
+    assert record["bytes_read"] == record["rounds"] * 8 * noisy.X.nnz
+
+
+def test_blocks_are_read_from_disk(noisy: SVMProblem, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = list[int]()
+
+    def counting(handle: int, dtype: Any, n: int, position: int) -> Any:
+        sizes.append(np.dtype(dtype).itemsize * n)
+        return read_array(handle, dtype, n, position)
+
+    monkeypatch.setattr(row_spill, "read_array", counting)
+    solver = BlockMinimisationSolver(C=0.1, blocks=7, max_epochs=3)
+    local = load(solver, noisy)
+    assert local.store.rows.X.nnz == 0  # no row is in memory
+    now = list(solver.progress(local, 0, lambda: None))[-1]
+    assert sum(sizes) == local.store.bytes_read == 3 * 8 * noisy.X.nnz
+    assert now.reads == 3 * len(noisy.y)
+    assert max(sizes) < 4 * noisy.X.nnz / 6  # a block, never all rows
 
 
 def test_the_cache_saves_epochs() -> None:
@@ -74,24 +99,29 @@ def test_the_cache_saves_epochs() -> None:
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_pegasos_takes_the_steps_of_the_reference(noisy: SVMProblem, is_weighted: bool) -> None:
+@pytest.mark.parametrize("loss", OBJECTIVES)
+def test_pegasos_takes_the_steps_of_the_reference(
+    noisy: SVMProblem, is_weighted: bool, loss: str
+) -> None:
     weights = np.random.default_rng(0).integers(1, 4, len(noisy.y)).astype(np.float32)
     costs = 0.1 * (weights if is_weighted else np.ones(len(noisy.y))).astype(np.float64)
-    solver = PegasosSolver(C=0.1, epochs=2)
+    solver = PegasosSolver(C=0.1, epochs=2, loss=loss)
     solved = solver.solve(load(solver, noisy, weights if is_weighted else None), FIRST)
     rng, order = np.random.default_rng([0, 0]), np.arange(len(noisy.y))
     steps = list[int]()
     for _ in range(2):
         rng.shuffle(order)
         steps += order.tolist()
-    expected = naive.pegasos(noisy.dense, noisy.y, costs, np.array(steps))
+    is_squared = loss == "squared_hinge"
+    expected = naive.pegasos(noisy.dense, noisy.y, costs, np.array(steps), is_squared)
     assert v_of(solved) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_pegasos_comes_near_the_optimum(noisy: SVMProblem) -> None:
-    solver = PegasosSolver(C=0.1, epochs=100)
+@pytest.mark.parametrize("loss", OBJECTIVES)
+def test_pegasos_comes_near_the_optimum(noisy: SVMProblem, loss: str) -> None:
+    solver = PegasosSolver(C=0.1, epochs=100, loss=loss)
     record = solver.solve(load(solver, noisy), FIRST).records[0]
-    best = optimum(noisy, np.full(len(noisy.y), 0.1))
+    best = optimum(noisy, np.full(len(noisy.y), 0.1), loss)
     assert best * (1 - 1e-6) <= record["primal"] <= 1.02 * best
     assert record["rows_read"] == 100 * len(noisy.y)
     assert solver.certified(np.array([record])) is None
