@@ -83,7 +83,7 @@ def train_peer(
     who = PEERS_BY_NAME[peer]
     task = {"peer": peer, "package": who.package, "k": 5, "core": None, "C": C, "prune": PRUNE}
     if peer == "dismecpp":  # which drops no weights by default
-        task |= {"prune": 0.0, "binary": str(those.dismecpp)}
+        task |= {"prune": 0.0, "program": str(those.dismecpp)}
     rows = {"unit": True} if unit else {}
     name = f"{peer}-{part}-{C:g}{'-unit' if unit else ''}"
     return dict(train({**task, **rows, "folder": str(folder)}, name))

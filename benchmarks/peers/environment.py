@@ -25,15 +25,19 @@ PACKAGES = {
     "napkinxc": ("napkinxc==0.7.2",),
     "pecos": ("libpecos==1.2.8",),
     "omikuji": ("omikuji==0.5.2", "cffi==1.17.1", "pycparser==2.22"),
+    "vowpalwabbit": ("vowpalwabbit==9.11.9",),
 }
 MODULES = {
     "napkinxc": "napkinxc.models",
     "pecos": "pecos.xmc.xlinear.model",
     "omikuji": "omikuji",
+    "vowpalwabbit": "vowpalwabbit",
 }
-ABSENT = {"dismecpp": "not a Python package: give its program by --dismecpp"}
+ABSENT = {
+    name: f"not a Python package: give its program by --{name}" for name in ("dismecpp", "fastxml")
+}
 RESULT_FILE = "peers.json"
-LISTED = ("napkinxc", "libpecos", "omikuji", "numpy")
+LISTED = ("napkinxc", "libpecos", "omikuji", "vowpalwabbit", "numpy")
 
 
 def environment(folder: Path, packages: Collection[str]) -> tuple[Path, dict[str, str]]:

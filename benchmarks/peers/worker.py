@@ -44,7 +44,7 @@ class Problem:
         self.scratch = Path(task["scratch"])
         self.C = float(task["C"])
         self.prune = float(task["prune"])
-        self.binary = task.get("binary")
+        self.program = task.get("program")
         self.X = read_rows(task, "train_x.npz")
         self.Y = sp.load_npz(self.folder / "train_y.npz")
 
@@ -238,7 +238,7 @@ class Dismecpp:
         """Run the program; the model is written to files that begin with `name`."""
         problem = self.problem
         command = [
-            str(problem.binary),
+            str(problem.program),
             str(problem.folder / "train.txt"),
             str(self.place / name),
             "--augment-for-bias",
@@ -277,7 +277,100 @@ class Dismecpp:
         return {"model_bytes": tree_bytes(self.place), "weights": used, "peak_bytes": peak}
 
 
+class RecallTree:
+    """Vowpal Wabbit's recall_tree, which answers one label: rows with several are repeated.
+
+    2^22 hashed weights and five passes over the rows in random order; otherwise its defaults. Its
+    text file is read and written within the measured time.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.X, self.Y, self.place = problem.X, problem.Y.tocsr(), problem.scratch
+        self.rows = np.repeat(np.arange(self.Y.shape[0]), np.diff(self.Y.indptr))
+        order = np.random.default_rng(0).permutation(len(self.rows))
+        self.write("rows", self.X[self.rows[order]], self.Y.indices[order] + 1)
+
+    def write(self, name: str, X: Any, labels: Any) -> None:
+        """Write rows as text; labels begin with 1."""
+        with (self.place / name).open("w") as out:
+            for i, label in enumerate(labels):
+                cells = slice(X.indptr[i], X.indptr[i + 1])
+                pairs = zip(X.indices[cells].tolist(), X.data[cells].tolist())  # noqa: B905
+                out.write(f"{label} |" + "".join(f" {j}:{x:.6g}" for j, x in pairs) + "\n")
+
+    def run(self, *options: str) -> None:
+        """Run Vowpal Wabbit in the scratch folder."""
+        command = [sys.executable, "-m", "vowpalwabbit", "--quiet", *options]
+        subprocess.run(command, check=True, cwd=self.place)
+
+    def train(self) -> None:
+        classes = str(self.Y.shape[1])
+        passes = ("--passes", "5", "-c", "-k", "--holdout_off")
+        self.run("-d", "rows", "-f", "model", "--recall_tree", classes, "-b", "22", *passes)
+        self.train_cpu_s = child_seconds()
+
+    def top(self, X: Any, k: int) -> Any:
+        self.write("test", X, np.ones(X.shape[0], np.int64))
+        self.run("-t", "-d", "test", "-i", "model", "-p", "best")
+        best = np.loadtxt(self.place / "best", np.int64, ndmin=1) - 1
+        return np.pad(best[:, None], ((0, 0), (0, k - 1)), constant_values=-1)
+
+    def account(self) -> dict[str, Any]:
+        peak = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        return {"model_bytes": (self.place / "model").stat().st_size, "peak_bytes": peak}
+
+
+class FastXML:
+    """FastXML: its programs fastXML_train and fastXML_predict in one folder, with their defaults.
+
+    Their text files are read and written within the measured time.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.programs, self.place = Path(str(problem.program)), problem.scratch
+        self.model, self.n_labels = self.place / "model", problem.Y.shape[1]
+        self.model.mkdir()
+        write_matrix(self.place / "x", problem.X)
+        write_matrix(self.place / "y", problem.Y)
+
+    def run(self, program: str, *files: Path) -> None:
+        """Run a program with one thread."""
+        command = [str(self.programs / program), *map(str, files), "-T", "1"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=self.place)
+
+    def train(self) -> None:
+        self.run("fastXML_train", self.place / "x", self.place / "y", self.model)
+        self.train_cpu_s = child_seconds()
+
+    def top(self, X: Any, k: int) -> Any:
+        write_matrix(self.place / "test", X)
+        self.run("fastXML_predict", self.place / "test", self.place / "scores", self.model)
+        answers = []
+        for line in (self.place / "scores").read_text().splitlines()[1:]:
+            pairs = [cell.split(":") for cell in line.split()]
+            scores = {int(label): float(score) for label, score in pairs}
+            answers.append(sorted(scores, key=lambda label: -scores[label])[:k])
+        return padded(answers, k)
+
+    def account(self) -> dict[str, Any]:
+        peak = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        return {"model_bytes": tree_bytes(self.model), "peak_bytes": peak}
+
+
+def write_matrix(path: Path, matrix: Any) -> None:
+    """Write a sparse matrix as text: a header `N D`, then `column:value` of each row."""
+    matrix = matrix.tocsr()
+    with path.open("w") as out:
+        out.write(f"{matrix.shape[0]} {matrix.shape[1]}\n")
+        for i in range(matrix.shape[0]):
+            cells = slice(matrix.indptr[i], matrix.indptr[i + 1])
+            pairs = zip(matrix.indices[cells].tolist(), matrix.data[cells].tolist())  # noqa: B905
+            out.write(" ".join(f"{j}:{x:.9g}" for j, x in pairs) + "\n")
+
+
 PEERS = {
+    "recall_tree": lambda problem: RecallTree(problem),
+    "fastxml": lambda problem: FastXML(problem),
     "dismecpp": lambda problem: Dismecpp(problem),
     "liblinear": lambda problem: Liblinear(problem, 0.1),
     "sklearn": lambda problem: Liblinear(problem, None),
