@@ -60,7 +60,7 @@ def test_it_is_saved_loaded_and_pickled(digits: Any, tmp_path: Path, kind: type[
     "estimator",
     [
         StagewiseRegression(stages=2, block_size=100),
-        StagewiseRegression(rule="calibrated", stages=2, block_size=100),
+        StagewiseRegression(rule="logistic", stages=1, block_size=200, bandwidth=1.0),
         CalibratedLeastSquares(rounds=3),
     ],
 )

@@ -16,11 +16,12 @@ import pytest
 from sklearn.datasets import load_digits
 
 from tests.support.live_service import client_of, settings_for
-from xcray.arrays import csr, csr_from, pattern
+from xcray.arrays import csr, csr_from, pattern, pattern_from
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.errors import ParameterError
+from xcray.features.columns import Columns
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
@@ -195,17 +196,54 @@ def test_the_model_predicts_what_the_report_says(
     json.dumps(result.report, allow_nan=False)
 
 
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Return a data set with several labels per row, noise, and nearly as many features as rows."""
+    random, N, D, K = np.random.default_rng(5), 600, 240, 12
+    X = (random.random((N, D)) < 0.1) * random.normal(size=(N, D))
+    scores = X @ random.normal(size=(D, K)) + 2.0 * random.normal(size=(N, K))
+    Y = np.maximum(np.eye(K)[scores.argmax(axis=1)], scores > 3.0)
+    with DatasetWriter(tmp_path_factory.mktemp("several") / "data", name="s", n_labels=K) as writer:
+        for part, rows in (("train", slice(0, 400)), ("test", slice(400, N))):
+            writer.add(part, csr_from(X[rows].astype(np.float32)), pattern_from(Y[rows] > 0))
+        return writer.finish(source={"format": "made"})
+
+
+def test_several_labels_per_row_stop_at_the_best_round_and_can_be_predicted(
+    several: Dataset, tmp_path: Path
+) -> None:
+    spec = spec_of(several, "calibrated-least-squares", params={"rounds": 10})
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    history, stages = result.report["history"], Model.open(tmp_path / "model").stages
+    errors = [entry["held_out_error"] for entry in history]
+    assert result.report["stages"] == len(stages) == 1 + int(np.argmin(errors))
+    assert len(stages) == len(history) - 2
+    assert "has not fallen" in result.report["stopped"]
+    assert result.measures["P@1"] >= history[0]["P@1"]
+    everything = spec_of(several, "calibrated-least-squares", params={"rounds": 4, "held_out": 0.0})
+    train(everything, run_dir=tmp_path / "all.run", out=tmp_path / "all")
+    for name in ("model", "all"):
+        model, X = Model.open(tmp_path / name), several["test"].X
+        scores = Predictor(model).predict(X, 12).scores
+        assert ((scores >= 0.0) & (scores <= 1.0)).all()
+    assert len(model.stages) == 4
+
+
 def test_columns_of_sparse_rows(tiny: Dataset, tmp_path: Path) -> None:
-    results = {}
-    for features in ("columns", "gradient"):
-        params = {"features": features, "rule": "linear", "block_size": 40, "stages": 6}
-        spec = TrainSpec(str(tiny.path), solver="stagewise", pool="serial", params=params)
-        results[features] = train(
-            spec, run_dir=tmp_path / f"{features}.run", out=tmp_path / features
-        )
-        stages = Model.open(tmp_path / features).stages
-        assert [stage.W.shape for stage in stages[:2]] == [(40, tiny.n_labels)] * 2
-    assert results["columns"].sha256 != results["gradient"].sha256
+    X, Y = tiny.train.X.to_scipy().astype(np.float64), tiny.train.Y.to_scipy().toarray()
+    D = X.shape[1]
+    size = -(-D // 3)
+    params = {"features": "columns", "rule": "linear", "block_size": size, "stages": 6}
+    spec = TrainSpec(str(tiny.path), solver="stagewise", pool="serial", params=params)
+    train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    stages, R = Model.open(tmp_path / "model").stages, Y / 1.0
+    for number, stage in enumerate(stages):
+        if number % 3 == 0:  # the largest gradients first, again for each pass
+            order = np.argsort(-np.square(X.T @ R).sum(axis=1), kind="stable")
+        assert isinstance(stage.features, Columns)
+        expected = np.sort(order[number % 3 * size : (number % 3 + 1) * size])
+        assert len(np.setxor1d(stage.features.numbers, expected)) <= 2  # ties, rounding
+        R -= X[:, stage.features.numbers] @ np.asarray(stage.W, np.float64)
 
 
 def test_too_many_features_name_the_fix(digits: Dataset, tmp_path: Path) -> None:

@@ -40,12 +40,12 @@ class StagedEstimator(LinearEstimator):
         assert result.last.staged is not None  # what these solvers train
         self.stages_ = result.last.staged.stages
 
-    @available_if(lambda self: self.get_params().get("rule") != "linear")
+    @available_if(lambda self: self.get_params().get("rule") not in ("linear", "previous"))
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probabilities of all labels: (N, K) dense.
 
         Rows add up to 1 with the rule "logistic", and with one label per training row. Otherwise
-        they are the calibrated predictions of each label, cut off next to 0 and 1.
+        they are the predictions of each label, cut off next to 0 and 1.
         """
         rows, least = self._rows(X), np.finfo(np.float64).eps
         link = self._link()
@@ -92,7 +92,7 @@ class StagewiseRegression(StagedEstimator):
     """Stagewise regression; see `xcray.solvers.least_squares.staged_solvers.StagewiseSolver`.
 
     With several labels per row, those with a score above 1/2 are predicted, which suits the rules
-    "linear" and "calibrated".
+    "linear" and "previous".
 
         Example:
             >>> import numpy as np

@@ -1,9 +1,9 @@
 """Scores of models that are chains of stages: features, weights and a calibration per stage.
 
 With yhat_0 = 0, stage t computes z = yhat_{t-1} + F_t(x) W_t + b_t. A stage without a calibration
-gives yhat_t = z, another one yhat_t = [z, z^2, z^3] C_t + c_t, if requested projected on the
-probability simplex. The scores of the model are those of the last stage. Source: "Least squares
-revisited: scalable approaches for multi-class prediction", Algorithms 2 and 3.
+gives yhat_t = z, another one a cubic function of z, see `StageCalibration`. The scores of the model
+are those of the last stage. Source: "Least squares revisited: scalable approaches for multi-class
+prediction", Algorithms 2 and 3, section 4.
 
 Arithmetic: feature pipelines return float32; everything else is float64. Rows are computed one at
 a time, so that the scores of a row do not depend on the other rows of its batch. Sparse products
@@ -32,9 +32,11 @@ MAX_DOUBLE_BYTES: Final = 64 << 20  # dense weights that a scorer keeps in float
 
 
 class StageCalibration(NamedTuple):
-    """A cubic map of the scores of a stage.
+    """A cubic map of the scores z of a stage, c: (K,) float32.
 
-    C: (3K, K) float32; c: (K,) float32. simplex: project each row on the probability simplex.
+    simplex: [z, z^2, z^3] C + c, projected on the probability simplex, with C: (3K, K) float32.
+    Otherwise each label has its own map c + C_0 z + C_1 z^2 + C_2 z^3, clipped to [0, 1], with
+    C: (3, K) float32.
     """
 
     C: Float32
@@ -177,7 +179,10 @@ class StagedScorer:
         return Contributions(features, x, weights, bias)
 
     def _replay(self, row: CSR | Float32, end: float) -> tuple[Float64, bool]:
-        """Return the scores (K,) of one row, and whether all stages were done before `end`."""
+        """Return the scores (K,) of one row, and whether all stages were done before `end`.
+
+        Raises InputError if a score is not finite.
+        """
         yhat = np.zeros(self.n_labels)
         for stage, W in zip(self.stages, self._weights, strict=True):
             if time.perf_counter() >= end:
@@ -185,13 +190,24 @@ class StagedScorer:
             outputs = row if stage.features is None else stage.features.transform(row)
             z = yhat + _product(outputs, W) + stage.b
             yhat = z if stage.calibration is None else _calibrate(z, stage.calibration)
+        if not np.isfinite(yhat).all():
+            raise InputError(
+                "a score of this row is not finite: its values are too large for this model; "
+                "scale them as those of the training rows",
+                code="NOT_FINITE",
+            )
         return yhat, True
 
 
 def _calibrate(z: Float64, calibration: StageCalibration) -> Float64:
     """Return the calibrated scores (K,) of the scores z (K,) of a stage."""
-    out = np.concatenate((z, z**2, z**3)) @ calibration.C.astype(np.float64) + calibration.c
-    return project_on_simplex(out[None])[0] if calibration.simplex else out
+    C, c = calibration.C.astype(np.float64), calibration.c
+    if not calibration.simplex:
+        own: Float64 = np.clip(c + z * (C[0] + z * (C[1] + z * C[2])), 0.0, 1.0)
+        return own
+    joint: Float64 = np.concatenate((z, z**2, z**3)) @ C + c
+    projected: Float64 = project_on_simplex(joint[None])[0]
+    return projected
 
 
 def _check_rows(X: CSR | Float32, n_inputs: int) -> None:
@@ -275,7 +291,7 @@ def _check_shapes(stage: Stage, number: int, n_inputs: int, n_labels: int) -> No
     n_outputs = n_inputs if features is None else features.n_outputs
     needed = {"W": (stage.W.shape, (n_outputs, n_labels)), "b": (stage.b.shape, (n_labels,))}
     if calibration is not None:
-        needed["C"] = (calibration.C.shape, (3 * n_labels, n_labels))
+        needed["C"] = (calibration.C.shape, (3 * n_labels if calibration.simplex else 3, n_labels))
         needed["c"] = (calibration.c.shape, (n_labels,))
     for name, (shape, expected) in needed.items():
         if shape != expected:

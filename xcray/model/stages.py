@@ -44,11 +44,12 @@ def write_stages(folder: Path, stages: Sequence[Stage]) -> list[dict[str, Any]]:
     """Write stages below an existing folder, and return their manifest entries, JSON-ready.
 
     An entry has `features` ("input", or the fingerprint of the pipeline), `sparse` (whether W is
-    sparse), and `cubic` (None, or whether that calibration has the projection, as `simplex`).
+    sparse), and `cubic` (None, or `simplex` of that calibration).
     Raises ParameterError if a weight is not finite.
     """
     for number, stage in enumerate(stages):
-        for array in (stage.W.data if isinstance(stage.W, CSR) else stage.W, stage.b):
+        sparse = [stage.W.data] if isinstance(stage.W, CSR) else []
+        for array in (*_dense_arrays(stage).values(), *sparse):
             if not np.isfinite(array).all():
                 raise not_finite(f"a weight of stage {number + 1}")
         place = folder / str(number)
@@ -142,7 +143,7 @@ def _read_stage(place: Path, entry: Mapping[str, Any], n_inputs: int, n_labels: 
     if not sparse:
         shapes["W"] = (n_outputs, n_labels)
     if simplex is not None:
-        shapes |= {"C": (3 * n_labels, n_labels), "c": (n_labels,)}
+        shapes |= {"C": (3 * n_labels if simplex else 3, n_labels), "c": (n_labels,)}
     arrays = _read_arrays(place / ARRAYS, shapes)
     W = _read_sparse(place / SPARSE_WEIGHTS) if sparse else arrays["W"]
     calibration = None if simplex is None else StageCalibration(arrays["C"], arrays["c"], simplex)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Int64
+from xcray.arrays import Float64, Int32, Int64, Pattern
 from xcray.index.search_result import best_positions
 
 TOP_K: Final = 5  # labels reported per held-out row
@@ -71,3 +71,17 @@ def merge_top_k(tops: Sequence[PartialTopK], k: int = TOP_K) -> PartialTopK:
     return PartialTopK(
         np.take_along_axis(labels, order, axis=1), np.take_along_axis(scores, order, axis=1)
     )
+
+
+def split_rows(Y: Pattern, share: float, seed: int) -> Int64:
+    """Return the numbers of the held-out rows, sorted: about `share` of the rows with labels.
+
+    The first row of each class stays in training. Y: (N, K).
+    """
+    labelled = np.flatnonzero(np.diff(Y.indptr))
+    first = np.unique(Y.indices, return_index=True)[1]
+    needed = np.searchsorted(Y.indptr, first, side="right") - 1
+    free = labelled[~np.isin(labelled, needed)]
+    count = min(len(free), round(share * len(labelled)))
+    rng = np.random.default_rng([seed, 0])
+    return np.sort(rng.permutation(free)[:count])

@@ -226,7 +226,7 @@ class GroupTraining(EpochStrategy):
         return {
             **report,
             **{name: last[name] for name in ("gradient",) if name in last},
-            **({"stages": newest["epochs"]} if self.staged else {}),
+            **({"stages": len(self.staged.stages)} if self.staged else {}),
             **self._solver.report(newest["history"]),
             "workers_lost": newest["lost"],
             "damaged_checkpoints": newest["damaged"],

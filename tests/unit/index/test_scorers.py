@@ -31,10 +31,11 @@ X = numbers(N, D) * (RANDOM.random((N, D)) < 0.7)
 W, W_FOURIER, W_LAST = numbers(D, K), numbers(OUTPUTS, K), numbers(D, K)
 FOURIER = random_fourier(D, OUTPUTS, 4.0, seed=1)
 CALIBRATION = StageCalibration(numbers(3 * K, K), numbers(K))
+OWN = StageCalibration(numbers(3, K) / 300, np.full(K, 0.5, np.float32), simplex=False)
 STAGES = (
     Stage(csr_from(W * (np.abs(W) > 0.5)), numbers(K)),
     Stage(W_FOURIER, numbers(K), FOURIER, CALIBRATION),
-    Stage(W_LAST, numbers(K), None, CALIBRATION._replace(simplex=False)),
+    Stage(W_LAST, numbers(K), None, OWN),
 )
 LINEAR = (STAGES[0], STAGES[2]._replace(calibration=None))
 
@@ -60,10 +61,13 @@ def naive_scores(stages: tuple[Stage, ...]) -> Float64:
         dense = W_t.to_scipy().toarray() if isinstance(W_t, CSR) else W_t
         yhat = yhat + Z.astype(np.float64) @ dense.astype(np.float64) + b
         if calibration is not None:
-            G = np.hstack([yhat, yhat**2, yhat**3])
-            yhat = G @ calibration.C.astype(np.float64) + calibration.c
+            C, powers = calibration.C.astype(np.float64), [yhat, yhat**2, yhat**3]
             if calibration.simplex:
+                yhat = np.hstack(powers) @ C + calibration.c
                 yhat = np.array([naive_projection(row) for row in yhat])
+            else:
+                own = sum(power * row for power, row in zip(powers, C, strict=True))
+                yhat = np.clip(own + calibration.c, 0.0, 1.0)
     return yhat
 
 

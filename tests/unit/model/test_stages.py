@@ -31,7 +31,7 @@ CALIBRATION = StageCalibration(numbers(3 * K, K), numbers(K))
 STAGES = (
     Stage(SPARSE, numbers(K)),
     Stage(numbers(OUTPUTS, K), numbers(K), random_fourier(D, OUTPUTS, 4.0, seed=1), CALIBRATION),
-    Stage(numbers(D, K), numbers(K), None, CALIBRATION._replace(simplex=False)),
+    Stage(numbers(D, K), numbers(K), None, StageCalibration(numbers(3, K), numbers(K), False)),
 )
 
 

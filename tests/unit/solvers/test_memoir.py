@@ -16,8 +16,9 @@ from xcray.arrays import csr_from, frozen, pattern_from
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.row_norm import normalize_rows
 from xcray.solvers.group_contract import StateLost, TrainingRows
+from xcray.solvers.held_out import split_rows
 from xcray.solvers.memoir import rounds as memoir
-from xcray.solvers.memoir.held_out import best_of_rows, count_hits, split_rows, take_held_out
+from xcray.solvers.memoir.held_out import best_of_rows, count_hits, take_held_out
 from xcray.solvers.memoir.rounds import Share
 from xcray.solvers.memoir.solver import MemoirSolver
 from xcray.solvers.memoir.worker import MemoirWorker

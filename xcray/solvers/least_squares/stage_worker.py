@@ -7,10 +7,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, csr
+from xcray.arrays import CSR, Float32, Float64, Int64, csr
 from xcray.errors import Stopped
 from xcray.features.columns import Columns
 from xcray.features.pipeline import FeaturePipeline
+from xcray.model.stages import not_finite
 from xcray.solvers.declarations import Link
 from xcray.solvers.least_squares.gram import Moments, gram_of_chunks, weighted_gram
 from xcray.solvers.least_squares.row_readers import CopiedRows, MappedRows, RowReader
@@ -28,16 +29,21 @@ from xcray.solvers.row_shards import Shard
 
 SCORE_CELLS: Final = 1 << 19  # scores of sparse rows in float64 at a time: 4 MB
 KEPT_BYTES: Final = 1 << 30  # features of a block that a worker keeps between two passes
-# A row whose probabilities p are certain counts 0.05 in the preconditioner, any other one
-# 1.8 max p (1 - p), which is close to 1/2 for the least certain.
+# A row with the probabilities p counts 0.05 + 1.8 m in the preconditioner, m = max p (1 - p). By
+# Gershgorin's theorem, 2 m bounds the largest eigenvalue of diag(p) - pp'; as m <= 1/4, the sum is
+# at least 2 m. The constant is for rows that are certain now, and not after a step.
 MIN_CURVATURE, CURVATURE_SCALE = 0.05, 1.8
 
 
 class Block(NamedTuple):
-    """What a stage is fitted to: the stages before it, and its features (None: the input)."""
+    """What a stage is fitted to: the stages before it, and its features (None: the input).
+
+    previous: whether the predictions of the stages before are features, too, the last K of them.
+    """
 
     stages: tuple[FittedStage, ...]
     features: FeaturePipeline | None
+    previous: bool = False
 
 
 class _ShardPredictions(NamedTuple):
@@ -55,6 +61,7 @@ class StageWorker:
     arguments and the rows. Predictions are kept until a method is called with other stages, and
     features of a block until it has others, if they take at most `kept_bytes`. mapped: the rows of
     all shards (N, D), if shards do not hold their rows; they are then read again in each pass.
+    held_out: numbers of rows of the data set that have the weight 0, see `held_out_error`.
     """
 
     def __init__(
@@ -64,9 +71,11 @@ class StageWorker:
         stopped: Callable[[], bool] = lambda: False,
         kept_bytes: int = KEPT_BYTES,
         mapped: CSR | None = None,
+        held_out: Int64 | None = None,
     ) -> None:
         self._link, self._stopped, self._kept_bytes = link, stopped, kept_bytes
         self._shards = [with_targets(shard, link) for shard in shards]
+        self._held_out = held_out
         self._rows: list[RowReader] = [
             CopiedRows(shard) if mapped is None else MappedRows(mapped, shard.rows)
             for shard in shards
@@ -90,33 +99,66 @@ class StageWorker:
         if Z is not None:
             X = csr(Z.indptr, Z.indices, Z.data, Z.shape[1])
             part = shard._replace(X=X, dense=None, weights=weights)
-            return weighted_gram(part, double=double, stopped=self._stopped), 0.0
-        width = width_of(self._rows[step], block.features)
-        chunks = self._chunks
-        return gram_of_chunks(
-            lambda: chunks(step, block.features), weights, width, double=double
-        ), 0.0
+            gram = weighted_gram(part, double=double, stopped=self._stopped)
+        else:
+            width, chunks = width_of(self._rows[step], block.features), self._chunks
+            gram = gram_of_chunks(
+                lambda: chunks(step, block.features), weights, width, double=double
+            )
+        return self._with_predictions(step, block, gram) if block.previous else gram, 0.0
+
+    def _with_predictions(self, step: int, block: Block, gram: Moments) -> Moments:
+        """Return a lower triangle with the moments of the predictions as its last K rows."""
+        yhat, n = self._advance(step, block.stages).yhat, len(gram)
+        weighted = (yhat * self._shards[step].weights[:, None]).astype(np.float32)
+        out = np.zeros((n + yhat.shape[1],) * 2, gram.dtype)
+        out[:n, :n], out[n:, n:] = gram, np.tril(weighted.T @ yhat)
+        for lo, Z in self._chunks(step, block.features):
+            out[n:, :n] += (Z.T @ weighted[lo : lo + Z.shape[0]]).T
+        return out
 
     def gradient(
         self, step: int, block: Block, W: Float32 | None
     ) -> tuple[Float64 | None, float | None]:
         """Return the gradient (n_outputs, K) in the weights W of a block, and the loss.
 
-        W: (n_outputs, K), or None for 0. Returns (None, None) if there is no shard `step`.
+        W: (n_outputs, K), or None for 0, as it must be with `previous`; then the last K rows are
+        those of the predictions. Returns (None, None) if there is no shard `step`.
         """
         if step >= len(self._shards):
             return None, None
         shard, at = self._shards[step], self._advance(step, block.stages)
         residuals = RESIDUALS[self._link]
         width = width_of(self._rows[step], block.features)
-        G, loss = np.zeros((width, shard.targets.n_cols)), 0.0
+        K = shard.targets.n_cols
+        G, loss = np.zeros((width + K * block.previous, K)), 0.0
         for lo, Z in self._chunks(step, block.features):
             hi = lo + Z.shape[0]
             scores = at.yhat[lo:hi] if W is None else at.yhat[lo:hi] + Z @ W
             R = scores.astype(np.float64)
             loss += residuals(R, shard, lo, hi)
-            G += Z.T @ R.astype(np.float32)
+            R = R.astype(np.float32)
+            G[:width] += Z.T @ R
+            if block.previous:
+                G[width:] += at.yhat[lo:hi].T @ R
         return G, loss
+
+    def held_out_error(
+        self, step: int, stages: tuple[FittedStage, ...]
+    ) -> tuple[Float64 | None, float | None]:
+        """Return the squared error of the predictions of held-out rows, summed: (1,), and 0.
+
+        Returns (None, None) if there is no shard `step`.
+        """
+        if step >= len(self._shards):
+            return None, None
+        shard, yhat = self._shards[step], self._advance(step, stages).yhat
+        rows = np.flatnonzero(np.isin(shard.rows, [] if self._held_out is None else self._held_out))
+        targets = shard.targets.to_scipy()[rows].tocoo()
+        own = yhat[rows]
+        error = np.einsum("ik,ik->", own, own, dtype=np.float64) + targets.nnz
+        error -= 2.0 * own[targets.row, targets.col].sum(dtype=np.float64)
+        return np.array([error]), 0.0
 
     def column_moments(self, step: int, block: Block) -> tuple[Float64 | None, float | None]:
         """Return the second moments of a block with the columns of the stages before it, and 0.
@@ -149,18 +191,51 @@ class StageWorker:
     ) -> tuple[Float64 | None, float | None]:
         """Return A'[A, Y] with A = [1, z, z^2, z^3] of the scores z under W, and 0.
 
-        Shape (1 + 3K, 1 + 4K). Returns (None, None) if there is no shard `step`.
+        Shape (1 + 3K, 1 + 4K), for calibrations on all scores. Returns (None, None) if there is no
+        shard `step`.
         """
         if step >= len(self._shards):
             return None, None
-        shard, at = self._shards[step], self._advance(step, block.stages)
-        z = self._scores(step, at.yhat, block.features, W)
-        self._predictions[step] = at._replace(last=(W, z))
+        shard, z = self._shards[step], self._last_scores(step, block, W)
         A = np.concatenate((np.ones((len(z), 1)), powers(z)), axis=1, dtype=np.float64)
         weighted = A * shard.weights[:, None]
         return np.concatenate(
             (weighted.T @ A, _transposed_product(shard.targets, weighted)), 1
         ), 0.0
+
+    def label_moments(
+        self, step: int, block: Block, W: Float32
+    ) -> tuple[Float64 | None, float | None]:
+        """Return the sums of z^0 .. z^6, and of y z^0 .. y z^3, per label: (11, K), and 0.
+
+        The scores z are those under W. For calibrations of each label on its own score. Returns
+        (None, None) if there is no shard `step`.
+        """
+        if step >= len(self._shards):
+            return None, None
+        shard, z = self._shards[step], self._last_scores(step, block, W)
+        K = shard.targets.n_cols
+        out = np.zeros((11, K))
+        targets = shard.targets.to_scipy().tocoo()
+        at_label = z[targets.row, targets.col].astype(np.float64)
+        c = shard.weights[targets.row] * targets.data
+        for power in range(4):
+            out[7 + power] = np.bincount(targets.col, c * at_label**power, minlength=K)
+        size = max(1, SCORE_CELLS // max(K, 1))
+        for lo in range(0, len(z), size):
+            chunk, power_of = z[lo : lo + size].astype(np.float64), shard.weights[lo : lo + size]
+            term = np.repeat(power_of[:, None], K, axis=1)
+            for power in range(7):
+                out[power] += term.sum(axis=0)
+                term *= chunk
+        return out, 0.0
+
+    def _last_scores(self, step: int, block: Block, W: Float32) -> Float32:
+        """Return the scores (n, K) of the next stage with weights W; they are kept."""
+        at = self._advance(step, block.stages)
+        z = self._scores(step, at.yhat, FittedStage(W, block.features))
+        self._predictions[step] = at._replace(last=(W, z))
+        return z
 
     def _advance(self, step: int, stages: tuple[FittedStage, ...]) -> _ShardPredictions:
         """Return the predictions of a shard after these stages, from those kept if possible."""
@@ -173,18 +248,21 @@ class StageWorker:
             if at.last is not None and np.array_equal(stage.W, at.last[0]):
                 z = at.last[1]
             else:
-                z = self._scores(step, at.yhat, stage.features, stage.W)
+                z = self._scores(step, at.yhat, stage)
             at = _ShardPredictions((*at.stages, stage), calibrate(z, stage.calibration))
         self._predictions[step] = at
         return at
 
-    def _scores(
-        self, step: int, yhat: Float32, features: FeaturePipeline | None, W: Float32
-    ) -> Float32:
-        """Return the scores (n, K) of a stage from the predictions before it."""
-        z = yhat.copy()
-        for lo, Z in self._chunks(step, features):
-            z[lo : lo + Z.shape[0]] += Z @ W
+    def _scores(self, step: int, yhat: Float32, stage: FittedStage) -> Float32:
+        """Return the scores (n, K) of a stage from the predictions before it.
+
+        Raises ParameterError if one is not finite.
+        """
+        z = yhat.copy() if stage.P is None else yhat + yhat @ stage.P
+        for lo, Z in self._chunks(step, stage.features):
+            z[lo : lo + Z.shape[0]] += Z @ stage.W
+        if not np.isfinite(z).all():
+            raise not_finite("a prediction of a training row")
         return z
 
     def _chunks(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import ClassVar, Final
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from xcray.arrays import CSR, Int64, frozen
 from xcray.errors import ParameterError
 from xcray.features.chain import Chain
-from xcray.features.columns import Columns
+from xcray.features.columns import Columns, column_blocks
 from xcray.features.fourier import median_distance, random_fourier
 from xcray.features.pca import fit_pca
 from xcray.features.pipeline import FeaturePipeline, Rows
@@ -23,9 +24,10 @@ from xcray.solvers.least_squares.stages_solver import Blocks, StagesSolver
 from xcray.solvers.least_squares.stagewise import StageFitter, UpdateRule
 from xcray.solvers.parameters import Parameters, parameter
 
-FOURIER, COLUMNS, GRADIENT, INPUT = "fourier", "columns", "gradient", "input"
+FOURIER, COLUMNS, INPUT = "fourier", "columns", "input"
 # ridge of one block and of several, times the root of the number of rows; measured on MNIST
 ONE_RIDGE, STAGE_RIDGE = 0.05, 0.2
+RANDOM_BLOCK, COLUMN_BLOCK = 2000, 4096  # features of a stage by default
 BANDWIDTH: Final = 0.7  # of the median distance; measured on MNIST
 SAMPLE_ROWS: Final = 4000  # rows of which the median distance is computed
 ROWS_AT_A_TIME: Final = 256  # of this sample
@@ -38,17 +40,17 @@ class StagewiseSolver(Parameters, StagesSolver):
 
         z_t = yhat_{t-1} + F_t(x)' W_t
 
-    The rule "linear" fits the residual of the predictions yhat by least squares; "calibrated" then
-    fits the targets to the first three powers of z; "logistic" takes `inner_steps` accelerated
-    steps of multinomial logistic regression, with yhat as logits. F_t are random Fourier features,
-    or columns of the input: in random order, or those with the largest gradient first. Only blocks
-    of second moments (block_size squared) and of weights travel; sums over row shards are added in
-    their order, so that models are equal bit by bit for any number of workers.
+    The rule "linear" fits the residual of the predictions yhat by least squares; "previous" does so
+    with yhat as further features; "logistic" takes `inner_steps` accelerated steps of multinomial
+    logistic regression, with yhat as logits. F_t are random features, or columns of the input,
+    those with the largest gradient first; when all of them had their turn, they are ordered again.
+    Only blocks of second moments (block_size squared) and of weights travel; sums over row shards
+    are added in their order, so that models are equal bit by bit for any number of workers.
 
-    For sparse text: features=columns, rule=linear, block_size=500, and a larger lam (20 newsgroups:
-    60 / N). Several labels per row are targets of 1 each; rule=logistic shares one between them.
-    With rule=linear and columns of many labels (N K above 2^27), gradients are computed from
-    moments of columns, and no predictions are kept.
+    For sparse text: features=columns, rule=linear. Several labels per row are targets of 1 each;
+    rule=logistic shares one between them. With rule=linear and columns of many labels (N K above
+    2^27), gradients are computed from moments of columns, no predictions are kept, and columns are
+    ordered once.
 
         Example:
             >>> StagewiseSolver(blocks=2).n_stages
@@ -62,19 +64,24 @@ class StagewiseSolver(Parameters, StagesSolver):
     rule: str = parameter(
         "logistic",
         "how a stage follows the one before",
-        choices=("linear", "calibrated", "logistic"),
+        choices=("linear", "previous", "logistic"),
     )
     features: str = parameter(
         FOURIER,
-        "features of a stage: random Fourier features, or columns of the input in random order or "
-        "by gradient",
-        choices=(FOURIER, COLUMNS, GRADIENT),
+        "features of a stage: random Fourier features, or columns of the input by gradient",
+        choices=(FOURIER, COLUMNS),
     )
     stages: int = parameter(4, "number of stages", low=1, high=1024)
-    block_size: int = parameter(2000, "features of a stage", low=1, high=MAX_FEATURES)
+    block_size: int = parameter(
+        0,
+        "features of a stage; 0: 2,000, of columns at most 4,096",
+        low=0,
+        high=MAX_FEATURES,
+    )
     lam: float = parameter(
         0.0,
-        "ridge of a stage, relative to the mean loss; 0: 0.2 / sqrt(rows)",
+        "ridge of a stage, relative to the mean loss; 0: 0.2 / sqrt(rows), for columns "
+        "0.05 / sqrt(rows)",
         low=0.0,
     )
     components: int = parameter(
@@ -98,49 +105,57 @@ class StagewiseSolver(Parameters, StagesSolver):
 
     def n_weights(self, n_inputs: int) -> int:
         """Return the features of a stage."""
-        return self.block_size if self.features == FOURIER else min(self.block_size, n_inputs)
+        if self.features == COLUMNS:
+            return min(self.block_size or COLUMN_BLOCK, n_inputs)
+        return self.block_size or RANDOM_BLOCK
 
     def method(self, n_rows: int, simplex: bool) -> StageFitter:
         """Return how the stages are fitted."""
-        lam = self.lam or STAGE_RIDGE / math.sqrt(max(n_rows, 1))
+        ridge = ONE_RIDGE if self.features == COLUMNS else STAGE_RIDGE
+        lam = self.lam or ridge / math.sqrt(max(n_rows, 1))
         return StageFitter(_update_rule(self.rule), lam, self.shards, self.inner_steps, simplex)
 
     def by_moments(self, n_rows: int, n_labels: int) -> bool:
         """Return whether to compute gradients from moments, without predictions (N, K)."""
         few = n_rows * n_labels <= MAX_PREDICTIONS
-        return self.rule == "linear" and self.features != FOURIER and not few
+        return self.rule == "linear" and self.features == COLUMNS and not few
 
-    def blocks(self, X: CSR, order: Callable[[], Int64]) -> Blocks:
-        """Yield the features of each stage; columns start again after the last one."""
-        D = X.n_cols
+    def blocks(self, X: CSR, order: Callable[[int], Int64]) -> Blocks:
+        """Yield the features of each stage; columns are ordered again after the last one."""
         if self.features == FOURIER:
             random = _RandomFeatures(X, self.components, self.bandwidth, self.seed)
-            yield from (random.block(number, self.block_size) for number in range(self.stages))
-            return
-        columns = order() if self.features == GRADIENT else None
-        if columns is None or not len(columns):
-            columns = frozen(np.random.default_rng(self.seed).permutation(D), np.int64)
-        size = self.n_weights(len(columns))
-        starts = range(0, len(columns), size)
-        for number in range(self.stages):
-            lo = starts[number % len(starts)]
-            yield Columns(D, frozen(np.sort(columns[lo : lo + size]), np.int64))
+            size = self.n_weights(X.n_cols)
+            yield from (random.block(number, size) for number in range(self.stages))
+        else:
+            yield from islice(self._column_blocks(X.n_cols, order), self.stages)
+
+    def _column_blocks(self, D: int, order: Callable[[int], Int64]) -> Iterator[Columns]:
+        """Yield blocks of columns, pass after pass without end."""
+        for number in count():
+            columns = order(number)
+            if not len(columns):  # nothing is left to fit
+                columns = frozen(np.arange(D), np.int64)
+            yield from column_blocks(D, columns, self.n_weights(len(columns)))
 
 
 @dataclass(frozen=True)
 class CalibratedLeastSquaresSolver(Parameters, StagesSolver):
     """Calibrated least squares: least squares and a cubic map of its scores, again and again.
 
-    Each of `rounds` stages fits the residual of the predictions by least squares on the same
-    features, and then the targets to the first three powers of the scores; with one label per row,
-    predictions are projected on the probability simplex. Second moments and their Cholesky factor
-    are computed once. Everything else is as in `stagewise`.
+    Each stage fits the residual of the predictions by least squares on the same features, and then
+    the targets to the first three powers of the scores. With one label per row, and at most 1,024
+    labels, these are the powers of all scores, and predictions are projected on the probability
+    simplex. Otherwise each label has its own map, and predictions are clipped to [0, 1]. The share
+    `held_out` of the training rows is left out; the training ends when their squared error has not
+    fallen for two stages, and the model has the stages with the smallest one. Second moments and
+    their Cholesky factor are computed once. Everything else is as in `stagewise`.
 
         Example:
             >>> CalibratedLeastSquaresSolver(rounds=3).n_stages
             3
 
-    Source: Agarwal et al., "Least squares revisited", ICML 2014, algorithm 2.
+    Source: Agarwal et al., "Least squares revisited", ICML 2014, algorithm 2, and section 4 for
+    several labels per row; see `StageFitter` for what differs.
     """
 
     features: str = parameter(
@@ -148,7 +163,15 @@ class CalibratedLeastSquaresSolver(Parameters, StagesSolver):
         "features: those of the data, or random Fourier features",
         choices=(INPUT, FOURIER),
     )
-    rounds: int = parameter(10, "number of stages; 5 are enough for fourier", low=1, high=1024)
+    rounds: int = parameter(
+        10, "maximum number of stages; 5 are enough for fourier", low=1, high=1024
+    )
+    held_out: float = parameter(
+        0.1,
+        "share of the training rows that is left out to choose the number of stages; 0: all stages",
+        low=0.0,
+        high=0.5,
+    )
     block_size: int = parameter(
         4000, "fourier: number of random features", low=1, high=MAX_FEATURES
     )
@@ -180,7 +203,12 @@ class CalibratedLeastSquaresSolver(Parameters, StagesSolver):
         lam = self.lam or ONE_RIDGE / math.sqrt(max(n_rows, 1))
         return StageFitter("calibrated", lam, self.shards, simplex=simplex)
 
-    def blocks(self, X: CSR, order: Callable[[], Int64]) -> Blocks:
+    @property
+    def held_out_share(self) -> float:
+        """Return the share of the training rows that are left out."""
+        return self.held_out
+
+    def blocks(self, X: CSR, order: Callable[[int], Int64]) -> Blocks:
         """Yield the same features for each stage."""
         features: FeaturePipeline | None = None
         if self.features == FOURIER:
@@ -227,7 +255,7 @@ class _RandomFeatures:
 
 def _update_rule(name: str) -> UpdateRule:
     """Return the rule of this name."""
-    rules: dict[str, UpdateRule] = {r: r for r in ("linear", "calibrated", "logistic")}
+    rules: dict[str, UpdateRule] = {r: r for r in ("linear", "previous", "logistic")}
     return rules[name]
 
 

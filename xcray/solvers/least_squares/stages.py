@@ -1,10 +1,10 @@
 """Models that are chains of stages: a stage adds a linear map of features, then recalibrates.
 
-    z_t = yhat_{t-1} + F_t(x)' W_t,   yhat_t = P([z_t, z_t^2, z_t^3]' C_t + c_t)   or   z_t
+    z_t = yhat_{t-1} (I + P_t) + F_t(x)' W_t,   yhat_t = calibration of z_t   or   z_t
 
-yhat_0 = 0; F_t: features of stage t, or the input; P: the projection on the probability simplex, or
-the identity; powers are taken entry by entry. Source: Agarwal et al., "Least squares revisited",
-algorithms 2 and 3.
+yhat_0 = 0; F_t: features of stage t, or the input; P_t: weights of the previous predictions, 0 for
+most rules. Calibrations: see `StageCalibration`. Source: Agarwal et al., "Least squares
+revisited", algorithms 2 and 3, section 3.1.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ CHUNK_CELLS: Final = 1 << 21  # features in memory at a time: 8 MB
 
 
 class FittedStage(NamedTuple):
-    """A stage. W: (n_outputs, K) float32; features, calibration: None if it has none."""
+    """A stage; features, calibration, P: None if it has none.
+
+    W: (n_outputs, K) float32; P: (K, K) float32, what the previous predictions add.
+    """
 
     W: Float32
     features: FeaturePipeline | None = None
     calibration: StageCalibration | None = None
+    P: Float32 | None = None
 
 
 class StageScores:
@@ -42,6 +46,8 @@ class StageScores:
 
     def add(self, stage: FittedStage) -> None:
         """Add a stage."""
+        if stage.P is not None:
+            self.scores = self.scores + self.scores @ stage.P
         for lo, Z in feature_chunks(self._rows, stage.features, self.scores.shape[1]):
             self.scores[lo : lo + Z.shape[0]] += Z @ stage.W
         self.scores = calibrate(self.scores, stage.calibration)
@@ -56,19 +62,31 @@ def predict_stages(stages: Sequence[FittedStage], rows: Rows) -> Float32:
 
 
 def model_stages(fitted: Sequence[FittedStage]) -> tuple[Stage, ...]:
-    """Return fitted stages as stages of a model, without constants."""
-    return tuple(
-        Stage(s.W, frozen(np.zeros(s.W.shape[1]), np.float32), s.features, s.calibration)
-        for s in fitted
-    )
+    """Return fitted stages as stages of a model, without constants.
+
+    Scores with weights of previous predictions are linear in the features of all stages:
+    W_t (I + P_{t+1}) ... (I + P_T) takes the place of W_t.
+    """
+    stages, later = list[Stage](), None
+    for s in reversed(fitted):
+        W = s.W if later is None else frozen(s.W @ later, np.float32)
+        b = frozen(np.zeros(W.shape[1]), np.float32)
+        stages.append(Stage(W, b, s.features, s.calibration))
+        if s.P is not None:
+            own = np.eye(len(s.P)) + s.P
+            later = own if later is None else own @ later
+    return tuple(reversed(stages))
 
 
 def calibrate(z: Float32, calibration: StageCalibration | None) -> Float32:
     """Return the predictions (n, K) of a stage for its scores z (n, K)."""
     if calibration is None:
         return z
-    out = powers(z) @ calibration.C + calibration.c
-    return project_on_simplex(out) if calibration.simplex else out
+    C, c = calibration.C, calibration.c
+    if calibration.simplex:
+        return project_on_simplex(powers(z) @ C + c)
+    out: Float32 = np.clip(c + z * (C[0] + z * (C[1] + z * C[2])), np.float32(0), np.float32(1))
+    return out
 
 
 def powers(z: Float32) -> Float32:

@@ -32,7 +32,7 @@ from xcray.solvers.group_contract import (
     TrainingRows,
     WorkerCalls,
 )
-from xcray.solvers.held_out import HeldOut, PartialTopK, top_k
+from xcray.solvers.held_out import HeldOut, PartialTopK, split_rows, top_k
 from xcray.solvers.label_weights import RECORDS
 from xcray.solvers.least_squares.solver import MAX_FEATURES, SHARD_SEED
 from xcray.solvers.least_squares.stage_worker import KEPT_BYTES, StageWorker
@@ -52,7 +52,8 @@ from xcray.storage.checkpoints import COPIES_ON_DISK, Groups, TrainingState
 Blocks = Iterator[FeaturePipeline | None]
 PAIR_SECONDS: Final = 4e-11  # per row and pair of features of a block: moments and products
 FEATURE_SECONDS: Final = 4e-11  # per row, input and random feature
-MAX_CALIBRATED_LABELS: Final = 4096  # their moments take 1.6 GB
+MAX_JOINT_LABELS: Final = 1024  # calibrated on the scores of all labels; moments take 100 MB
+PATIENCE: Final = 2  # stages without a fall of the held-out error that end a training
 CHUNK_BYTES: Final = 16 << 20  # rows and features of a chunk
 SCORE_CELLS: Final = 1 << 22  # scores in memory at a time: 16 MB
 MAX_HELD_OUT_CELLS: Final = 1 << 26  # held-out scores kept between stages, at most: 256 MB
@@ -62,14 +63,15 @@ class StagesSolver(GroupSolver, Protocol):
     """Base of solvers that end with stages instead of one matrix of weights.
 
     Subclasses have the parameters `lam`, `shards` and `seed`, and define `method`, `blocks` and
-    `n_weights`. A round is a stage.
+    `n_weights`, and `held_out_share` if the number of stages is chosen on training rows that are
+    left out. A round is a stage.
     """
 
     exports: ClassVar[Exports] = "stages"
     maps_rows: ClassVar[bool] = True
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     lam: float
     shards: int
@@ -88,7 +90,14 @@ class StagesSolver(GroupSolver, Protocol):
     @property
     def stopping(self) -> StoppingRule:
         """Return when the training ends: after the last stage, without a tolerance."""
-        return StoppingRule("tolerance", 0.0, self.n_stages, "all stages are fitted")
+        early = f"the error of held-out training rows has not fallen for {PATIENCE} stages"
+        reached, names = "all stages are fitted", ("tolerance", "max_rounds")
+        return StoppingRule("tolerance", 0.0, self.n_stages, reached, names, early)
+
+    @property
+    def held_out_share(self) -> float:
+        """Return the share of the training rows that are left out to choose the stages."""
+        return 0.0
 
     def n_weights(self, n_inputs: int) -> int:
         """Return the features of a stage for `n_inputs` features of the data."""
@@ -102,23 +111,23 @@ class StagesSolver(GroupSolver, Protocol):
         """Return whether to compute gradients from moments, without predictions (N, K)."""
         return False
 
-    def blocks(self, X: CSR, order: Callable[[], Int64]) -> Blocks:
-        """Yield the features of each stage; X: (N, D) training rows. order: of the inputs."""
-        raise NotImplementedError
+    def blocks(self, X: CSR, order: Callable[[int], Int64]) -> Blocks:
+        """Yield the features of each stage; X: (N, D) training rows.
 
-    def check_labels(self, n_labels: int) -> None:
-        """Raise ParameterError if the matrix of a calibration of `n_labels` does not fit."""
-        if self.method(1, simplex=True).rule == "calibrated" and n_labels > MAX_CALIBRATED_LABELS:
-            raise ParameterError(
-                f"a calibration needs the square of three times the labels: {n_labels:,} labels "
-                f"are more than {MAX_CALIBRATED_LABELS:,}; choose solver stagewise with rule=linear"
-            )
+        order: returns the inputs by gradient, for the n-th pass over them.
+        """
+        raise NotImplementedError
 
     def create_worker(
         self, rows: TrainingRows, number: int, layout: Layout, stopped: Callable[[], bool]
     ) -> StageWorker:
         """Return a worker with every P-th shard from `number` on, for P workers."""
-        options: Any = {"total": total_weight(rows.Y, rows.weights), "weights": rows.weights}
+        weights, held_out = rows.weights, None
+        if self.held_out_share:
+            held_out = frozen(split_rows(rows.Y, self.held_out_share, self.seed), np.int64)
+            weights = np.ones(rows.X.n_rows, np.float32) if weights is None else weights.copy()
+            weights[held_out] = 0.0
+        options: Any = {"total": total_weight(rows.Y, weights), "weights": weights}
         n, in_memory = rows.X.n_rows, layout.in_memory
         X = rows.X if in_memory else csr(np.zeros(n + 1), [], [], rows.X.n_cols)
         shards = [
@@ -126,69 +135,79 @@ class StagesSolver(GroupSolver, Protocol):
             for shard in range(number, self.shards, layout.workers)
         ]
         if in_memory:
-            return StageWorker(shards, self.link, stopped)
-        return StageWorker(shards, self.link, stopped, kept_bytes=0, mapped=rows.X)
+            return StageWorker(shards, self.link, stopped, held_out=held_out)
+        return StageWorker(shards, self.link, stopped, 0, rows.X, held_out)
 
     def program(
         self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
     ) -> Program:
-        """Fit the stages one after the other.
+        """Fit the stages one after the other; with held-out rows, until they get worse.
 
-        Raises ParameterError if a block has too many features or lam is too small, Stopped, errors
-        of workers, and Unavailable if scipy is missing.
+        Raises ParameterError if a block has too many features, lam is too small or a result is not
+        finite, Stopped, errors of workers, and Unavailable if scipy is missing.
         """
-        D, K = rows.X.n_cols, rows.Y.n_cols
-        self.check_labels(K)
-        if self.n_weights(D) > MAX_FEATURES:
+        D, method = rows.X.n_cols, self._method(rows)
+        width = self.n_weights(D) + rows.Y.n_cols * (method.rule == "previous")
+        if width > MAX_FEATURES:
             raise ParameterError(
-                f"a stage has {self.n_weights(D)} features, at most {MAX_FEATURES} fit: choose "
-                "features=fourier or columns and a smaller block_size"
+                f"a stage has {width} features, at most {MAX_FEATURES} fit: choose "
+                "features=fourier or columns, a smaller block_size, or rule=linear for many labels"
             )
-        method = self._method(rows)
         order: dict[str, Int64] = {} if state is None else dict(state.groups["order"]())
+        stages: tuple[FittedStage, ...] = ()
 
-        def order_by_gradient() -> Int64:
-            if "order" not in order:
-                order["order"] = method.order_by_gradient(calls)
-            return order["order"]
+        def order_by_gradient(number: int) -> Int64:
+            name = "0" if method.by_moments else str(number)
+            if name not in order:
+                order[name] = method.order_by_gradient(calls, stages)
+            return order[name]
 
         blocks = self.blocks(rows.X, order_by_gradient)
-        stages = () if state is None else _saved_stages(state, blocks)
+        errors = [] if state is None else list(state.note["errors"])
+        stages = () if state is None else _saved_stages(state, blocks, state.note["number"])
         held_out = _held_out_scores(rows)
         for stage in stages:
             held_out.add(stage)
-        for stage in method.fit(calls, blocks, stages):
-            stages = (*stages, stage)
-            held_out.add(stage)
-            yield Round(
-                len(stages),
-                TrainingState({"number": len(stages), "n_inputs": D}, _groups(stages, order)),
-                {"features": sum(len(each.W) for each in stages)},
-                _evaluate(held_out),
-                staged=_model(stages, rows),
-            )
-        return self.stopping.reached
+        fitted = method.fit(calls, blocks, stages)
+        while not (late := len(stages) - _best(errors, len(stages)) >= PATIENCE):
+            if (new := next(fitted, None)) is None:
+                break
+            stages = (*stages, new)
+            held_out.add(new)
+            entry: dict[str, Any] = {"features": sum(len(each.W) for each in stages)}
+            if self.held_out_share:
+                errors.append(method.held_out_error(calls, stages))
+                entry["held_out_error"] = errors[-1]
+            best = _best(errors, len(stages))
+            note = {"number": len(stages), "best": best, "errors": list(errors), "n_inputs": D}
+            state = TrainingState(note, _groups(stages, order))
+            model = _model(stages[:best], rows)
+            yield Round(len(stages), state, entry, _evaluate(held_out), staged=model)
+        return self.stopping.early if late else self.stopping.reached
 
     def export(
         self, calls: WorkerCalls, state: TrainingState, positives: Int64
     ) -> Iterator[SolvedLabels]:
         """Yield all labels without weights: the stages have them."""
-        sizes = [state.groups[f"stage-{n:04d}"]()["W"].size for n in range(state.note["number"])]
+        sizes = [state.groups[f"stage-{n:04d}"]()["W"].size for n in range(state.note["best"])]
         yield _block(sizes, positives, state.note["n_inputs"])
 
     def staged(self, state: TrainingState, rows: TrainingRows) -> StagedModel:
         """Return the model of a finished training."""
-        blocks = self.blocks(rows.X, lambda: frozen(state.groups["order"]()["order"], np.int64))
-        return _model(_saved_stages(state, blocks), rows)
+        order = state.groups["order"]()
+        blocks = self.blocks(
+            rows.X, lambda number: frozen(order.get(str(number), order["0"]), np.int64)
+        )
+        return _model(_saved_stages(state, blocks, state.note["best"]), rows)
 
     def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
-        """Return the needs: rows, second moments of a block, its features, predictions and stages.
-
-        Raises ParameterError for more labels than a calibration can have.
-        """
-        self.check_labels(shape.labels)
+        """Return the needs: rows, second moments of a block, its features, predictions, stages."""
         block, workers = self.n_weights(shape.features), layout.workers
+        rule = self.method(1, simplex=True).rule
+        block += shape.labels * (rule == "previous")
         moments, W = 8 * block**2, 4 * block * shape.labels
+        if rule == "calibrated" and shape.labels <= MAX_JOINT_LABELS:
+            moments = max(moments, 8 * (1 + 4 * shape.labels) ** 2)
         weights = self.n_stages * block * shape.labels
         predictions = 16 * shape.rows * shape.labels
         features = min(KEPT_BYTES, 4 * block * shape.rows // workers)
@@ -209,13 +228,18 @@ class StagesSolver(GroupSolver, Protocol):
     def _method(self, rows: TrainingRows) -> StageFitter:
         """Return how the stages of these rows are fitted."""
         counts = np.diff(rows.Y.indptr)
-        simplex = bool((counts[counts > 0] == 1).all())
+        simplex = bool((counts[counts > 0] == 1).all()) and rows.Y.n_cols <= MAX_JOINT_LABELS
         method = self.method(int((counts > 0).sum()), simplex)
         return replace(method, by_moments=self.by_moments(*rows.Y.shape))
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
         warm_up()
+
+
+def _best(errors: Sequence[float], number: int) -> int:
+    """Return how many of `number` stages have the smallest held-out error; all without errors."""
+    return number if not errors else 1 + int(np.argmin(errors))
 
 
 def _groups(stages: Sequence[FittedStage], order: Arrays) -> Groups:
@@ -226,22 +250,25 @@ def _groups(stages: Sequence[FittedStage], order: Arrays) -> Groups:
 
 def _arrays(stage: FittedStage) -> Arrays:
     """Return the arrays of a stage; its features are made again from rows and parameters."""
-    calibration = stage.calibration
-    if calibration is None:
-        return {"W": stage.W}
-    simplex = np.array([calibration.simplex], np.int8)
-    return {"W": stage.W, "C": calibration.C, "c": calibration.c, "simplex": simplex}
+    arrays: dict[str, Any] = {"W": stage.W}
+    if stage.P is not None:
+        arrays["P"] = stage.P
+    if (calibration := stage.calibration) is not None:
+        simplex = np.array([calibration.simplex], np.int8)
+        arrays |= {"C": calibration.C, "c": calibration.c, "simplex": simplex}
+    return arrays
 
 
-def _saved_stages(state: TrainingState, blocks: Blocks) -> tuple[FittedStage, ...]:
-    """Return the stages of a state, with the next `blocks` as their features."""
+def _saved_stages(state: TrainingState, blocks: Blocks, count: int) -> tuple[FittedStage, ...]:
+    """Return the first `count` stages of a state, with the next `blocks` as their features."""
     stages = list[FittedStage]()
-    for number in range(state.note["number"]):
+    for number in range(count):
         arrays, calibration = state.groups[f"stage-{number:04d}"](), None
         if "C" in arrays:
             C, c = (frozen(arrays[name], np.float32) for name in ("C", "c"))
             calibration = StageCalibration(C, c, bool(arrays["simplex"][0]))
-        stages.append(FittedStage(frozen(arrays["W"], np.float32), next(blocks), calibration))
+        P = frozen(arrays["P"], np.float32) if "P" in arrays else None
+        stages.append(FittedStage(frozen(arrays["W"], np.float32), next(blocks), calibration, P))
     return tuple(stages)
 
 

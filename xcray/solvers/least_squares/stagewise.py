@@ -12,6 +12,7 @@ import numpy as np
 from xcray.arrays import Float32, Float64, Int64, frozen
 from xcray.features.pipeline import FeaturePipeline
 from xcray.index.staged import StageCalibration
+from xcray.model.stages import not_finite
 from xcray.schedule.calls import ObjectHandle, at_worker
 from xcray.solvers.declarations import Link
 from xcray.solvers.group_contract import WorkerCalls
@@ -20,9 +21,10 @@ from xcray.solvers.least_squares.shard_sums import preconditioner, sum_over_shar
 from xcray.solvers.least_squares.stage_worker import Block, StageWorker
 from xcray.solvers.least_squares.stages import FittedStage
 
-UpdateRule = Literal["linear", "calibrated", "logistic"]
+UpdateRule = Literal["linear", "previous", "logistic", "calibrated"]
 # ridge of the calibration, relative to the mean of the diagonal of its second moments
-CALIBRATION_RIDGE: Final = 1e-9
+CALIBRATION_RIDGE: Final = 1e-4
+LABEL_RIDGE: Final = 1e-3  # the same per power, for calibrations of each label on its own score
 LABELS_AT_A_TIME: Final = 2048  # labels whose gradients the driver computes at a time
 
 
@@ -30,21 +32,25 @@ LABELS_AT_A_TIME: Final = 2048  # labels whose gradients the driver computes at 
 class StageFitter:
     """How stages are fitted; `fit` yields them.
 
-    rule: "linear" fits the residual of the predictions by least squares. "calibrated" does so and
-    then fits the targets to powers of the predictions. "logistic" takes `inner_steps` accelerated
-    steps of logistic regression, with predictions as logits. lam: ridge of each least-squares step,
+    rule: "linear" fits the residual of the predictions by least squares; "previous" does so with
+    the predictions as further features. "logistic" takes `inner_steps` accelerated steps of
+    logistic regression, with predictions as logits. "calibrated" fits as "linear", and then the
+    targets to powers of the scores. lam: ridge of each least-squares step,
     above 0, relative to the mean loss: a step is -(S + lam I)^-1 G with the second moments S and
     the gradient G. In one step from 0 it is the weight of half the squared l2 norm; with more steps
     it shortens them and is not part of the objective. shards: number of row shards, part of the
-    bits of the result. simplex: project calibrated predictions on the probability simplex, for one
-    label per row. by_moments: for rule "linear" and columns of the input: compute gradients from
+    bits of the result. simplex: fit calibrations to the powers of all scores and project on the
+    probability simplex, for one label per row; otherwise to those of the label's own score, and
+    clip to [0, 1]. by_moments: for rule "linear" and columns of the input: compute gradients from
     moments of columns, without the predictions (N, K), for many labels.
 
     Calibrated least squares are the rule "calibrated" with the same features in each block: their
     second moments are computed once.
 
-    Source: Agarwal et al., "Least squares revisited", ICML 2014, algorithms 2 and 3. Differs: a
-    constant is part of the calibration; the preconditioner of "logistic" weights rows by the
+    Source: Agarwal et al., "Least squares revisited", ICML 2014, algorithms 2 and 3, section 3.1
+    for "previous", section 4 for several labels per row. Differs: a constant is part of the
+    calibration; for several labels per row, each label has its own cubic map, since 3K + 1 inputs
+    fit the training rows too closely; the preconditioner of "logistic" weights rows by the
     curvature of their predictions before the block, so that it bounds the Hessian only there.
     """
 
@@ -69,14 +75,15 @@ class StageFitter:
         """Yield one stage for each block of features, None for the input, after `stages`.
 
         workers: of class `StageWorker` with this link, worker w of P with shards w, w + P, ...
-        Raises Stopped, errors of workers, ParameterError if lam is too small, and Unavailable if
-        scipy is missing.
+        Raises Stopped, errors of workers, ParameterError if lam is too small or if weights or
+        predictions are not finite, and Unavailable if scipy is missing.
         """
         solve: Callable[[Float64], Float64] | None = None
         before: FeaturePipeline | None = None
         for features in blocks:
-            block = workers.put(Block(stages, features))
-            if solve is None or self.link == "softmax" or features is not before:
+            previous = self.rule == "previous"
+            block = workers.put(Block(stages, features, previous))
+            if solve is None or previous or self.link == "softmax" or features is not before:
                 solve = self._preconditioner(workers, block)
             if self.by_moments:
                 W = self._weights_by_moments(workers, block, stages, features, solve)
@@ -85,9 +92,18 @@ class StageFitter:
             calibration = (
                 self._calibration(workers, block, W) if self.rule == "calibrated" else None
             )
-            stages = (*stages, FittedStage(W, features, calibration))
-            before = features
-            yield stages[-1]
+            stage = FittedStage(W, features, calibration)
+            if previous:
+                n = len(W) - W.shape[1]
+                stage = stage._replace(W=frozen(W[:n], np.float32), P=frozen(W[n:], np.float32))
+            _check_finite(stage, len(stages) + 1)
+            stages, before = (*stages, stage), features
+            yield stage
+
+    def held_out_error(self, workers: WorkerCalls, stages: tuple[FittedStage, ...]) -> float:
+        """Return the squared error of the predictions of held-out rows, summed."""
+        at = at_worker(workers.put(stages))
+        return float(self._sum(workers, StageWorker.held_out_error, at)[0][0])
 
     def order_by_gradient(
         self, workers: WorkerCalls, stages: tuple[FittedStage, ...] = ()
@@ -177,6 +193,10 @@ class StageFitter:
     ) -> StageCalibration:
         """Return the least-squares fit of the targets on powers of the scores under W."""
         at = at_worker(workers.put(W))
+        if not self.simplex:
+            sums, _ = self._sum(workers, StageWorker.label_moments, at_worker(block), at)
+            C = fit_powers(sums)
+            return StageCalibration(frozen(C[1:], np.float32), frozen(C[0], np.float32), False)
         moments, _ = self._sum(workers, StageWorker.calibration_moments, at_worker(block), at)
         m = len(moments)
         matrix = moments[:, :m].copy()
@@ -189,3 +209,26 @@ class StageFitter:
     ) -> tuple[Any, float]:
         """Return the sums of a method over all shards."""
         return sum_over_shards(workers, self.shards, method, *args)
+
+
+def fit_powers(sums: Float64) -> Float64:
+    """Return the coefficients (4, K) of 1, z, z^2, z^3 per label.
+
+    sums: (11, K), as `StageWorker.label_moments` returns.
+    """
+    powers = np.arange(4)
+    matrices = np.moveaxis(sums[powers[:, None] + powers], -1, 0).copy()
+    ridge = LABEL_RIDGE * matrices[:, powers, powers]
+    ridge[:, 0] = 0.0
+    # a label without scores has a singular matrix
+    smallest = np.maximum(ridge, np.finfo(np.float64).eps * matrices[:, :1, 0])
+    matrices[:, powers, powers] += smallest
+    return np.asarray(np.linalg.solve(matrices, sums[7:].T[:, :, None])[:, :, 0].T)
+
+
+def _check_finite(stage: FittedStage, number: int) -> None:
+    """Raise ParameterError if stage `number` has an array that is not finite."""
+    calibration = () if stage.calibration is None else stage.calibration[:2]
+    for array in (stage.W, *calibration, *(() if stage.P is None else (stage.P,))):
+        if not np.isfinite(array).all():
+            raise not_finite(f"a weight of stage {number}")

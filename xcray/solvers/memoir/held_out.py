@@ -46,20 +46,6 @@ class HeldOutCounts(NamedTuple):
         return float(f1.mean()) if len(f1) else 0.0
 
 
-def split_rows(Y: Pattern, share: float, seed: int) -> Int64:
-    """Return the numbers of the held-out rows, sorted: about `share` of the rows with labels.
-
-    The first row of each class stays in training. Y: (N, K).
-    """
-    labelled = np.flatnonzero(np.diff(Y.indptr))
-    first = np.unique(Y.indices, return_index=True)[1]
-    needed = np.searchsorted(Y.indptr, first, side="right") - 1
-    free = labelled[~np.isin(labelled, needed)]
-    count = min(len(free), round(share * len(labelled)))
-    rng = np.random.default_rng([seed, 0])
-    return np.sort(rng.permutation(free)[:count])
-
-
 def take_held_out(X: CSR, Y: Pattern, rows: Int64) -> HeldOutRows:
     """Return some of the rows."""
     return HeldOutRows(take_rows(X, rows), take_pattern_rows(Y, rows))

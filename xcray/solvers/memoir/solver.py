@@ -33,8 +33,9 @@ from xcray.solvers.group_contract import (
     WorkerCalls,
     only_first,
 )
+from xcray.solvers.held_out import split_rows
 from xcray.solvers.memoir.export import RECORDS
-from xcray.solvers.memoir.held_out import HeldOutCounts, split_rows, take_held_out
+from xcray.solvers.memoir.held_out import HeldOutCounts, take_held_out
 from xcray.solvers.memoir.oracle import OracleErrors
 from xcray.solvers.memoir.parameters import MemoirParameters
 from xcray.solvers.memoir.rounds import Rounds, Share, run_alone

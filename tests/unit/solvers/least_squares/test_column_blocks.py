@@ -80,7 +80,7 @@ def test_sparse_columns_give_the_stages_of_dense_ones(rule: Any) -> None:
         assert one.W == pytest.approx(other.W, abs=1e-3)
 
 
-@pytest.mark.parametrize("rule", ["linear", "calibrated", "logistic"])
+@pytest.mark.parametrize("rule", ["linear", "previous", "calibrated", "logistic"])
 def test_bits_do_not_depend_on_the_number_of_workers(rule: Any) -> None:
     method = StageFitter(rule, LAM, SHARDS)
     one, two, seven = (list(method.fit(calls(method, n), blocks())) for n in (1, 2, 7))

@@ -15,7 +15,7 @@ from xcray.features.fourier import RandomFourier, random_fourier
 from xcray.index.simplex import project_on_simplex
 from xcray.solvers.least_squares.shard_sums import preconditioner
 from xcray.solvers.least_squares.stage_worker import Block, StageWorker, curvature
-from xcray.solvers.least_squares.stages import FittedStage, predict_stages
+from xcray.solvers.least_squares.stages import FittedStage, model_stages, predict_stages
 from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.row_shards import Shard
 from xcray.workers.calls import GroupCalls
@@ -91,10 +91,23 @@ def closest_on_simplex(v: Any) -> Any:
 
 
 def calibrated(z: Any, Y: Any, c: Any, simplex: bool) -> Any:
-    """Return the weighted least-squares fit of Y on 1, z, z^2, z^3, projected if requested."""
-    A, root = np.column_stack([np.ones(len(z)), z, z**2, z**3]), np.sqrt(c)[:, None]
-    ours = A @ np.linalg.lstsq(root * A, root * Y, rcond=None)[0]
-    return np.array([closest_on_simplex(row) for row in ours]) if simplex else ours
+    """Return the ridge regression of Y on powers of all z, or of each label on its own z.
+
+    The first is projected on the simplex, the other on the hypercube.
+    """
+    if simplex:
+        A = np.column_stack([np.ones(len(z)), z, z**2, z**3])
+        H = A.T @ (c[:, None] * A)
+        H += 1e-4 * np.trace(H) / len(H) * np.diag([0.0] + [1.0] * (len(H) - 1))
+        ours = A @ np.linalg.solve(H, A.T @ (c[:, None] * Y))
+        return np.array([closest_on_simplex(row) for row in ours])
+    ours = np.empty_like(z)
+    for k in range(z.shape[1]):
+        A = np.column_stack([z[:, k] ** power for power in range(4)])
+        H = A.T @ (c[:, None] * A)
+        H += 1e-3 * np.diag(np.diag(H)) * np.diag([0, 1, 1, 1])
+        ours[:, k] = A @ np.linalg.solve(H, A.T @ (c * Y[:, k]))
+    return ours.clip(0.0, 1.0)
 
 
 @pytest.mark.parametrize("n_labels", [1, 2, 7])
@@ -135,6 +148,35 @@ def test_calibrated_stages_alternate_two_least_squares_fits(
     assert predict_stages(stages, X) == pytest.approx(yhat, abs=2e-3)
 
 
+def test_previous_predictions_are_features_of_the_next_block() -> None:
+    X, Y, c = problem(True)
+    stages = fit(StageFitter("previous", LAM, SHARDS, simplex=False), BLOCKS)
+    yhat = np.zeros((N, K))
+    for stage, block in zip(stages, BLOCKS, strict=True):
+        Z = np.hstack([features_of(X, block), yhat])
+        W = ridge(Z, Y - yhat, c)
+        assert stage.P is not None
+        assert np.vstack([stage.W, stage.P]) == pytest.approx(W, abs=2e-4)
+        yhat = yhat + Z @ W
+    assert predict_stages(stages, X) == pytest.approx(yhat, abs=1e-3)
+
+
+def test_the_model_of_previous_predictions_is_linear_in_all_features() -> None:
+    X = problem()[0]
+    fitted = fit(StageFitter("previous", LAM, SHARDS), BLOCKS)
+    linear = [FittedStage(stage.W, stage.features) for stage in model_stages(fitted)]
+    assert predict_stages(linear, X) == pytest.approx(predict_stages(fitted, X), abs=1e-5)
+
+
+def test_results_that_are_not_finite_are_refused() -> None:
+    X, Y, c = problem()
+    shard = naive.shard_of(X, Y, c, np.arange(N))
+    huge = FittedStage(np.full((D, K), 3e38, np.float32))
+    with pytest.raises(ParameterError, match="prediction of a training row") as refused:
+        StageWorker([shard], "identity").gradient(0, Block((huge,), None), None)
+    assert refused.value.code == "NOT_FINITE"
+
+
 def test_a_logistic_stage_reaches_the_optimum_of_its_block() -> None:
     X, Y, c = problem()
     stages = fit(StageFitter("logistic", LAM, SHARDS, inner_steps=400), BLOCKS[:2])
@@ -165,7 +207,7 @@ def test_the_preconditioner_bounds_the_hessian_of_the_softmax() -> None:
     assert curvature(np.zeros((1, 2), np.float32)) == pytest.approx([0.5])
 
 
-@pytest.mark.parametrize("rule", ["linear", "calibrated", "logistic"])
+@pytest.mark.parametrize("rule", ["linear", "previous", "calibrated", "logistic"])
 def test_bits_do_not_depend_on_workers_sparsity_or_kept_features(rule: Any) -> None:
     method, X = StageFitter(rule, LAM, SHARDS), problem()[0]
     one = predict_stages(fit(method, BLOCKS), X).tobytes()
@@ -186,7 +228,7 @@ def test_threads_give_the_same_bits() -> None:
     assert np.array_equal(predict_stages(stages, X), predict_stages(fit(method, BLOCKS), X))
 
 
-@pytest.mark.parametrize("rule", ["linear", "calibrated", "logistic"])
+@pytest.mark.parametrize("rule", ["linear", "previous", "calibrated", "logistic"])
 def test_a_replaced_worker_computes_its_predictions_again(rule: Any) -> None:
     method = StageFitter(rule, LAM, SHARDS)
     stages = tuple(fit(method, BLOCKS[:2]))
