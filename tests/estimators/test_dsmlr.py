@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -11,6 +13,8 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 
+from tests.naive import multinomial
+from tests.naive.dsmlr import plain_epochs
 from tests.support.ppdsparse_problems import problem
 from xcray.errors import ParameterError
 from xcray.estimators import DSMLR
@@ -83,6 +87,64 @@ def test_it_agrees_with_logistic_regression_of_scikit_learn(classes):
     ).fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X), other.predict_proba(X), atol=0.03)
     assert model.score(X, y) == pytest.approx(other.score(X, y), abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def uneven():
+    """Return (X, Y) with dense features of very different sizes, which are hard for plain steps."""
+    rng = np.random.default_rng(0)
+    X = rng.gamma(1.0, size=(200, 12)) * np.linspace(0.2, 6.0, 12)
+    scores = 0.5 * X @ rng.normal(size=(12, 10)) + rng.normal(size=(200, 10))
+    _, y = np.unique(scores.argmax(axis=1), return_inverse=True)
+    return X.astype(np.float32).astype(np.float64), np.eye(y.max() + 1)[y]
+
+
+@pytest.mark.parametrize("steps", ["sqrt", "adaptive"])
+@pytest.mark.parametrize("shards", [1, 4])
+def test_plain_steps_are_at_least_as_good_as_naive_ones(uneven, steps, shards):
+    """Without tuning they reach the objective of eq. (13) with the best of four rates.
+
+    5 % is the noise of the order of rows: at one rate, seeds differ by that.
+    """
+    (X, Y), lam, epochs = uneven, 1e-4, 15
+    mean = np.full(len(X), 1.0 / len(X))
+
+    def objective(W):
+        return multinomial.objective(W, X, Y, mean, lam)
+
+    base = 1.0 / (X**2).sum(axis=1).mean()
+    rates = (1.0, 2.0, 4.0, 8.0)
+    naive = min(objective(plain_epochs(X, Y, lam, rate * base, epochs)) for rate in rates)
+    model = DSMLR(
+        lam=lam,
+        history=0,
+        steps=steps,
+        passes=2,
+        order="sync",
+        shards=shards,
+        epochs=epochs,
+        tolerance=0.0,
+    ).fit(X, Y.argmax(axis=1))
+    W = model.coef_.toarray().T.astype(np.float64)
+    assert model.objective_ == pytest.approx(objective(W), rel=1e-5)
+    assert model.objective_ <= 1.05 * naive
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("never", [{"history": 0}, {"lbfgs_switch_tol": 0.0}], ids=str)
+def test_without_lbfgs_the_best_epoch_is_the_result_and_a_rise_is_no_end(uneven, never):
+    X, Y = uneven
+    model = DSMLR(
+        lam=1e-4, steps="sqrt", rate=8.0, epochs=12, tolerance=1e-3, sync_every=1, **never
+    ).fit(X, Y.argmax(axis=1))
+    objectives = [entry["objective"] for entry in model.history_]
+    rises = [after > before for before, after in itertools.pairwise(objectives)]
+    assert sum(rises) >= 3
+    assert len(objectives) == model.n_iter_ == 12
+    assert not any("length" in entry for entry in model.history_)
+    assert model.objective_ == min(objectives) < objectives[-1]
+    W, mean = model.coef_.toarray().T.astype(np.float64), np.full(len(X), 1.0 / len(X))
+    assert multinomial.objective(W, X, Y, mean, 1e-4) == pytest.approx(min(objectives), rel=1e-5)
 
 
 def test_searches_and_pipelines(classes):

@@ -381,7 +381,7 @@ def trained_dsmlr(
     work = ShardWorkerSpec(solver, Layout(workers, grid=GRID), rows.split, *sizes, **where)
     task = ShardTask(
         GRID,
-        empty_rows(*sizes),
+        TrainingRows(X or train.X, train.Y, train.weights),
         frozen(dataset.label_counts, np.int64),
         truth=test.Y if X is None else None,
         max_seconds=how.pop("max_seconds", None),

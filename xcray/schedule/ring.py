@@ -1,10 +1,11 @@
 """Ring routing: in each sweep a block passes all shards in order, from its own first shard on.
 
-Block j of B starts a sweep at shard j*S//B, of S, and goes on to the next shard after each pass. A
-shard takes the blocks of a sweep in the order of the steps they have made, then of their numbers.
-So the order of blocks at a shard, and of shards for a block, depends on the grid alone. Deadlock is
-impossible: of the remaining cells of a sweep, the one with the fewest steps before it, and then the
-lowest block, is next both for its block and for its shard.
+Block j of B starts a sweep at shard j*S//B of S, counted from a first one, and goes on to the next
+shard after each pass. A shard takes the blocks of a sweep in the order of the steps they have made,
+then of their numbers. So the order of blocks at a shard, and of shards for a block, depends on the
+grid and the first shard alone. Deadlock is impossible: of the remaining cells of a sweep, the one
+with the fewest steps before it, and then the lowest block, is next both for its block and for its
+shard.
 
 With a barrier no block makes its next step before all have made this one (DS-MLR, Algorithm 1). The
 orders are the same.
@@ -32,18 +33,25 @@ class Ring:
     """Route `blocks` blocks round the shards of `owners`, `sweeps` times.
 
     owners: owners[s] is the worker of shard s. max_in_flight: passes that are taken and not
-    completed per worker, at most.
+    completed per worker, at most. first: the shard at which block 0 starts, modulo their number.
     """
 
     def __init__(
-        self, owners: Sequence[str], blocks: int, sweeps: int, *, max_in_flight: int, barrier: bool
+        self,
+        owners: Sequence[str],
+        blocks: int,
+        sweeps: int,
+        *,
+        max_in_flight: int,
+        barrier: bool,
+        first: int = 0,
     ) -> None:
         n = len(owners)
         self._owners = tuple(owners)
         self._blocks = blocks
         self._sweeps = sweeps
         self._barrier = barrier
-        starts = [block * n // blocks for block in range(blocks)]
+        starts = [(block * n // blocks + first) % n for block in range(blocks)]
         # One cycle of blocks serves all shards: those that start at the last shard, at the one
         # before, ..., at the first. A shard enters it at the blocks that start there, or at the
         # next existing ones.

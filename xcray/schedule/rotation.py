@@ -34,7 +34,8 @@ class RotationSchedule:
     blocks: number of blocks. sweeps: number of sweeps of the interval. order: one of ORDERS.
     max_in_flight: passes issued and not done per worker, at most; with 2 the next block can travel
     while the worker runs the pass before.
-    seed: of "uniform" and "shortest". nodes: worker -> node; with it a block of these two orders
+    first: of "sync" and "ring", the shard at which block 0 starts. seed: of "uniform" and
+    "shortest". nodes: worker -> node; with it a block of these two orders
     passes all workers of a node before it goes to another one.
     Raises ParameterError for values out of range.
 
@@ -49,6 +50,7 @@ class RotationSchedule:
         *,
         order: str = "ring",
         max_in_flight: int = 2,
+        first: int = 0,
         seed: int = 0,
         nodes: Mapping[str, str] | None = None,
     ) -> None:
@@ -65,7 +67,12 @@ class RotationSchedule:
         self._route: RoutingPolicy
         if order in ("sync", "ring"):
             self._route = Ring(
-                owners, blocks, sweeps, max_in_flight=max_in_flight, barrier=order == "sync"
+                owners,
+                blocks,
+                sweeps,
+                max_in_flight=max_in_flight,
+                barrier=order == "sync",
+                first=first,
             )
         else:
             self._route = Nomad(

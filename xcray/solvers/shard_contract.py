@@ -97,11 +97,18 @@ class RotationCalls(Protocol):
         """Call `method(lo, hi)` for each block, on workers in turn."""
 
     def rotate(
-        self, blocks: Sequence[PlacedBlock], steps: Sequence[Any], *, seed: int, epochs: int
+        self,
+        blocks: Sequence[PlacedBlock],
+        steps: Sequence[Any],
+        *,
+        seed: int,
+        epochs: int,
+        first: int = 0,
     ) -> Rotation:
         """Let every block pass every shard, once per step; `blocks` are not changed.
 
-        steps: an argument of `pass_block` for each sweep. seed: of orders that draw.
+        steps: an argument of `pass_block` for each sweep. seed: of orders that draw. first: shard
+        at which block 0 starts in the other orders, modulo their number.
         epochs: how many the rotation adds, for the report of progress.
         """
 

@@ -166,6 +166,26 @@ def test_a_stop_among_exact_gradients_and_a_resume_change_no_bit(tiny, finished,
     )
 
 
+def test_a_stop_of_plain_steps_and_a_resume_change_no_bit(tiny, tmp_path):
+    """Also at a checkpoint whose last epoch rose, which has the blocks of the best one, too."""
+    plain, stop = {"history": 0, "rate": 8.0, "epochs": 6}, StopFlag()
+    whole = trained_dsmlr(tiny, tmp_path / "whole", **plain)
+    rises = [entry["back"] for entry in whole.outcome.history]
+    number = rises.index(True) + 1
+
+    def on_progress(progress):
+        if progress.done > number + 0.2:
+            stop.set()
+
+    with pytest.raises(Stopped):
+        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, on_progress=on_progress, **plain)
+    resumed = trained_dsmlr(tiny, tmp_path, "serial", 2, **plain)
+    assert resumed.outcome.objective == pytest.approx(
+        objective(resumed, tiny.train.X, tiny.train.Y), rel=1e-5
+    )
+    assert resumed.block.digest() == whole.block.digest()
+
+
 @pytest.mark.parametrize("history", [0, 5])
 def test_checkpoints_are_as_large_as_foreseen(tiny, tmp_path, history):
     """The last one holds only weights, and a gradient of the same size."""
@@ -175,7 +195,8 @@ def test_checkpoints_are_as_large_as_foreseen(tiny, tmp_path, history):
         for path in tmp_path.glob("checkpoint-[0-9]*"):
             sizes[path.name] = sum(read_table(each).nbytes for each in path.glob("*.arrow"))
 
-    parameters = {**EXACT, "history": history}
+    # a rate at which epochs rise, so that the blocks of the best one are kept
+    parameters = {**EXACT, "history": history, "rate": 1.0 if history else 8.0}
     trained_dsmlr(tiny, tmp_path, on_progress=note_sizes, deliver=note_sizes, **parameters)
     *during, last = [sizes[name] for name in sorted(sizes)]
     solver = DSMLRSolver(**{**COMMON, **parameters})

@@ -30,7 +30,8 @@ class DSMLRParameters(Parameters):
     )
     lbfgs_switch_tol: float = parameter(
         0.03,
-        "switch to L-BFGS when a stochastic epoch lowers the objective by less than this share",
+        "switch to L-BFGS when a stochastic epoch lowers the objective by less than this share; "
+        "0: never",
         low=0.0,
     )
     history: int = parameter(
@@ -61,7 +62,11 @@ class DSMLRParameters(Parameters):
         "step sizes; adaptive: one per feature; sqrt: one for all, falling with the epochs",
         choices=STEP_RULES,
     )
-    rate: float = parameter(1.0, "factor of the step sizes", above=0.0)
+    rate: float = parameter(
+        1.0,
+        "factor of the step sizes; without L-BFGS, of those that are best for a sample of rows",
+        above=0.0,
+    )
     sync_every: int = parameter(
         1,
         "epochs between two sync points, at which the objective is computed",
@@ -78,6 +83,11 @@ class DSMLRParameters(Parameters):
     prune: float = parameter(0.0, "drop weights of at most this size at the end", low=0.0)
     prune_keep: int = parameter(0, "number of largest weights to keep per label; 0: all", low=0)
     seed: int = parameter(0, "seed of all random numbers", low=0, high=2**31 - 1)
+
+    @property
+    def exact_phase(self) -> bool:
+        """Return whether L-BFGS takes over when stochastic steps have become slow."""
+        return self.history > 0 and self.lbfgs_switch_tol > 0.0
 
     @property
     def stopping(self) -> StoppingRule:

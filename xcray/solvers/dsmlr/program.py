@@ -15,9 +15,10 @@ from xcray.schedule.calls import Call, at_worker
 from xcray.solvers.dsmlr.decisions import Decision, SyncState, decide, gain_per_epoch
 from xcray.solvers.dsmlr.parameters import DSMLRParameters
 from xcray.solvers.dsmlr.quasi_newton import coefficients, sum_products
+from xcray.solvers.dsmlr.sample_rate import sample_rate
 from xcray.solvers.dsmlr.shard_state import MUTATING_KINDS, Step, SweepMetrics
 from xcray.solvers.dsmlr.worker import DSMLRWorker, PassMetrics
-from xcray.solvers.group_contract import Program, Round
+from xcray.solvers.group_contract import Program, Round, TrainingRows
 from xcray.solvers.held_out import HeldOut
 from xcray.solvers.shard_contract import PlacedBlock, Rotation, RotationCalls
 from xcray.solvers.solved_labels import SolvedLabels
@@ -41,8 +42,9 @@ ENTERING: Final = TrialPoint(0.0, 0.0)
 class Position(NamedTuple):
     """Where the next interval starts.
 
-    epoch: of the last sync point that counts; rate: of the next steps; trial: in the L-BFGS phase,
-    the point of the blocks; histories: of the blocks there, each at the worker that created it.
+    epoch: of the blocks; rate: of the next steps; trial: in the L-BFGS phase, the point of the
+    blocks; histories: of the blocks there, each at the worker that created it. best: without L-BFGS
+    phase, the blocks of the best sync point, if it is not this one.
     """
 
     epoch: int
@@ -50,14 +52,25 @@ class Position(NamedTuple):
     trial: TrialPoint | None
     blocks: list[PlacedBlock]
     histories: list[PlacedBlock]
+    best: list[PlacedBlock]
+
+    @property
+    def result(self) -> list[PlacedBlock]:
+        """Return the blocks of the best sync point."""
+        return self.best or self.blocks
 
 
 def train(
-    params: DSMLRParameters, calls: RotationCalls, state: TrainingState | None = None
+    params: DSMLRParameters,
+    calls: RotationCalls,
+    rows: TrainingRows,
+    state: TrainingState | None = None,
 ) -> Program:
     """Train from a state; see `ShardSolver`."""
     if state is None:
-        position = Position(0, 1.0, None, calls.create_blocks(DSMLRWorker.create_block), [])
+        blocks = calls.create_blocks(DSMLRWorker.create_block)
+        rate = 1.0 if params.exact_phase else sample_rate(params, rows)
+        position = Position(0, rate, None, blocks, [], [])
         history, reason = list[SyncState](), ""
         calls.keep_shards()
     else:
@@ -69,17 +82,23 @@ def train(
         steps = next_steps(params, position)
         epoch = steps[-1].epoch
         rotation = calls.rotate(
-            position.blocks, steps, seed=params.seed + len(history), epochs=epoch - position.epoch
+            position.blocks,
+            steps,
+            seed=params.seed + len(history),
+            epochs=epoch - position.epoch,
+            # so that no shard is always the last one
+            first=0 if params.exact_phase else position.epoch,
         )
         objective, held_out = _evaluate(params, rotation, calls.grid.shards)
         newest = _state_at(position, epoch, objective, held_out)
         decision = decide(params, [*history, newest])
-        history.append(newest._replace(rolled_back=decision.roll_back))
+        history.append(newest._replace(discarded=decision.roll_back or not decision.counts))
         if decision.roll_back:
             calls.restore_shards()
         else:
             calls.keep_shards()
-            position = position._replace(epoch=epoch, blocks=rotation.blocks)
+            best = [] if decision.counts else position.result
+            position = position._replace(epoch=epoch, blocks=rotation.blocks, best=best)
         position = _next_position(calls, position._replace(rate=decision.rate), decision)
         reason = decision.stop or ""
         yield _round_of(history, position, held_out, reason)
@@ -94,7 +113,7 @@ def export(calls: RotationCalls, state: TrainingState, positives: Int64) -> Iter
     return calls.fetch_many(
         [
             Call(worker, DSMLRWorker.export_labels, at_worker(handle), positives[lo:hi])
-            for (worker, handle), (lo, hi) in zip(position.blocks, pairwise(ends), strict=True)
+            for (worker, handle), (lo, hi) in zip(position.result, pairwise(ends), strict=True)
         ]
     )
 
@@ -155,7 +174,7 @@ def _next_position(calls: RotationCalls, position: Position, decision: Decision)
     if decision.stop is not None:
         if decision.roll_back:
             position = _accepted_point(calls, position)
-        return position._replace(histories=[], trial=None)
+        return position._replace(blocks=position.result, histories=[], trial=None, best=[])
     if decision.lbfgs_action == "enter":
         return position._replace(trial=ENTERING)
     if decision.lbfgs_action == "accept":
@@ -231,12 +250,12 @@ def _round_of(
     reason: str,
 ) -> Round:
     """Return a sync point as a round of the training."""
-    newest, accepted = history[-1], [state for state in history if not state.rolled_back]
+    newest, accepted = history[-1], [state for state in history if not state.discarded]
     entry: dict[str, Any] = {
         "epoch": newest.epoch,
         "objective": newest.objective,
         "rate": newest.rate,
-        "back": newest.rolled_back,
+        "back": newest.discarded,
     }
     if newest.length is not None:
         entry |= {"length": newest.length, "slope": newest.slope}
@@ -254,7 +273,7 @@ def _round_of(
     same_phase = len(accepted) > 1 and (accepted[-2].length is None) == (newest.length is None)
     return Round(
         position.epoch,
-        TrainingState(note, {}, position.blocks + position.histories),
+        TrainingState(note, {}, position.blocks + position.histories + position.best),
         entry,
         held_out,
         gain_per_epoch(accepted[-2], accepted[-1]) if same_phase else math.inf,
@@ -265,7 +284,10 @@ def _position_of(state: TrainingState, n_blocks: int) -> Position:
     """Return the position that a state describes."""
     note, blocks = state.note, list(state.placed)
     trial = None if note["trial"] is None else TrialPoint(*note["trial"])
-    return Position(note["epoch"], note["rate"], trial, blocks[:n_blocks], blocks[n_blocks:])
+    blocks, others = blocks[:n_blocks], blocks[n_blocks:]
+    if trial is None:
+        return Position(note["epoch"], note["rate"], None, blocks, [], others)
+    return Position(note["epoch"], note["rate"], trial, blocks, others, [])
 
 
 def _history_of(state: TrainingState) -> list[SyncState]:

@@ -118,16 +118,19 @@ class ShardState:
         block: WeightBlock,
         random: Generator,
         rule: kernel.StepRule,
+        *,
         summed: bool,
+        batched: bool,
         stopped: Callable[[], bool],
     ) -> None:
         """Take stochastic steps on a block in place, over the rows in random order.
 
-        summed: also add the partial sums of the rows as they are visited.
+        summed: also add the partial sums of the rows as they are visited. batched: take one step
+        for several dense rows, which is faster and less accurate than one for each.
         """
         for rows in _slices(self.rows, block, random.permutation(self.rows.X.n_rows)):
             _check_stopped(stopped)
-            if self.shard.dense is None:
+            if self.shard.dense is None or not batched:
                 kernel.steps(self.rows, rows, block.lo, block.W, block.state[0], rule, summed)
             else:
                 self._dense_steps(self.shard.dense, rows, block, rule, summed)

@@ -75,14 +75,20 @@ class DSMLRSolver(DSMLRParameters, ShardSolver):
     Step sizes. "adaptive": eta_j = rate / sqrt(sum of the squared gradients of feature j over all
     labels), initialised so that a score can change by about 10. It needs one number per feature in
     addition to the block's weights. "sqrt": rate / (mean |x|^2 sqrt(epoch)), as in Theorem 1. If
-    the objective rises, training returns to the previous sync point with half the rate.
+    the objective rises, training returns to the previous sync point with half the rate. Dense rows
+    take their steps in batches.
 
     L-BFGS phase. Stochastic steps are fast at first and slow at the end, in particular on dense or
     badly scaled data. When an epoch lowers the objective by less than `lbfgs_switch_tol`, training
     switches to exact gradients: one sweep makes b exact, one sweep gathers the gradient of each
     block, and L-BFGS continues with vectors that are split like the weights (`quasi_newton`). Each
-    block then stores 2 `history` + 3 arrays of its size at sync points, and 2 |W| travel. With
-    history = 0 all epochs are stochastic.
+    block then stores 2 `history` + 3 arrays of its size at sync points, and 2 |W| travel.
+
+    Plain steps. With history = 0 or lbfgs_switch_tol = 0 all epochs are stochastic. Then every row
+    takes its own step, each epoch begins at the next shard, and the rate is that which is best for
+    a sample of 1,000 rows (`sample_rate`). The result is the best epoch, as in Theorem 1; a rise
+    ends nothing. Training ends when five epochs without a rise lower the objective by less than
+    `tolerance` each; if one of them rises, the rate is halved instead.
 
     Norm. Its gradient is distributed over the rows that have a feature, lam N / n_j in each, and
     taken implicitly. The sum is the same, and a sparse row costs O(nnz k). Stale b. Between two
@@ -132,21 +138,23 @@ class DSMLRSolver(DSMLRParameters, ShardSolver):
         W = 4 * D * -(-shape.labels // grid.blocks)
         # With its sums or, in the L-BFGS phase, its history: 2 m + 3 arrays like W, and M.
         block = W + 8 * D
-        if m:
+        # The blocks of the best epoch, if the last one is not the best.
+        best = 0 if self.exact_phase else block
+        if self.exact_phase:
             block = (2 * m + 4) * W + 4 * (D if D <= MAX_FULL_FEATURES else 1) * D
         # At a sync point the blocks of the previous one still exist: the solver can roll back.
-        blocks = (block + 2 * W) * grid.blocks
+        blocks = (block + best + 2 * W) * grid.blocks
         shards = -(-shape.n_bytes // workers) + BYTES_PER_ROW * -(-shape.rows // workers)
         # Blocks of other processes are mapped from the store. One is copied, one is created.
         worker = shards + SCORE_BYTES + 2 * block * processes
-        checkpoints = COPIES_ON_DISK * (block * grid.blocks + 8 * shape.rows)
+        checkpoints = COPIES_ON_DISK * ((block + best) * grid.blocks + 8 * shape.rows)
         epochs = min(TYPICAL_EPOCHS, self.epochs)
         kinds = self.sweep_kinds(self.sync_every)
         sweeps = sum(OBSERVE_COST if kind == "observe" else 1.0 for kind in kinds)
         sweeps *= epochs / self.sync_every
         sweep_seconds = PRODUCTS_PER_SWEEP[shape.dense] * shape.product_seconds
         # Most epochs have exact gradients, and blocks return the inner products of their history.
-        products = (4 * m + 3) * PRODUCT_SECONDS * D * shape.labels * bool(m)
+        products = (4 * m + 3) * PRODUCT_SECONDS * D * shape.labels * self.exact_phase
         return ResourceNeeds(
             driver=0 if processes else blocks,
             worker=worker,
@@ -178,7 +186,7 @@ class DSMLRSolver(DSMLRParameters, ShardSolver):
         self, calls: RotationCalls, rows: TrainingRows, state: TrainingState | None = None
     ) -> Program:
         """Train from a state; see `xcray.solvers.dsmlr.program`."""
-        return program.train(self, calls, state)
+        return program.train(self, calls, rows, state)
 
     def export(
         self, calls: RotationCalls, state: TrainingState, positives: Int64

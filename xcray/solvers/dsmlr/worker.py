@@ -166,7 +166,15 @@ def run_step(
                 totals += own
         random = np.random.default_rng((params.seed, 2, step.epoch, local.number, block.lo))
         rule = _step_rule(params, local, block, step)
-        local.run_steps(block, random, rule, step.kind == "both", stopped)
+        # L-BFGS makes up for what the batches lose
+        local.run_steps(
+            block,
+            random,
+            rule,
+            summed=step.kind == "both",
+            batched=params.exact_phase,
+            stopped=stopped,
+        )
     else:
         local.add_partial_sums(block, step.kind == "observe", stopped)
     squared = None if step.kind in MUTATING_KINDS else kernel.squared(block.W)

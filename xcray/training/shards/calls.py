@@ -78,7 +78,13 @@ class ShardCalls:
         return [PlacedBlock(reply.worker, require_ref(reply.ref)) for reply in replies]
 
     def rotate(
-        self, blocks: Sequence[PlacedBlock], steps: Sequence[Any], *, seed: int, epochs: int
+        self,
+        blocks: Sequence[PlacedBlock],
+        steps: Sequence[Any],
+        *,
+        seed: int,
+        epochs: int,
+        first: int = 0,
     ) -> Rotation:
         """Let every block pass every shard, once per step."""
         if self._is_sync_point:
@@ -96,6 +102,7 @@ class ShardCalls:
             self.grid.blocks,
             len(steps),
             order=self._order,
+            first=first,
             seed=seed,
             nodes=self._group.nodes if self._order in RANDOM_ORDERS else None,
         )
