@@ -27,6 +27,7 @@ EXTRAS = {
     **dict.fromkeys(("scipy", "sklearn"), "sklearn"),
     "nmslib": "memoir",
     "onnx": "onnx",
+    "Stemmer": "text",
     **dict.fromkeys(
         (
             *(

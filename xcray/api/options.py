@@ -172,8 +172,15 @@ class ReadingOptions:
 
     text_fields: str | None = parameter(
         None,
-        "jsonl, csv, tsv, parquet: fields that form the text, separated by commas; default: text",
+        "jsonl, csv, tsv, parquet: fields that form the text, separated by commas; title:2 also "
+        "counts the words of the title alone, with weight 2; default: text",
         kind=str,
+    )
+    category_fields: str | None = parameter(
+        None, "fields whose value is one feature, separated by commas", kind=str
+    )
+    number_fields: str | None = parameter(
+        None, "fields with a number as a feature, separated by commas", kind=str
     )
     label_field: str | None = parameter(
         None, "field with the labels; of objects: subjects.uri; default: labels", kind=str

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -20,7 +20,15 @@ import pyarrow as pa
 
 from xcray.arrays import CSR, Int64, csr
 from xcray.batch.plan import BatchPlan, Chunk, changed_error, make_input_file, rows_per_part
-from xcray.batch.row_schema import DENSE, SPARSE, TEXT, RowBatch, RowSchema, infer_schema
+from xcray.batch.row_schema import (
+    DENSE,
+    SPARSE,
+    TEXT,
+    RowBatch,
+    RowSchema,
+    TextColumns,
+    infer_schema,
+)
 from xcray.batch.spec import BatchPredictSpec
 from xcray.batch.tables import DELIMITERS, row_error, write_json_lines
 from xcray.data.readers.blocks import BOM, OPENERS, LineBlock, Source
@@ -33,6 +41,7 @@ from xcray.data.readers.records import json_object, split_fasttext
 from xcray.data.readers.svmlight import BlockReader
 from xcray.data.readers.svmlight_line import LineParser
 from xcray.data.readers.xc import parse_header
+from xcray.data.text.fields import cell_text, join_fields
 from xcray.errors import DataError
 from xcray.kernels.parse import LineBounds
 
@@ -106,7 +115,7 @@ class _RowLines(NamedTuple):
 
 def plan_lines(
     spec: BatchPredictSpec,
-    text_fields: Sequence[str] | None,
+    text_fields: TextColumns | None,
     width: int,
     unpack_path: Path,
     tick: Callable[[], None] = lambda: None,
@@ -398,7 +407,7 @@ def _infer_json_schema(
     block: LineBlock,
     lines: _RowLines,
     spec: BatchPredictSpec,
-    text_fields: Sequence[str] | None,
+    text_fields: TextColumns | None,
 ) -> RowSchema:
     """Return the schema of JSON lines from the fields of the first one.
 
@@ -456,9 +465,8 @@ def _parse_json_rows(
     valid = np.ones(len(records), np.bool_)
     rows: list[str] | CSR
     if schema.kind == TEXT:
-        rows = [
-            " ".join(parts) for parts in zip(*(column(name) for name in schema.text), strict=True)
-        ]
+        texts = (column(name) for name in schema.text)
+        rows = [join_fields(parts) for parts in zip(*texts, strict=True)]
     else:
         values = pa.array(column(schema.values), pa.list_(pa.float64()))
         if schema.kind == DENSE:
@@ -484,6 +492,10 @@ def _check_field(
 
     Raises DataError FIELD_MISSING, FIELD_TYPE.
     """
+    if name in schema.value_fields:
+        value = cell_text(fields.get(name))
+        if value is not None:
+            return value
     if name not in fields:
         problem = f"there is no field '{name}'; there are: {', '.join(list(fields)[:20])}"
         raise source.error("FIELD_MISSING", problem, line=line, value=name)

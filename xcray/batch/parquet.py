@@ -5,7 +5,7 @@ Memory does not grow with the files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,15 @@ from xcray.batch.plan import (
     make_input_file,
     rows_per_part,
 )
-from xcray.batch.row_schema import DENSE, SPARSE, TEXT, RowBatch, RowSchema, infer_schema
+from xcray.batch.row_schema import (
+    DENSE,
+    SPARSE,
+    TEXT,
+    RowBatch,
+    RowSchema,
+    TextColumns,
+    infer_schema,
+)
 from xcray.batch.spec import BatchPredictSpec
 from xcray.data.readers.columns import dense_rows, read_texts, sparse_rows
 from xcray.data.readers.error_codes import default_fix
@@ -37,7 +45,7 @@ SUFFIXES: Final = (".parquet", ".pq")
 HIDDEN_PREFIXES: Final = (".", "_")  # files that tools add to a directory of parts
 
 
-def plan_parquet(spec: BatchPredictSpec, text_fields: Sequence[str] | None) -> BatchPlan:
+def plan_parquet(spec: BatchPredictSpec, text_fields: TextColumns | None) -> BatchPlan:
     """Return the chunks of a Parquet file, or of a directory of files in order of their names.
 
     Only the footers are read, and checksums computed. Raises NotFound; DataError as `open_parquet`,
@@ -214,7 +222,7 @@ def _make_chunks(files: list[InputFile], size: int) -> Iterator[Chunk]:
 
 
 def _check_schema(
-    schema: pa.Schema, spec: BatchPredictSpec, text_fields: Sequence[str] | None, file: str
+    schema: pa.Schema, spec: BatchPredictSpec, text_fields: TextColumns | None, file: str
 ) -> RowSchema:
     """Return the row schema of a file after checking the types of its columns."""
     row_schema = infer_schema(schema.names, spec, text_fields, file)
@@ -226,7 +234,9 @@ def _check_schema(
                 "whole numbers or strings",
             )
         elif name in row_schema.text:
-            valid, expected = _is_string(kind), "strings"
+            numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+            valid = _is_string(kind) or (name in row_schema.value_fields and numbers)
+            expected = "strings"
         else:
             numbers = _is_list(kind) and (
                 pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)
@@ -271,7 +281,9 @@ def _decode_rows(
 ) -> tuple[Any, Any]:
     """Return the texts or feature rows of a slice, and the mask of its valid rows."""
     if schema.kind == TEXT:
-        rows, valid = read_texts([batch.column(name) for name in schema.text], report_fault)
+        rows, valid = read_texts(
+            {name: batch.column(name) for name in schema.text}, schema.value_fields, report_fault
+        )
         return rows, valid
     if schema.kind == SPARSE:
         return sparse_rows(

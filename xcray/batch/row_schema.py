@@ -15,6 +15,13 @@ TEXT, SPARSE, DENSE = "text", "sparse", "dense"
 MAX_LISTED_COLUMNS: Final = 20  # column names listed in an error
 
 
+class TextColumns(NamedTuple):
+    """Columns that form the text of a model: names; those of them that can be empty or numbers."""
+
+    names: tuple[str, ...]
+    values: tuple[str, ...] = ()
+
+
 class RowBatch(NamedTuple):
     """Valid rows, texts or features (n x D), and the ids (n,) of their answers (or row numbers)."""
 
@@ -26,12 +33,13 @@ class RowSchema(NamedTuple):
     """Columns of the rows.
 
     kind: TEXT, SPARSE or DENSE. has_labels: whether lines of svmlight or XC begin with labels.
-    text, indices, values, id: names of the columns. id_type: Arrow
-    type of the id column.
+    text, indices, values, id: names of the columns; value_fields: those of `text` that can be
+    empty or numbers. id_type: Arrow type of the id column.
     """
 
     kind: str
     text: tuple[str, ...] = ()
+    value_fields: tuple[str, ...] = ()
     indices: str = ""
     values: str = ""
     id: str | None = None
@@ -46,7 +54,10 @@ class RowSchema(NamedTuple):
 
 
 def infer_schema(
-    names: Sequence[str], spec: BatchPredictSpec, text_fields: Sequence[str] | None, file: str
+    names: Sequence[str],
+    spec: BatchPredictSpec,
+    text_fields: TextColumns | None,
+    file: str,
 ) -> RowSchema:
     """Return the schema that a spec requests, or that the column names imply.
 
@@ -54,7 +65,7 @@ def infer_schema(
     ignored if there are feature columns. Raises DataError for a missing or repeated column.
     """
     present = set(names)
-    own = tuple(text_fields or ())
+    own = () if text_fields is None else text_fields.names
     if spec.text_fields is not None:
         schema = RowSchema(TEXT, text=spec.text_fields)
     elif spec.values_field is not None:
@@ -72,6 +83,9 @@ def infer_schema(
     else:
         schema = RowSchema(DENSE, values="values")
     schema = schema._replace(id=spec.id_field)
+    if text_fields is not None:
+        values = tuple(name for name in text_fields.values if name in schema.text)
+        schema = schema._replace(value_fields=values)
     missing = [name for name in schema.columns if name not in present]
     if missing:
         listed = ", ".join(list(names)[:MAX_LISTED_COLUMNS]) or "none"

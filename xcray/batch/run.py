@@ -16,7 +16,7 @@ from xcray.batch.lines import plan_lines
 from xcray.batch.output import OutputParts
 from xcray.batch.parquet import plan_parquet
 from xcray.batch.plan import BatchPlan
-from xcray.batch.row_schema import TEXT
+from xcray.batch.row_schema import TEXT, TextColumns
 from xcray.batch.spec import BatchPredictSpec
 from xcray.data.feature_space import reads_zero_based
 from xcray.errors import InputError, Stopped, Unavailable, missing_ray
@@ -185,7 +185,10 @@ class _BatchRun:
 
     def _make_plan(self) -> BatchPlan:
         """Cut the input into chunks."""
-        text_fields = None if self.model.text is None else self.model.text_fields
+        text_fields = None
+        if self.model.text is not None:
+            values = tuple(self.model.reading.get("value_fields", ()))
+            text_fields = TextColumns(self.model.text_fields, values)
         if self.spec.format == "parquet":
             return plan_parquet(self.spec, text_fields)
         unpack_path = self.run_dir / UNPACKED_NAME

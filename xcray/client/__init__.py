@@ -22,7 +22,7 @@ from xcray.client.resources import Datasets, Jobs, quote_reference
 
 __all__ = ["Client"]
 
-Instance: TypeAlias = "str | Mapping[str, Any]"  # a text, or {"text"} or {"indices", "values"}
+Instance: TypeAlias = "str | Mapping[str, Any]"  # a text, or an instance of a request
 
 
 class Client:

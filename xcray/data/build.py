@@ -26,7 +26,9 @@ from xcray.data.readers.parquet import label_names, parquet_layout, parquet_reco
 from xcray.data.readers.records import Record, read_records
 from xcray.data.splits import HashSplit, RowSplit
 from xcray.data.synthetic import SyntheticParams, generate
+from xcray.data.text.fields import LANGUAGE, Field, reading_options
 from xcray.data.text.pipeline import TextPipeline
+from xcray.data.text.stems import algorithm
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.writer import DatasetWriter
 from xcray.errors import DataError, ParameterError, excerpt, similar_or_all
@@ -61,8 +63,8 @@ class BuildOptions:
     instead.
     label_names_file: one label name per line, in the order of the ids. For text, other labels
     are errors; whole numbers are ids, if no name is a whole number or with `label_ids`.
-    text: tf-idf parameters; None takes the defaults of the format. synthetic: parameters of the
-    generator.
+    fields: of documents, if they have more than plain texts. text: tf-idf parameters; None takes
+    the defaults of the format. synthetic: parameters of the generator.
     like: a model or data set directory whose features the new data set must have. Text goes
     through its fitted pipeline. It is a local path and is never read from JSON.
     origin: addresses, checksums and licence of a public set, for the manifest; not from JSON.
@@ -75,6 +77,7 @@ class BuildOptions:
     test_rows_file: str | None = None
     label_names_file: str | None = None
     text: TextParams | None = None
+    fields: tuple[Field, ...] = ()
     synthetic: SyntheticParams = field(default_factory=SyntheticParams)
     like: str | None = None
     origin: Mapping[str, Any] | None = None
@@ -97,6 +100,7 @@ class BuildOptions:
             if name not in own and name not in ("text", "synthetic")
         }
         _check_nesting(rest)
+        rest, document_fields = reading_options(rest)
         text = values.get("text")
         synthetic = dict(values.get("synthetic") or {})
         unknown = sorted(set(synthetic) - set(SyntheticParams.__dataclass_fields__))
@@ -106,6 +110,7 @@ class BuildOptions:
         return cls(
             read=ReadOptions.from_dict(rest),
             text=None if text is None else TextParams.from_dict(dict(text)),
+            fields=document_fields,
             synthetic=SyntheticParams(**synthetic),
             **own,
         )
@@ -158,7 +163,7 @@ def build(
             f"sources are 'train' and 'test', not {sorted(set(sources) - {'train', 'test'})[0]!r}"
         )
     target = Path(target)
-    options = _read_like(format, options)
+    options = _with_language(_read_like(format, options))
     names = LabelNames.read(options.label_names_file)
     with DatasetWriter(target, name=options.name or name_of(target.name)) as writer:
         return BUILDERS[format](format, sources, writer, options, names)
@@ -173,10 +178,26 @@ def _read_like(format: str, options: BuildOptions) -> BuildOptions:
         return options  # a missing `like` is reported with the features
     reading, read = reading_of(read_json(Path(options.like) / MANIFEST)), options.read
     if read.text_fields == ReadOptions().text_fields and "text_fields" in reading:
-        read = replace(read, text_fields=tuple(reading["text_fields"]))
+        values = tuple(reading.get("value_fields", ()))
+        read = replace(read, text_fields=tuple(reading["text_fields"]), value_fields=values)
     if format == "csv" and read.delimiter is None:
         read = replace(read, delimiter=reading.get("delimiter"))
     return replace(options, read=read)
+
+
+def _with_language(options: BuildOptions) -> BuildOptions:
+    """Return the options with the field that holds the language of a row, if `text` names one."""
+    language = options.text and options.text.language
+    if not language or algorithm(language) is not None:
+        return options
+    names = options.read.text_fields
+    texts = options.fields or tuple(Field(name) for name in names)
+    read = replace(
+        options.read,
+        text_fields=(*names, language),
+        value_fields=(*options.read.value_fields, language),
+    )
+    return replace(options, fields=(*texts, Field(language, LANGUAGE)), read=read)
 
 
 def name_of(text: str) -> str:
@@ -273,7 +294,8 @@ def _text_files(
         part: reader(sources[part], options.read, collector)
         for part, collector in collectors.items()
     }
-    features = _text_features(options, TextParams())
+    default = TextParams() if format == "fasttext" else TextParams(fields=options.fields)
+    features = _text_features(options, default)
     unpublished = build_documents(
         streams["train"],
         streams.get("test"),
@@ -359,7 +381,7 @@ def _text_features(options: BuildOptions, default: TextParams) -> TextParams | T
     """Return text parameters to fit, or the fitted pipeline of an existing model or data set."""
     like = FeatureSpace.read(options.like)
     if like is None:
-        return options.text or default
+        return default if options.text is None else replace(options.text, fields=default.fields)
     if options.text is not None:
         raise ParameterError("like has its own text pipeline; leave out the text options")
     return like.require_pipeline()

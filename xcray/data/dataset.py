@@ -36,6 +36,8 @@ from xcray.storage.verified import VERIFIED_FILE, VerifiedFiles
 from xcray.system.user_directories import default_home
 
 SCHEMA_VERSION = 1
+# options of readers that other files of the same kind need
+READING = ("text_fields", "value_fields", "delimiter")
 MANIFEST, LABELS, FEATURES, TEXT = "manifest.json", "labels.arrow", "features.arrow", "text"
 WEIGHTS = "train/weights.arrow"
 FOREST = "metric-forest"  # has a manifest of its own
@@ -178,7 +180,7 @@ class Dataset:
     def reading(self) -> dict[str, Any]:
         """How other files of the same kind are read: JSON, kept in models of the data.
 
-        first_index; text_fields and delimiter, unless they are the defaults.
+        first_index; text_fields, value_fields and delimiter, unless they are the defaults.
         """
         return reading_of(self.manifest)
 
@@ -221,7 +223,7 @@ def reading_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
         return dict(manifest["reading"])
     source = manifest.get("source") or {}
     options = source.get("options", {})
-    reading = {name: options[name] for name in ("text_fields", "delimiter") if name in options}
+    reading = {name: options[name] for name in READING if name in options}
     if source.get("format") == "svmlight":
         reading["first_index"] = 0 if options.get("zero_based") else 1
     return reading

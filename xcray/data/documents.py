@@ -40,7 +40,7 @@ class UnpublishedDataset(NamedTuple):
         """Publish the data set. source: origin of the documents, for the manifest."""
         return self.writer.finish(
             label_names=self.labels,
-            feature_names=self.pipeline.terms,
+            feature_names=self.pipeline.names,
             text=self.pipeline,
             source=source,
         )

@@ -4,6 +4,9 @@ There are two kinds of texts. Plain texts are ASCII and are tokenized here, by t
 a token is two or more letters, digits and underscores. Other texts were tokenized before, by a
 regular expression: each word ends with the byte 255, which UTF-8 never uses; then follows the byte
 254, then the terms that are not part of n-grams, each ended by 255.
+
+A row has one text or several, those of its fields. All share terms. The own terms of a field begin
+with its prefix, which is written before the words in place of those that were looked up already.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ BLANK, UNDERSCORE, ZERO, NINE, UPPER_A, UPPER_Z, LOWER_A, LOWER_Z = 32, 95, 48, 
 _C, _E, _H, _I, _N, _R, _S, _T, _U, _X, _Y = b"cehinrstuxy"
 # in tokenized texts: ends a word; ends all words
 WORD_END, WORDS_END = 255, 254
+# bits of the form of a text: it is tokenized; its row has another text; the number of its field
+TOKENIZED, CONTINUED, FIELD_SHIFT = 1, 2, 2
+NO_FIELD: Any = np.int64(0)  # texts without own terms
+SEPARATOR = 31  # begins terms of characters, see `data.text.fields`
 # kinds of bytes
 OTHER, LOWER, UPPER, DIGIT, JOINT = 0, 1, 2, 3, 4
 
@@ -29,15 +36,19 @@ class TextRules(NamedTuple):
     """How plain texts become terms, see `data.text.tokenizer.TextParams`.
 
     N-grams are made for both kinds of texts. aliases: tokens to be replaced; read_as: their
-    replacements, in the same order.
+    replacements, in the same order. prefixes: of the own terms of each field, empty if it has none;
+    ngram_max: (fields,) int64; char_min, char_max: lengths of runs of characters, 0 for none.
     """
 
     lowercase: bool
     split_identifiers: bool
     fold_plurals: bool
-    ngram_max: int
     aliases: Vocabulary
     read_as: Words
+    prefixes: Words
+    ngram_max: Int64
+    char_min: int
+    char_max: int
 
 
 class TermWeights(NamedTuple):
@@ -54,12 +65,14 @@ class TermWeights(NamedTuple):
 class Workspace(NamedTuple):
     """Working memory for one text.
 
-    letters: its words, each followed by a blank; ends: end of each word; terms: numbers of terms.
+    letters: its words from `base` on, each between blanks; ends: end of each word; terms: numbers
+    of the terms of a row.
     """
 
     letters: Any
     ends: Int64
     terms: Int32
+    base: int
 
 
 @inner(inline="always")
@@ -171,16 +184,21 @@ def _look_up(vocabulary: Vocabulary, w: Any, start: int, stop: int, terms: Int32
 
 @inner()
 def _tokenize(
-    text: Any, start: int, stop: int, vocabulary: Vocabulary, rules: TextRules, workspace: Workspace
+    text: Any,
+    start: int,
+    stop: int,
+    vocabulary: Vocabulary,
+    rules: TextRules,
+    workspace: Workspace,
+    m: int,
 ) -> tuple[int, int]:
-    """Split an ASCII text into words.
+    """Split an ASCII text into words, and look up the identifiers themselves.
 
-    Returns the number of words, and the number of terms among the identifiers themselves.
+    m: number of terms. Returns the number of words, and the new number of terms.
     """
+    at: Any = workspace.base
     # not 0: literals have their own type, for which callees would be compiled again
-    at: Any = np.int64(0)
     n: Any = np.int64(0)
-    m: Any = np.int64(0)
     p = start
     while p < stop:
         first = p
@@ -213,47 +231,97 @@ def _tokenize(
 
 @inner()
 def _read_tokens(
-    text: Any, start: int, stop: int, vocabulary: Vocabulary, workspace: Workspace
+    text: Any, start: int, stop: int, vocabulary: Vocabulary, workspace: Workspace, m: int
 ) -> tuple[int, int]:
-    """Read the words of a tokenized text; return the same as `_tokenize`."""
+    """Read the words of a tokenized text; the same as `_tokenize`."""
     n: Any = np.int64(0)
-    m: Any = np.int64(0)
+    shift = workspace.base - start
     p = start
     while p < stop and text[p] != WORDS_END:
         c = text[p]
         if c == WORD_END:
-            workspace.ends[n] = p - start
+            workspace.ends[n] = p + shift
             n += 1
             c = BLANK
-        workspace.letters[p - start] = c
+        workspace.letters[p + shift] = c
         p += 1
-    begin = p + 1 - start
+    begin = p + 1 + shift
     for q in range(p + 1, stop):
-        workspace.letters[q - start] = text[q]
+        workspace.letters[q + shift] = text[q]
         if text[q] == WORD_END:
-            m = _look_up(vocabulary, workspace.letters, begin, q - start, workspace.terms, m)
-            begin = q + 1 - start
+            m = _look_up(vocabulary, workspace.letters, begin, q + shift, workspace.terms, m)
+            begin = q + 1 + shift
     return n, m
 
 
 @inner()
 def _look_up_ngrams(
-    vocabulary: Vocabulary, n: int, longest: int, workspace: Workspace, m: int
+    vocabulary: Vocabulary,
+    n: int,
+    longest: int,
+    prefixes: Words,
+    field: int,
+    workspace: Workspace,
+    m: int,
 ) -> int:
-    """Look up all runs of 1 to `longest` of n words; return the number of terms."""
+    """Look up all runs of 1 to `longest` of n words after the prefix of a field.
+
+    Words before a run are overwritten by the prefix. Returns the number of terms.
+    """
     w = workspace.letters
-    begin: Any = np.int64(0)
+    first = prefixes.offsets[field]
+    width = prefixes.offsets[field + 1] - first
+    start = extend_state(
+        initial_state(vocabulary.seed), prefixes.letters, first, prefixes.offsets[field + 1]
+    )
+    begin: Any = workspace.base
     for i in range(n):
-        state, p = initial_state(vocabulary.seed), begin
+        for p in range(width):
+            w[begin - width + p] = prefixes.letters[first + p]
+        state, p = start, begin
         for last in range(i, min(i + longest, n)):
             stop = workspace.ends[last]
             state = extend_state(state, w, p, stop)
-            j = find(vocabulary, w, begin, stop, state)
+            j = find(vocabulary, w, begin - width, stop, state)
             if j >= 0:
                 workspace.terms[m] = j
                 m += 1
             p = stop
         begin = workspace.ends[i] + 1
+    return m
+
+
+@inner()
+def _look_up_characters(
+    vocabulary: Vocabulary, n: int, low: int, high: int, workspace: Workspace, m: int
+) -> int:
+    """Look up the runs of low to high characters of n words, with the blanks around each word.
+
+    Returns the number of terms.
+    """
+    w = workspace.letters
+    begin: Any = workspace.base
+    for i in range(n):
+        stop = workspace.ends[i] + 1
+        for p in range(begin - 1, stop):
+            if w[p] & 0xC0 == 0x80:
+                continue  # inside of a character
+            before = w[p - 1]
+            w[p - 1] = SEPARATOR
+            state = extend_state(initial_state(vocabulary.seed), w, p - 1, p)
+            q, length = p, 0
+            while q < stop and length < high:
+                r = q + 1
+                while r < stop and w[r] & 0xC0 == 0x80:
+                    r += 1
+                state = extend_state(state, w, q, r)
+                q, length = r, length + 1
+                j = find(vocabulary, w, p - 1, q, state) if length >= low else -1
+                if j >= 0:
+                    workspace.terms[m] = j
+                    m += 1
+            w[p - 1] = before
+        begin = stop
     return m
 
 
@@ -303,62 +371,107 @@ def as_plain_tuple(value: Any) -> Any:
 
 @numba.njit(nogil=True, cache=True)
 def vectorize_texts(
-    text: Any, starts: Int64, cut: Any, vocabulary: Any, rules: Any, weighing: Any
+    text: Any, starts: Int64, form: Any, vocabulary: Any, rules: Any, weighing: Any
 ) -> tuple[Int64, Int32, Float32, int]:
     """Return the rows of texts (indptr, indices, values) and the largest count of a term.
 
     Columns ascend, and each row has length 1. text: uint8, all texts concatenated; starts: (n + 1,)
-    int64, start of each; cut: (n,) uint8, 1 for a tokenized text. Counts beyond the tf of
-    `weighing` are their own weight; then call again with a longer tf. vocabulary, rules, weighing:
-    `Vocabulary`, `TextRules` and `TermWeights` converted by `as_plain_tuple`: passing NamedTuples
-    costs 6 microseconds per call, plain tuples 1.
+    int64, start of each; form: (n,) uint8, see `TOKENIZED`. Counts beyond the tf of `weighing` are
+    their own weight; then call again with a longer tf. vocabulary, rules, weighing: `Vocabulary`,
+    `TextRules` and `TermWeights` converted by `as_plain_tuple`: passing NamedTuples costs 6
+    microseconds per call, plain tuples 1.
     """
     known = Vocabulary(Words(vocabulary[0][0], vocabulary[0][1]), vocabulary[1], vocabulary[2])
-    a, r = rules[4], rules[5]
+    a, r, f = rules[3], rules[4], rules[5]
     aliases = Vocabulary(Words(a[0][0], a[0][1]), a[1], a[2])
-    how = TextRules(rules[0], rules[1], rules[2], rules[3], aliases, Words(r[0], r[1]))
-    return _vectorize(text, starts, cut, known, how, TermWeights(weighing[0], weighing[1]))
+    read_as, prefixes = Words(r[0], r[1]), Words(f[0], f[1])
+    how = TextRules(
+        rules[0], rules[1], rules[2], aliases, read_as, prefixes, rules[6], rules[7], rules[8]
+    )
+    return _vectorize(text, starts, form, known, how, TermWeights(weighing[0], weighing[1]))
+
+
+@inner()
+def _make_workspace(starts: Int64, form: Any, rules: TextRules) -> Workspace:
+    """Return working memory for the longest text and the longest row."""
+    longest: Any = np.int64(0)
+    row: Any = np.int64(0)
+    longest_row: Any = np.int64(0)
+    for i in range(len(form)):
+        size = starts[i + 1] - starts[i] + 1
+        longest, row = max(longest, size), row + size
+        longest_row = max(longest_row, row)
+        if form[i] & CONTINUED == 0:
+            row = np.int64(0)
+    longest_alias: Any = np.int64(0)
+    for j in range(len(rules.read_as.offsets) - 1):
+        longest_alias = max(longest_alias, rules.read_as.offsets[j + 1] - rules.read_as.offsets[j])
+    base: Any = np.int64(2)
+    own, runs = False, rules.ngram_max[0]
+    for f in range(len(rules.ngram_max)):
+        width = rules.prefixes.offsets[f + 1] - rules.prefixes.offsets[f]
+        base, own = max(base, width + 1), own or width > 0
+        runs = max(runs, rules.ngram_max[f])
+    if own:
+        runs *= 2
+    # identifiers, runs of words, and runs of characters
+    terms = longest_row * (1 + runs)
+    if rules.char_max > 0:
+        letters = 3 * longest_row + (longest_row // 2 + 1) * longest_alias
+        terms += letters * (rules.char_max - rules.char_min + 1)
+    workspace = Workspace(
+        np.empty(base + 3 * longest + (longest // 2 + 1) * longest_alias, np.uint8),
+        np.empty(longest, np.int64),
+        np.empty(terms, np.int32),
+        base,
+    )
+    workspace.letters[base - 1] = BLANK
+    return workspace
 
 
 @inner()
 def _vectorize(
     text: Any,
     starts: Int64,
-    cut: Any,
+    form: Any,
     vocabulary: Vocabulary,
     rules: TextRules,
     weighing: TermWeights,
 ) -> tuple[Int64, Int32, Float32, int]:
     """Run `vectorize_texts` with NamedTuples."""
-    longest = 0
-    for i in range(len(cut)):
-        longest = max(longest, starts[i + 1] - starts[i])
-    longest_alias = 0
-    for j in range(len(rules.read_as.offsets) - 1):
-        longest_alias = max(longest_alias, rules.read_as.offsets[j + 1] - rules.read_as.offsets[j])
-    words = longest + 1
-    workspace = Workspace(
-        np.empty(3 * words + (words // 2 + 1) * longest_alias, np.uint8),
-        np.empty(words, np.int64),
-        np.empty(words * (rules.ngram_max + 1), np.int32),
-    )
+    workspace = _make_workspace(starts, form, rules)
     weights = np.empty(len(workspace.terms), np.float64)
-    indptr = np.zeros(len(cut) + 1, np.int64)
+    n_rows = 0
+    for i in range(len(form)):
+        n_rows += form[i] & CONTINUED == 0
+    indptr = np.zeros(n_rows + 1, np.int64)
     columns, values = (
         np.empty(len(text) // 4 + 16, np.int32),
         np.empty(len(text) // 4 + 16, np.float32),
     )
-    at, most = 0, 0
-    for i in range(len(cut)):
-        if cut[i]:
-            n, m = _read_tokens(text, starts[i], starts[i + 1], vocabulary, workspace)
+    at, most, row = 0, 0, 0
+    m: Any = np.int64(0)
+    for i in range(len(form)):
+        if form[i] & TOKENIZED:
+            n, m = _read_tokens(text, starts[i], starts[i + 1], vocabulary, workspace, m)
         else:
-            n, m = _tokenize(text, starts[i], starts[i + 1], vocabulary, rules, workspace)
-        m = _look_up_ngrams(vocabulary, n, rules.ngram_max, workspace, m)
+            n, m = _tokenize(text, starts[i], starts[i + 1], vocabulary, rules, workspace, m)
+        field: Any = np.int64(form[i] >> FIELD_SHIFT)
+        if rules.char_max > 0:
+            m = _look_up_characters(vocabulary, n, rules.char_min, rules.char_max, workspace, m)
+        longest = rules.ngram_max[field]
+        m = _look_up_ngrams(vocabulary, n, longest, rules.prefixes, NO_FIELD, workspace, m)
+        if rules.prefixes.offsets[field + 1] > rules.prefixes.offsets[field]:
+            m = _look_up_ngrams(vocabulary, n, longest, rules.prefixes, field, workspace, m)
+            workspace.letters[workspace.base - 1] = BLANK
+        if form[i] & CONTINUED:
+            continue
         if at + m > len(columns):
             columns, values = _enlarge(columns, at, at + m), _enlarge(values, at, at + m)
         n, count = _weigh(workspace.terms[:m], weighing, columns[at:], weights, values[at:])
         at += n
         most = max(most, count)
-        indptr[i + 1] = at
+        row += 1
+        indptr[row] = at
+        m = np.int64(0)
     return indptr, columns[:at], values[:at], most

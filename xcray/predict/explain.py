@@ -45,13 +45,21 @@ class Explanation(NamedTuple):
         return {**self._asdict(), "contributions": [part._asdict() for part in self.contributions]}
 
 
-def list_contributions(model: Model, summands: Contributions) -> list[Contribution]:
+def list_contributions(
+    model: Model, summands: Contributions, text: str | None = None
+) -> list[Contribution]:
     """Return the summands of a score with the names of their features.
 
-    Largest magnitude first, equal magnitudes by feature number.
+    Largest magnitude first, equal magnitudes by feature number. text: of the row; stems are then
+    named by its words as they are written.
     """
     features, x, weights, _ = summands
     order = np.argsort(-np.abs(x * weights), kind="stable")
     names = model.feature_names.take(features[order]).to_pylist()
+    if text is not None and model.text is not None and model.text.stemmer is not None:
+        written = model.text.written(text)
+        names = [
+            written.get(j, name) for j, name in zip(features[order].tolist(), names, strict=True)
+        ]
     numbers = (values[order].tolist() for values in (x, weights, x * weights))
     return [Contribution(*part) for part in zip(names, *numbers, strict=True)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -11,7 +10,6 @@ import pyarrow.compute as pc
 
 from xcray.arrays import CSR
 from xcray.data.text.pipeline import TextPipeline, count_empty_rows
-from xcray.data.text.tokenizer import make_tokenizer
 from xcray.errors import excerpt
 
 UNKNOWN_SHARE: Final = 0.5  # share of unknown words from which a warning is given
@@ -73,6 +71,10 @@ def empty_rows_warning(n_rows: int, n_empty: int) -> dict[str, Any]:
 
 def _words(texts: Sequence[str], text: TextPipeline) -> list[str]:
     """Return the distinct words of texts in order, without n-grams."""
-    split = make_tokenizer(replace(text.params, ngram_max=1))
-    words: Iterable[str] = (word for each in texts for word in split(each))
-    return list(dict.fromkeys(words))
+    analyzer = text.analyzer
+    words: dict[str, None] = {}
+    for each in texts:
+        for part in analyzer.parts(each):
+            stems, _, wholes = analyzer.words(part)
+            words.update(dict.fromkeys((*stems, *wholes)))
+    return [*words]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from xcray.api.options import ThresholdOptions
 from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
+from xcray.data.text.fields import document
 from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.log_partition import LogPartition, softmax
@@ -73,7 +74,8 @@ class Predictor:
         """Return the k best labels of each row with scores, best first, ties by lower label number.
 
         rows: (n, D) CSR, scipy sparse matrix or dense array; or a list of texts or one text, if the
-        model reads text. k: at least 1, clipped to the number of labels. Raises ShapeMismatch,
+        model reads text, each a string or the values of its fields: {"title": ..., "year": ...}.
+        k: at least 1, clipped to the number of labels. Raises ShapeMismatch,
         ParameterError or InputError with a fix.
         """
         return self.search(rows, k).top
@@ -254,7 +256,8 @@ class Predictor:
         summands = self.scorer.contributions(x, j)
         score = float(self.scorer.scores(x, [j])[0, 0])
         best = self.scorer.top_k(x, k).scores[0]
-        parts = list_contributions(self.model, summands)
+        text = self._text(row) if isinstance(row, str | Mapping) else None
+        parts = list_contributions(self.model, summands, text)
         listed, rest = parts[:top], parts[top:]
         return Explanation(
             label=j,
@@ -301,9 +304,9 @@ class Predictor:
 
     def features(self, rows: Any) -> CSR:
         """Return the feature rows (n, D) of any input that `predict` takes. Raises as `predict`."""
-        if isinstance(rows, str):
+        if isinstance(rows, str | Mapping):
             rows = [rows]
-        if isinstance(rows, (list, tuple)) and all(isinstance(row, str) for row in rows):
+        if isinstance(rows, (list, tuple)) and all(isinstance(row, str | Mapping) for row in rows):
             return self._encode_texts(rows)
         try:
             return csr_from(rows, self.model.n_features)
@@ -314,8 +317,8 @@ class Predictor:
                 code="ROWS",
             ) from None
 
-    def _encode_texts(self, texts: Sequence[str]) -> CSR:
-        """Return the features of texts by the model's text pipeline."""
+    def _encode_texts(self, texts: Sequence[str | Mapping[str, Any]]) -> CSR:
+        """Return the features of texts and documents by the model's text pipeline."""
         if not texts:
             return csr([0], [], [], self.model.n_features)
         if self.model.text is None:
@@ -324,4 +327,8 @@ class Predictor:
                 f"{self.model.n_features} features, or train it on a data set built from text",
                 code="NO_TEXT",
             )
-        return self.model.text.transform(texts)
+        return self.model.text.transform([self._text(text) for text in texts])
+
+    def _text(self, row: str | Mapping[str, Any]) -> str:
+        """Return a text, or a document as one. Raises ParameterError for an unknown field."""
+        return row if isinstance(row, str) else document(row, self.model.text_fields)

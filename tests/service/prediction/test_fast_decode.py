@@ -34,6 +34,7 @@ def plain(ask: quick.PredictQuery) -> list[Any]:
     rows = [
         (
             each.text,
+            each.fields,
             each.indices,
             None if each.values is None else [repr(float(v)) for v in each.values],
         )
@@ -56,8 +57,11 @@ values = st.lists(
     st.floats(width=32, allow_nan=False, allow_infinity=False) | st.integers(-(10**6), 10**6),
     max_size=5,
 )
+fields = st.dictionaries(
+    texts, texts | st.integers(-9, 9) | st.floats(-1, 1), min_size=1, max_size=3
+)
 instances = st.fixed_dictionaries(
-    {}, optional={"text": texts, "indices": indices, "values": values}
+    {}, optional={"text": texts, "fields": fields, "indices": indices, "values": values}
 )
 labels = st.lists(texts, min_size=1, max_size=3)
 requests = st.fixed_dictionaries(
@@ -197,6 +201,8 @@ def test_rows_converted_together_equal_rows_converted_one_by_one(tmp_path: Any) 
         ({"indices": [2, 1, 2], "values": [1, 1, 1]}, "DUP_INDEX"),
         ({"values": [1]}, "DIM"),
         ({"text": "a"}, "NO_TEXT"),
+        ({"fields": {"text": "a"}}, "NO_TEXT"),
+        ({"fields": {"text": "a"}, "text": "a"}, "ROW_KIND"),
         ({}, "ROW_KIND"),
     ],
 )
@@ -212,6 +218,9 @@ def test_an_error_among_valid_rows_has_its_location(
 def test_texts_stay_texts_and_mixed_instances_become_rows(tmp_path: Any) -> None:
     model = text_model(tmp_path / "model")
     assert to_rows(model, ask({"text": "a csv file"}, {"text": ""})) == ["a csv file", ""]
+    assert to_rows(model, ask({"fields": {"text": "a"}}, {"text": "b"})) == ["a", "b"]
+    with pytest.raises(InputError, match="no field 'title'"):
+        to_rows(model, ask({"fields": {"title": "a"}}))
     mixed = to_rows(model, ask({"text": "a csv file"}, {"indices": [1], "values": [2.0]}))
     assert isinstance(mixed, CSR)
     assert mixed.n_rows == 2

@@ -19,6 +19,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from tests.naive import text as naive
 from xcray.arrays import CSR, frozen
 from xcray.data.text import tokenizer as terms
+from xcray.data.text.analyzer import Analyzer
 from xcray.data.text.pipeline import TextParams, TextPipeline, count_empty_rows
 from xcray.data.text.vocabulary import build_vocabulary, string_bytes
 from xcray.errors import Corrupt, DataError, NotFound, ParameterError
@@ -92,7 +93,7 @@ def test_identifiers_plurals_and_aliases():
     params = TextParams(
         split_identifiers=True, fold_plurals=True, aliases=(("dict", "dictionary"),)
     )
-    split = terms.make_tokenizer(params)
+    split = Analyzer(params).terms
     assert split("DictReader rows") == ["dictionary", "reader", "row", "dictreader"]
     assert split("max_iter HTTPError2 xml CSV") == [
         "max",
@@ -106,12 +107,12 @@ def test_identifiers_plurals_and_aliases():
     ]
     plurals = ["box", "class", "dictionary", "cache", "status", "this", "axis"]
     assert split("boxes classes dictionaries caches status this axis") == plurals
-    bigrams = terms.make_tokenizer(TextParams(split_identifiers=True, ngram_max=2))
+    bigrams = Analyzer(TextParams(split_identifiers=True, ngram_max=2)).terms
     assert bigrams("read maxIter") == ["read", "max", "iter", "read max", "max iter", "maxiter"]
 
 
 def test_unicode_is_normalised():
-    split = terms.make_tokenizer(TextParams())
+    split = Analyzer(TextParams()).terms
     assert split("cafe\u0301 ﬁle") == split("café file") == ["café", "file"]
     assert split("zero\u200bwidth soft\u00adhyphen lone\ud800surrogate") == [
         "zerowidth",
@@ -311,9 +312,10 @@ def test_fingerprint_stays_what_it_was():
     pipeline = TextPipeline.fit(TEXTS, TextParams(min_df=2))
     names = pipeline.terms.to_pylist()
     lengths = np.array([len(name) for name in names], np.int64)
-    params = json.dumps(asdict(pipeline.params), sort_keys=True)
+    newer = ("language", "char_ngrams", "fields")
+    params = {name: value for name, value in asdict(pipeline.params).items() if name not in newer}
     expected = {
-        "params": params,
+        "params": json.dumps(params, sort_keys=True),
         "terms": "".join(names),
         "lengths": lengths,
         "df": pipeline.df,
@@ -378,7 +380,7 @@ def test_equals_the_naive_twin_to_the_bit(params, texts, others):
 @settings(max_examples=80, deadline=None)
 @given(RULES, ANY_TEXT)
 def test_terms_are_those_of_the_naive_twin(params, text):
-    assert sorted(terms.make_tokenizer(params)(text)) == sorted(naive.terms(params, text))
+    assert sorted(Analyzer(params).terms(text)) == sorted(naive.terms(params, text))
 
 
 @pytest.mark.parametrize("sublinear", [False, True])

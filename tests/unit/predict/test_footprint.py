@@ -168,6 +168,7 @@ def test_every_extra_has_its_modules() -> None:
     brought = {
         "sqlalchemy": "SQLAlchemy",
         "sklearn": "scikit-learn",
+        "Stemmer": "PyStemmer",
         "prometheus_client": "prometheus-client",
     }
     for module, extra in EXTRAS.items():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from xcray.batch.spec import guess_format
 from xcray.data.build import BuildOptions, build, name_of
+from xcray.data.dataset import READING
 from xcray.data.feature_space import reads_zero_based
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.parquet import parquet_layout, parquet_records
@@ -66,7 +67,7 @@ def evaluation_rows(
 
 def _options_of(usual: Mapping[str, Any], format: str) -> dict[str, Any]:
     """Return the reading options of a model's data that apply to a format."""
-    names = ("text_fields", "delimiter") if format == "csv" else ("text_fields",)
+    names = READING if format == "csv" else READING[:2]
     return {name: usual[name] for name in names if name in usual}
 
 

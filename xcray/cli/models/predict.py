@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
@@ -33,6 +33,14 @@ ModelName = Annotated[
         autocompletion=complete_models,
     ),
 ]
+FieldOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="A field of one document in place of texts, like title='Reading rows'. Repeatable.",
+    ),
+]
+Input: TypeAlias = str | dict[str, str]  # a text, or a document by fields
 AllowOption = Annotated[
     list[str] | None,
     typer.Option(metavar="LABEL", help="Allow only this label, or those of set:NAME. Repeatable."),
@@ -82,6 +90,7 @@ def predict(
         list[str] | None,
         typer.Argument(metavar="[TEXT]...", help="Texts; default: lines of standard input."),
     ] = None,
+    field: FieldOption = None,
     file: Annotated[
         Path | None, typer.Option(help="svmlight file with rows instead of texts.")
     ] = None,
@@ -111,20 +120,21 @@ def predict(
     json: output.JsonOption = False,
 ) -> None:
     """Predict the best labels with their scores, best first."""
-    if file is not None and text:
-        raise InputError("give texts or --file, not both", code="USAGE")
+    if sum(map(bool, (text, field, file))) > 1:
+        raise InputError("give texts, --field or --file, not two of them", code="USAGE")
+    inputs = read_inputs(text, field) if file is None else []
     how = PredictOptions(
         k, allow or None, deny or None, deadline_ms, probabilities, certificate, options
     )
     warnings: list[dict[str, Any]] = []
     if not is_directory(model, server):
-        answers = predict_remote(model, text, file, zero_based, how, warnings, server)
+        answers = predict_remote(model, inputs, file, zero_based, how, warnings, server)
         print_predictions(model, answers, warnings, json)
         return
     from xcray.cli.terminal.compilation import compilation_note
 
     with compilation_note(quiet=json):
-        answers = predict_local(model, text, file, zero_based, how, warnings)
+        answers = predict_local(model, inputs, file, zero_based, how, warnings)
         print_predictions(model, answers, warnings, json)
 
 
@@ -143,7 +153,7 @@ def print_predictions(
 
 def predict_local(
     model: str,
-    text: list[str] | None,
+    inputs: list[Input],
     file: Path | None,
     zero_based: bool,
     options: PredictOptions,
@@ -159,11 +169,15 @@ def predict_local(
     opened = open_model(model)
     predictor = Predictor(opened)
     rows: Any = (
-        read_texts(text)
+        inputs
         if file is None
         else read_rows(file, zero_based, opened.n_features, opened.first_index)
     )
-    names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
+    names = (
+        [*map(str, rows)]
+        if isinstance(rows, list)
+        else [f"row {i + 1}" for i in range(rows.n_rows)]
+    )
     among = predictor.filter(options.allow, options.deny, sets=find_label_sets(Path(model)))
     X = predictor.features(rows)
     warnings += input_warnings(count_inputs(rows, X, opened.text))
@@ -229,7 +243,7 @@ def entry(
 
 def predict_remote(
     model: str,
-    text: list[str] | None,
+    inputs: list[Input],
     file: Path | None,
     zero_based: bool,
     options: PredictOptions,
@@ -243,11 +257,12 @@ def predict_remote(
     from xcray.predict.input_warnings import empty_rows_warning
 
     n_empty = 0
-    texts = read_texts(text) if file is None else []
     how = {**options._asdict(), **options.thresholds}
     del how["k"], how["thresholds"]
     with model_client(server, model) as client:
-        named: list[tuple[str, dict[str, Any]]] = [(each, {"text": each}) for each in texts]
+        named: list[tuple[str, dict[str, Any]]] = [
+            (str(each), as_instance(each)) for each in inputs
+        ]
         if file is not None:
             version = client.models.version(*locate_version(client, model))
             first_index = version["reading"].get("first_index")
@@ -269,6 +284,18 @@ def predict_remote(
                 )
     if n_empty:
         warnings.append(empty_rows_warning(len(named), n_empty))
+
+
+def as_instance(row: Input) -> dict[str, Any]:
+    """Return an instance of a request."""
+    return {"text": row} if isinstance(row, str) else {"fields": row}
+
+
+def read_inputs(texts: Sequence[str] | None, field: Sequence[str] | None) -> list[Input]:
+    """Return the document of --field, else the texts. Raises as `read_texts`."""
+    if field:
+        return [output.parse_assignments(field, example="title='Reading rows'")]
+    return [*read_texts(texts)]
 
 
 def read_texts(texts: Sequence[str] | None) -> list[str]:
@@ -361,7 +388,10 @@ def format_certificate(proof: Mapping[str, Any]) -> str:
 
 def explain(
     model: ModelName,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to explain.")],
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="Text to explain, or use --field.")
+    ] = None,
+    field: FieldOption = None,
     label: Annotated[
         str | None,
         typer.Option("--label", "-l", help="Label to explain; default: the best one."),
@@ -371,26 +401,28 @@ def explain(
     json: output.JsonOption = False,
 ) -> None:
     """Show the features that contribute most to the score of a label, largest first."""
+    if bool(text) == bool(field):
+        raise InputError("give a text or --field", code="USAGE")
+    row = read_inputs([text] if text else None, field)[0]
     if is_directory(model, server):
         from xcray.cli.terminal.compilation import compilation_note
 
         with compilation_note(quiet=json):
-            explanation = explain_local(model, text, label, top)
+            explanation = explain_local(model, row, label, top)
     else:
-        explanation = explain_remote(model, text, label, top, server)
+        explanation = explain_remote(model, row, label, top, server)
     if json:
         output.print_json(explanation)
     else:
         print_explanation(explanation)
 
 
-def explain_local(model: str, text: str, label: str | None, top: int) -> dict[str, Any]:
+def explain_local(model: str, row: Input, label: str | None, top: int) -> dict[str, Any]:
     """Return an explanation of a model directory."""
     from xcray.predict import Predictor
 
     opened = open_model(model)
     predictor = Predictor(opened)
-    row = predictor.features(text)
     chosen: int | str = int(predictor.search(row, 1).labels[0, 0]) if label is None else label
     explanation = predictor.explain(row, chosen, top).as_dict()
     explanation["label"] = explanation.pop("name")
@@ -398,11 +430,11 @@ def explain_local(model: str, text: str, label: str | None, top: int) -> dict[st
 
 
 def explain_remote(
-    model: str, text: str, label: str | None, top: int, server: str | None
+    model: str, row: Input, label: str | None, top: int, server: str | None
 ) -> dict[str, Any]:
     """Return an explanation of a server."""
     with model_client(server, model) as client:
-        return dict(client.explain(model, text, label=label, top=top))
+        return dict(client.explain(model, as_instance(row), label=label, top=top))
 
 
 def print_explanation(explanation: dict[str, Any]) -> None:

@@ -6,8 +6,8 @@ handled one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Container, Mapping
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,26 +15,34 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Int64, csr
+from xcray.data.text.fields import cell_text, join_fields
 
 # row of the slice, code, problem, value
 RowErrorFn: TypeAlias = Callable[[int, str, str, str | None], None]
 Mask: TypeAlias = NDArray[np.bool_]
 
 
-def read_texts(columns: Sequence[pa.Array], report: RowErrorFn) -> tuple[list[str], Mask]:
-    """Return the texts of string columns, joined by blanks, and which rows have one.
+def read_texts(
+    columns: Mapping[str, pa.Array], values: Container[str], report: RowErrorFn
+) -> tuple[list[str], Mask]:
+    """Return the documents of columns, and which rows have one.
 
-    Errors: NULL_VALUE, ENCODING.
+    values: the columns that can be null or numbers. Errors: NULL_VALUE, ENCODING.
     """
-    valid = np.ones(len(columns[0]), np.bool_)
-    texts = [_strings(column, valid, report) for column in columns]
+    valid = np.ones(len(next(iter(columns.values()))), np.bool_)
+    texts = [
+        [cell_text(value) for value in _strings(column, valid, report)]
+        if name in values
+        else _strings(column, valid, report)
+        for name, column in columns.items()
+    ]
     out = []
     for i, parts in enumerate(zip(*texts, strict=True)):
         if valid[i] and None in parts:
             valid[i] = False
             report(i, "NULL_VALUE", "the text is null", None)
         elif valid[i]:
-            out.append(" ".join(parts))
+            out.append(join_fields(cast("tuple[str, ...]", parts)))
     return out, valid
 
 

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
 from typing import Any
 
+from xcray.data.text.fields import names_of, reading_options
 from xcray.errors import ParameterError, excerpt, similar_or_all
 
 MIB = 1 << 20
 # largest 0-based index: ids are int32, and the width must fit as well
 MAX_INDEX = 2**31 - 2
-SEQUENCES = ("text_fields", "label_columns", "columns")
+SEQUENCES = ("text_fields", "value_fields", "label_columns", "columns")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,12 @@ class ReadOptions:
         default=None, metadata={"help": "xc: separate label file with header 'N K'; npy: file of y"}
     )
     text_fields: tuple[str, ...] = field(
-        default=("text",), metadata={"help": "fields that form the text, joined by blanks"}
+        default=("text",),
+        metadata={"help": "fields that form the text; title:2 also counts the words of one alone"},
+    )
+    value_fields: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "those of text_fields that can be empty, or numbers"},
     )
     label_field: str = field(
         default="labels",
@@ -141,13 +147,14 @@ class ReadOptions:
 
         Raises ParameterError for unknown names and values out of range.
         """
+        values, _ = reading_options(values)
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
             similar = similar_or_all(unknown[0], sorted(known))
             raise ParameterError(f"there is no reading option {excerpt(unknown[0])!r}{similar}")
         parsed: dict[str, Any] = {
-            name: _sequence(name, value) if name in SEQUENCES else value
+            name: names_of(name, value) if name in SEQUENCES else value
             for name, value in values.items()
         }
         return cls(**parsed)
@@ -171,12 +178,3 @@ LIMITS = (
     ("max_expansion", 1, 1 << 31),
     ("expected_bytes", 0, 1 << 62),
 )
-
-
-def _sequence(name: str, value: Any) -> tuple[str, ...]:
-    """Return a tuple of names from a list, or from one string with commas."""
-    if isinstance(value, str):
-        value = value.split(",")
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ParameterError(f"{name} is {value!r}; it must be a list of field names")
-    return tuple(value)

@@ -284,7 +284,8 @@ def _check_type(
     entry = kind.value_type if is_list(kind) else None
     is_integer_list = entry is not None and pa.types.is_integer(entry)
     if name in layout.text:
-        is_valid, expected = is_string(kind), "strings"
+        is_valid = is_string(kind) or (name in options.value_fields and _is_number(kind))
+        expected = "strings"
     elif name in layout.labels and options.label_columns:
         is_valid, expected = is_string(kind) or _is_number(kind), "0 and 1"
     elif name in layout.labels:
@@ -369,6 +370,8 @@ def _scalar(source: Source, column: pa.Array, row: int, at: int, name: str) -> A
     except UnicodeDecodeError as error:
         problem = f"column '{name}' is not UTF-8 at byte {error.start}"
         raise source.error("ENCODING", problem, line=row) from None
+    if value is None and name in source.options.value_fields:
+        return None
     if value is None or (isinstance(value, list) and None in value):
         problem = f"column '{name}' {'is' if value is None else 'holds a'} null"
         raise source.error("NULL_VALUE", problem, line=row)

@@ -26,6 +26,7 @@ from xcray.data.readers.labels import (
 )
 from xcray.data.readers.lines import TextLine, lone_cr_error, text_lines
 from xcray.data.readers.options import ReadOptions
+from xcray.data.text.fields import cell_text, join_fields
 from xcray.errors import DataError, ParameterError
 
 FORMATS = ("jsonl", "csv", "tsv", "fasttext")
@@ -60,6 +61,7 @@ def read_records(
         options = replace(
             options,
             text_fields=names.text_fields,
+            value_fields=(),
             label_field=names.label_field,
             label_columns=(),
             id_field=None,
@@ -104,7 +106,7 @@ class RecordMaker:
 
     def __call__(self, line: int, fields: dict[str, Any]) -> Record:
         """Return the record of a line (or row). Raises DataError."""
-        text = " ".join(self._string(line, fields, name) for name in self.options.text_fields)
+        text = join_fields(self._string(line, fields, name) for name in self.options.text_fields)
         if not text.strip():
             raise self.source.error(
                 "EMPTY_TEXT",
@@ -120,9 +122,13 @@ class RecordMaker:
         return Record(str(id), text, labels, *place)
 
     def _string(self, line: int, fields: dict[str, Any], name: str) -> str:
-        """Return the value of a field that must be a string."""
-        value = field_value(self.source, line, fields, name)
+        """Return the value of a field that must be a string; others can be numbers or missing."""
+        if name in self.options.value_fields:
+            value = cell_text(fields.get(name))
+        else:
+            value = field_value(self.source, line, fields, name)
         if not isinstance(value, str):
+            value = fields.get(name)
             problem = f"field '{name}' is {type_name(value)} where a string is expected"
             raise self.source.error("FIELD_TYPE", problem, line=line, value=json.dumps(value)[:100])
         return value

@@ -11,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float64, Int64, csr, frozen
-from xcray.data.text.tokenizer import TextParams, make_tokenizer
-from xcray.data.text.vectorizer import Vectorizer, not_a_string_error
+from xcray.data.text.analyzer import Analyzer
+from xcray.data.text.fields import MAX_NUMBER, readable
+from xcray.data.text.stems import require_version, stemmer_version
+from xcray.data.text.term_counts import FittedTerms, TermCounts, renumber_terms
+from xcray.data.text.tokenizer import TextParams
+from xcray.data.text.vectorizer import Vectorizer
 from xcray.data.text.vocabulary import build_vocabulary, read_lookup, string_bytes, write_lookup
 from xcray.errors import Corrupt, DataError, ParameterError
 from xcray.kernels.vocabulary import Vocabulary
@@ -44,14 +46,25 @@ class TextPipeline:
     Training and serving compute equal rows for equal texts.
     """
 
-    def __init__(self, params: TextParams, terms: Any, df: Any, n_texts: int) -> None:
+    def __init__(
+        self,
+        params: TextParams,
+        terms: Any,
+        df: Any,
+        n_texts: int,
+        numbers: Sequence[Sequence[float]] = (),
+        stemmer: str | None = None,
+    ) -> None:
         """Initialise from fitted state.
 
         terms: D names (a sequence or an Arrow array), distinct and sorted; df: (D,) number
-        of texts per term; n_texts: number of fitted texts.
+        of texts per term; n_texts: number of fitted texts; numbers: mean and standard deviation of
+        each number field; stemmer: version of PyStemmer, for stemmed words.
         """
         self.params = params
         self.n_texts = int(n_texts)
+        self.numbers = tuple((float(mean), float(deviation)) for mean, deviation in numbers)
+        self.stemmer = stemmer
         self.df: Int64 = frozen(df, np.int64)
         self.terms: pa.LargeStringArray = (
             terms if isinstance(terms, pa.Array) else pa.array(terms, pa.large_string())
@@ -68,9 +81,45 @@ class TextPipeline:
         return build_vocabulary(self.terms)
 
     @cached_property
+    def analyzer(self) -> Analyzer:
+        """The analyzer of this pipeline. Raises Refused for another version of PyStemmer."""
+        if self.stemmer is not None:
+            require_version(self.stemmer)
+        return Analyzer(self.params)
+
+    @cached_property
+    def weights(self) -> Float64:
+        """(D,) weights of terms: idf, times the weight of the field for its own terms."""
+        weighted = [field for field in self.params.fields if field.weight not in (0, 1)]
+        if not weighted:
+            return self.idf
+        weights = self.idf.copy()
+        for field in weighted:
+            weights[self._own_terms(field.prefix)] *= field.weight
+        return frozen(weights, np.float64)
+
+    def _own_terms(self, prefix: str) -> Any:
+        """Return (D,) bool: which terms begin with the prefix of a field."""
+        return pc.starts_with(self.terms, prefix).to_numpy(zero_copy_only=False)
+
+    @property
+    def names(self) -> pa.LargeStringArray:
+        """(D,) names of the features for readers, like title:word."""
+        if not self.params.fields and self.params.char_ngrams is None:
+            return self.terms
+        return pa.array(map(readable, self.terms.to_pylist()), pa.large_string())
+
+    @cached_property
     def _vectorizer(self) -> Vectorizer:
         """The vectorizer of this pipeline."""
-        return Vectorizer(self.params, self.vocabulary, self.idf)
+        return Vectorizer(self.analyzer, self.vocabulary, self.weights)
+
+    def written(self, text: str) -> dict[int, str]:
+        """Return the words of a text by the number of their term, as written where it is first."""
+        words = self.analyzer.written(text)
+        found = pc.index_in(pa.array(words, pa.large_string()), self.terms).to_pylist()
+        named = zip(found, words.values(), strict=True)
+        return {j: readable(each) for j, each in named if j is not None}
 
     @property
     def n_features(self) -> int:
@@ -85,10 +134,10 @@ class TextPipeline:
         term is left, DataError if a text is not a string.
         """
         params = params or TextParams()
-        counts = _TermCounts(make_tokenizer(params))
+        counts = TermCounts(Analyzer(params))
         for _ in counts.rows(texts):
             pass  # only the counts are needed
-        return counts.select(params)[0]
+        return cls._of(params, counts.select(params)[0])
 
     @classmethod
     def fit_transform(
@@ -99,14 +148,21 @@ class TextPipeline:
         Each text is tokenized once. Raises errors as `fit`.
         """
         params = params or TextParams()
-        counts = _TermCounts(make_tokenizer(params))
+        counts = TermCounts(Analyzer(params))
         indptr, ids, values = array("q", [0]), array("i"), array("i")
         for row in counts.rows(texts):
             ids.extend(row.keys())
             values.extend(row.values())
             indptr.append(len(ids))
-        pipeline, new_id = counts.select(params)
-        return pipeline, pipeline._to_tfidf(*_renumber_terms(indptr, ids, values, new_id))
+        fitted, new_id = counts.select(params)
+        pipeline = cls._of(params, fitted)
+        X = pipeline._to_tfidf(*renumber_terms(indptr, ids, values, new_id))
+        return pipeline, pipeline._with_numbers(X, counts.numbers)
+
+    @classmethod
+    def _of(cls, params: TextParams, fitted: FittedTerms) -> TextPipeline:
+        """Return the pipeline of selected terms."""
+        return cls(params, *fitted, None if params.language is None else stemmer_version())
 
     def transform(self, texts: Sequence[str]) -> CSR:
         """Return (n x D) float32 rows of length 1, columns ascending.
@@ -124,14 +180,45 @@ class TextPipeline:
 
     def transform_stream(self, texts: Iterable[str]) -> CSR:
         """Transform texts from an iterator without keeping them."""
-        return self._vectorizer.rows(texts)
+        if not self.numbers:
+            return self._vectorizer.rows(texts)
+        numbers = array("d")
+
+        def noted() -> Iterator[str]:
+            for text in texts:
+                numbers.extend(self.analyzer.number_values(text))
+                yield text
+
+        return self._with_numbers(self._vectorizer.rows(noted()), numbers)
+
+    def _with_numbers(self, X: CSR, numbers: array[float]) -> CSR:
+        """Return rows with the features of number fields.
+
+        A number is (number - mean) / (3 standard deviations), cut to -1 to 1, times the weight of
+        its field; 0, so no entry, if there is none. numbers: of all rows, row by row.
+        """
+        if not self.numbers:
+            return X
+        fields = self.analyzer.numbers
+        means, deviations = np.array(self.numbers).T
+        scaled = (np.array(numbers).reshape(-1, len(fields)) - means) / (MAX_NUMBER * deviations)
+        scaled = np.clip(np.nan_to_num(scaled), -1.0, 1.0) * [field.weight for field in fields]
+        names = pa.array([field.prefix for field in fields], pa.large_string())
+        columns = pc.index_in(names, self.terms).to_numpy()
+        rows, which = np.nonzero(scaled)
+        rows = np.concatenate([np.repeat(np.arange(X.n_rows), np.diff(X.indptr)), rows])
+        indices = np.concatenate([X.indices, columns[which].astype(np.int32)])
+        values = np.concatenate([X.data, scaled[scaled != 0].astype(np.float32)])
+        order = np.lexsort((indices, rows))
+        indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=X.n_rows))))
+        return csr(indptr, indices[order], values[order], self.n_features)
 
     def _to_tfidf(self, indptr: Any, ids: Any, counts: Any) -> CSR:
         """Return tf-idf rows of length 1 for counts, computed in float64."""
         weights = counts.astype(np.float64)
         if self.params.sublinear_tf:
             weights = np.log(weights) + 1.0
-        weights *= self.idf[ids]
+        weights *= self.weights[ids]
         lengths = np.diff(indptr)
         row_of = np.repeat(np.arange(len(lengths)), lengths)
         weights /= np.sqrt(np.bincount(row_of, weights * weights, minlength=len(lengths)))[row_of]
@@ -146,15 +233,22 @@ class TextPipeline:
         offsets, letters = string_bytes(self.terms)
         lengths = pc.utf8_length(self.terms).to_numpy()
         text = letters[offsets[0] : offsets[-1]]
-        return sha256_arrays(
-            {
-                "params": _params_json(self.params),
-                "terms": text,
-                "lengths": lengths,
-                "df": self.df,
-                "n": str(self.n_texts),
-            }
-        )
+        parts = {
+            "params": json.dumps(self.params.as_json(), sort_keys=True),
+            "terms": text,
+            "lengths": lengths,
+            "df": self.df,
+            "n": str(self.n_texts),
+        }
+        if self._extra:
+            parts["extra"] = json.dumps(self._extra, sort_keys=True)
+        return sha256_arrays(parts)
+
+    @property
+    def _extra(self) -> dict[str, Any]:
+        """What only some pipelines have: scales of numbers, the version of PyStemmer."""
+        extra = {"numbers": [[*each] for each in self.numbers], "stemmer": self.stemmer}
+        return {name: value for name, value in extra.items() if value}
 
     def save(self, directory: Path) -> None:
         """Write text.json, vocabulary.arrow (term, df, idf) and lookup.arrow.
@@ -172,7 +266,7 @@ class TextPipeline:
             "n_texts": self.n_texts,
             "n_features": self.n_features,
         }
-        head |= {"params": asdict(self.params), "fingerprint": self.fingerprint}
+        head |= {"params": self.params.as_json(), "fingerprint": self.fingerprint, **self._extra}
         write_json(directory / "text.json", {**head, "seal": _header_seal(head)})
 
     @classmethod
@@ -193,7 +287,9 @@ class TextPipeline:
                     f"this xcray reads {SCHEMA_VERSION}"
                 )
             terms, df, idf = (_column(table, name, kind) for name, kind in COLUMNS.items())
-            out = cls(TextParams.from_dict(head["params"]), terms, df.to_numpy(), head["n_texts"])
+            params, extra = TextParams.from_dict(head["params"]), head.get("numbers", ())
+            stemmer = head.get("stemmer")
+            out = cls(params, terms, df.to_numpy(), head["n_texts"], extra, stemmer)
             seal, fingerprint = head.pop("seal"), head["fingerprint"]
             n_features = head["n_features"]
         except (KeyError, TypeError, AttributeError, ParameterError) as error:
@@ -228,90 +324,6 @@ def empty_rows(X: CSR) -> NDArray[np.bool_]:
     return empty
 
 
-class _TermCounts:
-    """Terms in order of occurrence, with their document and term frequencies."""
-
-    def __init__(self, split: Callable[[str], list[str]]) -> None:
-        self.split = split
-        self.ids: dict[str, int] = {}
-        self.df = array("q")
-        self.tf = array("q")
-        self.n_texts = 0
-
-    def rows(self, texts: Iterable[str]) -> Iterator[dict[int, int]]:
-        """Count each text and yield {term number: count}."""
-        ids, df, tf = self.ids, self.df, self.tf
-        for text in texts:
-            row = {}
-            for term, times in Counter(self.split(_require_string(text, self.n_texts))).items():
-                j = ids.setdefault(term, len(ids))
-                if j == len(df):
-                    df.append(0)
-                    tf.append(0)
-                df[j] += 1
-                tf[j] += times
-                row[j] = times
-            self.n_texts += 1
-            yield row
-
-    def select(self, params: TextParams) -> tuple[TextPipeline, Int64]:
-        """Return the pipeline over the selected terms, and the new number of each counted term.
-
-        The new number of a dropped term is -1.
-        """
-        df, tf = (np.array(counts, np.int64) for counts in (self.df, self.tf))
-        names = list(self.ids)
-        selected: Sequence[int] = np.flatnonzero(
-            (df >= params.min_df) & (df <= params.max_df * self.n_texts)
-        ).tolist()
-        if params.max_features is not None and len(selected) > params.max_features:
-            selected = sorted(selected, key=lambda j: (-tf[j], names[j]))[: params.max_features]
-        selected = sorted(selected, key=names.__getitem__)
-        if not names:
-            raise ParameterError(
-                f"no text of {self.n_texts} has a term: check the text column; a term is what "
-                f"token_pattern ({params.token_pattern}) finds, by default a word of two letters "
-                "or more"
-            )
-        if not selected:
-            raise ParameterError(
-                f"no term is left of {len(names)} in {self.n_texts} texts; "
-                f"lower min_df ({params.min_df}) or raise max_df ({params.max_df})"
-            )
-        new_id = np.full(len(names), -1, np.int64)
-        new_id[selected] = np.arange(len(selected))
-        return TextPipeline(
-            params, [names[j] for j in selected], df[selected], self.n_texts
-        ), new_id
-
-
-def _renumber_terms(
-    indptr: array[int], ids: array[int], values: array[int], new_id: Int64
-) -> tuple[Any, Any, Any]:
-    """Return rows with new term numbers, columns ascending, without dropped terms."""
-    columns, counts = new_id[_int32(ids)], _int32(values)
-    starts = np.array(indptr, np.int64)
-    n_rows = len(starts) - 1
-    row_of = np.repeat(np.arange(n_rows), starts[1:] - starts[:-1])
-    keep = columns >= 0
-    columns, counts, row_of = columns[keep], counts[keep], row_of[keep]
-    order = np.lexsort((columns, row_of))
-    starts = np.concatenate(([0], np.cumsum(np.bincount(row_of, minlength=n_rows))))
-    return starts, columns[order].astype(np.int32), counts[order]
-
-
-def _int32(values: array[int]) -> Any:
-    """Return an array of C ints as int32; numpy refuses an empty buffer."""
-    return np.frombuffer(values, np.int32) if len(values) else np.empty(0, np.int32)
-
-
-def _require_string(text: Any, i: int) -> str:
-    """Return the text. Raises DataError unless it is a string."""
-    if not isinstance(text, str):
-        raise not_a_string_error(text, i)
-    return text
-
-
 def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
     """Return a column as one mapped array. Raises Corrupt for another type or nulls."""
     column = table.column(name)
@@ -325,8 +337,3 @@ def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
 def _header_seal(head: dict[str, Any]) -> str:
     """Return SHA-256 over the content of text.json."""
     return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
-
-
-def _params_json(params: TextParams) -> str:
-    """Return parameters as JSON with sorted names."""
-    return json.dumps(asdict(params), sort_keys=True)

@@ -1,13 +1,15 @@
-"""Tokenizer: normalisation, token pattern, identifier parts, plurals, aliases, n-grams."""
+"""Tokenizer: normalisation, token pattern, identifier parts, plurals, aliases; the parameters."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from xcray.data.text.fields import LANGUAGE, MAX_FIELDS, SEPARATOR, TEXT, Field
+from xcray.data.text.stems import algorithm
 from xcray.errors import ParameterError
 
 # characters that readers do not see, so terms ignore them
@@ -17,6 +19,11 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 # classes, hashes, boxes, matches, branches, searches
 SIBILANT_PLURAL = re.compile(r"(?:ss|sh|x|tch|nch|rch)es$")
+
+LANGUAGE_HINT = (
+    "a language with a Snowball stemmer, like de or english, or the field that holds the language "
+    "of each row"
+)
 
 
 @dataclass(frozen=True)
@@ -31,12 +38,17 @@ class TextParams:
     fold_plurals: read English plurals as their singular (rows -> row, dictionaries ->
     dictionary), by rule.
     aliases: pairs (token, replacement), applied last and once: (("dict", "dictionary"),).
+    language: read words as their stems: a code or name of a Snowball algorithm (de, german), or
+    the field that holds the language of the row. Needs PyStemmer, the extra `text`.
     ngram_max: terms are runs of 1 to ngram_max tokens (1-5).
+    char_ngrams: shortest and longest run of characters within a word (with a blank on both sides)
+    that is an additional term: (4, 6); for compounds and typing errors.
     min_df: drop terms in fewer texts than this (>= 1).
     max_df: drop terms in more than this share of the texts (0-1].
     max_features: maximum number of terms. The most frequent by total count stay, ties by name;
     None keeps all.
     sublinear_tf: weight counts as 1 + ln(count).
+    fields: of documents, in their order; () for plain texts. Only the text fields share terms.
     """
 
     lowercase: bool = True
@@ -49,6 +61,9 @@ class TextParams:
     max_df: float = 1.0
     max_features: int | None = None
     sublinear_tf: bool = False
+    language: str | None = None
+    char_ngrams: tuple[int, int] | None = None
+    fields: tuple[Field, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ParameterError for values out of range."""
@@ -93,6 +108,47 @@ class TextParams:
             "pairs of strings without lone surrogates, which no file can hold",
         )
         _compile_pattern(self.token_pattern)
+        self._check_fields()
+
+    def _check_fields(self) -> None:
+        """Raise ParameterError for a language, runs of characters or fields that are invalid."""
+        runs = self.char_ngrams
+        _require(
+            runs is None
+            or (len(runs) == 2 and all(map(_is_int, runs)) and 2 <= runs[0] <= runs[1] <= 10),
+            "char_ngrams",
+            runs,
+            "the shortest and the longest run of characters, from 2 to 10: [4, 6]",
+        )
+        named = {field.name: field.kind for field in self.fields}
+        _require(
+            len(named) == len(self.fields) <= MAX_FIELDS,
+            "fields",
+            [field.name for field in self.fields],
+            f"at most {MAX_FIELDS} fields with different names",
+        )
+        _require(not named or TEXT in named.values(), "fields", list(named), "fields with a text")
+        _require(
+            self.language is None or (isinstance(self.language, str) and self.language != ""),
+            "language",
+            self.language,
+            LANGUAGE_HINT,
+        )
+
+    def require_language(self) -> None:
+        """Raise ParameterError for a language that is neither known nor a field of the rows."""
+        known = self.language is None or algorithm(self.language) is not None
+        fields = [field.name for field in self.fields if field.kind == LANGUAGE]
+        _require(known or fields == [self.language], "language", self.language, LANGUAGE_HINT)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the parameters as JSON, without newer ones that have their default.
+
+        So pipelines without them keep their fingerprint.
+        """
+        values = asdict(self)
+        newer = ("language", "char_ngrams", "fields")
+        return {name: value for name, value in values.items() if name not in newer or value}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TextParams:
@@ -110,7 +166,18 @@ class TextParams:
         _require(
             isinstance(aliases, list | tuple), "aliases", aliases, "a list of pairs of strings"
         )
-        return cls(**{**values, "aliases": tuple(tuple(pair) for pair in aliases)})
+        runs, fields = values.get("char_ngrams"), values.get("fields", ())
+        _require(
+            runs is None or isinstance(runs, list | tuple), "char_ngrams", runs, "a pair of numbers"
+        )
+        parsed = {
+            "aliases": tuple(tuple(pair) for pair in aliases),
+            "char_ngrams": None if runs is None else tuple(runs),
+            "fields": tuple(
+                field if isinstance(field, Field) else Field(**field) for field in fields
+            ),
+        }
+        return cls(**{**values, **parsed})
 
 
 def normalise(text: str) -> str:
@@ -122,17 +189,6 @@ def normalise(text: str) -> str:
     return text if text.isascii() else INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
 
 
-def make_tokenizer(params: TextParams) -> Callable[[str], list[str]]:
-    """Return the function from a text to its terms, in order, with repeats."""
-    cut = make_cutter(params)
-
-    def split(text: str) -> list[str]:
-        tokens, wholes = cut(text)
-        return _ngrams(tokens, params.ngram_max) + wholes
-
-    return split
-
-
 def make_cutter(params: TextParams) -> Callable[[str], tuple[list[str], list[str]]]:
     """Return the function from a text to its tokens and its whole identifiers.
 
@@ -141,7 +197,7 @@ def make_cutter(params: TextParams) -> Callable[[str], tuple[list[str], list[str
     find, aliases = _compile_pattern(params.token_pattern).findall, dict(params.aliases)
 
     def cut(text: str) -> tuple[list[str], list[str]]:
-        text = normalise(text)
+        text = normalise(text.replace(SEPARATOR, " "))
         wholes: list[str] = []
         if params.lowercase and not params.split_identifiers:
             text = text.lower()
@@ -196,7 +252,7 @@ def singular(token: str) -> str:
     )
 
 
-def _ngrams(tokens: list[str], max_length: int) -> list[str]:
+def ngrams(tokens: list[str], max_length: int) -> list[str]:
     """Return runs of 1 to `max_length` tokens, joined by blanks."""
     if max_length == 1:
         return tokens

@@ -15,10 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Float64, csr, frozen
-from xcray.data.text.tokenizer import TextParams, make_cutter
+from xcray.data.text.analyzer import Analyzer, Part
+from xcray.data.text.fields import CATEGORY, TEXT
 from xcray.data.text.vocabulary import build_vocabulary, string_bytes
 from xcray.errors import DataError
 from xcray.kernels.text import (
+    CONTINUED,
+    FIELD_SHIFT,
+    TOKENIZED,
     WORD_END,
     WORDS_END,
     TermWeights,
@@ -26,7 +30,7 @@ from xcray.kernels.text import (
     as_plain_tuple,
     vectorize_texts,
 )
-from xcray.kernels.vocabulary import Vocabulary
+from xcray.kernels.vocabulary import Vocabulary, Words
 
 # token patterns that compiled code implements
 COMPILED_PATTERNS = (r"\b\w\w+\b", r"(?u)\b\w\w+\b")
@@ -44,24 +48,31 @@ AFTER_WORD, AFTER_WORDS = (chr(0xDC00 + byte) for byte in (WORD_END, WORDS_END))
 class Vectorizer:
     """Vectorizer with fixed parameters, vocabulary and idf. It is thread-safe."""
 
-    def __init__(self, params: TextParams, vocabulary: Vocabulary, idf: Float64) -> None:
-        """Initialise. vocabulary: of D terms; idf: (D,) float64."""
+    def __init__(self, analyzer: Analyzer, vocabulary: Vocabulary, weights: Float64) -> None:
+        """Initialise. vocabulary: of D terms; weights: (D,) of the terms, idf times field."""
+        params, self._analyzer = analyzer.params, analyzer
         self._vocabulary = as_plain_tuple(vocabulary)
-        self._cut = make_cutter(params)
         self._compiled = params.token_pattern in COMPILED_PATTERNS
-        aliases = dict(params.aliases)
+        self._is_plain = not params.fields
+        self._has_categories = any(field.kind == CATEGORY for field in params.fields)
+        aliases, fields = dict(params.aliases), analyzer.fields
+        low, high = params.char_ngrams or (0, 0)
+        prefixes = [field.prefix if field.kind == TEXT and field.weight else "" for field in fields]
+        lengths = [field.ngram_max or params.ngram_max for field in fields]
         rules = TextRules(
             params.lowercase,
             params.split_identifiers,
             params.fold_plurals,
-            params.ngram_max,
             build_vocabulary(pa.array(aliases.keys(), pa.large_string())),
             string_bytes(pa.array(aliases.values(), pa.large_string())),
+            _words(prefixes),
+            frozen(lengths, np.int64),
+            low,
+            high,
         )
         self._rules = as_plain_tuple(rules)
-        self._weighing = TermWeights(
-            idf, _damped_counts(TABULATED_COUNTS if params.sublinear_tf else 0)
-        )
+        damped = _damped_counts(TABULATED_COUNTS if params.sublinear_tf else 0)
+        self._weighing = TermWeights(weights, damped)
 
     def rows(self, texts: Iterable[str]) -> CSR:
         """Return (n x D) float32, one row per text. Raises DataError if a text is not a string."""
@@ -74,43 +85,54 @@ class Vectorizer:
         return CSR(*parts[0], len(self._weighing.idf))
 
     def _batches(self, texts: Iterable[str]) -> Iterator[tuple[list[bytes], bytearray]]:
-        """Yield batches of texts for `rows_of_texts`.
-
-        Each has flags for the texts that are split already.
-        """
+        """Yield batches of texts for `vectorize_texts`, each with the forms of the texts."""
         pieces: list[bytes] = []
-        cut, size = bytearray(), 0
+        forms, size = bytearray(), 0
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise not_a_string_error(text, i)
-            if self._compiled and text.isascii():
-                piece = text.encode()
-                cut.append(0)
+            if self._is_plain:
+                pieces.append(self._encode(Part(0, text, self._analyzer.stems), forms))
             else:
-                words, outside = self._cut(text)
-                joined = AFTER_WORD.join((*words, AFTER_WORDS + AFTER_WORD.join((*outside, ""))))
-                piece = joined.encode("utf-8", "surrogateescape")
-                cut.append(1)
-            pieces.append(piece)
-            size += len(piece)
-            if size >= BATCH_BYTES or len(pieces) == BATCH_TEXTS:
-                yield pieces, cut
-                pieces, cut, size = [], bytearray(), 0
+                self._encode_fields(text, pieces, forms)
+            size += len(text)
+            if size >= BATCH_BYTES or len(pieces) >= BATCH_TEXTS:
+                yield pieces, forms
+                pieces, forms, size = [], bytearray(), 0
         if pieces:
-            yield pieces, cut
+            yield pieces, forms
 
-    def _compute(self, pieces: list[bytes], cut: bytearray) -> tuple[Any, Any, Any]:
+    def _encode(self, part: Part, forms: bytearray) -> bytes:
+        """Return the bytes of a text, and append its form."""
+        if self._compiled and part.stems is None and part.text.isascii():
+            forms.append(part.number << FIELD_SHIFT)
+            return part.text.encode()
+        forms.append(part.number << FIELD_SHIFT | TOKENIZED)
+        words, _, outside = self._analyzer.words(part)
+        return _join_terms(words, outside)
+
+    def _encode_fields(self, text: str, pieces: list[bytes], forms: bytearray) -> None:
+        """Append the bytes and forms of the fields of a document."""
+        first = len(forms)
+        pieces += [self._encode(part, forms) for part in self._analyzer.parts(text)]
+        if self._has_categories:
+            pieces.append(_join_terms([], self._analyzer.categories(text)))
+            forms.append(TOKENIZED)
+        for i in range(first, len(forms) - 1):
+            forms[i] |= CONTINUED
+
+    def _compute(self, pieces: list[bytes], forms: bytearray) -> tuple[Any, Any, Any]:
         """Return indptr, indices and values of one batch."""
         text = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint8)
         starts = np.array([*accumulate(map(len, pieces), initial=0)], np.int64)
         starts.flags.writeable = False  # kernels expect read-only arrays
-        marks, weighing = np.frombuffer(bytes(cut), np.uint8), self._weighing
+        marks, weighing = np.frombuffer(bytes(forms), np.uint8), self._weighing
         indptr, indices, values, most = vectorize_texts(
             text, starts, marks, self._vocabulary, self._rules, (*weighing,)
         )
         if 0 < len(weighing.tf) < most:
             self._weighing = TermWeights(weighing.idf, _damped_counts(2 * most))
-            return self._compute(pieces, cut)
+            return self._compute(pieces, forms)
         return indptr, indices, values
 
 
@@ -121,6 +143,19 @@ def not_a_string_error(value: Any, i: int) -> DataError:
         f"text {i} is a {type(value).__name__} where a string was expected",
         value=repr(value),
     )
+
+
+def _words(strings: list[str]) -> Words:
+    """Return strings as bytes in memory of NumPy."""
+    encoded = [each.encode() for each in strings]
+    letters = np.frombuffer(b"".join(encoded), np.uint8)
+    return Words(frozen([0, *accumulate(map(len, encoded))], np.int64), letters)
+
+
+def _join_terms(words: list[str], outside: list[str]) -> bytes:
+    """Return a tokenized text: words, and terms that are not part of n-grams."""
+    joined = AFTER_WORD.join((*words, AFTER_WORDS + AFTER_WORD.join((*outside, ""))))
+    return joined.encode("utf-8", "surrogateescape")
 
 
 def _damped_counts(n: int) -> Float64:

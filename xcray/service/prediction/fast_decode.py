@@ -14,11 +14,12 @@ duplicate keys. They are detected by counting quotation marks, see `_is_lossless
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 
+from xcray.data.text.fields import MAX_FIELDS
 from xcray.service.schemas.base import (
     FLOAT32_MAX,
     MAX_FILTER_LABELS,
@@ -33,6 +34,7 @@ MAX_TOP_K = 2**53  # larger values are left to the strict decoder
 _Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_INDEX)]
 _Value = Annotated[float, msgspec.Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
+_Fields = Annotated[dict[str, _Text | _Value], msgspec.Meta(min_length=1, max_length=MAX_FIELDS)]
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 LabelNames = Annotated[
     list[Annotated[str, msgspec.Meta(max_length=MAX_LABEL_CHARS)]],
@@ -46,6 +48,10 @@ class InstanceLike(Protocol):
     @property
     def text(self) -> str | None:
         """Text to classify."""
+
+    @property
+    def fields(self) -> Mapping[str, str | float] | None:
+        """Values of the fields of a document by name."""
 
     @property
     def indices(self) -> list[int] | None:
@@ -79,6 +85,7 @@ class _FastInstance(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """Counterpart of `schemas.Instance`; None means absent (an explicit null changes the count)."""
 
     text: _Text | None = None
+    fields: _Fields | None = None
     indices: list[_Index] | None = None
     values: list[_Value] | None = None
 
@@ -139,6 +146,10 @@ def _is_lossless(body: bytes, decoded: _Request, options: dict[str, Any]) -> boo
         if instance.text is not None:
             n_keys += 1
             strings.append(instance.text)
+        if instance.fields is not None:
+            n_keys += 1
+            strings += instance.fields
+            strings += [value for value in instance.fields.values() if isinstance(value, str)]
         n_keys += (instance.indices is not None) + (instance.values is not None)
     n_inner_quotes = sum([text.count('"') for text in strings]) if escapes else 0
     return body.count(b'"') == 2 * (n_keys + len(strings)) + n_inner_quotes

@@ -8,7 +8,8 @@ from itertools import accumulate, chain
 import numpy as np
 
 from xcray.arrays import CSR, csr
-from xcray.errors import InputError
+from xcray.data.text.fields import TEXT, document
+from xcray.errors import InputError, ParameterError
 from xcray.kernels.canonical import first_fault
 from xcray.model.model import Model
 from xcray.service.prediction.fast_decode import InstanceLike
@@ -19,14 +20,18 @@ def to_rows(
 ) -> list[str] | CSR:
     """Return instances as predictor input: a list of texts, or a CSR matrix. Raises as `to_csr`."""
     if all(
-        instance.text is not None and instance.indices is None and instance.values is None
+        (instance.text is None) != (instance.fields is None)
+        and instance.indices is None
+        and instance.values is None
         for instance in instances
     ):
-        texts = [instance.text or "" for instance in instances]
-        _require_text_model(model, ["text"], location)
-        return texts
+        _require_text_model(model, [TEXT], location)
+        return [_text(model, each, location, i) for i, each in enumerate(instances)]
     if all(
-        instance.text is None and instance.indices is not None and instance.values is not None
+        instance.text is None
+        and instance.fields is None
+        and instance.indices is not None
+        and instance.values is not None
         for instance in instances
     ):
         rows = _sparse_to_csr(instances, model.n_features)
@@ -35,23 +40,29 @@ def to_rows(
     return to_csr(model, instances, location)
 
 
+def one_row(model: Model, instance: InstanceLike, location: str) -> str | CSR:
+    """Return one instance as predictor input: a text, or a matrix of one row. As `to_rows`."""
+    rows = to_rows(model, [instance], location)
+    return rows[0] if isinstance(rows, list) else rows
+
+
 def to_csr(model: Model, instances: Sequence[InstanceLike], location: str = "instances[{}]") -> CSR:
     """Return instances as (n, D) rows with ascending columns.
 
     Indices can come in any order; a duplicate is an error, as in svmlight files. Raises InputError
-    with code ROW_KIND, NO_TEXT, ROW_LENGTHS, INDEX_RANGE, DUP_INDEX or DIM.
+    with code ROW_KIND, NO_TEXT, FIELD_UNKNOWN, ROW_LENGTHS, INDEX_RANGE, DUP_INDEX or DIM.
     """
     kinds = [_instance_kind(instance, location.format(i)) for i, instance in enumerate(instances)]
-    texts = [
-        instance.text or ""
-        for instance, kind in zip(instances, kinds, strict=True)
-        if kind == "text"
-    ]
     _require_text_model(model, kinds, location)
+    texts = [
+        _text(model, instance, location, i)
+        for i, (instance, kind) in enumerate(zip(instances, kinds, strict=True))
+        if kind == TEXT
+    ]
     encoded = model.text.transform(texts) if model.text is not None else None
     rows, n_texts = [], 0
     for i, (instance, kind) in enumerate(zip(instances, kinds, strict=True)):
-        if kind == "text" and encoded is not None:
+        if kind == TEXT and encoded is not None:
             rows.append(encoded.row(n_texts))
             n_texts += 1
         else:
@@ -65,10 +76,21 @@ def to_csr(model: Model, instances: Sequence[InstanceLike], location: str = "ins
     )
 
 
+def _text(model: Model, instance: InstanceLike, location: str, i: int) -> str:
+    """Return the text or the document of an instance. Raises InputError FIELD_UNKNOWN."""
+    if instance.fields is None:
+        return instance.text or ""
+    try:
+        return document(instance.fields, model.text_fields)
+    except ParameterError as error:
+        place = location.format(i)
+        raise InputError(f"{place}: {error}", code="FIELD_UNKNOWN", loc=place) from None
+
+
 def _require_text_model(model: Model, kinds: list[str], location: str) -> None:
     """Raise InputError NO_TEXT if a text is sent to a model without a text pipeline."""
-    if model.text is None and "text" in kinds:
-        first = location.format(kinds.index("text"))
+    if model.text is None and TEXT in kinds:
+        first = location.format(kinds.index(TEXT))
         raise InputError(
             f"{first}: this model was not trained on text: send indices and values",
             code="NO_TEXT",
@@ -79,12 +101,19 @@ def _require_text_model(model: Model, kinds: list[str], location: str) -> None:
 def _instance_kind(instance: InstanceLike, location: str) -> str:
     """Return the kind of an instance: text, sparse or dense."""
     present = tuple(
-        name for name in ("text", "indices", "values") if getattr(instance, name) is not None
+        name
+        for name in ("text", "fields", "indices", "values")
+        if getattr(instance, name) is not None
     )
-    kinds = {("text",): "text", ("indices", "values"): "sparse", ("values",): "dense"}
+    kinds = {
+        ("text",): TEXT,
+        ("fields",): TEXT,
+        ("indices", "values"): "sparse",
+        ("values",): "dense",
+    }
     if present not in kinds:
         described = " and ".join(present) or "nothing"
-        fix = "give text, or indices and values, or values of all features"
+        fix = "give text, or fields, or indices and values, or values of all features"
         raise InputError(f"{location} has {described}: {fix}", code="ROW_KIND", loc=location)
     return kinds[present]
 

@@ -18,7 +18,7 @@ from xcray.service.http.body import json_body, openapi_body
 from xcray.service.models.cache import LoadedModel
 from xcray.service.prediction.fast_path import FastRoute, Reply
 from xcray.service.prediction.handler import handle_predict, model_target
-from xcray.service.prediction.instances import to_csr
+from xcray.service.prediction.instances import one_row
 from xcray.service.prediction.services import PredictionServices
 from xcray.service.schemas.predict import ExplainRequest, PredictRequest
 
@@ -87,7 +87,7 @@ async def _explain(
 def _explanation(loaded: LoadedModel, body: ExplainRequest) -> ExplainReply:
     """Return the explanation by one version."""
     predictor = loaded.predictor
-    row = to_csr(predictor.model, [body.instance], "instance")
+    row = one_row(predictor.model, body.instance, "instance")
     label = body.label if body.label is not None else int(predictor.predict(row, 1).labels[0, 0])
     explanation = predictor.explain(row, label, body.top)
     fields = {

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from xcray.api.options import ThresholdOptions
+from xcray.data.text.fields import MAX_FIELDS
 from xcray.service.schemas.base import (
     MAX_LABEL_CHARS,
     MAX_MILLISECONDS,
@@ -15,20 +16,29 @@ from xcray.service.schemas.base import (
     Indices,
     Labels,
     Strict,
+    Value,
     Values,
 )
 from xcray.service.schemas.declared import declared_field
 
+FieldText = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+FieldValues = Annotated[dict[str, FieldText | Value], Field(min_length=1, max_length=MAX_FIELDS)]
+
 
 class Instance(Strict):
-    """One instance to classify: `text`, or a sparse row, or a dense row.
+    """One instance to classify: `text`, or `fields`, or a sparse row, or a dense row.
 
+    `fields` has the values of the model's text fields by name (`text_fields` of its `reading`);
+    missing ones are empty.
     A sparse row has `indices` (any order, no duplicates) and `values`. A dense row has `values`
     only, one per feature of the model.
     """
 
     text: str | None = Field(
         None, max_length=MAX_TEXT_CHARS, examples=["read rows of a csv file into dictionaries"]
+    )
+    fields: FieldValues | None = Field(
+        None, examples=[{"title": "Reading rows", "abstract": "Of a csv file"}]
     )
     indices: Indices | None = None
     values: Values | None = None

@@ -1,0 +1,148 @@
+"""Documents of several fields: stems by language, own terms, categories, numbers, characters."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from xcray.data.text import stems
+from xcray.data.text.analyzer import Analyzer
+from xcray.data.text.fields import Field, document, join_fields, readable, text_fields_of
+from xcray.data.text.pipeline import TextPipeline
+from xcray.data.text.tokenizer import TextParams
+from xcray.errors import ParameterError, Refused, Unavailable
+
+FIELDS = (
+    Field("title", weight=2.0),
+    Field("abstract", ngram_max=2),
+    Field("lang", "language"),
+    Field("publisher", "category", 1.0),
+    Field("year", "number", 1.0),
+)
+ROWS = [
+    ("Libraries of houses", "Reading rows, reading houses", "en", "Springer", "1990"),
+    ("Bibliotheken und Häuser", "Die Häuser der Bibliothek", "de", " De Gruyter ", "2010"),
+    ("Häuser", "Ein Haus", "de", "", ""),
+    ("数据库", "naïve houses", "zh", "Springer", "x"),
+]
+PARAMS = TextParams(language="lang", char_ngrams=(3, 5), fields=FIELDS)
+
+
+def documents() -> list[str]:
+    """Return the rows as documents."""
+    return [join_fields(row) for row in ROWS]
+
+
+def test_terms_of_fields():
+    terms = Analyzer(TextParams(language="lang", fields=FIELDS)).terms(documents()[1])
+    assert [readable(term) for term in terms] == [
+        "publisher:De Gruyter",
+        *("bibliothek", "und", "haus"),
+        *("title:bibliothek", "title:und", "title:haus"),
+        *("die", "haus", "der", "bibliothek", "die haus", "haus der", "der bibliothek"),
+    ]
+
+
+@pytest.mark.parametrize("sublinear", [False, True])
+def test_compiled_rows_are_those_of_the_fit(sublinear, tmp_path):
+    """The fit splits texts in Python; all other rows are compiled. Both give the same bits."""
+    params = TextParams(
+        language="lang", char_ngrams=(3, 5), sublinear_tf=sublinear, fields=FIELDS, min_df=1
+    )
+    pipeline, X = TextPipeline.fit_transform(documents(), params)
+    pipeline.save(tmp_path)
+    again = TextPipeline.load(tmp_path)
+    assert (again.params, again.numbers, again.stemmer) == (
+        pipeline.params,
+        pipeline.numbers,
+        pipeline.stemmer,
+    )
+    for rows in (pipeline.transform(documents()), again.transform(documents())):
+        for ours, theirs in zip(rows, X, strict=True):
+            assert np.array_equal(ours, theirs)
+    for i, each in enumerate(documents()):  # alone or among others
+        assert np.array_equal(again.transform([each]).indices, X.row(i)[0])
+
+
+def test_fields_with_ascii_texts_only():
+    """ASCII texts without stems are split by the kernel, field by field."""
+    fields = (Field("title", weight=3.0), Field("abstract"))
+    params = TextParams(ngram_max=2, fold_plurals=True, fields=fields, aliases=(("dict", "a b"),))
+    texts = [join_fields(pair) for pair in (("Rows, a dict", "the rows"), ("", "rows"), ("x1", ""))]
+    pipeline, X = TextPipeline.fit_transform(texts, params)
+    for ours, theirs in zip(pipeline.transform(texts), X, strict=True):
+        assert np.array_equal(ours, theirs)
+    row = dict(zip(*(values.tolist() for values in X.row(0)), strict=True))
+    weight = {term: row[j] for j, term in enumerate(pipeline.names.to_pylist()) if j in row}
+    assert set(weight) == {
+        *("row", "a b", "the", "row a b", "the row"),
+        *("title:row", "title:a b", "title:row a b"),
+    }
+    assert weight["title:a b"] == pytest.approx(3 * weight["a b"])
+
+
+def test_a_number_is_scaled_by_its_mean_and_deviation():
+    pipeline, X = TextPipeline.fit_transform(documents(), PARAMS)
+    assert pipeline.numbers == ((2000.0, 10.0),)
+    year = pipeline.names.to_pylist().index("year")
+    values = [dict(zip(*map(list, X.row(i)), strict=True)).get(year, 0.0) for i in range(4)]
+    assert values == [pytest.approx(-1 / 3), pytest.approx(1 / 3), 0.0, 0.0]
+    far = pipeline.transform([join_fields(("a", "b", "en", "", "9999"))])
+    assert far.data[list(far.indices).index(year)] == 1.0
+
+
+def test_words_are_named_as_written():
+    pipeline = TextPipeline.fit(documents(), PARAMS)
+    named = pipeline.written(documents()[1])
+    assert {"Bibliotheken".lower(), "häuser", "title:bibliotheken"} <= set(named.values())
+    assert "bibliothek" not in named.values()
+
+
+def test_a_text_without_fields_is_the_shared_one():
+    analyzer = Analyzer(TextParams(fields=FIELDS, language="de"))
+    assert analyzer.values("Häuser") == ["", "Häuser", "", "", ""]
+    assert analyzer.values(document({"title": "a"}, ["title", "abstract"])) == ["a", *[""] * 4]
+    with pytest.raises(ParameterError, match="there is no field 'titel'"):
+        document({"titel": "a"}, ["title"])
+
+
+def test_languages():
+    assert [stems.algorithm(each) for each in ("de", "DE-at", "german", "zh", "")] == [
+        *["german"] * 3,
+        None,
+        None,
+    ]
+    with pytest.raises(ParameterError, match="language is 'klingon'"):
+        Analyzer(TextParams(language="klingon"))
+
+
+def test_another_stemmer_is_refused(tmp_path, monkeypatch):
+    TextPipeline.fit(["houses"], TextParams(language="en")).save(tmp_path)
+    monkeypatch.setattr(stems, "stemmer_version", lambda: "1.0")
+    with pytest.raises(Refused, match="pip install 'PyStemmer=="):
+        TextPipeline.load(tmp_path).transform(["house"])
+
+
+def test_without_pystemmer_the_extra_is_named(monkeypatch):
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name="Stemmer")
+
+    monkeypatch.setattr(stems, "import_module", missing)
+    with pytest.raises(Unavailable, match=r"pip install 'xcray\[text\]'"):
+        stems.Stems("german")
+
+
+def test_weights_of_fields():
+    assert text_fields_of(["title:2.5", "abstract"]) == (
+        Field("title", weight=2.5),
+        Field("abstract"),
+    )
+    assert text_fields_of({"a:1": {}, "b": {"ngram_max": 2}}) == (
+        Field("a:1"),
+        Field("b", ngram_max=2),
+    )
+    for wrong in ({"a": {"wight": 1}}, {"a": {"weight": math.inf}}, {"a": {"ngram_max": 9}}):
+        with pytest.raises(ParameterError):
+            text_fields_of(wrong)

@@ -1,0 +1,144 @@
+"""Analyzer: documents to terms, by field and language.
+
+`terms` is the reference of what `kernels.text` computes from the parts of a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from xcray.data.text.fields import CATEGORY, LANGUAGE, NUMBER, SEPARATOR, TEXT, Field, to_number
+from xcray.data.text.stems import Stems, algorithm
+from xcray.data.text.tokenizer import TextParams, make_cutter, ngrams
+
+
+class Part(NamedTuple):
+    """The text of one field.
+
+    number: of the field, from 1; 0 for texts without fields. stems: of its language, if any.
+    """
+
+    number: int
+    text: str
+    stems: Mapping[str, str] | None
+
+
+class Analyzer:
+    """Splitter of documents, see `TextParams`. Thread-safe."""
+
+    def __init__(self, params: TextParams) -> None:
+        """Initialise.
+
+        stems: of the language of all texts, if any. Raises ParameterError for an unknown language,
+        Unavailable if PyStemmer is missing.
+        """
+        params.require_language()
+        self.params = params
+        self.cut = make_cutter(params)
+        fields = params.fields
+        self.fields = (Field("text"), *fields)
+        self.numbers = [field for field in fields if field.kind == NUMBER]
+        own_language = params.language and algorithm(params.language)
+        self.stems = stems_of(own_language) if own_language else None
+        kinds = [field.kind for field in fields]
+        self._language = kinds.index(LANGUAGE) if LANGUAGE in kinds else None
+        texts = [i for i, kind in enumerate(kinds) if kind == TEXT]
+        # where a text without fields belongs
+        self._plain = next((i for i in texts if not fields[i].weight), texts[0] if texts else 0)
+
+    def values(self, document: str) -> list[str]:
+        """Return the value of each field, empty if it is missing.
+
+        A text without fields is the one whose terms all texts share, else the first.
+        """
+        fields = self.params.fields
+        values = document.split(SEPARATOR)
+        if len(values) == 1 and len(fields) > 1:
+            return [document if i == self._plain else "" for i in range(len(fields))]
+        return (values + [""] * len(fields))[: len(fields)]
+
+    def parts(self, document: str) -> Iterator[Part]:
+        """Yield the texts of a document, at least one."""
+        if not self.params.fields:
+            yield Part(0, document, self.stems)
+            return
+        values, stems = self.values(document), self.stems
+        if self._language is not None:
+            name = algorithm(values[self._language])
+            stems = stems_of(name) if name else None
+        for i, field in enumerate(self.params.fields):
+            if field.kind == TEXT:
+                yield Part(i + 1, values[i], stems)
+
+    def categories(self, document: str) -> list[str]:
+        """Return the terms of the document's categories."""
+        values = self.values(document)
+        return [
+            field.prefix + value.strip()
+            for field, value in zip(self.params.fields, values, strict=True)
+            if field.kind == CATEGORY and value.strip()
+        ]
+
+    def number_values(self, document: str) -> list[float]:
+        """Return the document's numbers, NaN where there is none."""
+        values = self.values(document)
+        return [
+            to_number(value)
+            for field, value in zip(self.params.fields, values, strict=True)
+            if field.kind == NUMBER
+        ]
+
+    def words(self, part: Part) -> tuple[list[str], list[str], list[str]]:
+        """Return the stems of a part, the words as written, and its whole identifiers."""
+        words, wholes = self.cut(part.text)
+        stems = part.stems
+        return (words if stems is None else [stems[word] for word in words]), words, wholes
+
+    def terms(self, document: str) -> list[str]:
+        """Return the terms of a document with repeats, without its numbers."""
+        terms = self.categories(document)
+        for part in self.parts(document):
+            stems, _, wholes = self.words(part)
+            terms += self._runs(stems, wholes, part.number) + self._characters(stems)
+        return terms
+
+    def written(self, document: str) -> dict[str, str]:
+        """Return the terms of a document with the words that each stands for.
+
+        These are written as in the document where the term occurs first.
+        """
+        out: dict[str, str] = {}
+        for part in self.parts(document):
+            stems, words, wholes = self.words(part)
+            terms = self._runs(stems, wholes, part.number)
+            for term, run in zip(terms, self._runs(words, wholes, part.number), strict=True):
+                out.setdefault(term, run)
+        return out
+
+    def _runs(self, words: list[str], wholes: list[str], number: int) -> list[str]:
+        """Return the runs of words and the identifiers of a field, with those of its own."""
+        field = self.fields[number]
+        runs = ngrams(words, field.ngram_max or self.params.ngram_max)
+        own = [field.prefix + run for run in runs] if field.weight else []
+        return [*runs, *wholes, *own]
+
+    def _characters(self, words: list[str]) -> list[str]:
+        """Return the terms of runs of characters."""
+        runs = self.params.char_ngrams
+        return [] if runs is None else [term for word in words for term in char_ngrams(word, *runs)]
+
+
+def char_ngrams(word: str, low: int, high: int) -> Iterator[str]:
+    """Yield the terms of runs of low to high characters of a word between two blanks."""
+    padded = f" {word} "
+    for start in range(len(padded)):
+        for length in range(low, min(high, len(padded) - start) + 1):
+            yield SEPARATOR + padded[start : start + length]
+
+
+@lru_cache(maxsize=64)
+def stems_of(name: str) -> Stems:
+    """Return the cache of stems of a Snowball algorithm, one a process."""
+    return Stems(name)

@@ -1,0 +1,95 @@
+"""Stems of words by the Snowball algorithms of PyStemmer, the extra `text`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module, metadata
+from typing import Any, Final
+
+from xcray.errors import Refused, missing_extra
+
+# code (ISO 639-1) -> name of the Snowball algorithm
+ALGORITHMS: Final = {
+    "ar": "arabic",
+    "ca": "catalan",
+    "cs": "czech",
+    "da": "danish",
+    "de": "german",
+    "el": "greek",
+    "en": "english",
+    "eo": "esperanto",
+    "es": "spanish",
+    "et": "estonian",
+    "eu": "basque",
+    "fa": "persian",
+    "fi": "finnish",
+    "fr": "french",
+    "ga": "irish",
+    "hi": "hindi",
+    "hu": "hungarian",
+    "hy": "armenian",
+    "id": "indonesian",
+    "it": "italian",
+    "lt": "lithuanian",
+    "ne": "nepali",
+    "nl": "dutch",
+    "no": "norwegian",
+    "pl": "polish",
+    "pt": "portuguese",
+    "ro": "romanian",
+    "ru": "russian",
+    "sr": "serbian",
+    "sv": "swedish",
+    "ta": "tamil",
+    "tr": "turkish",
+    "yi": "yiddish",
+}
+MAX_CACHED_WORDS: Final = 500_000  # of a language, then the cache starts again
+
+
+def algorithm(language: str) -> str | None:
+    """Return the Snowball algorithm of a code ("de", "de-AT") or name; None if there is none."""
+    language = language.strip().lower()
+    if language in ALGORITHMS.values():
+        return language
+    return ALGORITHMS.get(language.replace("_", "-").partition("-")[0])
+
+
+def stemmer_version() -> str:
+    """Return the version of PyStemmer. Raises Unavailable, with the fix, if it is missing."""
+    _stemmer_module()
+    return metadata.version("PyStemmer")
+
+
+def require_version(version: str) -> None:
+    """Raise Refused unless this version of PyStemmer is installed: others can stem differently."""
+    if (installed := stemmer_version()) != version:
+        raise Refused(
+            f"the text was stemmed with PyStemmer {version}, and {installed} is installed, whose "
+            f"stems can differ: pip install 'PyStemmer=={version}', or build the data set again"
+        )
+
+
+class Stems(dict[str, str]):
+    """Stems of lowercase words by word, each computed once."""
+
+    def __init__(self, name: str) -> None:
+        """Initialise for a Snowball algorithm. Raises Unavailable if PyStemmer is missing."""
+        super().__init__()
+        # 0: without a cache of its own
+        self._stem: Callable[[str], str] = _stemmer_module().Stemmer(name, 0).stemWord
+
+    def __missing__(self, word: str) -> str:
+        """Compute the stem of a word."""
+        if len(self) >= MAX_CACHED_WORDS:
+            self.clear()
+        stem = self[word] = self._stem(word)
+        return stem
+
+
+def _stemmer_module() -> Any:
+    """Return the module of PyStemmer. Raises Unavailable if it is missing."""
+    try:
+        return import_module("Stemmer")
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from None
