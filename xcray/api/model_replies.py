@@ -79,12 +79,26 @@ class ContributionView(TypedDict):
     contribution: float
 
 
+class GroupContributionView(TypedDict):
+    """The contribution of a group of similar labels to a score.
+
+    labels: its first labels; n_labels: number of all. contribution: of all features and its bias;
+    contributions: of the features with the largest ones.
+    """
+
+    labels: list[str]
+    n_labels: int
+    contribution: float
+    contributions: list[ContributionView]
+
+
 class ExplainReply(TypedDict):
-    """The parts of a label's score: score = bias + contributions + rest.
+    """The parts of a label's score: score = bias + contributions + rest + groups.
 
     rest: the sum of the n_rest contributions that are not listed. rank: position of the label among
     all labels, from 1. gap_to_top, gap_to_kth: best score minus this score, and k-th best score
-    minus this score (k=5).
+    minus this score (k=5). groups: of a model with groups of similar labels, the parts of those
+    that the label is in, from coarse to fine; else empty.
     """
 
     model: Answerer
@@ -97,6 +111,7 @@ class ExplainReply(TypedDict):
     rank: int
     gap_to_top: float
     gap_to_kth: float
+    groups: list[GroupContributionView]
 
 
 class ShareView(TypedDict):
@@ -213,10 +228,21 @@ class SimilarView(TypedDict):
     cosine: float
 
 
+class GroupView(TypedDict):
+    """A group of similar labels: number of labels, and the names of the first."""
+
+    n_labels: int
+    labels: list[str]
+
+
 class LabelView(LabelSummaryView):
-    """A label with its bias, its largest weights by magnitude, and the most similar labels."""
+    """A label with its bias, its largest weights by magnitude, and the most similar labels.
+
+    groups: of similar labels that share evidence, from coarse to fine; empty without groups.
+    """
 
     model: Answerer
     bias: float
     features: list[FeatureView]
     similar: list[SimilarView]
+    groups: list[GroupView]

@@ -61,6 +61,14 @@ class TrainingOptions(PoolOptions):
         False,
         "also fit probabilities: on one half of the held-out rows, evaluated on the other half",
     )
+    groups: str = parameter(
+        "none",
+        "let similar labels share evidence: none, auto, or numbers of groups such as 100,400. "
+        "Groups are trained like labels and weighed on held-out training rows (solvers that train "
+        "each label alone)",
+        low=1,
+        high=200,
+    )
     auto: str | None = parameter(
         None,
         "choose row_norm, C, positives, positive_weight and lam, except those that are given, on "

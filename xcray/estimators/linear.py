@@ -30,6 +30,7 @@ from xcray.arrays import (
     pattern_from,
 )
 from xcray.errors import InputError, excerpt, similar_or_all
+from xcray.index.label_groups import LabelGroups
 from xcray.index.search import SearchIndex
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.sparse import take_pattern_rows, take_rows
@@ -67,6 +68,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     FITTED: ClassVar[str] = "coef_"  # an attribute that only fitted estimators have
     n_jobs: int | None
     row_norm_: str = "none"  # of fitted estimators that normalise rows, as in a model
+    groups_: LabelGroups | None = None  # of fitted estimators whose labels share evidence
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make the constructor of a class that names its solver."""
@@ -251,13 +253,14 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             feature_names=features,
             link=self.LINK,
             row_norm=self.row_norm_,
+            groups=self.groups_,
         )
 
     def _restore(self, model: Model) -> None:
         """Take the weights of a model."""
         self.coef_, self.intercept_ = model.W.to_scipy(), np.array(model.b)
-        self.row_norm_ = model.row_norm
-        self._index = SearchIndex.build(model.W, self.intercept_)
+        self.row_norm_, self.groups_ = model.row_norm, model.groups
+        self._index = self._build_index()
 
     def publish(self, registry: str | Path, name: str) -> int:
         """Save the fitted model as the next version of `name` in a registry; return its number.
@@ -288,13 +291,17 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Restore the state, and rebuild the index."""
         super().__setstate__(state)
         if "coef_" in state:
-            self._index = SearchIndex.build(csr_from(self.coef_), self.intercept_)
+            self._index = self._build_index()
 
     def _set_model(self, block: SolvedLabels) -> None:
         """Set the fitted attributes from the result of a solver."""
         self.coef_, self.intercept_ = block.W.to_scipy(), block.bias.astype(np.float32)
         self.records_ = block.records
-        self._index = SearchIndex.build(block.W, self.intercept_)
+        self._index = self._build_index()
+
+    def _build_index(self) -> SearchIndex:
+        """Return the search over the fitted weights."""
+        return SearchIndex.build(csr_from(self.coef_), self.intercept_, groups=self.groups_)
 
     def _assigned_labels(self, scores: Float64) -> Any:
         """Return which labels rows with scores (n, K) get: (n, K) bool; here those above 0."""
@@ -367,7 +374,9 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Yield dense scores, chunk by chunk."""
         X, W = rows.to_scipy().astype(np.float64), self.coef_.T.astype(np.float64)
         for start in range(0, rows.n_rows, CHUNK_ROWS):
-            yield (X[start : start + CHUNK_ROWS] @ W).toarray() + self.intercept_.astype(np.float64)
+            chunk = X[start : start + CHUNK_ROWS]
+            scores = (chunk @ W).toarray() + self.intercept_.astype(np.float64)
+            yield scores if self.groups_ is None else scores + self.groups_.scores(chunk)
 
     def _workers(self) -> int:
         """Return the number of threads, by scikit-learn's convention."""

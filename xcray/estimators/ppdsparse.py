@@ -19,7 +19,9 @@ class PPDSparse(LabelByLabelEstimator):
 
     auto: choose row_norm, C, positives, positive_weight and lam on held-out rows for this measure,
     such as "P@1+nDCG@5"; those that differ from their defaults are kept, and selection_ is what was
-    tried. row_norm_ is the normalisation that was used. With several labels per row, the labels
+    tried. row_norm_ is the normalisation that was used. groups: let similar labels share evidence:
+    "none", "auto", or numbers of groups such as "100,400"; groups_ is what was trained, None if it
+    gains nothing on held-out rows. With several labels per row, the labels
     with a score above 0 are predicted.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
@@ -33,7 +35,7 @@ class PPDSparse(LabelByLabelEstimator):
     """
 
     SOLVER: ClassVar[str] = "ppdsparse"
-    OPTIONS: ClassVar[Mapping[str, Any]] = {"auto": None}
+    OPTIONS: ClassVar[Mapping[str, Any]] = {"auto": None, **LabelByLabelEstimator.OPTIONS}
     auto: str | None
 
     def _train(

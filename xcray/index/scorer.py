@@ -10,12 +10,13 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, csr
 from xcray.errors import ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
+from xcray.index.label_groups import GroupSummands
 from xcray.index.search import SearchIndex
 from xcray.index.search_result import SearchResult
 
 
 class Contributions(NamedTuple):
-    """The exact summands of one score: score = bias + sum(x * weights).
+    """The summands of one score: score = bias + sum(x * weights), plus those of the label's groups.
 
     features: (m,) int32, inputs of the row in ascending order; x, weights: (m,) float64.
     """
@@ -24,6 +25,7 @@ class Contributions(NamedTuple):
     x: Float64
     weights: Float64
     bias: float
+    groups: tuple[GroupSummands, ...] = ()
 
 
 class Scorer(Protocol):
@@ -155,7 +157,9 @@ class SparseScorer:
             features, weighted, assume_unique=True, return_indices=True
         )
         wide = x[at_x].astype(np.float64), weights[at_w].astype(np.float64)
-        return Contributions(shared, *wide, float(self.index.b[label]))
+        groups = self.index.groups
+        parts = () if groups is None else tuple(groups.summands(rows, label))
+        return Contributions(shared, *wide, float(self.index.b[label]), parts)
 
 
 def sparse_rows(X: CSR | Float32) -> CSR:

@@ -6,47 +6,44 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Int32, csr, frozen
 from xcray.errors import ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
+from xcray.index.label_groups import LabelGroups
 from xcray.index.packed import bias_order, build_lists, check_lists
+from xcray.index.search_engine import dense_rows, is_dense, make_engine
 from xcray.index.search_result import SearchResult
 from xcray.index.validate_rows import check_position, check_rows
-from xcray.index.weight_scan import MAX_SCAN_WEIGHTS, Scan, choose_scan
+from xcray.index.weight_scan import (
+    MAX_SCAN_WEIGHTS,
+    RowBiases,
+    Scan,
+    choose_scan,
+    row_scores,
+)
 from xcray.kernels.cache import is_compiled
 from xcray.kernels.entry_points import DirectKernel
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.search.bounded_scan import (
-    SearchEngine,
     SearchOutput,
     SearchScratch,
     rank_of,
     score_one,
 )
 from xcray.kernels.search.choose_scan import search_narrow_rows, search_wide_rows
-from xcray.kernels.search.dense import LANE_LABELS, scatter_weights, search_dense
+from xcray.kernels.search.dense import search_dense
+from xcray.kernels.search.label_groups import GroupScratch, search_grouped_rows
 from xcray.kernels.search.lists import NARROW_BYTES, PackedLists
+from xcray.kernels.sparse import take_rows
 
 # keeps a kernel call to milliseconds, so that a batch can be interrupted and threads share it
 # evenly
 ROWS_PER_CALL = 64
-# maximum number of labels that are always scored because of unusually large biases
-MAX_LARGE_BIAS_LABELS = 16
-MIN_BOUND_DROP = 0.002  # minimum decrease of the largest remaining bias per such label
-# Cuts of narrow lists pay if the k-th score exceeds the largest bias by this share of the distance
-# of the largest from the median bias; otherwise the bounds of too many labels reach it.
-MIN_GAP_SHARE = 0.25
 POSTING_NANOSECONDS = 1.5  # worst case, to convert a deadline into a number of postings
-# dense rows are also built if at least one in this many weights is nonzero: a cell takes a tenth of
-# the time of a posting
-DENSE_WEIGHT_DIVISOR = 3
-MAX_DENSE_CELLS = 1 << 25  # limit of dense rows in memory, 4 bytes each
-# limits of small models, whose dense rows are added in less time than opening a list takes
-SMALL_MODEL_LABELS, SMALL_MODEL_CELLS = 256, 1 << 21
 CELLS_PER_POSTING = 8  # cells of dense rows that are added in the worst-case time of a posting
 COMPILE_SECONDS = 5.0  # searches in NumPy that take longer are left to kernels
 EMPTY_MASK = frozen(np.empty(0), np.uint8)
@@ -63,6 +60,10 @@ class SearchIndex:
     added instead of reading lists, which is up to ten times as fast and exact by itself. These rows
     are built in memory: at most 128 MiB, or 8 MiB if labels are few. Larger models are searched by
     their lists.
+
+    With label groups, the bias of a label depends on the row, see `xcray.index.label_groups`: it is
+    summed first, then added to the sum over the label's weights. All labels are then visited, and
+    lists are always used.
     """
 
     _numpy_seconds: ClassVar[float] = 0.0  # of all searches of this process, estimated
@@ -76,13 +77,14 @@ class SearchIndex:
         *,
         dense: bool | None = None,
         row_norm: str = "none",
+        groups: LabelGroups | None = None,
     ) -> None:
         """Create an index.
 
         lists: from `packed.build_lists` or `packed.read_lists`. W: (K, D) by label, valid. b: (K,).
         order: (K,) from `packed.bias_order`. dense: whether to search dense rows regardless of the
         number of weights and cells; None: where that is faster. row_norm: normalisation of the rows
-        of every request, one of ROW_NORMS.
+        of every request, one of ROW_NORMS. groups: of the labels, or None.
         """
         if (
             len(b) != W.n_rows
@@ -93,36 +95,47 @@ class SearchIndex:
             raise ShapeMismatch(
                 f"W is {W.shape}; the lists, b ({len(b)}) and order ({len(order)}) must match it"
             )
-        lengths = np.diff(W.indptr)
-        has_weights = lengths > 0
-        large_bias, other_bias = _large_bias_labels(b, order[has_weights[order]])
-        self._engine = SearchEngine(
-            lists,
-            W,
-            frozen(b, np.float32),
-            frozen(np.where(has_weights, b, np.float32(-np.inf)), np.float32),
-            frozen(order, np.int32),
-            frozen(order[~has_weights[order]], np.int32),
-            300.0 + 1.2 * float(np.dot(lengths, lengths)) / max(int(lengths.sum()), 1),
-            frozen(large_bias, np.int32),
-            other_bias,
-            MIN_GAP_SHARE * (float(other_bias) - _median(b[has_weights])),
-            float(np.abs(b).max(initial=0.0)),
-        )
+        if groups is not None and (len(groups.members), groups.postings.n_rows) != W.shape:
+            raise ShapeMismatch(
+                f"W is {W.shape}; the groups are of {len(groups.members)} labels and have weights "
+                f"on {groups.postings.n_rows} features"
+            )
+        self._engine = make_engine(lists, W, b, order)
         self._free_work: deque[SearchScratch] = deque()
         self._is_compiled = self._is_compiling = False
         narrow = lists.width == NARROW_BYTES
         self._list_kernel = DirectKernel(search_narrow_rows if narrow else search_wide_rows)
-        self._prefer_dense = _is_dense(W) if dense is None else dense
-        self.row_norm = row_norm
+        self._prefer_dense = is_dense(*W.shape, W.nnz) if dense is None else dense
+        self.row_norm, self.groups = row_norm, groups
+        self._group_work: deque[GroupScratch] = deque()
+        if groups is not None:
+            self._list_kernel, self._prefer_dense = DirectKernel(search_grouped_rows), False
 
     @classmethod
     def build(
-        cls, W: CSR, b: Float32, *, dense: bool | None = None, row_norm: str = "none"
+        cls,
+        W: CSR,
+        b: Float32,
+        *,
+        dense: bool | None = None,
+        row_norm: str = "none",
+        groups: LabelGroups | None = None,
     ) -> SearchIndex:
-        """Return the index of weights by label, in memory. dense, row_norm: as for the class."""
+        """Return the index of weights by label, in memory; options as for the class."""
         bias, order = frozen(b, np.float32), bias_order(b)
-        return cls(build_lists(W), W, bias, order, dense=dense, row_norm=row_norm)
+        return cls(build_lists(W), W, bias, order, dense=dense, row_norm=row_norm, groups=groups)
+
+    def with_groups(self, groups: LabelGroups | None) -> SearchIndex:
+        """Return a search of the same weights with other groups."""
+        engine = self._engine
+        return SearchIndex(
+            engine.lists,
+            engine.W,
+            engine.bias,
+            engine.bias_order,
+            row_norm=self.row_norm,
+            groups=groups,
+        )
 
     @cached_property
     def dense(self) -> Float32 | None:
@@ -130,7 +143,7 @@ class SearchIndex:
 
         They are built on first use, so that opening a model takes no memory.
         """
-        return _dense_rows(self.W) if self._prefer_dense else None
+        return dense_rows(self.W) if self._prefer_dense else None
 
     @property
     def lists(self) -> PackedLists:
@@ -159,10 +172,11 @@ class SearchIndex:
 
     @property
     def n_bytes(self) -> int:
-        """Return the bytes of the lists and of the bias order, without the weights by label."""
+        """Return the bytes of lists, bias order and groups, without the weights by label."""
         lists = self._engine.lists
         arrays = (lists.blocks, lists.starts, lists.keys, lists.segments, self._engine.bias_order)
-        return sum(int(array.nbytes) for array in arrays)
+        n_bytes = 0 if self.groups is None else self.groups.n_bytes
+        return n_bytes + sum(int(array.nbytes) for array in arrays)
 
     def input_rows(self, X: CSR) -> CSR:
         """Return rows (n, D) as they are multiplied with the weights: checked, and normalised.
@@ -206,7 +220,7 @@ class SearchIndex:
         if k > 0:
             scan = self._scan_without_kernels(X) if end is None else None
             if scan is not None:
-                scan(X, self.W, self.b, label_filter, out)
+                scan(X, self.W, self.row_biases(X), label_filter, out)
             else:
                 self._search_all(X, out, threads, end, label_filter)
         else:
@@ -228,6 +242,9 @@ class SearchIndex:
         """
         X = self.input_rows(X)
         check_position(X, row, label, self.n_labels)
+        if self.groups is not None:
+            one = take_rows(self.W, frozen([label], np.int64))
+            return float(row_scores(X, row, one, lambda i: self.row_biases(X)(i)[label])[0])
         return float(score_one(X, row, label, self._engine))
 
     def rank(self, X: CSR, label: int, row: int = 0) -> int:
@@ -237,10 +254,21 @@ class SearchIndex:
         """
         X = self.input_rows(X)
         check_position(X, row, label, self.n_labels)
+        if self.groups is not None:
+            scores = row_scores(X, row, self.W, self.row_biases(X))
+            better = np.count_nonzero(scores > scores[label])
+            return 1 + int(better + np.count_nonzero(scores[:label] == scores[label]))
         work = self._take_work()
         rank = 1 + int(rank_of(X, row, label, self._engine, work))
         self._free_work.append(work)
         return rank
+
+    def row_biases(self, X: CSR) -> RowBiases:
+        """Return a function from the number of a row of X (n, D) to all biases for it: (K,)."""
+        if self.groups is not None:
+            return self.groups.row_biases(X, self.b)
+        own = self.b.astype(np.float64)
+        return lambda row: own
 
     @property
     def is_compiled(self) -> bool:
@@ -321,7 +349,13 @@ class SearchIndex:
         work = self._take_work()
         # masks of filters can have other types
         kernel = self._list_kernel if among is None else self._list_kernel.kernel
-        kernel(X, start, stop, self._engine, allowed, n_allowed, budget, work, out)
+        limits = (allowed, n_allowed, budget)
+        if self.groups is None:
+            kernel(X, start, stop, self._engine, *limits, work, out)
+        else:
+            scratch = self._group_work.pop() if self._group_work else self.groups.scratch()
+            kernel(X, start, stop, self._engine, self.groups.arrays, *limits, work, scratch, out)
+            self._group_work.append(scratch)
         self._free_work.append(work)  # clean again; after an exception it is not, and is discarded
 
     def _take_work(self) -> SearchScratch:
@@ -340,39 +374,6 @@ class SearchIndex:
                 np.zeros(n, np.int32),
                 np.zeros(n, np.float64),
             )
-
-
-def _is_dense(W: CSR) -> bool:
-    """Return whether dense rows are faster than lists and not too large."""
-    cells = W.n_rows * int(W.n_cols)
-    is_small = W.n_rows <= SMALL_MODEL_LABELS and cells <= SMALL_MODEL_CELLS
-    return 0 < cells <= MAX_DENSE_CELLS and (is_small or W.nnz * DENSE_WEIGHT_DIVISOR >= cells)
-
-
-def _dense_rows(W: CSR) -> Float32:
-    """Return the weights by feature including zeros: (D, K rounded up to LANES) float32."""
-    rows = np.zeros((int(W.n_cols), -(-W.n_rows // LANE_LABELS) * LANE_LABELS), np.float32)
-    scatter_weights(W, rows)
-    return frozen(rows, np.float32)
-
-
-def _large_bias_labels(b: Float32, order: Int32) -> tuple[Any, Any]:
-    """Return the few labels with outlying biases, and the largest bias of the other labels.
-
-    Always scoring these labels is cheaper than a bound that includes their biases. order: labels
-    with weights, by descending bias.
-    """
-    if not len(order):
-        return order[:0], np.float32(0.0)
-    top = b[order[: MAX_LARGE_BIAS_LABELS + 1]].astype(np.float64)
-    gain = top[0] - top - MIN_BOUND_DROP * np.arange(len(top))
-    n = int(np.argmax(gain))
-    return order[:n], np.float32(top[n])
-
-
-def _median(values: Float32) -> float:
-    """Return the median, 0 for no values."""
-    return float(np.median(values.astype(np.float64))) if len(values) else 0.0
 
 
 def _new_output(n: int, k: int) -> SearchOutput:

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Int64, frozen
+from xcray.arrays import CSR, Float64, Int32, Int64, frozen
 from xcray.index.filters import LabelFilter
 from xcray.kernels.search.bounded_scan import SearchOutput
 from xcray.kernels.sparse import transpose
@@ -19,17 +19,19 @@ POSTING_SECONDS: Final = 1.2e-8
 ROW_SECONDS: Final = 8e-5
 LABEL_SECONDS: Final = 8e-8
 
-# searches rows X (n, D) with weights W (K, D), biases (K,) and a filter; writes its result
-Scan: TypeAlias = Callable[[CSR, CSR, Float32, LabelFilter | None, SearchOutput], None]
+# returns the biases (K,) float64 of the labels for a row, which groups of labels make depend on it
+RowBiases: TypeAlias = Callable[[int], Float64]
+# searches rows X (n, D) with weights W (K, D), biases and a filter; writes its result
+Scan: TypeAlias = Callable[[CSR, CSR, RowBiases, LabelFilter | None, SearchOutput], None]
 
 
 def scan_weights(
-    X: CSR, W: CSR, b: Float32, label_filter: LabelFilter | None, out: SearchOutput
+    X: CSR, W: CSR, biases: RowBiases, label_filter: LabelFilter | None, out: SearchOutput
 ) -> None:
     """Write the best allowed labels of each row to `out`, by one pass over all weights per row.
 
-    X: (n, D), finite. W: (K, D) by label. b: (K,). out: (n, k), k at least 1 and at most the number
-    of allowed labels. Scores are bit-identical to those of the kernels: `np.bincount` adds float64
+    X: (n, D), finite. W: (K, D) by label. out: (n, k), k at least 1 and at most the number of
+    allowed labels. Scores are bit-identical to those of the kernels: `np.bincount` adds float64
     products in the order of a label's weights, features ascending, and zero products change no sum.
     """
     allowed = _allowed_labels(W, label_filter)
@@ -42,11 +44,20 @@ def scan_weights(
         x[features] = values
         sums = _sums_by_label(label_of, x[W.indices] * W.data, W.n_rows)
         x[features] = 0.0
-        _write_best(sums + b.astype(np.float64), allowed, out, i)
+        _write_best(sums + biases(i), allowed, out, i)
+
+
+def row_scores(X: CSR, i: int, W: CSR, biases: RowBiases) -> Float64:
+    """Return the scores (K,) of all labels for row i of X, with the bits of `scan_weights`."""
+    label_of = np.repeat(np.arange(W.n_rows), np.diff(W.indptr))
+    x = np.zeros(W.n_cols)
+    features, values = X.row(i)
+    x[features] = values
+    return _sums_by_label(label_of, x[W.indices] * W.data, W.n_rows) + biases(i)
 
 
 def scan_postings(
-    X: CSR, W: CSR, b: Float32, label_filter: LabelFilter | None, out: SearchOutput
+    X: CSR, W: CSR, biases: RowBiases, label_filter: LabelFilter | None, out: SearchOutput
 ) -> None:
     """Do the same for many rows, by the weights of each row's features.
 
@@ -69,7 +80,7 @@ def scan_postings(
             products = x * np.concatenate([weights[part] for part in parts])
             sums = _sums_by_label(own, products, W.n_rows)
         out.postings_read[i] = starts[features + 1].sum() - starts[features].sum()
-        _write_best(sums + b.astype(np.float64), allowed, out, i)
+        _write_best(sums + biases(i), allowed, out, i)
 
 
 def choose_scan(X: CSR, W: CSR) -> tuple[Scan, float]:

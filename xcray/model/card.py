@@ -56,6 +56,9 @@ STRUCTURES = {
     True: "A chain of {n_stages:,} stages over {n_labels:,} labels and {n_features:,} inputs. Each "
     "stage adds\n`F(x) W + b` to the scores of the one before, and can calibrate them.",
 }
+GROUPS = """ Similar labels share evidence: added to the score
+of a label is {weight:g} times the mean score of its groups, of {n:,} in all (sizes {sizes}), which
+are trained like labels ({nnz:,} weights)."""
 BIASES = {
     False: "Its weights reflect the words and biases of its training data: `explain` shows which "
     "features\n  contributed to a prediction.",
@@ -94,6 +97,9 @@ def render_card(manifest: Mapping[str, Any]) -> str:
     structure = STRUCTURES[is_chain].format(
         n_labels=n_labels, n_features=n_features, n_stages=n_stages
     )
+    groups = manifest["stages"][0].get("groups")
+    if groups:
+        structure += GROUPS.format(n=sum(groups["sizes"]), **groups)
     return CARD.format(
         structure=structure,
         biases=BIASES[is_chain],
@@ -138,6 +144,11 @@ def _certificate_rows(report: Mapping[str, Any], eps: Any) -> str:
             f"{report['largest_gap']:.2g} of the objective of predicting nothing; "
             f"{eps:g} was required"
         )
+    groups = report.get("groups", {})
+    if "labels_certified" in groups:
+        rows["label groups certified"] = f"{groups['labels_certified']:,} of {groups['labels']:,}"
+    if groups.get("joined_later"):
+        rows["labels that joined groups after their training"] = f"{groups['joined_later']:,}"
     return "".join(f"| {name} | {value} |\n" for name, value in rows.items())
 
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Int64
+from xcray.model.label_groups import weights_hash
 from xcray.model.model import Model
 
 BLOCK_WEIGHTS: Final = 1 << 22  # weights of one model that are compared in one step
@@ -40,8 +41,9 @@ class ModelDiff(NamedTuple):
 def diff(a: Model, b: Model) -> ModelDiff:
     """Compare two models.
 
-    Repeated label names in a model are compared by their first occurrence. Labels of a chain of
-    stages are identical if all of both models is.
+    A label with groups is identical if weights and members of its groups are, too. Repeated label
+    names in a model are compared by their first occurrence. Labels of a chain of stages are
+    identical if all of both models is.
     """
     rows_a, rows_b = _first_numbers(a.label_names.array), _first_numbers(b.label_names.array)
     names_a, names_b = a.label_names.take(rows_a), b.label_names.take(rows_b)
@@ -52,6 +54,7 @@ def diff(a: Model, b: Model) -> ModelDiff:
         same = np.full(int(in_both.sum()), a.sha256 == b.sha256)
     else:
         same = _same_rows(a, rows_a[in_both], b, rows_b[to_b[in_both]])
+        same &= _same_groups(a, rows_a[in_both], b, rows_b[to_b[in_both]])
     both = names_a.filter(pa.array(in_both))
     is_added = np.ones(len(rows_b), bool)
     is_added[to_b[in_both]] = False
@@ -108,6 +111,15 @@ def _same_rows(a: Model, rows_a: Int64, b: Model, rows_b: Int64) -> NDArray[np.b
             starts = np.concatenate([[0], np.cumsum(lengths[pairs])[:-1]])
             same[pairs] = ~np.logical_or.reduceat(differs, starts)
     return same
+
+
+def _same_groups(a: Model, rows_a: Int64, b: Model, rows_b: Int64) -> Any:
+    """Return which pairs of labels are in the same groups, whose weights are bit-identical."""
+    if a.groups is None or b.groups is None:
+        return a.groups is b.groups
+    if a.feature_names != b.feature_names or weights_hash(a.groups) != weights_hash(b.groups):
+        return False
+    return (a.groups.members[rows_a] == b.groups.members[rows_b]).all(axis=1)
 
 
 def _entries(W: CSR, rows: Int64, to_other: Int64 | None) -> tuple[Any, Any]:

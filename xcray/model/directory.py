@@ -9,6 +9,7 @@ It is published by one rename and never changed afterwards.
     labels.arrow      K names
     features.arrow    D names
     index/            the same weights by feature, for the search
+    groups/           weights of label groups and their labels, if there are groups
     text/             text pipeline, if the input is text
     label_table.arrow     the solver's report per label, if there is one
     timeline.arrow    worker and times per batch, if the training recorded them (not in the
@@ -30,17 +31,20 @@ from xcray.arrays import CSR, Float32, frozen
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound
 from xcray.index import packed
+from xcray.index.label_groups import LabelGroups
 from xcray.index.packed import BUFFER_BYTES
 from xcray.index.search import SearchIndex
 from xcray.index.staged import Stage
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import render_card
+from xcray.model.label_groups import read_groups
 from xcray.model.manifest import (
     BIAS,
     LISTS,
     MANIFEST,
     WEIGHTS,
+    groups_of,
     is_staged,
     read_manifest,
     row_norm_of,
@@ -149,11 +153,14 @@ class Staging:
         """Whether all arrays are written."""
         return self._index is not None
 
-    def index(self, b: Any, row_norm: str = "none") -> SearchIndex:
+    def index(
+        self, b: Any, row_norm: str = "none", groups: LabelGroups | None = None
+    ) -> SearchIndex:
         """Write the biases b (K,) and the packed lists, and return the search over them, mapped.
 
-        row_norm: as for `SearchIndex`. A second call returns the same index. Raises
-        ParameterError if a weight or bias is not finite, Corrupt if a row is not canonical.
+        row_norm, groups: as for `SearchIndex`; groups are written later. A second call returns the
+        same index. Raises ParameterError if a weight or bias is not finite, Corrupt if a row is not
+        canonical.
         """
         if self._index is None:
             W, b = read_csr(self.weights), frozen(b, np.float32)
@@ -163,7 +170,7 @@ class Staging:
             (self.path / LISTS).parent.mkdir()
             packed.write_lists(self.path / LISTS, W, b, self._budget, self._on_step)
             lists, order = packed.read_lists(self.path / LISTS, W)
-            self._index = SearchIndex(lists, W, b, order, row_norm=row_norm)
+            self._index = SearchIndex(lists, W, b, order, row_norm=row_norm, groups=groups)
         return self._index
 
     def add_stages(self, stages: Sequence[Stage]) -> list[dict[str, Any]]:
@@ -307,11 +314,16 @@ def _map_linear(path: Path, manifest: Mapping[str, Any], verify: bool) -> Linear
 
 def _load_search(path: Path, manifest: Mapping[str, Any], W: CSR, b: Float32) -> SearchIndex:
     """Return the search over the mapped lists, or over new ones if they have another layout."""
-    row_norm = row_norm_of(manifest)
+    row_norm, entry, groups = row_norm_of(manifest), groups_of(manifest), None
+    if entry is not None:
+        try:
+            groups = read_groups(path, entry, *W.shape)
+        except NotFound as error:
+            raise Corrupt(f"{path.name}: {error.message}") from None
     if not packed.is_current(path / LISTS):
-        return SearchIndex.build(W, b, row_norm=row_norm)
+        return SearchIndex.build(W, b, row_norm=row_norm, groups=groups)
     lists, order = packed.read_lists(path / LISTS, W)
-    return SearchIndex(lists, W, b, order, row_norm=row_norm)
+    return SearchIndex(lists, W, b, order, row_norm=row_norm, groups=groups)
 
 
 def _map_matrix(path: Path, name: str, shape: tuple[int, int], nnz: int) -> CSR:

@@ -148,6 +148,17 @@ def is_staged(manifest: Mapping[str, Any]) -> bool:
     return isinstance(first, dict) and "weights" not in first
 
 
+def groups_of(manifest: Mapping[str, Any]) -> Any:
+    """Return the entry of the label groups of a linear model, None without groups.
+
+    It has the number of groups of each size, the factor of the mean of their scores, and the number
+    of their weights.
+    """
+    stages = manifest.get("stages")
+    first = stages[0] if isinstance(stages, list) and stages else None
+    return first.get("groups") if isinstance(first, dict) else None
+
+
 def row_norm_of(manifest: Mapping[str, Any]) -> str:
     """Return the normalisation of the rows of a model's requests. Raises Corrupt."""
     try:

@@ -14,6 +14,7 @@ from xcray.arrays import CSR, Float32
 from xcray.data.dataset import reading_of
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import NotFound, ParameterError, excerpt, suggestion
+from xcray.index.label_groups import LabelGroups
 from xcray.index.scorer import Scorer, SparseScorer
 from xcray.index.search import SearchIndex
 from xcray.index.staged import Stage, StagedScorer
@@ -87,6 +88,11 @@ class Model:
     def search(self) -> SearchIndex:
         """Exact top-k over the weights of a linear model."""
         return self.require_linear().search
+
+    @property
+    def groups(self) -> LabelGroups | None:
+        """Groups of similar labels whose scores are part of those of the labels, or None."""
+        return None if self.linear is None else self.linear.search.groups
 
     def scorer(self, threads: int = 1) -> Scorer:
         """Return the scorer. threads: cores per batch, where it can use several."""

@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from xcray.arrays import CSR, csr
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import ParameterError, ShapeMismatch, excerpt
+from xcray.index.label_groups import LabelGroups
 from xcray.index.search import SearchIndex
 from xcray.index.staged import Stage, StagedScorer
 from xcray.kernels.row_norm import ROW_NORMS
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.directory import LinearPart, ModelParts, Staging
+from xcray.model.label_groups import groups_hash, write_groups
 from xcray.model.manifest import BIAS, LISTS, SCHEMA_VERSION, WEIGHTS
 from xcray.model.model import Model
 from xcray.model.stages import n_weights, stages_hash
@@ -48,6 +50,7 @@ class ModelContent:
     calibration: curves from scores to probabilities, and how they were fitted (JSON). row_norm: one
     of ROW_NORMS, applied to the rows of every request. The curves, a link other than "identity" and
     a row_norm other than "none" are part of the content hash, because they change predictions.
+    groups: of similar labels, or None.
     """
 
     W: CSR | None
@@ -59,6 +62,7 @@ class ModelContent:
     link: str = "identity"
     calibration: tuple[Calibration, Mapping[str, Any]] | None = None
     row_norm: str = "none"
+    groups: LabelGroups | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +157,8 @@ def content_hash(parts: ModelParts, settings: Mapping[str, Any]) -> str:
             "shape": np.array(W.shape, np.int64),
             "bias": parts.linear.b,
         }
+        groups = parts.linear.search.groups
+        scores |= {} if groups is None else {"groups": groups_hash(groups)}
     return sha256_arrays(
         {
             **scores,
@@ -240,7 +246,7 @@ def _build_parts(
         ]
         entries["nnz"] = sum(n_weights(stage) for stage in content.stages)
     else:
-        index = _index_weights(staging, content.W, content.b, content.row_norm)
+        index = _index_weights(staging, content)
         linear = LinearPart(index.W, index.b, index)
         stage: dict[str, Any] = {
             "features": "input",
@@ -249,6 +255,8 @@ def _build_parts(
             "calibration": None,
         }
         stage |= _row_norm_entry(content.row_norm)
+        if index.groups is not None:
+            stage |= {"groups": write_groups(staging.path, index.groups)}
         entries |= {"stages": [stage], "index": {"lists": LISTS}, "nnz": index.W.nnz}
     stages = tuple(content.stages)
     return ModelParts(linear, stages, labels, features, content.text, label_table), entries
@@ -281,13 +289,14 @@ def _check_sizes(
     return K, D
 
 
-def _index_weights(staging: Staging, W: CSR, b: Any, row_norm: str) -> SearchIndex:
+def _index_weights(staging: Staging, content: ModelContent) -> SearchIndex:
     """Return the search over the weights, which are written unless they are staged."""
-    if not staging.is_indexed:
+    W = content.W
+    if not staging.is_indexed and W is not None:
         # a view of some rows is written as a separate matrix
         lo, hi = int(W.indptr[0]), int(W.indptr[-1])
         write_matrix(staging.weights, csr(W.indptr - lo, W.indices[lo:hi], W.data[lo:hi], W.n_cols))
-    return staging.index(b, row_norm)
+    return staging.index(content.b, content.row_norm, content.groups)
 
 
 def _to_arrow_names(names: Any) -> pa.LargeStringArray:

@@ -10,7 +10,9 @@ import pyarrow.compute as pc
 
 from xcray.arrays import CSR, Float64
 from xcray.certificate import relative_gaps
+from xcray.index.label_groups import LabelGroups
 from xcray.model.model import Model
+from xcray.predict.explain import GROUP_NAMES
 
 BLOCK_WEIGHTS: Final = 1 << 22  # weights per step of a pass over all labels
 
@@ -49,10 +51,11 @@ def list_labels(
 def label_details(
     model: Model, label: int | str, n_features: int = 10, n_similar: int = 10
 ) -> dict[str, Any]:
-    """Return a `LabelSummary` as a dictionary, and "bias", "features" and "similar"; JSON-ready.
+    """Return a `LabelSummary` as a dictionary, "bias", "features", "similar", "groups"; JSON-ready.
 
     "features": the largest weights by magnitude, with the names of their features. "similar": the
     labels with the most similar weights, with the cosine of both rows of W; only cosines above 0.
+    "groups": those of similar labels that the label is in, with the first of their labels.
     One pass over all weights. Raises NotFound with similar names, and ParameterError for a chain of
     stages.
     """
@@ -75,7 +78,16 @@ def label_details(
             for other in similar
             if cosines[other] > 0
         ],
+        "groups": [] if model.groups is None else list(_groups(model, model.groups, number)),
     }
+
+
+def _groups(model: Model, groups: LabelGroups, label: int) -> Iterator[dict[str, Any]]:
+    """Yield the groups of a label, from coarse to fine."""
+    for group in groups.members[label].tolist():
+        labels = groups.labels_of(group)
+        names = model.label_names.take(labels[:GROUP_NAMES]).to_pylist()
+        yield {"n_labels": len(labels), "labels": names}
 
 
 def cosine_similarities(W: CSR, label: int) -> Float64:

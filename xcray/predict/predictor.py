@@ -25,7 +25,7 @@ from xcray.model.calibration import probability_source, require_probabilities
 from xcray.model.model import Model
 from xcray.parameters import require_type, takes
 from xcray.predict.arrow import to_arrow
-from xcray.predict.explain import Explanation, list_contributions
+from xcray.predict.explain import Explanation, list_contributions, list_groups
 from xcray.predict.labels import FilterCache, SetLookup, unknown_labels
 from xcray.predict.thresholds import Thresholds
 
@@ -271,6 +271,7 @@ class Predictor:
             gap_to_top=float(best[0]) - score,
             gap_to_kth=float(best[-1]) - score,
             k=len(best),
+            groups=list_groups(self.model, summands, top, text),
         )
 
     def evaluate(

@@ -43,7 +43,6 @@ BUILT_IN: Final = {
     "indexed-bcd": "xcray.solvers.indexed_bcd.solver:IndexedBCDSolver",
     # baselines
     "memoir-paper": "xcray.solvers.presets:MemoirPaperSolver",
-    "memoir-paper-frozen": "xcray.solvers.presets:MemoirPaperFrozenSolver",
     "memoir-scripts": "xcray.solvers.presets:MemoirScriptsSolver",
     "lc": "xcray.solvers.lc.solver:LCSolver",
     "block-minimisation": "xcray.solvers.indexed_bcd.baselines:BlockMinimisationSolver",

@@ -81,43 +81,48 @@ class BlockStore:
         allow_missing: bool = False,
         positives: Any = None,
         tick: Callable[[], None] = lambda: None,
+        labels: range | None = None,
     ) -> SolvedLabels:
         """Merge all labels into one block, with the weights mapped from the matrix file `path`.
 
         budget: bytes of weights in memory at once, in addition to the records and 32 bytes per
         label; the file does not depend on it. allow_missing: labels that no part holds get no
         weights, bias -1 and an untrained record, with `positives` (K,), their rows in training.
-        tick: called after each range of labels. Raises ValueError with the first missing label
-        unless they are allowed, and Corrupt if a part was changed.
+        tick: called after each range of labels. labels: only those of this range; the result
+        numbers them from 0. Raises ValueError with the first missing label unless they are allowed,
+        and Corrupt if a part was changed.
         """
+        chosen = range(self._n_labels) if labels is None else labels
         missing = self.missing
+        missing = missing[(missing >= chosen.start) & (missing < chosen.stop)]
         if len(missing) and not allow_missing:
             raise ValueError(f"label {int(missing[0])} is in no part")
-        indptr = np.concatenate([[0], np.cumsum(self._length)])
+        lengths = self._length[chosen.start : chosen.stop]
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
         with MatrixWriter(path, indptr, self._n_features) as out:
             for first, stop in row_ranges(indptr, budget // ENTRY_BYTES):
                 n = int(indptr[stop] - indptr[first])
                 indices, weights = np.empty(n, np.int32), np.empty(n, np.float32)
-                for labels, part in self._parts_of(first, stop):
+                for own, part in self._parts_of(chosen.start + first, chosen.start + stop):
                     W = read_csr(self._directory / part)
-                    rows = self._row[labels].astype(np.int64)
+                    rows = self._row[own].astype(np.int64)
                     if W.n_rows <= rows.max() or not np.array_equal(
-                        np.diff(W.indptr)[rows], self._length[labels]
+                        np.diff(W.indptr)[rows], self._length[own]
                     ):
                         raise _changed_part(part)
                     copy_rows(
                         W,
                         frozen(rows, np.int64),
-                        frozen(indptr[labels] - indptr[first], np.int64),
+                        frozen(indptr[own - chosen.start] - indptr[first], np.int64),
                         indices,
                         weights,
                     )
                 out.write(int(indptr[first]), indices, weights)
                 tick()
         bias, records = self._columns(missing, positives)
-        return SolvedLabels(
-            np.arange(self._n_labels, dtype=np.int32), read_csr(path), bias, records
-        )
+        numbers = np.arange(len(chosen), dtype=np.int32)
+        first, stop = chosen.start, chosen.stop
+        return SolvedLabels(numbers, read_csr(path), bias[first:stop], records[first:stop])
 
     def _parts_of(self, first: int, stop: int) -> Iterator[tuple[Int64, str]]:
         """Yield (labels (n,), part name) for labels in [first, stop), each part once."""

@@ -50,8 +50,10 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
     calibration_matches = (
         not spec.calibrate or model.calibration is not None or "not_calibrated" in report
     )
+    groups = report.get("groups", {"requested": "none"})["requested"]
     if (
         not same_training
+        or groups != spec.groups
         or not calibration_matches
         or (spec.auto and report.get("auto", {}).get("select") != spec.auto)
         or ("partial" in report and spec.max_seconds is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from xcray.training.capacity.preflight import (
     worker_count,
 )
 from xcray.training.capacity.worker_memory import entries_per_label, worker_bytes
+from xcray.training.label_groups.clustering import LabelClusters
+from xcray.training.label_groups.data import with_group_labels
 from xcray.training.observer import TrainingObserver
 from xcray.training.report.summary import label_table, summarize_block
 from xcray.training.solve_labels import (
@@ -54,8 +57,9 @@ class IndependentLabels(TrainingStrategy):
         self.workers = worker_count(context.spec)
 
     def run_settings(self) -> dict[str, Any]:
-        """Return no settings: labels give the same bits in any batches."""
-        return {}
+        """Return the groups of labels, if any: labels give the same bits in any batches."""
+        clusters = self._context.clusters
+        return {} if clusters is None else {"groups": list(clusters.sizes)}
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
         """Estimate the training; see `xcray.training.capacity.preflight.estimate`."""
@@ -128,6 +132,7 @@ class IndependentLabels(TrainingStrategy):
                 self.workers,
                 context.job,
                 memory_limit=self.rows_limit(),
+                clusters=context.clusters,
             )
         state = self._solver.load_dataset(context.dataset, self.rows_limit())
         return make_local_pool(context.spec.pool, self._solver, state, self.workers)
@@ -181,10 +186,12 @@ def make_ray_pool(
     workers: int,
     job: str,
     memory_limit: int | None = None,
+    clusters: LabelClusters | None = None,
 ) -> Pool:
     """Return a pool of Ray actors, on the spec's cluster or on a local Ray.
 
-    memory_limit: see `SolverTask`.
+    memory_limit: see `SolverTask`. clusters: groups that the labels of `dataset` end with; its
+    directory does not have them.
     """
     try:
         from xcray.workers.ray.pool import (
@@ -196,7 +203,8 @@ def make_ray_pool(
     except ModuleNotFoundError as error:
         raise missing_ray(error) from None
     data_path = str(dataset.path.resolve())
-    task = SolverTask(solver, data_path, dataset.content_hash, memory_limit)
+    prepare = None if clusters is None else partial(with_group_labels, clusters=clusters)
+    task = SolverTask(solver, data_path, dataset.content_hash, memory_limit, prepare)
     policy, request = scaling_policy_for(spec.ray_address), ONE_CPU
     if policy is not None:
         request = ResourceRequest(memory=PROCESS_BYTES + worker_bytes(solver, dataset.train, 0)[0])

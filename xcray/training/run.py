@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xcray.arrays import CSR, Float32, TopK
+from xcray.arrays import CSR, TopK
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import open_verified
 from xcray.errors import InputError, Stopped
+from xcray.index.search import SearchIndex
 from xcray.index.staged import link_of
-from xcray.measures import evaluate, with_unseen
+from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.stages import n_weights
@@ -25,10 +27,12 @@ from xcray.system.cores import available_cores
 from xcray.telemetry.progress import EMPTY, Progress
 from xcray.training.auto_params import choose_params
 from xcray.training.block_store import BlockStore
-from xcray.training.calibration.fit import fit_calibration, held_out_part
+from xcray.training.calibration.fit import calibrate_held_out, held_out_part
 from xcray.training.capacity.monitor import ResourceMonitor
 from xcray.training.capacity.preflight import check_fits, memory_limits, merge_budget
 from xcray.training.epoch_strategy import shorten_history
+from xcray.training.label_groups.data import GroupPlan, make_groups, with_group_labels
+from xcray.training.label_groups.plan import plan_groups
 from xcray.training.observer import TrainingObserver
 from xcray.training.partial import check_any_finished, partial_summary
 from xcray.training.report.summary import convergence_warnings, measures_by_frequency
@@ -81,11 +85,10 @@ def train(
         chosen: dict[str, Any] = {}
         if spec.auto:
             spec, chosen = choose_params(spec, Path(run_dir), Path(out), report, stop)
-        run = _TrainingRun(spec, Path(run_dir), report, stop, job)
-        run.notes = {**chosen, **(notes or {})}
-        run.prepare(Path(out))
-        run.solve()
-        return run.publish(Path(out))
+        plan, weighed = plan_groups(spec, Path(run_dir), _TrainingRun, report, stop, job)
+        run = _TrainingRun(spec, Path(run_dir), report, stop, job, plan)
+        run.notes = {**chosen, **weighed, **(notes or {})}
+        return run.train(Path(out))
 
 
 class _TrainingRun:
@@ -98,11 +101,10 @@ class _TrainingRun:
         progress: Callable[[Progress], None],
         stop: StopFlag,
         job: str,
+        plan: GroupPlan | None = None,
     ) -> None:
-        self.spec = spec
-        self.run_dir = run_dir
-        self.progress = progress
-        self.stop = stop
+        self.spec, self.plan, self.run_dir = spec, plan, run_dir
+        self.progress, self.stop = progress, stop
         self.start_time = time.monotonic()
         self.phase_seconds: dict[str, float] = {}
         self.report_progress("LOADING", 0, 0)
@@ -115,19 +117,29 @@ class _TrainingRun:
                 "the training part has no row with a label; check the label column of the source",
                 code="NO_POSITIVES",
             )
+        # the groups of a plan are further labels
+        labelled = with_group_labels(self.dataset, plan.clusters) if plan else self.dataset
         self.strategy = make_strategy(
-            TrainingContext(spec, self.dataset, self.solver, run_dir, job)
+            TrainingContext(
+                spec, labelled, self.solver, run_dir, job, clusters=plan and plan.clusters
+            )
         )
         self.metrics = RunMetrics(self.strategy.workers, self.dataset.train.n_rows)
         self.parts = BlockStore(
             run_dir,
             self._fingerprint(),
-            n_labels=self.dataset.n_labels,
+            n_labels=labelled.n_labels,
             n_features=self.dataset.n_features,
         )
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
         self.notes: dict[str, Any] = {}
         self.calibration: tuple[Calibration, dict[str, Any]] | None = None
+
+    def train(self, out: Path) -> TrainResult:
+        """Run all phases."""
+        self.prepare(out)
+        self.solve()
+        return self.publish(out)
 
     def prepare(self, out: Path) -> None:
         """Estimate the resources and refuse a training that cannot fit or be calibrated."""
@@ -173,17 +185,22 @@ class _TrainingRun:
         ) as staging:
             self._report_phase("MERGING")
             began = time.monotonic()
-            merge_options = {
-                "allow_missing": self.spec.max_seconds is not None,
-                "positives": self.dataset.label_counts,
-            }
-            block = self.parts.merge(
-                staging.weights,
+            merge = partial(
+                self.parts.merge,
                 budget=budget,
+                allow_missing=self.spec.max_seconds is not None,
+                positives=self.dataset.label_counts,
                 tick=lambda: self._report_phase("MERGING"),
-                **merge_options,
             )
-            index = staging.index(block.bias, self.solver.row_norm)
+            K, groups = self.dataset.n_labels, None
+            block = merge(staging.weights, labels=range(K))
+            if self.plan is not None:
+                others = range(K, len(self.parts.lengths))
+                solved = merge(self.run_dir / "groups.arrow", labels=others)
+                groups = make_groups(self.plan, solved)
+                entry = {**self.notes.get("groups", {}), **self.strategy.summarize(solved, {})}
+                self.notes["groups"] = entry
+            index = staging.index(block.bias, self.solver.row_norm, groups)
             self.phase_seconds["MERGING"] = time.monotonic() - began
 
             def query(X: CSR, k: int) -> TopK:
@@ -193,7 +210,7 @@ class _TrainingRun:
             if self.spec.calibrate:
                 self._calibrate(query)
             self._report_phase("PUBLISHING")
-            return self._write_model(staging, block._replace(W=index.W), index.W, index.b, measures)
+            return self._write_model(staging, block._replace(W=index.W), index, measures)
 
     def _publish_stages(self, out: Path, result: StagedModel) -> TrainResult:
         """Evaluate a chain of stages on the held-out part, and publish its directory."""
@@ -202,19 +219,18 @@ class _TrainingRun:
             self._calibrate(result.query)
         self._report_phase("PUBLISHING")
         with Staging(out, marker=self.run_dir / "staged") as staging:
-            return self._write_model(staging, result.block, None, None, measures)
+            return self._write_model(staging, result.block, None, measures)
 
     def _write_model(
         self,
         staging: Staging,
         block: SolvedLabels,
-        W: CSR | None,
-        b: Float32 | None,
+        index: SearchIndex | None,
         measures: dict[str, float],
     ) -> TrainResult:
         """Write everything except staged arrays, and publish by rename.
 
-        W, b: None for a chain of stages.
+        index: None for a chain of stages.
         """
         timeline, stages = read_streams(self.run_dir), self.strategy.stages
         report = self._make_report(
@@ -222,8 +238,8 @@ class _TrainingRun:
         )
         shorten_history(report, staging.path)
         content = ModelContent(
-            W,
-            b,
+            None if index is None else index.W,
+            None if index is None else index.b,
             self.dataset.label_names,
             self.dataset.feature_names,
             text=self.dataset.text,
@@ -231,6 +247,7 @@ class _TrainingRun:
             calibration=self.calibration,
             row_norm=self.solver.row_norm,
             stages=stages,
+            groups=None if index is None else index.groups,
         )
         record = TrainingRecord(
             self.spec.solver,
@@ -283,7 +300,7 @@ class _TrainingRun:
     def _report_phase(self, phase: str) -> None:
         """Report a phase after solving: all labels are solved, or the time limit was reached."""
         self.monitor.poll()
-        n_labels = self.dataset.n_labels
+        n_labels = len(self.parts.lengths)
         self.report_progress(phase, n_labels - len(self.parts.missing), n_labels)
 
     def _report_solving(self, *args: Any, **kwargs: Any) -> None:
@@ -298,13 +315,10 @@ class _TrainingRun:
 
     def _fingerprint(self) -> dict[str, Any]:
         """Return the data that identifies this run when it is resumed."""
-        solver = {
+        return {
             "solver": self.spec.solver,
             "revision": self.solver.revision,
             "params": self.solver.as_dict(),
-        }
-        return {
-            **solver,
             "dataset": self.dataset.content_hash,
             "format": 1,
             **self.strategy.run_settings(),
@@ -322,10 +336,11 @@ class _TrainingRun:
         began = time.monotonic()
         top = query(test.X, max(self.spec.ks))
         n_train = self.dataset.train.n_rows
-        truth, counts = with_unseen(test.Y, self.dataset.label_counts, test.unseen)
-        self.by_frequency = measures_by_frequency(top, truth, counts, self.spec.ks)
+        self.by_frequency = measures_by_frequency(
+            top, test.Y, self.dataset.label_counts, self.spec.ks
+        )
         measures: dict[str, float] = evaluate(
-            top, truth, ks=self.spec.ks, label_counts=counts, n_train=n_train
+            top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train
         )
         self.phase_seconds["EVALUATING"] = time.monotonic() - began
         return measures
@@ -336,16 +351,9 @@ class _TrainingRun:
         With too few correct answers the model is not calibrated, and its report states why.
         """
         self._report_phase("CALIBRATING")
-        began, test = time.monotonic(), held_out_part(self.dataset)
-        options: dict[str, Any] = {"seed": self.seed or 0, "ks": self.spec.ks}
+        began = time.monotonic()
         try:
-            curves, details = fit_calibration(
-                query, test.X, test.Y, self.dataset.label_counts, self.dataset.train.X, **options
-            )
-            self.calibration = (
-                curves,
-                {**details, "dataset_hash": self.dataset.content_hash, "part": "test"},
-            )
+            self.calibration = calibrate_held_out(query, self.dataset, self.seed or 0, self.spec.ks)
         except InputError as error:
             self.notes["not_calibrated"] = error.message
         self.phase_seconds["CALIBRATING"] = time.monotonic() - began
@@ -363,7 +371,7 @@ class _TrainingRun:
         """
         test = self.dataset.test
         actual = {
-            "weights": block.W.nnz + sum(map(n_weights, self.strategy.stages)),
+            "weights": int(self.parts.lengths.sum()) + sum(map(n_weights, self.strategy.stages)),
             "model": sum(path.stat().st_size for path in staged.rglob("*.arrow")),
             "core_seconds": balance_report["core_seconds"],
             "seconds": round(

@@ -31,7 +31,7 @@ class TrainSpec(TrainingOptions):
     memory_limit can be text like "4GiB". Merging stays within it too; data and finished weights are
     mapped files and do not count. After max_seconds, merging and evaluation take additional time.
     calibrate: see `xcray.training.calibration.fit`; models of softmax solvers return probabilities
-    without it. auto: see `xcray.training.selection`.
+    without it. auto: see `xcray.training.selection`; groups: see `xcray.training.label_groups`.
     """
 
     dataset: str
@@ -54,9 +54,25 @@ class TrainSpec(TrainingOptions):
             parse_measure(self.auto)
             if SOLVERS[self.solver].tuning is None:
                 raise ParameterError(f"auto chooses parameters of ppdsparse, not of {self.solver}")
+        if parse_group_sizes(self.groups) != ():
+            self._check_groups()
         object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
         if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
             raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")
+
+    def _check_groups(self) -> None:
+        """Raise ParameterError if a training of this solver and time limit cannot have groups."""
+        solver = make_solver(self.solver, self.params)
+        if solver.rows != "all" or solver.exports != "weights" or solver.link != "identity":
+            raise ParameterError(
+                "groups needs a solver that trains each label alone, such as ppdsparse, not "
+                f"{self.solver}: leave groups out, or choose another solver"
+            )
+        if self.max_seconds is not None:
+            raise ParameterError(
+                "groups needs all labels of two trainings, which a time limit can cut short: "
+                "leave max_seconds or groups out"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainSpec:
@@ -84,3 +100,18 @@ class TrainSpec(TrainingOptions):
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
         return {**dataclasses.asdict(self), "params": dict(self.params), "ks": list(self.ks)}
+
+
+def parse_group_sizes(text: str) -> tuple[int, ...] | None:
+    """Return the sizes in "100,400", ascending; () for "none", None for "auto".
+
+    Raises ParameterError.
+    """
+    if text in ("none", "auto"):
+        return () if text == "none" else None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and 2 <= int(part) <= 10**6 for part in parts):
+        raise ParameterError(
+            f"groups is {text[:80]!r}: use none, auto, or numbers of groups from 2 such as 100,400"
+        )
+    return tuple(sorted({int(part) for part in parts}))

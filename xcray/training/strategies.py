@@ -15,6 +15,9 @@ from xcray.solvers.declarations import Rows
 from xcray.training.capacity.preflight import Estimate
 from xcray.training.group_training import GroupTraining
 from xcray.training.independent import IndependentLabels
+from xcray.training.label_groups.clustering import choose_sizes, cluster_labels
+from xcray.training.label_groups.data import with_group_labels
+from xcray.training.label_groups.plan import with_weighing
 from xcray.training.shards.strategy import BlockRotation
 from xcray.training.spec import TrainSpec
 from xcray.training.strategy import TrainingContext, TrainingStrategy
@@ -36,7 +39,10 @@ def estimate_training(spec: TrainSpec, probe_seconds: float = 2.0) -> Estimate:
 
     probe_seconds: approximate time limit of the probe. Raises NotFound, Corrupt.
     """
-    dataset = Dataset.open(spec.dataset)
+    dataset, clusters = Dataset.open(spec.dataset), None
+    if sizes := choose_sizes(spec.groups, dataset.n_labels):
+        clusters = cluster_labels(dataset.train.X, dataset.train.YT, sizes)
+        dataset = with_group_labels(dataset, clusters)
     strategy = make_strategy(
         TrainingContext(
             spec,
@@ -45,6 +51,9 @@ def estimate_training(spec: TrainSpec, probe_seconds: float = 2.0) -> Estimate:
             Path(spec.dataset),
             "estimate",
             cluster=False,
+            clusters=clusters,
         )
     )
-    return strategy.estimate(frozen(np.arange(dataset.n_labels), np.int32), probe_seconds)
+    labels = frozen(np.arange(dataset.n_labels), np.int32)
+    estimate = strategy.estimate(labels, probe_seconds)
+    return estimate if clusters is None else with_weighing(estimate)

@@ -21,6 +21,7 @@ from xcray.solvers import AnySolver
 from xcray.solvers.group_contract import StagedModel
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.training.capacity.preflight import Estimate
+from xcray.training.label_groups.clustering import LabelClusters
 from xcray.training.observer import TrainingObserver
 from xcray.training.spec import TrainSpec
 
@@ -30,7 +31,8 @@ class TrainingContext:
     """What to train and where.
 
     solver: created from the spec. job: prefix of the names of Ray actors. cluster: whether the size
-    of the spec's cluster can be queried.
+    of the spec's cluster can be queried. clusters: groups that the labels of the data set end with,
+    see `xcray.training.label_groups`.
     """
 
     spec: TrainSpec
@@ -39,6 +41,7 @@ class TrainingContext:
     run_dir: Path
     job: str
     cluster: bool = True
+    clusters: LabelClusters | None = None
 
 
 class TrainingStrategy(Protocol):

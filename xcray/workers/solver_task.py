@@ -19,7 +19,8 @@ class SolverTask:
     """Solves labels of a data set directory.
 
     solver: its class must be importable by the workers. path, content_hash: of the data set.
-    memory_limit: bytes of a worker's rows, see `load_dataset` of a solver.
+    memory_limit: bytes of a worker's rows, see `load_dataset` of a solver. prepare: what is made of
+    the mapped data set before it is loaded, for example by adding groups of labels.
     """
 
     counter: ClassVar[tuple[str, str]] = ("xcray_labels_solved", "Labels solved by this worker")
@@ -28,12 +29,15 @@ class SolverTask:
     path: str
     content_hash: str
     memory_limit: int | None = None
+    prepare: Callable[[Dataset], Dataset] | None = None
 
     def open(self) -> SolverState | None:
         """Map the data set if this node has it with this content; None otherwise."""
         dataset = open_dataset(self.path, self.content_hash)
         if dataset is None:
             return None
+        if self.prepare is not None:
+            dataset = self.prepare(dataset)
         return self.solver.load_dataset(dataset, self.memory_limit)
 
     def load(self, *shared: Any) -> SolverState:

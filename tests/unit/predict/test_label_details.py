@@ -45,6 +45,7 @@ def test_details_name_features_and_similar_labels(model: Model) -> None:
         "bias": 0.0,
         "features": [{"feature": "oven", "weight": -4.0}],
         "similar": [{"label": "bread rolls", "cosine": pytest.approx(1.0)}],
+        "groups": [],
     }
     assert label_details(model, "empty")["similar"] == []
 

@@ -71,3 +71,6 @@ def show(
         ["similar label", "cosine"],
         [[each["label"], each["cosine"]] for each in details["similar"]],
     )
+    for group in details["groups"]:
+        names = ", ".join(group["labels"])
+        output.print_line(f"in a group of {group['n_labels']:,} labels: {names}")

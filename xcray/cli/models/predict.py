@@ -446,5 +446,12 @@ def print_explanation(explanation: dict[str, Any]) -> None:
     if explanation.get("n_rest"):
         output.print_line(f"  {explanation['rest']:>+9.4f}  {explanation['n_rest']} more")
     output.print_line(f"  {explanation['bias']:>+9.4f}  (bias)")
+    for group in explanation["groups"]:
+        dots = ", ..." if group["n_labels"] > len(group["labels"]) else ""
+        words = ", ".join(part["feature"] for part in group["contributions"][:3])
+        output.print_line(
+            f"  {group['contribution']:>+9.4f}  (group of {group['n_labels']} labels: "
+            f"{', '.join(group['labels'])}{dots}{'; by ' + words if words else ''})"
+        )
     if explanation.get("gap_to_top"):
         output.print_line(f"{explanation['gap_to_top']:.4f} below the best label")

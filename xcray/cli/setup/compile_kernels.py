@@ -116,6 +116,7 @@ def compile_all(folder: Path) -> Iterator[str]:
             (f"a model of {labels:,} labels, {link}", predict_random_model, (labels, link))
             for labels, link in product((3000, MANY), ("identity", "softmax"))
         ),
+        ("a model with label groups", predict_grouped_model, ()),
         (f"a model of {MANY:,} features", write_wide_model, ()),
         *((name, run_training, (name,)) for name in others),
     ]
@@ -143,6 +144,21 @@ def run_training(folder: Path, name: str) -> None:
 def predict_random_model(folder: Path, labels: int, link: str) -> None:
     """Predict with a model of random weights."""
     predict_all(write_random_model(folder / f"{link}-{labels}", labels, link))
+
+
+def predict_grouped_model(folder: Path) -> None:
+    """Predict with a model whose labels are in one group."""
+    import numpy as np
+
+    from xcray.arrays import csr
+    from xcray.index.label_groups import LabelGroups
+    from xcray.model.model import Model
+
+    model = Model.open(write_random_model(folder / "grouped", 3000, "identity"), verify=False)
+    postings = csr(np.arange(FEATURES + 1), np.zeros(FEATURES), np.ones(FEATURES), 1)
+    members = np.zeros((model.n_labels, 1), np.int32)
+    groups = LabelGroups((1,), postings, np.zeros(1, np.float32), members, 1.0)
+    model.search.with_groups(groups).compile()
 
 
 def write_wide_model(folder: Path) -> None:

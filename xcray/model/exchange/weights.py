@@ -13,6 +13,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, csr, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import InputError, ShapeMismatch, excerpt
+from xcray.model.label_groups import fold_groups
 from xcray.model.model import Model
 from xcray.model.write import ModelContent, TrainingRecord, write_model
 
@@ -159,9 +160,14 @@ def save_weights(
 
 
 def weights_of(model: Model) -> ForeignWeights:
-    """Return the weights of a model. Raises ParameterError for a chain of stages."""
-    linear = model.require_linear()
-    return ForeignWeights(linear.W, linear.b, model.labels, model.row_norm)
+    """Return the weights of a model, with those of its label groups added.
+
+    Raises ParameterError for a chain of stages.
+    """
+    W, b, search = model.require_linear()
+    if search.groups is not None:
+        W, b = fold_groups(W, b, search.groups)
+    return ForeignWeights(W, b, model.labels, model.row_norm)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

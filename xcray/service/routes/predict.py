@@ -97,4 +97,5 @@ def _explanation(loaded: LoadedModel, body: ExplainRequest) -> ExplainReply:
     contributions = [part._asdict() for part in explanation.contributions]
     answerer = Answerer(name=loaded.name, version=loaded.version, sha256=predictor.model.sha256)
     named = {"model": answerer, "label": explanation.name, "contributions": contributions}
+    named["groups"] = [group.as_dict() for group in explanation.groups]
     return cast(ExplainReply, {**named, **fields})

@@ -53,6 +53,16 @@ def calibration_bytes(data: Dataset) -> int:
     return BYTES_PER_CANDIDATE * min(CANDIDATES, data.n_labels) * rows
 
 
+def calibrate_held_out(
+    search: SearchFn, data: Dataset, seed: int, ks: Sequence[int]
+) -> tuple[Calibration, dict[str, Any]]:
+    """Return the curves fitted on the test part of a training's data set, see `fit_calibration`."""
+    test = held_out_part(data)
+    rows = (test.X, test.Y, data.label_counts, data.train.X)
+    curves, details = fit_calibration(search, *rows, seed=seed, ks=ks)
+    return curves, {**details, "dataset_hash": data.content_hash, "part": "test"}
+
+
 def fit_calibration(
     search: SearchFn,
     X: CSR,

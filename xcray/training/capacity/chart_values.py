@@ -9,12 +9,7 @@ import math
 from typing import Final
 
 from xcray.data.dataset import Dataset
-from xcray.index.search import (
-    DENSE_WEIGHT_DIVISOR,
-    MAX_DENSE_CELLS,
-    SMALL_MODEL_CELLS,
-    SMALL_MODEL_LABELS,
-)
+from xcray.index.search_engine import is_dense
 from xcray.training.capacity.preflight import MIB, PROCESS_BYTES, RAY_BYTES, Estimate
 
 GIB: Final = 1 << 30
@@ -91,12 +86,9 @@ def chart_values(estimate: Estimate, dataset: Dataset, *, cluster: bool) -> str:
 def serving_bytes(estimate: Estimate, dataset: Dataset) -> int:
     """Return the bytes of an API process with the model, and one thread that searches."""
     cells = dataset.n_labels * dataset.n_features
-    is_dense = 0 < cells <= MAX_DENSE_CELLS and (
-        (dataset.n_labels <= SMALL_MODEL_LABELS and cells <= SMALL_MODEL_CELLS)
-        or estimate.weights * DENSE_WEIGHT_DIVISOR >= cells
-    )
+    dense = is_dense(dataset.n_labels, dataset.n_features, estimate.weights)
     process = API_BYTES + ANSWERING_BYTES + SCAN_BYTES_PER_LABEL * dataset.n_labels
-    return process + estimate.model + 4 * cells * is_dense
+    return process + estimate.model + 4 * cells * dense
 
 
 def head_bytes(estimate: Estimate) -> int:

@@ -11,19 +11,21 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import CSR, Float32, Int32, Int64, Pattern, distinct, frozen, pattern
+from xcray.arrays import Int32, Int64, Pattern, distinct, frozen, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ShapeMismatch, Stopped
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_rows
-from xcray.measures import evaluate, with_unseen
+from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
+from xcray.model.label_groups import change_labels
 from xcray.model.model import Model
 from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.solvers import make_solver
 from xcray.solvers.contract import IndependentSolver
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.arrow import read_csr
 from xcray.storage.atomic import create_staging_directory, discard_directory
 from xcray.telemetry.progress import Progress
 from xcray.training.block_store import BlockStore
@@ -259,16 +261,18 @@ class _EditRun:
             self._run_phase(
                 "MERGING", lambda: compose_weights(staging.weights, old.W, W, rows, budget=budget)
             )
-            index = staging.index(compose_bias(old.b, bias, rows), old.row_norm)
+            groups = old.groups
+            if groups is not None:
+                groups = change_labels(groups, change.rows, read_csr(staging.weights))
+            index = staging.index(compose_bias(old.b, bias, rows), old.row_norm, groups)
             measures = self._run_phase("EVALUATING", lambda: self._measure(index))
             self._report_phase("PUBLISHING")
-            return self._write_model(staging, index.W, index.b, trained, measures)
+            return self._write_model(staging, index, trained, measures)
 
     def _write_model(
         self,
         staging: Staging,
-        W: CSR,
-        b: Float32,
+        index: SearchIndex,
         trained: SolvedLabels | None,
         measures: dict[str, float],
     ) -> TrainResult:
@@ -283,6 +287,10 @@ class _EditRun:
         )
         new_table = compose_label_table(old.label_table, table, places)
         report = {**self._make_report(new_block), **summarize_label_table(new_table)}
+        if "groups" in old.manifest["report"]:
+            report["groups"] = dict(old.manifest["report"]["groups"])
+            joined = int((change.rows < 0).sum())
+            report["groups"]["joined_later"] = report["groups"].get("joined_later", 0) + joined
         calibration = self._kept_calibration()
         if old.calibration is not None and calibration is None:
             report["not_calibrated"] = NOT_CALIBRATED
@@ -292,14 +300,15 @@ class _EditRun:
         if self.data is not None and new_block is not None:
             settings["dataset_hash"] = self.data.content_hash
         content = ModelContent(
-            W,
-            b,
+            index.W,
+            index.b,
             change.names,
             old.feature_names,
             text=old.text,
             link=old.manifest["link"],
             calibration=calibration,
             row_norm=old.row_norm,
+            groups=index.groups,
         )
         record = TrainingRecord(
             **settings,
@@ -335,7 +344,6 @@ class _EditRun:
             return {}
         place, counts = match_labels(self.change, self.data)
         truth = renumber_labels(self.data.test.Y, place, len(counts))
-        truth, counts = with_unseen(truth, counts, self.data.test.unseen)
         top = index.query(self.data.test.X, max(self.options.ks), threads=self.workers).top
         self.report_extras |= {
             "data": {
