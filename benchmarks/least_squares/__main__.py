@@ -44,6 +44,7 @@ from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.row_shards import Shard
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup
+from xcray.workers.parts import ShareWorker
 
 SHARDS = 8
 COMPONENTS = 50  # of the uncentred PCA before the random features, as in the paper
@@ -84,10 +85,11 @@ class StageWork:
     def __init__(self, rows: Rows, link: Link) -> None:
         self._rows, self._link = rows, link
 
-    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> StageWorker:
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShareWorker:
         """Return a worker with all shards."""
         parts = np.array_split(np.arange(len(self._rows.y)), SHARDS)
-        return StageWorker([shard_of(self._rows, part) for part in parts], self._link, stopped)
+        shards = [shard_of(self._rows, part) for part in parts]
+        return ShareWorker(lambda share: StageWorker(shards, self._link, stopped))
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""

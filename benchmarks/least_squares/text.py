@@ -37,6 +37,7 @@ from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.row_shards import Shard
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup
+from xcray.workers.parts import ShareWorker
 
 N_LABELS = 20
 N_TRAINING, N_HELD_OUT = 15_000, 3_000
@@ -56,10 +57,11 @@ class TextWork:
     def __init__(self, rows: Documents, shards: int) -> None:
         self._rows, self._shards = rows, shards
 
-    def create_worker(self, worker: str, stopped: Any) -> StageWorker:
+    def create_worker(self, worker: str, stopped: Any) -> ShareWorker:
         """Return a worker with all shards."""
         parts = np.array_split(np.arange(len(self._rows.y)), self._shards)
-        return StageWorker([shard_of(self._rows, part) for part in parts], "identity", stopped)
+        shards = [shard_of(self._rows, part) for part in parts]
+        return ShareWorker(lambda share: StageWorker(shards, "identity", stopped))
 
     def warm_up(self) -> None:
         """Do nothing."""

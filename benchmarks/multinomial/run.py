@@ -30,11 +30,10 @@ from xcray.solvers.row_operator import RowOperator as Products
 from xcray.solvers.row_shards import Shard, make_shard
 from xcray.solvers.shard_contract import grid_of
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
-from xcray.training.group_training import RowWorkerFactory
-from xcray.training.shards.shard_worker import ShardWorkerSpec
-from xcray.training.shards.source import make_shard_source
-from xcray.training.shards.task import ShardTask
-from xcray.training.shards.training import train_shards
+from xcray.training.group_training import train_group
+from xcray.training.group_workers import RowWorkerFactory
+from xcray.training.shards.assignment import ShardAssignment
+from xcray.training.shards.source import ShardSource, split_plan
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.observer import RunObserver, RunProgress
@@ -150,7 +149,7 @@ def run(
     """
     solver, clock = replace(SOLVERS[name], lam=problem.lam), Clock(problem, budget, target, looks)
     with cores(workers):
-        if solver.rows == "shares":
+        if not isinstance(solver, DSMLRSolver):
             run_rounds(solver, problem, workers, clock)
         else:
             run_circulating(solver, problem, workers, clock)
@@ -248,24 +247,24 @@ def rested(
     solver: DSMLRSolver, problem: Problem, workers: int, sync_points: SyncPoints, watch: int
 ) -> None:
     """Run one training. watch: number of held-out rows evaluated after each stretch."""
-    n_labels, data = problem.Y.n_cols, TrainingRows(problem.X, problem.Y)
-    layout = solver.layout(workers, False, data)
+    held_out = (problem.X_held, problem.Y_held, None) if watch else None
+    rows = TrainingRows(problem.X, problem.Y, held_out=held_out)
+    layout = solver.layout(workers, False, rows)
     grid = grid_of(layout)
-    state = (problem.X_held, problem.Y_held) if watch else None
-    rows = make_shard_source(
-        problem.X, problem.Y, None, state, grid=grid, seed=solver.seed, bias=0.0, max_held_out=watch
-    )
-    task = ShardTask(
-        grid,
-        data,
-        positives=np.bincount(problem.Y.indices, minlength=n_labels),
-        truth=problem.Y_held if watch else None,
-    )
-    group = ThreadGroup(
-        ShardWorkerSpec(solver, layout, rows.split, problem.X.n_cols, n_labels), workers
-    )
+    source = ShardSource(grid, split_plan(rows, grid, solver.seed, 0.0, watch), rows)
+    factory = RowWorkerFactory(solver, rows, layout, source.split)
+    parts = ShardAssignment(ThreadGroup(factory, workers), source, grid)
     try:
-        train_shards(solver, group, rows, task, sync_points, folder=None, stop=sync_points.stop)
+        train_group(
+            solver,
+            rows,
+            layout,
+            parts,
+            sync_points,
+            positives=np.bincount(problem.Y.indices, minlength=problem.Y.n_cols),
+            truth=problem.Y_held if watch else None,
+            stop=sync_points.stop,
+        )
     except Stopped:
         assert sync_points.stop.is_set()
 

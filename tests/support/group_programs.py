@@ -15,9 +15,10 @@ from xcray.solvers.lc.solver import LCSolver
 from xcray.solvers.row_shards import Shard
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState
-from xcray.training.group_training import RowWorkerFactory
+from xcray.training.group_workers import RowWorkerFactory
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup
+from xcray.workers.parts import ShareWorker
 
 Rows = tuple[Any, Any, Any]  # X (N, D), Y (N, K), c (N,), all dense
 
@@ -33,8 +34,10 @@ class Work:
         self._watched = watched
 
     def create_worker(self, worker: str, stopped: Callable[[], bool]) -> Any:
-        number = int(worker.split("-")[1])
-        return self._solver.make_worker(self._shards[number], self._watched[number], stopped)
+        def create(number: int) -> Any:
+            return self._solver.make_worker(self._shards[number], self._watched[number], stopped)
+
+        return ShareWorker(create)
 
     def warm_up(self) -> None:
         self._solver.warm_up()

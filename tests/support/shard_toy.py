@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -25,20 +25,27 @@ from xcray.errors import Stopped
 from xcray.schedule.calls import Call, at_worker
 from xcray.solvers.declarations import StoppingRule
 from xcray.solvers.dsmlr.solver import DSMLRSolver
-from xcray.solvers.group_contract import Grid, Layout, Program, Round, TrainingRows
+from xcray.solvers.group_contract import (
+    Grid,
+    Layout,
+    Program,
+    Round,
+    TrainingRows,
+    WeightBlock,
+    WorkerCalls,
+)
 from xcray.solvers.held_out import HeldOut
-from xcray.solvers.shard_contract import RotationCalls, WeightBlock
 from xcray.solvers.solved_labels import merge
 from xcray.storage import checkpoints
 from xcray.storage.atomic import sha256_arrays
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
+from xcray.training.group_training import train_group
+from xcray.training.group_workers import GroupWorkerFactory, make_parts
 from xcray.training.program_loop import ProgramOutcome
-from xcray.training.shards.shard_worker import ShardWorker, ShardWorkerSpec
-from xcray.training.shards.source import make_shard_source
-from xcray.training.shards.task import ShardTask
-from xcray.training.shards.training import train_shards
+from xcray.training.shards.assignment import ShardAssignment
+from xcray.training.shards.shard_worker import ShardWorker
+from xcray.training.shards.source import ShardSource, split_plan
 from xcray.workers.local_group import SerialGroup, ThreadGroup
-from xcray.workers.pool import StopFlag
 
 FEATURES, LABELS, WATCHED = 5, 23, 3
 GRID = Grid(4, 5)
@@ -142,6 +149,7 @@ class Toy:
     order: str = "ring"
     seed: int = 0
     pause: float = 0.0
+    exports: ClassVar[str] = "weights"
 
     @property
     def stopping(self) -> StoppingRule:
@@ -164,13 +172,13 @@ class Toy:
         return back, "all epochs are done" if epoch >= self.epochs and not back else ""
 
     def program(
-        self, calls: RotationCalls, rows: TrainingRows, state: TrainingState | None = None
+        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
     ) -> Program:
         """Go back as configured, with half the rate; end after the last epoch."""
         if state is None:
             number, epoch, rate, reason = 0, 0, 1.0, ""
-            blocks = calls.create_blocks(ToyWorker.create_block)
-            calls.keep_shards()
+            blocks = calls.create_blocks(ToyWorker.create_block, LABELS)
+            calls.keep_state()
         else:
             number, epoch, rate, reason = state.note["position"]
             blocks = list(state.placed)
@@ -178,7 +186,9 @@ class Toy:
             epochs = min(self.sync_every, self.epochs - epoch)
             kinds = [*("update", "sum") * epochs, "observe"]
             steps = [ToyStep(kind, epoch + 1 + n // 2, rate) for n, kind in enumerate(kinds)]
-            after = calls.rotate(blocks, steps, seed=self.seed + number, epochs=epochs)
+            after = calls.rotate(
+                blocks, steps, order=self.order, seed=self.seed + number, epochs=epochs
+            )
             number += 1
             squared = {block: values[0] for block, _, values in after.reports}
             losses = {shard: values[1] for _, shard, values in after.reports}
@@ -186,24 +196,24 @@ class Toy:
             back, reason = self.judge(number, epoch + epochs)
             entry = {"epoch": epoch + epochs, "rate": rate, "objective": objective, "back": back}
             if back:
-                calls.restore_shards()
+                calls.restore_state()
                 rate *= 0.5
             else:
-                calls.keep_shards()
+                calls.keep_state()
                 blocks, epoch = after.blocks, epoch + epochs
             note = {"position": [number, epoch, rate, reason]}
             yield Round(epoch, TrainingState(note, {}, blocks), entry, self._held_out())
         return reason
 
-    def export(self, calls: RotationCalls, state: TrainingState, positives: Any) -> Iterator[Any]:
+    def export(self, calls: WorkerCalls, state: TrainingState, positives: Any) -> Iterator[Any]:
         """Yield the finished blocks."""
         ends = [LABELS * block // GRID.blocks for block in range(GRID.blocks + 1)]
-        return calls.fetch_many(
-            [
-                Call(worker, ToyWorker.export_labels, at_worker(block), positives[lo:hi])
-                for (worker, block), (lo, hi) in zip(state.placed, pairwise(ends), strict=True)
-            ]
-        )
+        exports = [
+            Call(worker, ToyWorker.export_labels, at_worker(block), positives[lo:hi])
+            for (worker, block), (lo, hi) in zip(state.placed, pairwise(ends), strict=True)
+        ]
+        for finished, _ in calls.call_many(exports):
+            yield calls.fetch(finished.handle)
 
     def _held_out(self) -> HeldOut:
         """Return predicted labels that contain those of all rows but every third."""
@@ -284,12 +294,6 @@ class TrainingRun(NamedTuple):
         )
 
 
-def task_of(**changes: Any) -> ShardTask:
-    """Return the task of the toy."""
-    task = ShardTask(GRID, empty_rows(FEATURES, LABELS), frozen(np.arange(LABELS), np.int64), TRUTH)
-    return replace(task, **changes)
-
-
 def observer_of(how: dict[str, Any], blocks: list[Any]) -> FunctionObserver:
     """Take the functions of an observer out of `how`; by default blocks are collected."""
     return FunctionObserver(
@@ -306,7 +310,6 @@ def trained(
     group: Any = "serial",
     workers: int = 2,
     work: ToyWork | None = None,
-    task: ShardTask | None = None,
     between: float = 1e9,
     **out: Any,
 ) -> TrainingRun:
@@ -318,13 +321,16 @@ def trained(
     result = GROUPS[group](work, workers) if isinstance(group, str) else group
     values = observer_of(out, blocks)
     how = {
-        "stop": StopFlag(),
         "folder": None if math.isinf(between) else CheckpointFolder(folder),
+        "positives": frozen(np.arange(LABELS), np.int64),
+        "truth": TRUTH,
         **out,
     }
+    layout, rows = Layout(workers, grid=GRID), empty_rows(FEATURES, LABELS)
+    parts = ShardAssignment(result, work, GRID)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "seconds_between", lambda _: between)
-        outcome = train_shards(work.solver, result, work, task or task_of(), values, **how)
+        outcome = train_group(work.solver, rows, layout, parts, values, **how).outcome
     return TrainingRun(outcome, blocks)
 
 
@@ -367,31 +373,24 @@ def trained_dsmlr(
     fields = {**COMMON, **parameters}
     solver, seen = DSMLRSolver(**fields), how.pop("deliver", lambda block: None)
     train, test = dataset.train, dataset.test
-    rows = make_shard_source(
-        X or train.X,
-        train.Y,
-        train.weights,
-        (test.X, test.Y),
-        grid=GRID,
-        seed=solver.seed,
-        bias=solver.bias,
-    )
-    where = {"path": str(dataset.path), "content_hash": dataset.content_hash} if directory else {}
-    sizes = (dataset.n_features, dataset.n_labels)
-    work = ShardWorkerSpec(solver, Layout(workers, grid=GRID), rows.split, *sizes, **where)
-    task = ShardTask(
-        GRID,
-        TrainingRows(X or train.X, train.Y, train.weights),
-        frozen(dataset.label_counts, np.int64),
-        truth=test.Y if X is None else None,
-        max_seconds=how.pop("max_seconds", None),
-    )
+    rows = TrainingRows(X or train.X, train.Y, train.weights, (test.X, test.Y, None))
+    source = ShardSource(GRID, split_plan(rows, GRID, solver.seed, solver.bias), rows)
+    where = (str(dataset.path), dataset.content_hash) if directory else ()
+    none = empty_rows(dataset.n_features, dataset.n_labels)
+    layout = Layout(workers, grid=GRID)
+    work = GroupWorkerFactory(solver, none, layout, source.split, *where)
     blocks: list[Any] = []
-    how = {"stop": StopFlag(), "folder": CheckpointFolder(folder), **how}
+    how = {
+        "folder": CheckpointFolder(folder),
+        "positives": frozen(dataset.label_counts, np.int64),
+        "truth": test.Y if X is None else None,
+        **how,
+    }
     how["deliver"] = lambda block: (blocks.append(block), seen(block))
     make = GROUPS[group] if isinstance(group, str) else group
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
         observer = observer_of(how, blocks)
-        result = train_shards(solver, make(work, workers), rows, task, observer, **how)
-    return Model(result, blocks, dataset.n_labels, dataset.n_features)
+        parts = make_parts(make(work, workers), layout, source)
+        result = train_group(solver, rows, layout, parts, observer, **how)
+    return Model(result.outcome, blocks, dataset.n_labels, dataset.n_features)

@@ -16,6 +16,7 @@ from xcray.solvers.lbfgs.solver import LBFGSSolver
 from xcray.solvers.lc.solver import LCSolver
 from xcray.workers.calls import MAX_LOSSES_PER_WORKER, GroupCalls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
+from xcray.workers.parts import ShareWorker
 from xcray.workers.timeline import LOST
 
 LAM = 0.02
@@ -213,7 +214,7 @@ class CountingWorkerSpec:
 
     def create_worker(self, worker, stopped):
         self.workers.append(worker)
-        return CountingWorker(worker)
+        return ShareWorker(lambda share: CountingWorker(worker))
 
     def warm_up(self):
         """Do nothing: there are no kernels to compile."""
@@ -301,13 +302,13 @@ class Losing(SerialGroup):
     def __init__(self, work, workers, losses, every=3):
         super().__init__(work, workers)
         self.left = dict(losses)
-        self._waits = 0
+        self._waits = -workers  # not those in which workers get their shares
         self._every = every
 
     def wait(self, seconds):
         self._waits += 1
         for worker, left in self.left.items():
-            if left and self._waits % self._every == 2 % self._every:
+            if left and self._waits > 0 and self._waits % self._every == 2 % self._every:
                 self.left[worker] -= 1
                 self.simulate_loss(worker)
         return super().wait(seconds)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.group_programs import copied
+from tests.support.moving_group import Moving
 from tests.support.small_trainings import (
     DISTINCT,
     PARAMS,
@@ -27,12 +28,17 @@ from xcray.solvers.group_contract import Round
 from xcray.storage import checkpoints
 from xcray.storage.checkpoints import TrainingState
 from xcray.training import TrainSpec, group_training, train
-from xcray.training.group_training import RowWorkerFactory, training_rows
+from xcray.training.epoch_strategy import training_rows
+from xcray.training.group_workers import RowWorkerFactory
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
 
-GROUP = [name for name in PARAMS if SOLVERS[name].rows == "shares"]
+GROUP = [
+    name
+    for name in PARAMS
+    if SOLVERS[name].family == "group" and not hasattr(SOLVERS[name], "time_sweep")
+]
 each_solver = pytest.mark.parametrize("solver", GROUP)
 drill = partial(pytest.param, marks=pytest.mark.drill)
 each_way = pytest.mark.parametrize("solver", [name for name in GROUP if name in DISTINCT])
@@ -232,6 +238,35 @@ def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
     epochs = [each["epoch"] for each in result.report["history"]]
     assert epochs == list(range(1, len(epochs) + 1))
     compare("lc", result, references["lc"])
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "lc", "generalized-least-squares", "memoir"])
+def test_workers_that_come_and_go_between_rounds_change_no_bit(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solver: str
+) -> None:
+    """One worker does the work of three; two join, and the node of the first one is left."""
+    spec, groups, notes = spec_of(tiny, solver, pool="ray", workers=3), list[Moving](), list[str]()
+    began = iter((3, 1))
+
+    def make_group(spec: TrainSpec, factory: Any, workers: int, *_: Any) -> Moving:
+        groups.append(Moving(factory, workers, next(began)))
+        return groups[-1]
+
+    def progress(step: Any) -> None:
+        notes.extend([step.note] if step.note else [])
+        if step.phase == "TRAINING" and step.done >= 2:
+            groups[-1].room = ["worker-1", "worker-2"]
+        if step.phase == "TRAINING" and step.done >= 3:
+            groups[-1].going = {"worker-0": 1e9}
+
+    monkeypatch.setattr(group_training, "make_worker_group", make_group)
+    whole = train(spec, run_dir=tmp_path / "whole", out=tmp_path / "model")
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "moved", progress=progress)
+    assert groups[0].changes == []
+    assert groups[1].changes == ["came worker-1 worker-2", "left worker-0"]
+    assert any("worker-1, worker-2 joined" in note for note in notes)
+    assert result.sha256 == whole.sha256
+    assert result.report["workers_lost"] == 0
 
 
 @each_way

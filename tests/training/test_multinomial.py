@@ -33,7 +33,7 @@ from xcray.system.blas_threads import limit_blas_threads
 from xcray.training import train
 from xcray.training.edit.labels import remove_labels, retrain_labels
 from xcray.training.epoch_strategy import EPOCHS_FILE, shorten_history, thin_history
-from xcray.training.shards import rotate
+from xcray.workers import calls
 from xcray.workers.pool import StopFlag
 
 QUICK = MonitorOptions(lease_seconds=600.0, heartbeat_seconds=0.05, report_seconds=0.02)
@@ -127,7 +127,7 @@ def test_when_time_is_up_the_model_is_whole(
 ) -> None:
     ahead = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
-    monkeypatch.setattr(rotate, "time", clock)
+    monkeypatch.setattr(calls, "time", clock)
 
     def progress(step: Any) -> None:
         ahead[0] = 1e6 if step.newest.get("epoch", 0) >= 2 else 0.0

@@ -10,21 +10,12 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
+from xcray.arrays import CSR, Float32, Float64, Pattern
 from xcray.estimators.linear import LinearEstimator, unmet
 from xcray.solvers.dsmlr.solver import DSMLRSolver
 from xcray.solvers.group_contract import TrainingRows
-from xcray.solvers.shard_contract import grid_of
-from xcray.solvers.solved_labels import SolvedLabels, concatenate
-from xcray.system.blas_threads import limit_blas_threads
-from xcray.training.program_loop import ProgramOutcome
-from xcray.training.shards.shard_worker import ShardWorkerSpec
-from xcray.training.shards.source import make_shard_source
-from xcray.training.shards.task import ShardTask
-from xcray.training.shards.training import train_shards
-from xcray.workers.local_group import ThreadGroup
-from xcray.workers.observer import CollectResults
-from xcray.workers.pool import StopFlag
+from xcray.solvers.solved_labels import concatenate
+from xcray.training.group_training import train_in_process
 
 # the grid does not depend on the number of threads, so neither do the bits of the model
 GRID_WORKERS: Final = 4
@@ -58,8 +49,11 @@ class DSMLR(LinearEstimator):
         self, solver: DSMLRSolver, X: CSR, Y: Pattern, weights: Float32 | None
     ) -> str | None:
         """Train on threads of this process, and set the fitted attributes."""
-        outcome, block = _train(solver, X, Y, weights, self._workers())
-        self._set_model(block)
+        rows = TrainingRows(X, Y, weights)
+        layout = solver.layout(GRID_WORKERS, False, rows)
+        layout = layout._replace(workers=min(self._workers(), layout.workers))
+        _, outcome, _, labels = train_in_process(solver, rows, layout.workers, layout)
+        self._set_model(concatenate(labels))
         self.objective_, self.n_iter_ = outcome.objective, outcome.epochs
         self.history_ = outcome.history
         return unmet(solver.stopping, outcome.reason)
@@ -97,22 +91,3 @@ def softmax(scores: Float64) -> Float64:
     out: Float64 = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
     out /= out.sum(axis=1, keepdims=True)
     return out
-
-
-def _train(
-    solver: DSMLRSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
-) -> tuple[ProgramOutcome, SolvedLabels]:
-    """Train on threads of this process; return the outcome and all labels."""
-    data = TrainingRows(X, Y, weights)
-    layout = solver.layout(GRID_WORKERS, False, data)
-    grid = grid_of(layout)
-    layout = layout._replace(workers=min(workers, grid.shards))
-    rows = make_shard_source(X, Y, weights, None, grid=grid, seed=solver.seed, bias=solver.bias)
-    work = ShardWorkerSpec(solver, layout, rows.split, X.n_cols, Y.n_cols)
-    positives = np.bincount(Y.indices, minlength=Y.n_cols)
-    task = ShardTask(grid, data, frozen(positives, np.int64))
-    blocks = CollectResults[SolvedLabels]()
-    group = ThreadGroup(work, layout.workers)
-    with limit_blas_threads():
-        outcome = train_shards(solver, group, rows, task, blocks, folder=None, stop=StopFlag())
-    return outcome, concatenate(blocks.results)

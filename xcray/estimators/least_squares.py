@@ -39,8 +39,8 @@ class LeastSquares(LinearEstimator):
         workers = min(self._workers(), solver.shards)
         result = train_in_process(solver, TrainingRows(X, Y, weights), workers)
         self._set_model(concatenate(result.labels))
-        self.objective_, self.n_iter_ = result.last.entry["objective"], result.last.number
-        return unmet(solver.stopping, result.reason)
+        self.objective_, self.n_iter_ = result.outcome.objective, result.outcome.epochs
+        return unmet(solver.stopping, result.outcome.reason)
 
     def _assigned_labels(self, scores: Float64) -> Any:
         """Return which labels rows with scores (n, K) get: those closer to 1 than to 0."""

@@ -37,7 +37,8 @@ class StagedEstimator(LinearEstimator):
         """Fit the stages on threads of this process."""
         workers = min(self._workers(), solver.shards)
         result = train_in_process(solver, TrainingRows(X, Y, weights), workers)
-        assert result.last.staged is not None  # what these solvers train
+        assert result.last is not None  # what these solvers train
+        assert result.last.staged is not None
         self.stages_ = result.last.staged.stages
 
     @available_if(lambda self: self.get_params().get("rule") not in ("linear", "previous"))

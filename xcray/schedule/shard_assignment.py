@@ -1,4 +1,4 @@
-"""Assignment of consecutive shards to workers, so that the slowest worker is done early."""
+"""Assignment of shards and shares to workers, so that the slowest worker is done early."""
 
 from __future__ import annotations
 
@@ -48,6 +48,32 @@ def assign_by_speed(
         for name, first, last in zip(speeds, [0, *cuts], cuts, strict=False)
         for _ in range(first, last)
     )
+
+
+def assign_evenly(
+    owners: Sequence[str], workers: Sequence[str], most: int | None = None
+) -> tuple[str, ...]:
+    """Return owners (S,) among `workers`, each of at most `most` parts that it has already.
+
+    Parts whose owner is not one of `workers`, or has more, go to those with the fewest. most: by
+    default so few that the parts are spread evenly.
+
+    Example:
+        >>> assign_evenly(["a", "a", "b", "b", ""], ["a", "c"])
+        ('a', 'a', 'c', 'c', 'a')
+    """
+    most = most or -(-len(owners) // len(workers))
+    counts, out = dict.fromkeys(workers, 0), list[str]()
+    for owner in owners:
+        is_kept = counts.get(owner, most) < most
+        out.append(owner if is_kept else "")
+        if is_kept:
+            counts[owner] += 1
+    for part, owner in enumerate(out):
+        if not owner:
+            out[part] = min(counts, key=lambda worker: counts[worker])
+            counts[out[part]] += 1
+    return tuple(out)
 
 
 def _reach(sums: Float64, first: int, budget: float) -> int:

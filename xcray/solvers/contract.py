@@ -18,7 +18,6 @@ from xcray.solvers.declarations import (
     Exports,
     Link,
     RecordSchema,
-    Rows,
     StoppingRule,
     TaskNeeds,
     Tuning,
@@ -34,12 +33,12 @@ class Solver(Protocol):
     the per-label records. exports: what the training publishes. compile_cases: trainings that
     compile all its kernels. baseline: whether it is for comparisons with a paper; others are better
     for the same problem. tuning: what `--auto` varies; None if it does not choose parameters of
-    this solver, which must be a `WarmStartSolver` otherwise. rows: what a worker holds of the rows;
-    it decides how the solver is trained. warm_starts: whether it is a `WarmStartSolver`.
+    this solver, which must be a `WarmStartSolver` otherwise. warm_starts: whether it is a
+    `WarmStartSolver`. certifies_all: whether gaps are shares of one certificate of all labels.
     """
 
-    rows: ClassVar[Rows]
     warm_starts: ClassVar[bool] = False
+    certifies_all: ClassVar[bool] = False
     revision: ClassVar[int]
     records: ClassVar[RecordSchema]
     exports: ClassVar[Exports] = "weights"
@@ -111,7 +110,6 @@ class IndependentSolver(Solver, Protocol):
     """
 
     family: ClassVar[Literal["independent"]] = "independent"
-    rows: ClassVar[Rows] = "all"
     cost_rates: ClassVar[tuple[float, ...]]
 
     def warm_up(self, local: Any = None) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from xcray.arrays import Int64
 
 Family: TypeAlias = Literal["independent", "group"]
-Rows: TypeAlias = Literal["all", "shares", "shards"]  # what a worker holds of the rows
 # from scores to probabilities: margins have none, softmax models have their own, and scores of
 # the link "probability" are probabilities
 Link: TypeAlias = Literal["identity", "softmax", "probability"]

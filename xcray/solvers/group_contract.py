@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, P
 from xcray.arrays import CSR, Float32, Int64, Pattern, TopK
 from xcray.errors import Unavailable
 from xcray.index.staged import Stage
-from xcray.schedule.calls import ObjectHandle
+from xcray.schedule.calls import Call, ObjectHandle
 from xcray.solvers.contract import Solver
-from xcray.solvers.declarations import ProblemShape, ResourceNeeds, Rows
+from xcray.solvers.declarations import ProblemShape, ResourceNeeds
 from xcray.solvers.held_out import HeldOut
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState
@@ -58,25 +58,64 @@ class TrainingRows(NamedTuple):
     held_out: tuple[CSR, Pattern, Float32 | None] | None = None
 
 
+class WeightBlock(NamedTuple):
+    """Weights of labels lo .. hi-1.
+
+    W: (D', hi-lo) float32, one row per feature; state: arrays that travel along.
+    """
+
+    lo: int
+    hi: int
+    W: Float32
+    state: tuple[Float32, ...]
+
+
+class PlacedBlock(NamedTuple):
+    """A block, or another object of a block, at the worker that created it."""
+
+    worker: str
+    handle: ObjectHandle[Any]
+
+
+class CellReport(NamedTuple):
+    """A block has passed a shard: their numbers, and what the solver's worker reports of it."""
+
+    block: int
+    shard: int
+    report: Any
+
+
+class Rotation(NamedTuple):
+    """Blocks after a rotation, and the reports of all cells: of a block or shard in their order."""
+
+    blocks: list[PlacedBlock]
+    reports: list[CellReport]
+
+
 class WorkerCalls(Protocol):
-    """Method calls on all workers of a training (see `xcray.workers.calls`).
+    """Method calls on the workers of a training (see `xcray.workers.calls`).
 
     A method is an unbound one of the class of the solver's workers. It returns (object or None,
     result): the object stays where it was computed and the driver receives its handle; the result
-    is sent to the driver. `schedule.calls.at_worker` passes a handle as an argument.
+    is sent to the driver. `schedule.calls.at_worker` passes a handle as an argument. Arguments are
+    passed by position. All methods raise Stopped, errors of the workers, and WorkerLost when
+    something is lost that only a checkpoint has: then the program is started again from there.
+
+    The last five are for workers that hold shards, see `shard_contract.ShardSolver`.
     """
 
     @property
+    def layout(self) -> Layout:
+        """Return the layout of the training."""
+
+    @property
     def size(self) -> int:
-        """Return the number of workers."""
+        """Return the number of workers in the layout; one worker can do the work of several."""
 
     def call(
         self, method: Callable[Concatenate[Any, P], tuple[T, R]], *args: P.args, **kwargs: P.kwargs
     ) -> list[tuple[ObjectHandle[T], R]]:
-        """Call a method on every worker; return (handle, result) of each, in worker order.
-
-        Arguments are passed by position. Raises errors of the method, and Stopped.
-        """
+        """Call a method on every worker; return (handle, result) of each, in worker order."""
 
     def call_each(
         self,
@@ -92,6 +131,37 @@ class WorkerCalls(Protocol):
 
     def fetch(self, handle: ObjectHandle[T]) -> T:
         """Return the object of a handle, read-only."""
+
+    def create_blocks(
+        self, method: Callable[[Any, int, int], tuple[WeightBlock, None]], n_labels: int
+    ) -> list[PlacedBlock]:
+        """Call `method(lo, hi)` for each block of the grid, on workers in turn."""
+
+    def call_many(self, calls: Sequence[Call[Any, R]]) -> Iterator[tuple[PlacedBlock, R]]:
+        """Run calls of single workers; yield the object, if one was created, and result of each."""
+
+    def rotate(
+        self,
+        blocks: Sequence[PlacedBlock],
+        steps: Sequence[Any],
+        *,
+        order: str,
+        seed: int,
+        epochs: int,
+        first: int = 0,
+    ) -> Rotation:
+        """Let every block pass every shard, once per step; `blocks` are not changed.
+
+        steps: an argument of `pass_block` for each sweep. order: one of `schedule.rotation.ORDERS`.
+        seed: of orders that draw. first: shard at which block 0 starts in the other orders, modulo
+        their number. epochs: how many it adds, for the report of progress.
+        """
+
+    def keep_state(self) -> None:
+        """Take a snapshot of the state of all shards: this sync point counts."""
+
+    def restore_state(self) -> None:
+        """Restore all shards from their last snapshots."""
 
 
 class StateLost(Unavailable):
@@ -142,16 +212,14 @@ class GroupSolver(Solver, Protocol):
     Its workers are objects of a class of its own, which hold a share of the rows. Their methods are
     pure functions of their arguments and of the rows, so that a lost worker can be replaced: what
     changes is in the state of the program, which runs on the driver. A method that needs more
-    raises StateLost at a new worker. Workers take a share of the rows, and programs receive
-    `WorkerCalls`, unless the solver is a `shard_contract.ShardSolver`. maps_rows: whether workers
-    can read rows from disk in each pass, see `Layout`. certifies_all: whether gaps are shares of
-    one certificate of all labels.
+    raises StateLost at a new worker. A worker takes a share of the rows, the same at any place: a
+    process does the work of several while there are fewer of them. For workers that hold shards
+    see `shard_contract.ShardSolver`. maps_rows: whether workers can read rows from disk in each
+    pass, see `Layout`.
     """
 
     family: ClassVar[Literal["group"]] = "group"
-    rows: ClassVar[Rows] = "shares"
     maps_rows: ClassVar[bool] = False
-    certifies_all: ClassVar[bool] = False
 
     def layout(self, workers: int, processes: bool, rows: TrainingRows) -> Layout:
         """Return how the work is laid out on that many workers at most.
@@ -173,15 +241,17 @@ class GroupSolver(Solver, Protocol):
         """
 
     def program(
-        self, calls: Any, rows: TrainingRows, state: TrainingState | None = None
+        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
     ) -> Program:
         """Yield rounds until a stopping rule is met; return the reason.
 
-        calls: `WorkerCalls`. state: of an earlier round, of which the program is the continuation;
+        state: of an earlier round, of which the program is the continuation;
         None for the start. It may be that of the last round. Raises Stopped, and errors of workers.
         """
 
-    def export(self, calls: Any, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+    def export(
+        self, calls: WorkerCalls, state: TrainingState, positives: Int64
+    ) -> Iterator[SolvedLabels]:
         """Yield the labels of a finished training, one range at a time.
 
         calls: of the program, which has ended. positives: (K,) training rows of each label. Raises

@@ -1,25 +1,16 @@
-"""Training of solvers whose workers act together, with the rows that all nodes see."""
+"""Training of solvers whose workers act together: a program on the driver calls their methods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from xcray.arrays import Int32, Int64, frozen
-from xcray.data.dataset import Dataset
-from xcray.errors import Corrupt, Unavailable, XcrayError
-from xcray.solvers.group_contract import (
-    GroupSolver,
-    Layout,
-    Program,
-    Round,
-    StateLost,
-    TrainingRows,
-)
+from xcray.arrays import Int32, Int64, Pattern, frozen
+from xcray.solvers.group_contract import GroupSolver, Layout, Round, TrainingRows
+from xcray.solvers.shard_contract import ShardSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
@@ -31,157 +22,122 @@ from xcray.training.epoch_strategy import (
     EpochStrategy,
     make_worker_group,
     outcome_report,
-    training_rows,
+    uses_whole_cluster,
+)
+from xcray.training.group_workers import (
+    GroupWorkerFactory,
+    GroupWorkers,
+    RowWorkerFactory,
+    empty_rows,
+    make_parts,
+    shard_source,
 )
 from xcray.training.observer import TrainingObserver
-from xcray.training.program_loop import ProgramLoop, TrainingWorkers
+from xcray.training.program_loop import ProgramLoop, ProgramOutcome
+from xcray.training.shards.probe import time_sweep
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import ThreadGroup
-from xcray.workers.worker_group import OBJECT_LOST
+from xcray.workers.observer import CollectResults, RunObserver
+from xcray.workers.parts import Parts
+from xcray.workers.pool import StopFlag
 
-MAX_RESTARTS: Final = 5  # restarts from one checkpoint after losses
-# errors after which the program starts from the newest checkpoint, and what the progress says
-LOSSES: Final = {OBJECT_LOST: "a node was lost", StateLost.code: "a worker was lost"}
-
-
-@dataclass(frozen=True)
-class GroupWorkerFactory:
-    """Creates the workers of a training.
-
-    solver: its class must be importable by the workers. path, content_hash: of the data set, which
-    all nodes must see.
-    """
-
-    solver: Any
-    path: str
-    content_hash: str
-    layout: Layout
-
-    def create_worker(self, worker: str, stopped: Callable[[], bool], /) -> Any:
-        """Return the solver's worker, which takes its share of the rows."""
-        number = int(worker.rpartition("-")[2])
-        try:
-            data = Dataset.open(Path(self.path))
-            if data.content_hash != self.content_hash:
-                raise Corrupt("another data set is there")
-        except XcrayError as error:
-            raise Unavailable(
-                f"{worker} does not see the data set ({error.message}): "
-                "put it on a file system that all nodes share",
-                code="UNSEEN",
-            ) from error
-        return self.solver.create_worker(training_rows(data), number, self.layout, stopped)
-
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
-        self.solver.warm_up()
-
-
-@dataclass(frozen=True)
-class RowWorkerFactory:
-    """Creates the workers of a training from rows in this process."""
-
-    solver: GroupSolver
-    rows: TrainingRows
-    layout: Layout
-
-    def create_worker(self, worker: str, stopped: Callable[[], bool], /) -> Any:
-        """Return the solver's worker, which takes its share of the rows."""
-        number = int(worker.rpartition("-")[2])
-        return self.solver.create_worker(self.rows, number, self.layout, stopped)
-
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
-        self.solver.warm_up()
+# Copies of all weights in Ray's object store: this sync point, the one before, in transit.
+STORE_COPIES: Final = 3
 
 
 class GroupResult(NamedTuple):
-    """Result of a training in this process: its last round, why it ended, and all labels."""
+    """How a training ended: its last state, its outcome, and its last round if one was done now.
 
-    last: Round
-    reason: str
-    labels: list[SolvedLabels]
+    labels: all labels, of a training in this process.
+    """
+
+    state: TrainingState
+    outcome: ProgramOutcome
+    last: Round | None
+    labels: Sequence[SolvedLabels] = ()
 
 
-def train_in_process(solver: GroupSolver, rows: TrainingRows, workers: int) -> GroupResult:
-    """Train on threads of this process, without a data set directory and checkpoints."""
-    layout = solver.layout(workers, False, rows)
-    group = ThreadGroup(RowWorkerFactory(solver, rows, layout), layout.workers)
-    positives = frozen(np.bincount(rows.Y.indices, minlength=rows.Y.n_cols), np.int64)
+def train_group(
+    solver: GroupSolver,
+    rows: TrainingRows,
+    layout: Layout,
+    parts: Parts,
+    observer: RunObserver[SolvedLabels],
+    *,
+    positives: Int64,
+    truth: Pattern | None = None,
+    folder: CheckpointFolder | None = None,
+    stop: StopFlag | None = None,
+    max_seconds: float | None = None,
+    seconds_left: float | None = None,
+    on_end: Callable[[ProgramOutcome], None] = lambda outcome: None,
+) -> GroupResult:
+    """Train until the solver stops, and deliver all labels.
+
+    parts: of a group that is not open yet; it is closed in every case. positives: (K,) training
+    rows of each label. truth: labels of the held-out rows. folder: of the checkpoints of this run,
+    None for none; a call with the same folder resumes from the last valid one. observer: receives
+    the labels, the progress and the calls. max_seconds: time limit; seconds_left: of it, by default
+    all. on_end: see `ProgramLoop`.
+
+    Raises Stopped if `stop` is set; Unavailable if workers keep being lost; Refused if max_seconds
+    passed before the first round; and what the solver raises.
+    """
+    stopped = (stop or StopFlag()).is_set
+    left = max_seconds if seconds_left is None else seconds_left
+    ends = None if left is None else time.monotonic() + left
     try:
-        with limit_blas_threads():
-            group.open()
-            calls = GroupCalls(group)
-            program = solver.program(calls, rows)
-            while True:
-                try:
-                    last = next(program)
-                except StopIteration as end:
-                    labels = list(solver.export(calls, last.state, positives))
-                    return GroupResult(last, end.value, labels)
+        parts.group.open()
+        calls = GroupCalls(
+            parts.group, stopped, observer.record, parts=parts, layout=layout, ends=ends
+        )
+        loop = ProgramLoop(
+            GroupWorkers(solver, rows, parts, calls, folder, stopped),
+            observer,
+            solver.stopping,
+            folder=folder,
+            positives=positives,
+            truth=truth,
+            max_seconds=max_seconds,
+            seconds_left=lambda: None if ends is None else ends - time.monotonic(),
+            saves_end=parts.keeps_state or solver.exports == "stages",
+            on_end=on_end,
+        )
+        with limit_blas_threads():  # also of libraries that the workers have loaded
+            state, last = loop.run()
+        return GroupResult(state, loop.outcome(), last)
     finally:
-        group.close()
+        parts.group.stop()
+        parts.group.close()
 
 
-class RoundWorkers(TrainingWorkers):
-    """Workers whose lost ones are replaced within a round, while the driver has the state."""
+def train_in_process(
+    solver: GroupSolver, rows: TrainingRows, workers: int, layout: Layout | None = None
+) -> GroupResult:
+    """Train on threads of this process, without a data set directory and checkpoints.
 
-    keeps_state = False
-
-    def __init__(self, solver: GroupSolver, rows: TrainingRows, calls: GroupCalls) -> None:
-        self._solver = solver
-        self._rows = rows
-        self._calls = calls
-        self._farthest, self._losses = -1, 0  # rounds in a checkpoint; losses since then
-        self.note = ""
-        self.on_progress: Callable[[float], None] = lambda ahead: None
-
-    @property
-    def lost(self) -> int:
-        """Number of workers that were lost."""
-        return self._calls.lost
-
-    def restore(self, folder: CheckpointFolder | None) -> TrainingState | None:
-        """Return the state of the newest checkpoint."""
-        saved = None if folder is None else folder.newest()
-        number = 0 if saved is None else len(saved.note["history"])
-        if number > self._farthest:
-            self._farthest, self._losses = number, 0
-        return saved
-
-    def program(self, state: TrainingState | None) -> Program:
-        """Return the solver's program from a state on."""
-        return self._solver.program(self._calls, self._rows, state)
-
-    def save(self, folder: CheckpointFolder, number: int, state: TrainingState) -> None:
-        """Save a state."""
-        folder.save(number, state)
-
-    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
-        """Yield the labels of a finished training."""
-        return self._solver.export(self._calls, state, positives)
-
-    def recover(self, error: Unavailable) -> str:
-        """Go back to the newest checkpoint; return what was lost.
-
-        Raises the error after MAX_RESTARTS losses without a newer checkpoint.
-        """
-        self._losses += 1
-        if error.code not in LOSSES or self._losses > MAX_RESTARTS:
-            raise error
-        return LOSSES[error.code]
+    layout: of its workers, by default the solver's.
+    """
+    layout = layout or solver.layout(workers, False, rows)
+    source = shard_source(solver, layout, rows)
+    factory = RowWorkerFactory(solver, rows, layout, source and source.split)
+    parts = make_parts(ThreadGroup(factory, layout.workers), layout, source)
+    positives = frozen(np.bincount(rows.Y.indices, minlength=rows.Y.n_cols), np.int64)
+    labels = CollectResults[SolvedLabels]()
+    result = train_group(solver, rows, layout, parts, labels, positives=positives)
+    return result._replace(labels=labels.results)
 
 
 class GroupTraining(EpochStrategy):
-    """Strategy of solvers whose workers hold shares of the rows, see `TrainingStrategy`."""
+    """Strategy of solvers whose workers act together, see `TrainingStrategy`."""
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
         """Return the estimate with rows in memory, or without if they do not fit."""
-        estimate = self._estimate(self._layout)
+        estimate = self._estimate(self._layout, probe_seconds)
         free = min(memory_limits(self._context.spec).values(), default=0)
         if self._solver.maps_rows and estimate.memory > free:
             self._layout = self._layout._replace(in_memory=False)
-            return self._estimate(self._layout)
+            return self._estimate(self._layout, probe_seconds)
         return estimate
 
     def solve(self, observer: TrainingObserver) -> None:
@@ -191,19 +147,42 @@ class GroupTraining(EpochStrategy):
             return
         outcome.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        context = self._context
-        path, content_hash = str(context.dataset.path.resolve()), context.dataset.content_hash
-        factory = GroupWorkerFactory(self._solver, path, content_hash, self._layout)
-        store_bytes = self._solver.resources(self._shape, self._layout).store
-        group = make_worker_group(context.spec, factory, self.workers, context.job, store_bytes)
-        try:
-            group.open()
-            with observer.observe(group), limit_blas_threads():
-                calls = GroupCalls(group, observer.stop.is_set, observer.record)
-                self._train(RoundWorkers(self._solver, self._rows, calls), observer)
-        finally:
-            group.stop()
-            group.close()
+        context, dataset, layout = self._context, self._context.dataset, self._layout
+        source = shard_source(self._solver, layout, self._rows)
+        factory = GroupWorkerFactory(
+            self._solver,
+            empty_rows(dataset.n_features, dataset.n_labels),
+            layout,
+            source and source.split,
+            str(dataset.path.resolve()),
+            dataset.content_hash,
+        )
+        parts = layout.workers if layout.grid is None else layout.grid.shards
+        group = make_worker_group(
+            context.spec,
+            factory,
+            self.workers,
+            context.job,
+            self._store_bytes(),
+            parts if uses_whole_cluster(context) else None,
+        )
+        with observer.observe(group):
+            result = train_group(
+                self._solver,
+                self._rows,
+                layout,
+                make_parts(group, layout, source),
+                observer,
+                positives=dataset.label_counts.astype(np.int64),
+                truth=None if dataset.test is None else dataset.test.Y,
+                folder=self._checkpoints,
+                stop=observer.stop,
+                max_seconds=context.spec.max_seconds,
+                seconds_left=observer.seconds_left(),
+                on_end=lambda outcome: write_json(self.folder / OUTCOME_FILE, outcome._asdict()),
+            )
+        last = result.last
+        self.staged = last.staged if last else self._solver.staged(result.state, self._rows)
         if self._solver.exports == "weights":  # no part has the stages
             self._checkpoints.clear()
 
@@ -218,44 +197,41 @@ class GroupTraining(EpochStrategy):
         return saved is not None
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
-        """Return `outcome_report`, and the numbers of stages, lost workers and damages."""
-        newest = read_json(self.folder / OUTCOME_FILE)
-        last, report = newest["history"][-1], outcome_report(self._solver, newest, block, measures)
-        if report["objective"] is None:  # each stage has its own
+        """Return `outcome_report`, the layout's grid, and the numbers of losses and damages."""
+        outcome, grid = read_json(self.folder / OUTCOME_FILE), self._layout.grid
+        last, report = (
+            outcome["history"][-1],
+            outcome_report(self._solver, outcome, block, measures),
+        )
+        if report["objective"] is None and grid is None:  # each stage has its own
             del report["objective"]
         return {
             **report,
             **{name: last[name] for name in ("gradient",) if name in last},
             **({"stages": len(self.staged.stages)} if self.staged else {}),
-            **self._solver.report(newest["history"]),
-            "workers_lost": newest["lost"],
-            "damaged_checkpoints": newest["damaged"],
+            **({"grid": grid._asdict(), "shards_moved": outcome["moved"]} if grid else {}),
+            **self._solver.report(outcome["history"]),
+            "workers_lost": outcome["lost"],
+            "damaged_checkpoints": outcome["damaged"],
         }
 
-    def _estimate(self, layout: Layout) -> Estimate:
+    def _estimate(self, layout: Layout, probe_seconds: float | None) -> Estimate:
         """See `xcray.training.capacity.epoch_resources`."""
         spec, dataset = self._context.spec, self._context.dataset
-        needs = self._solver.resources(self._shape, layout)
+        needs, timed = self._solver.resources(self._shape, layout), None
+        source = shard_source(self._solver, layout, self._rows)
+        if source is not None:
+            solver = cast("ShardSolver", self._solver)
+            timed = time_sweep(solver, source, self._shape, needs, probe_seconds)
+        needs, weights, probed = timed or needs, needs.weights, int(timed is not None)
         if self._solver.exports == "weights":
-            return complete_estimate(spec, self.workers, dataset, self._shape, needs)
+            return complete_estimate(spec, self.workers, dataset, self._shape, needs, probed=probed)
         sparse = needs._replace(weights=0)
         estimate = complete_estimate(spec, self.workers, dataset, self._shape, sparse)
-        return estimate._replace(model=estimate.model + 4 * needs.weights, weights=needs.weights)
+        return estimate._replace(model=estimate.model + 4 * weights, weights=weights)
 
-    def _train(self, workers: RoundWorkers, observer: TrainingObserver) -> None:
-        """Run the program to its end and commit all labels."""
-        test = self._context.dataset.test
-        loop = ProgramLoop(
-            workers,
-            observer,
-            self._solver.stopping,
-            folder=self._checkpoints,
-            positives=self._context.dataset.label_counts,
-            truth=None if test is None else test.Y,
-            max_seconds=self._context.spec.max_seconds,
-            seconds_left=observer.seconds_left,
-            saves_end=self._solver.exports == "stages",
-            on_end=lambda outcome: write_json(self.folder / OUTCOME_FILE, outcome._asdict()),
-        )
-        state, last = loop.run()
-        self.staged = last.staged if last else self._solver.staged(state, self._rows)
+    def _store_bytes(self) -> int:
+        """Return the bytes that workers hold together in Ray's object store."""
+        if self._layout.grid is None:
+            return self._solver.resources(self._shape, self._layout).store
+        return STORE_COPIES * 4 * self._shape.features * self._shape.labels

@@ -14,10 +14,10 @@ from xcray.solvers.group_contract import Program, Round
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
 from xcray.training.epoch_progress import CurvePoint, held_out_measures, resume_note, seconds_left
+from xcray.workers.calls import TIME_LIMIT
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.timeline import START, TimelinePosition
 
-TIME_LIMIT: Final = "TIME"  # code of the Stopped at the time limit, within a round
 NODE_LEAVES: Final = "LEAVE"  # code of the Stopped before a node goes
 
 

@@ -1,4 +1,4 @@
-"""Training strategies by what workers hold of the rows, and the estimate of a training."""
+"""The training strategy of a solver, and the estimate of a training."""
 
 from __future__ import annotations
 
@@ -11,27 +11,24 @@ import numpy as np
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
-from xcray.solvers.declarations import Rows
 from xcray.training.capacity.preflight import Estimate
 from xcray.training.group_training import GroupTraining
 from xcray.training.independent import IndependentLabels
 from xcray.training.label_groups.clustering import choose_sizes, cluster_labels
 from xcray.training.label_groups.data import with_group_labels
 from xcray.training.label_groups.plan import with_weighing
-from xcray.training.shards.strategy import BlockRotation
 from xcray.training.spec import TrainSpec
 from xcray.training.strategy import TrainingContext, TrainingStrategy
 
-STRATEGIES: Final[Mapping[Rows, Callable[[TrainingContext, Any], TrainingStrategy]]] = {
-    "all": IndependentLabels,
-    "shares": GroupTraining,
-    "shards": BlockRotation,
+STRATEGIES: Final[Mapping[str, Callable[[TrainingContext, Any], TrainingStrategy]]] = {
+    "independent": IndependentLabels,
+    "group": GroupTraining,
 }
 
 
 def make_strategy(context: TrainingContext) -> TrainingStrategy:
     """Return the training strategy for a training's solver."""
-    return STRATEGIES[context.solver.rows](context, context.solver)
+    return STRATEGIES[context.solver.family](context, context.solver)
 
 
 def estimate_training(spec: TrainSpec, probe_seconds: float = 2.0) -> Estimate:

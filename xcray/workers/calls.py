@@ -1,166 +1,68 @@
-"""Method calls on a worker group: on all workers at a time, or a list of calls of single ones.
-
-`GroupCalls` replaces lost workers and calls them again; `call_many` raises WorkerLost, for workers
-whose state has to be restored first.
-"""
+"""The calls of a program on the workers of a training, see `solvers.group_contract.WorkerCalls`."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 from xcray.errors import Stopped, Unavailable
-from xcray.schedule.calls import Call, ObjectHandle
-from xcray.schedule.events import Lost, Task
-from xcray.workers.pool import StopFlag
-from xcray.workers.timeline import DONE, LOST, Span
-from xcray.workers.worker_group import (
-    OBJECT_LOST,
-    CallFailed,
-    CallResult,
-    Reply,
-    WorkerGroup,
+from xcray.schedule.calls import Call, ObjectHandle, at_worker
+from xcray.schedule.events import Done, Finish
+from xcray.schedule.rotation import BlockPass, RotationSchedule
+from xcray.solvers.group_contract import (
+    CellReport,
+    Layout,
+    PlacedBlock,
+    Rotation,
+    WeightBlock,
+    WorkerCalls,
 )
+from xcray.solvers.shard_contract import grid_of
+from xcray.workers.call_queue import (
+    POLL_SECONDS,
+    CallQueue,
+    WorkerLost,
+    call_many,
+    fetch,
+    require_ref,
+)
+from xcray.workers.parts import Parts
+from xcray.workers.timeline import Span
+from xcray.workers.worker_group import CallResult, WorkerGroup
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 A = TypeVar("A")
-POLL_SECONDS: Final = 0.2  # between two checks of the stop flag
-MAX_CALLS_AHEAD: Final = 2  # pending calls per worker, so that the next one is there in time
-MAX_LOSSES_PER_WORKER: Final = 5  # in one call of `GroupCalls`
+MAX_LOSSES_PER_WORKER: Final = 5  # in one call
+TIME_LIMIT: Final = "TIME"  # code of the Stopped at the time limit, within a round
+# orders that can pass all workers of a node before the next node
+RANDOM_ORDERS: Final = ("uniform", "shortest")
 
 
-class WorkerLost(Unavailable):
-    """Workers or a node with their objects were lost; training goes back to a checkpoint or starts.
+class PassingWorker(Protocol):
+    """Worker that holds shards."""
 
-    workers: names of the lost workers, can be empty.
-    """
-
-    code = "WORKERS_LOST"
-
-    def __init__(self, *workers: str) -> None:
-        super().__init__(f"{', '.join(workers) or 'a node'} was lost")
-        self.workers = workers
+    def pass_block(
+        self, block: WeightBlock, shards: Sequence[int], step: Any, owned: bool, copied: bool
+    ) -> tuple[WeightBlock | None, list[tuple[int, Any, float]]]:
+        """See `shard_contract.BlockWorker`; copied: create also a block that is unchanged."""
 
 
-def span_of(result: CallResult[Any, Any], task: Task) -> Span:
-    """Return a finished call as a span of the timeline."""
-    at, cpu = (result.worker, task, result.started, result.seconds), result.cpu_seconds
-    return Span(*at, DONE, cpu_seconds=cpu)
+class GroupCalls(WorkerCalls):
+    """Calls of the workers of an open group, by the parts of the training that they hold.
 
+    Results of `call` are in the order of parts, so sums of them do not depend on the order of
+    arrival. The methods of these workers are pure functions of their arguments and of the rows. So
+    when a worker is lost, another one gets the same call. Blocks that were at a lost worker are
+    gone: then WorkerLost is raised.
 
-class CallingGroup(Protocol):
-    """What `call_many` needs of a worker group."""
-
-    def submit(self, call: Call[Any, Any]) -> int:
-        """See `WorkerGroup`."""
-
-    def wait(self, seconds: float) -> list[Reply]:
-        """See `WorkerGroup`."""
-
-
-class RecordedGroup:
-    """A worker group whose finished calls are recorded as spans."""
-
-    def __init__(self, group: WorkerGroup, record: Callable[[Span], None]) -> None:
-        self._group = group
-        self._record = record
-
-    def submit(self, call: Call[Any, Any]) -> int:
-        """Run a call; return its ticket."""
-        return self._group.submit(call)
-
-    def wait(self, seconds: float) -> list[Reply]:
-        """Return what happened since the last call, and record the results."""
-        replies = self._group.wait(seconds)
-        for reply in replies:
-            if isinstance(reply, CallResult):
-                self._record(span_of(reply, Task(reply.ticket, (), 0.0)))
-        return replies
-
-
-def call_many(
-    group: CallingGroup, calls: Sequence[Call[T, R]], stop: StopFlag | None = None
-) -> Iterator[CallResult[T, R]]:
-    """Run all `calls`, at most MAX_CALLS_AHEAD per worker at a time; yield results in order.
-
-    Replies to other calls are dropped, so only one list of calls can run at a time. Raises
-    WorkerLost, what a method raised, and Stopped if `stop` is set.
-    """
-    waiting: dict[str, deque[int]] = {}
-    for number, request in enumerate(calls):
-        waiting.setdefault(request.worker, deque()).append(number)
-    pending: dict[int, int] = {}  # ticket -> number of the call
-    results: dict[int, CallResult[T, R]] = {}
-
-    def send(worker: str) -> None:
-        number = waiting[worker].popleft()
-        pending[group.submit(calls[number])] = number
-
-    for worker, numbers in waiting.items():
-        for _ in range(min(MAX_CALLS_AHEAD, len(numbers))):
-            send(worker)
-    for number in range(len(calls)):
-        while number not in results:
-            for reply in results_of(group.wait(POLL_SECONDS), pending):
-                results[pending.pop(reply.ticket)] = reply
-                if waiting[reply.worker]:
-                    send(reply.worker)
-            if stop is not None and stop.is_set():
-                raise Stopped("stopped on request; the next run goes on from the last checkpoint")
-        yield results.pop(number)
-
-
-def call(group: WorkerGroup, request: Call[T, R]) -> CallResult[T, R]:
-    """Run one call and wait for its result. Raises as `call_many`."""
-    (result,) = call_many(group, [request])
-    return result
-
-
-def require_ref(handle: ObjectHandle[T | None] | None) -> ObjectHandle[T]:
-    """Return a handle that a method must have returned. Raises ValueError if it is missing."""
-    if handle is None:
-        raise ValueError("a method that must create an object created none")
-    return cast("ObjectHandle[T]", handle)
-
-
-def fetch(group: WorkerGroup, handle: ObjectHandle[T | None] | None) -> T:
-    """Return the object of a handle. Raises WorkerLost if it is gone with its node."""
-    try:
-        return group.fetch(require_ref(handle))
-    except Unavailable as error:
-        if error.code == OBJECT_LOST:
-            raise WorkerLost() from error
-        raise
-
-
-def results_of(replies: Sequence[Reply], tickets: Any) -> list[CallResult[Any, Any]]:
-    """Return the results of `tickets`. Raises WorkerLost, and what a method of them raised."""
-    lost = [reply.worker for reply in replies if isinstance(reply, Lost)]
-    if lost:
-        raise WorkerLost(*lost)
-    results: list[CallResult[Any, Any]] = []
-    for reply in replies:
-        if isinstance(reply, Lost) or reply.ticket not in tickets:
-            continue  # of an interval that was interrupted
-        if isinstance(reply, CallFailed):
-            object_lost = isinstance(reply.error, Unavailable) and reply.error.code == OBJECT_LOST
-            raise WorkerLost() if object_lost else reply.error
-        results.append(reply)
-    return results
-
-
-class GroupCalls:
-    """Calls of a method on all workers of an open group, see `solvers.group_contract.WorkerCalls`.
-
-    Results are in worker order, so sums of them do not depend on the order of arrival. The
-    methods of these solvers are pure functions of their arguments and of the worker's rows. A
-    lost worker is replaced and the new one gets the same call. Objects of a lost worker can be
-    gone with its node. Then the method that needs them raises Unavailable (OBJECT_LOST), and the
-    training goes back to the last saved weights.
+    parts: by default the shares of a worker each. ends: time limit of rotations on the clock of
+    `time.monotonic`. record: receives the span of each call. on_progress: called in a rotation with
+    the epochs done in it and its seconds left; on_sync_point: before a rotation that begins at one.
+    lost: number of workers lost in calls. sweeps: of the last rotation; speeds: cost per second of
+    each worker that worked in it.
     """
 
     def __init__(
@@ -168,31 +70,42 @@ class GroupCalls:
         group: WorkerGroup,
         stopped: Callable[[], bool] = lambda: False,
         record: Callable[[Span], None] = lambda span: None,
+        *,
+        parts: Parts | None = None,
+        layout: Layout | None = None,
+        ends: float | None = None,
     ) -> None:
-        """Initialise. record: receives the span of each call, as a task without labels."""
         self._group = group
         self._stopped = stopped
         self._record = record
-        # worker -> start of its running call, on the group's clock
-        self._submitted: dict[str, float] = {}
-        # the same moment on the group's clock and on the local one
-        self._seen = (0.0, time.monotonic())
-        self.lost = 0  # number of lost and replaced workers
+        self._parts = parts or Parts(group, len(group.workers))
+        self._layout = layout or Layout(self._parts.n)
+        self._ends = ends
+        self.on_progress: Callable[[float, float], None] = lambda epochs, left: None
+        self.on_sync_point: Callable[[], None] = lambda: None
+        self._is_sync_point = False  # since the last rotation
+        self._seconds = 0.0  # of the last rotation
+        self.speeds: dict[str, float] = {}
+        self.sweeps = self.lost = 0
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of the training."""
+        return self._layout
 
     @property
     def size(self) -> int:
-        """Number of workers."""
-        return len(self._group.workers)
+        """Return the number of shares."""
+        return self._parts.n
 
     def call(
         self, method: Callable[Concatenate[Any, P], tuple[T, R]], *args: P.args, **kwargs: P.kwargs
     ) -> list[tuple[ObjectHandle[T], R]]:
-        """Run a method on every worker and return (handle, result) of each, in worker order.
+        """Run a method on every share and return (handle, result) of each, in order.
 
-        Raises Stopped if `stopped` returns True, what a method raised, and Unavailable if workers
-        keep being lost.
+        Raises Stopped, what a method raised, and Unavailable if workers keep being lost.
         """
-        return self._run([Call(worker, method, *args, **kwargs) for worker in self._group.workers])
+        return self._run(method, [()] * self.size, args, kwargs)
 
     def call_each(
         self,
@@ -201,31 +114,10 @@ class GroupCalls:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> list[tuple[ObjectHandle[T], R]]:
-        """Do the same with a first argument for each worker, in worker order."""
-        pairs = zip(self._group.workers, each, strict=True)
-        return self._run([Call(worker, method, own, *args, **kwargs) for worker, own in pairs])
-
-    def _run(self, calls: Sequence[Call[T, R]]) -> list[tuple[ObjectHandle[T], R]]:
-        """Run one call per worker and return (handle, result) of each, in worker order."""
-        pending: dict[str, int] = {}  # worker -> ticket
-        results: dict[str, CallResult[T, R]] = {}
-        self._submitted.clear()
-        lost_before = self.lost
-        # workers lost since the last round
-        self._replace(self._collect(0.0, pending, results), lost_before)
-        targets = list(self._group.workers)
-        while len(results) < self.size:
-            for call in calls:
-                if call.worker in targets:
-                    self._submitted[call.worker] = self._now()
-                    results.pop(call.worker, None)  # its object can be gone with the lost worker
-                    pending[call.worker] = self._group.submit(call)
-            self._check()
-            targets = self._collect(POLL_SECONDS, pending, results)
-            self._replace(targets, lost_before)
-        # A method without an object has no handle; T is None then.
-        replies = (results[worker] for worker in self._group.workers)
-        return [(cast("ObjectHandle[T]", reply.ref), reply.result) for reply in replies]
+        """Do the same with a first argument for each share."""
+        if len(each) != self.size:
+            raise ValueError(f"{len(each)} arguments for {self.size} workers")
+        return self._run(method, [(own,) for own in each], args, kwargs)
 
     def put(self, value: T) -> ObjectHandle[T]:
         """Return a handle of `value`."""
@@ -233,59 +125,180 @@ class GroupCalls:
 
     def fetch(self, handle: ObjectHandle[T]) -> T:
         """Return the object of a handle, read-only."""
-        return self._group.fetch(handle)
-
-    def _check(self) -> None:
-        """Raise Stopped if a stop was requested, after interrupting the workers."""
         if self._stopped():
-            self._group.interrupt()
-            raise Stopped("stopped between two rounds; the last saved weights are kept")
+            raise Stopped("stopped on request; the next run goes on from the last checkpoint")
+        return fetch(self._group, handle)
 
-    def _collect(
-        self, seconds: float, pending: dict[str, int], results: dict[str, CallResult[T, R]]
-    ) -> list[str]:
-        """Add replies of this round to `results` and return the lost workers.
+    def create_blocks(
+        self, method: Callable[[Any, int, int], tuple[WeightBlock, None]], n_labels: int
+    ) -> list[PlacedBlock]:
+        """Call `method(lo, hi)` for each block, on workers in turn."""
+        owners, n = self._parts.owners, grid_of(self._layout).blocks
+        ends = [n_labels * block // n for block in range(n + 1)]
+        calls = [
+            Call(owners[block * len(owners) // n], method, ends[block], ends[block + 1])
+            for block in range(n)
+        ]
+        replies = call_many(self._group, calls)
+        return [PlacedBlock(reply.worker, require_ref(reply.ref)) for reply in replies]
 
-        Raises what a method raised.
+    def call_many(self, calls: Sequence[Call[Any, R]]) -> Iterator[tuple[PlacedBlock, R]]:
+        """Run calls of single workers; yield the object and the result of each, in order."""
+        for reply in call_many(self._group, calls, record=self._record):
+            yield PlacedBlock(reply.worker, cast("ObjectHandle[Any]", reply.ref)), reply.result
+
+    def rotate(
+        self,
+        blocks: Sequence[PlacedBlock],
+        steps: Sequence[Any],
+        *,
+        order: str,
+        seed: int,
+        epochs: int,
+        first: int = 0,
+    ) -> Rotation:
+        """Let every block pass every shard, once per step.
+
+        Raises Stopped, at the time limit with code TIME; WorkerLost; and what a pass raised. After
+        each of these the shards are in an intermediate state: they must be restored before the next
+        rotation.
         """
-        lost = []
-        for reply in self._group.wait(seconds):
-            if isinstance(reply, Lost):
-                lost.append(reply.worker)
-                self._record_lost(reply.worker, pending)
-            elif pending.get(reply.worker) != reply.ticket:
-                continue  # of a round that ended with an error
-            elif isinstance(reply, CallFailed):
-                self._group.interrupt()
-                raise reply.error
-            else:
-                results[reply.worker] = reply
-                self._submitted.pop(reply.worker, None)
-                self._seen = reply.started + reply.seconds, time.monotonic()
-                task = Task(reply.ticket, (), 0.0)
-                self._record(span_of(reply, task))
-        return lost
+        if self._is_sync_point:
+            self._is_sync_point = False
+            self.on_sync_point()
+        schedule = RotationSchedule(
+            self._parts.owners,
+            len(blocks),
+            len(steps),
+            order=order,
+            first=first,
+            seed=seed,
+            nodes=self._group.nodes if order in RANDOM_ORDERS else None,
+        )
+        queue = CallQueue(self._group, self._stopped, self._record)
+        rotation = _RunningRotation(schedule, self._group, queue, blocks, steps)
+        began = time.monotonic()
+        rotation.execute(schedule.start())
+        while schedule.done_cells < schedule.total_cells:
+            for block_pass, reply in queue.results():
+                rotation.on_pass(block_pass, reply)
+            try:
+                self._report(schedule, epochs, time.monotonic() - began)
+            except Stopped:
+                queue.interrupt()
+                raise
+        self._seconds = time.monotonic() - began
+        self.speeds, self.sweeps = rotation.speeds(self._parts.costs), len(steps)
+        return Rotation(rotation.blocks, rotation.reports)
 
-    def _record_lost(self, worker: str, pending: Mapping[str, int]) -> None:
-        """Record the call that a lost worker was busy with, if any."""
-        started = self._submitted.pop(worker, None)
-        if started is not None:
-            seconds = max(0.0, self._now() - started)
-            self._record(Span(worker, Task(pending[worker], (), 0.0), started, seconds, LOST))
+    def keep_state(self) -> None:
+        """Take a snapshot of the state of all shards."""
+        self._parts.keep_state()
+        self._is_sync_point = True
 
-    def _now(self) -> float:
-        """Return the time on the group's clock, from the end of the last call."""
-        then, moment = self._seen
-        return then + time.monotonic() - moment
+    def restore_state(self) -> None:
+        """Restore all shards from their last snapshots."""
+        self._parts.restore_state()
+        self._is_sync_point = True
 
-    def _replace(self, lost: list[str], lost_before: int) -> None:
-        """Replace lost workers. Raises Unavailable if that happens too often in one round."""
-        if not lost:
-            return
-        self.lost += len(lost)
-        if self.lost - lost_before > MAX_LOSSES_PER_WORKER * self.size:
-            raise Unavailable(
-                f"{self.lost - lost_before} workers were lost in one round; "
-                "see the logs of the workers"
-            )
-        self._group.replace(*lost)
+    def _report(self, schedule: RotationSchedule, epochs: int, took: float) -> None:
+        """Report the progress of a rotation. Raises Stopped, at the time limit with code TIME."""
+        if self._ends is not None and time.monotonic() > self._ends:
+            raise Stopped("the time limit was reached", code=TIME_LIMIT)
+        done = schedule.done_cells / schedule.total_cells
+        left = took * (1.0 - done) / done if done > 0.0 else self._seconds - took
+        self.on_progress(done * epochs, max(0.0, left))
+
+    def _run(
+        self,
+        method: Callable[..., tuple[T, R]],
+        firsts: Sequence[tuple[Any, ...]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> list[tuple[ObjectHandle[T], R]]:
+        """Run one call per share; a lost worker's calls are run again by the next owner.
+
+        firsts: the first arguments of each.
+        """
+        queue = CallQueue(self._group, self._stopped, self._record)
+        own = dict(zip(range(self.size), firsts, strict=True))
+        results: dict[int, CallResult[T, R]] = {}
+        lost_before, seconds = self.lost, 0.0  # first those that were lost since the last call
+        while len(results) < self.size:
+            try:
+                if not self._parts.owners:
+                    self._parts.place(self._stopped)
+                results.update(queue.results(seconds))
+            except WorkerLost as lost:
+                if not lost.workers:  # a node with an argument
+                    raise
+                self.lost += len(lost.workers)
+                if self.lost - lost_before > MAX_LOSSES_PER_WORKER * self.size:
+                    raise Unavailable(
+                        f"{self.lost - lost_before} workers were lost in one round; "
+                        "see the logs of the workers"
+                    ) from lost
+                self._parts.recover(lost)
+                results = {
+                    share: reply
+                    for share, reply in results.items()
+                    if reply.worker not in lost.workers
+                }
+            for share in sorted(own.keys() - results.keys() - queue.keys):
+                owner = self._parts.owners[share]
+                queue.submit(share, Call(owner, method, share, *own[share], *args, **kwargs))
+            seconds = POLL_SECONDS
+        # A method without an object has no handle; T is None then.
+        replies = (results[share] for share in range(self.size))
+        return [(cast("ObjectHandle[T]", reply.ref), reply.result) for reply in replies]
+
+
+class _RunningRotation:
+    """One rotation: the place of each block, the reports, and the work of each worker."""
+
+    def __init__(
+        self,
+        schedule: RotationSchedule,
+        group: WorkerGroup,
+        queue: CallQueue,
+        blocks: Sequence[PlacedBlock],
+        steps: Sequence[Any],
+    ) -> None:
+        self._schedule = schedule
+        self._queue = queue
+        self._steps = steps
+        # otherwise each node that a block passed would keep a copy, in the end all of W
+        self._copied = len(set(group.nodes.values())) > 1
+        self._owned = [False] * len(blocks)  # created in this rotation, so it is not shared
+        self._cells: dict[str, list[tuple[int, float]]] = {}  # worker -> shards and seconds
+        self.blocks = list(blocks)
+        self.reports = list[CellReport]()
+
+    def execute(self, commands: Sequence[BlockPass | Finish]) -> None:
+        """Submit passes."""
+        for command in commands:
+            if isinstance(command, BlockPass):
+                step, owned = self._steps[command.sweep], self._owned[command.block]
+                block = at_worker(self.blocks[command.block].handle)
+                args = (block, command.shards, step, owned, self._copied)
+                self._queue.submit(command, Call(command.worker, PassingWorker.pass_block, *args))
+
+    def on_pass(self, done: BlockPass, reply: CallResult[Any, Any]) -> None:
+        """Store the result of a pass, then execute the next commands of the schedule."""
+        if reply.ref is not None:  # otherwise the block is unchanged
+            self._owned[done.block] = True
+        handle = reply.ref or self.blocks[done.block].handle
+        self.blocks[done.block] = PlacedBlock(reply.worker, handle)
+        for shard, report, seconds in reply.result:
+            self._cells.setdefault(reply.worker, []).append((shard, seconds))
+            self.reports.append(CellReport(done.block, shard, report))
+        self.execute(self._schedule.on(Done(reply.worker, done.id, reply.seconds)))
+
+    def speeds(self, costs: Any) -> dict[str, float]:
+        """Return the speed of each worker that worked: cost (`costs` (S,) per cell) per second."""
+        speeds = {}
+        for worker, cells in self._cells.items():
+            seconds = sum(seconds for _, seconds in cells)
+            if seconds > 0.0:
+                speeds[worker] = sum(float(costs[shard]) for shard, _ in cells) / seconds
+        return speeds

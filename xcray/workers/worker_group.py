@@ -95,6 +95,9 @@ class WorkerGroup(Workers, Protocol):
     def available(self) -> tuple[str, ...]:
         """Workers that can be called, in order."""
 
+    def now(self) -> float:
+        """Return the seconds since the group was opened: the clock of `started`."""
+
     def open(self) -> None:
         """Start the workers and wait until all initial ones are ready.
 

@@ -10,53 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.moving_group import Moving
 from tests.support.shard_toy import Toy, ToyWork, TrainingRun, trained
 from xcray.solvers import make_solver
 from xcray.system.cores import available_cores
 from xcray.training import TrainSpec
 from xcray.training.strategies import make_strategy
 from xcray.training.strategy import TrainingContext
-from xcray.workers.local_group import SerialGroup
 from xcray.workers.ray import cluster_state as ray_nodes
 
 NOW = -1e9  # seconds left of a node whose deadline has passed
-
-
-class Moving(SerialGroup):
-    """A worker group whose nodes are removed and added.
-
-    began: number of workers at the start.
-    """
-
-    def __init__(self, work: Any, workers: int, began: int | None = None) -> None:
-        super().__init__(work, workers)
-        self._began = self._names[:began]
-        self.going: dict[str, float] = {}
-        self.room: list[str] = []
-        self.changes: list[str] = []
-
-    def _start(self, workers: tuple[str, ...]) -> None:
-        """Start only the first `began` workers at the beginning."""
-        super()._start(
-            workers if self._live or not set(self._began) < set(workers) else self._began
-        )
-
-    def draining_workers(self) -> dict[str, float]:
-        """Return the workers that the test marks as draining, with their seconds left."""
-        return {worker: seconds for worker, seconds in self.going.items() if worker in self._live}
-
-    def poll_new_workers(self) -> list[str]:
-        """Start the workers for which the test has room, and return them."""
-        came = [worker for worker in self.room if worker not in self._live]
-        if came:
-            self._start(tuple(came))
-            self.changes.append(f"came {' '.join(came)}")
-        return came
-
-    def release(self, *workers: str) -> None:
-        """Release workers and record their names."""
-        super().release(*workers)
-        self.changes.append(f"left {' '.join(workers)}")
 
 
 class EpochAction:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from xcray.errors import Corrupt
-from xcray.solvers.shard_contract import PlacedBlock, WeightBlock
+from xcray.solvers.group_contract import PlacedBlock, WeightBlock
 from xcray.storage.array_files import read_arrays, write_arrays
 from xcray.storage.checkpoints import CheckpointFolder
 from xcray.training.shards.checkpoints import load_checkpoint, save_checkpoint
 from xcray.training.shards.shard_worker import ShardWorker, arrays_to_block, block_to_arrays
-from xcray.workers.calls import WorkerLost
+from xcray.workers.call_queue import WorkerLost
 from xcray.workers.local_group import SerialGroup
 
 HOMES = ("worker-0", "worker-0", "worker-1")

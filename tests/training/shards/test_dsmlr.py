@@ -12,12 +12,12 @@ from xcray.arrays import CSR, Pattern, TopK, csr_from, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.measures import precision_at_k
 from xcray.solvers.dsmlr.solver import DSMLRSolver
-from xcray.solvers.group_contract import Layout
+from xcray.solvers.group_contract import Layout, TrainingRows
 from xcray.storage.arrow import read_table
 from xcray.storage.checkpoints import COPIES_ON_DISK
 from xcray.training.capacity.epoch_resources import problem_shape
-from xcray.training.shards.shard_worker import ShardWorkerSpec
-from xcray.training.shards.source import ShardSource, make_shard_source
+from xcray.training.group_workers import GroupWorkerFactory, empty_rows
+from xcray.training.shards.source import ShardSource, split_plan
 from xcray.workers.pool import StopFlag
 
 
@@ -221,7 +221,7 @@ def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypa
     """The result is the last accepted point, not the trial point under evaluation."""
     jump = [0.0]
     monkeypatch.setattr(
-        "xcray.training.shards.rotate.time.monotonic",
+        "xcray.workers.calls.time.monotonic",
         lambda real=time.monotonic: real() + jump[0],
     )
 
@@ -246,10 +246,15 @@ def test_dense_rows_rotate_with_the_same_bits(tiny, tmp_path, rng):
     assert one.outcome.objective == pytest.approx(objective(one, X, tiny.train.Y), rel=1e-5)
 
 
+def source_of(rows, *max_held_out):
+    """Return what shards are cut from."""
+    return ShardSource(GRID, split_plan(rows, GRID, 3, 0.0, *max_held_out), rows)
+
+
 def test_shards_are_all_rows_with_labels_once(tiny):
     """The weights of all shards add up to 1, and so do those of the held-out rows."""
     train, test = tiny.train, tiny.test
-    rows = make_shard_source(train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0)
+    rows = source_of(TrainingRows(train.X, train.Y, None, (test.X, test.Y, None)))
     cuts = [rows.cut_shard(shard) for shard in range(GRID.shards)]
     labelled = np.flatnonzero(np.diff(train.Y.indptr) > 0)
     assert np.array_equal(np.sort(np.concatenate([shard.rows for shard, _ in cuts])), labelled)
@@ -260,9 +265,7 @@ def test_shards_are_all_rows_with_labels_once(tiny):
 @pytest.mark.parametrize("watch", [0, 7, 10**6])
 def test_some_or_no_rows_are_held_out(tiny, watch):
     train, test = tiny.train, tiny.test
-    rows = make_shard_source(
-        train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0, max_held_out=watch
-    )
+    rows = source_of(TrainingRows(train.X, train.Y, None, (test.X, test.Y, None)), watch)
     values = [rows.cut_shard(shard)[1] for shard in range(GRID.shards)]
     if not watch:
         assert values == [None] * GRID.shards
@@ -273,13 +276,13 @@ def test_some_or_no_rows_are_held_out(tiny, watch):
 
 
 def test_a_directory_of_other_content_is_not_taken(tiny):
-    rows = make_shard_source(tiny.train.X, tiny.train.Y, None, None, grid=GRID, seed=0, bias=0.0)
+    rows = source_of(TrainingRows(tiny.train.X, tiny.train.Y))
+    none = empty_rows(tiny.n_features, tiny.n_labels)
 
     def opened(*where):
-        sizes = (tiny.n_features, tiny.n_labels)
-        return ShardWorkerSpec(
-            DSMLRSolver(), Layout(1, grid=GRID), rows.split, *sizes, *where
-        ).open()
+        return GroupWorkerFactory(
+            DSMLRSolver(), none, Layout(1, grid=GRID), rows.split, *where
+        ).open_source()
 
     assert isinstance(opened(str(tiny.path), tiny.content_hash), ShardSource)
     for wrong in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import pytest
 
 from tests.support.worker_group_toy import to
 from xcray.errors import DataError, Stopped
-from xcray.schedule.rotation import ORDERS, RotationSchedule
+from xcray.schedule.rotation import ORDERS
 from xcray.schedule.shard_assignment import assign_by_speed
-from xcray.solvers.shard_contract import PlacedBlock
+from xcray.solvers.group_contract import Grid, Layout, PlacedBlock, Rotation
 from xcray.training.shards.rebalancing import WorkerSpeeds
-from xcray.training.shards.rotate import TIME_LIMIT, measured_speeds, run_rotation
-from xcray.workers.calls import WorkerLost, call, call_many
+from xcray.workers.call_queue import WorkerLost, call, call_many
+from xcray.workers.calls import TIME_LIMIT, GroupCalls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
+from xcray.workers.parts import Parts
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import DONE, LOST
 
@@ -37,7 +39,12 @@ class OrderSensitiveWorker:
         self.states = dict[int, float]()
 
     def pass_block(
-        self, block: np.ndarray, shards: tuple[int, ...], step: tuple[str, float], owned: bool
+        self,
+        block: np.ndarray,
+        shards: tuple[int, ...],
+        step: tuple[str, float],
+        owned: bool,
+        copied: bool = False,
     ) -> tuple[np.ndarray | None, list[Any]]:
         """Change the block in an update sweep, and the shards in a sum sweep."""
         report, after = [], block if owned else block.copy()
@@ -110,13 +117,25 @@ def start(group: Any) -> list[Any]:
     return [PlacedBlock("", group.put(np.full(3, 1.0 + j, np.float32))) for j in range(BLOCKS)]
 
 
-def turn(group: Any, order: str = "ring", homes: Any = None, **how: Any) -> Any:
-    """Run one interval of four sweeps over an even assignment."""
-    homes = homes or assign_by_speed(np.ones(SHARDS), dict.fromkeys(group.workers, 1.0))
-    schedule = RotationSchedule(homes, BLOCKS, len(VERBS), order=order)
+def calls_of(group: Any, homes: Any = None, **how: Any) -> GroupCalls:
+    """Return the calls of workers that hold shards; an even assignment by default."""
+    parts = Parts(group, SHARDS)
+    parts.owners = tuple(
+        homes or assign_by_speed(np.ones(SHARDS), dict.fromkeys(group.workers, 1.0))
+    )
+    layout = Layout(len(group.workers), grid=Grid(SHARDS, BLOCKS))
+    return GroupCalls(group, **how, parts=parts, layout=layout)
+
+
+def turn(
+    group: Any, order: str = "ring", homes: Any = None, blocks: Any = None, **how: Any
+) -> Rotation:
+    """Run one interval of four sweeps."""
+    tick = how.pop("tick", lambda share: None)
+    calls = calls_of(group, homes, **how)
+    calls.on_progress = lambda share, left: tick(share)
     steps = [(verb, 0.5) for verb in VERBS]
-    how = {"stop": StopFlag(), **how}
-    return run_rotation(schedule, group, how.pop("blocks", None) or start(group), steps, **how)
+    return calls.rotate(blocks or start(group), steps, order=order, seed=0, epochs=1)
 
 
 def bits(kind: str, workers: int, order: str, homes: Any = None) -> bytes:
@@ -124,8 +143,7 @@ def bits(kind: str, workers: int, order: str, homes: Any = None) -> bytes:
     group = opened(kind, workers)
     try:
         return b"".join(
-            group.fetch(block.handle).tobytes()
-            for block in turn(group, order, homes).rotation.blocks
+            group.fetch(block.handle).tobytes() for block in turn(group, order, homes).blocks
         )
     finally:
         group.close()
@@ -170,23 +188,18 @@ def test_every_cell_is_passed_once_per_sweep_and_reported(order):
     spans, shares = [], []
     group = opened("threads", 2)
     try:
-        stretch = turn(group, order, record=spans.append, tick=shares.append)
-        result = stretch.rotation
+        result = turn(group, order, record=spans.append, tick=shares.append)
         arrays = [group.fetch(block.handle) for block in result.blocks]
         assert [array.shape for array in arrays] == [(3,)] * BLOCKS
     finally:
         group.close()
-    cells = {
-        shard: sum(pace.cells.get(shard, 0) for pace in stretch.paces.values())
-        for shard in range(SHARDS)
-    }
-    assert cells == dict.fromkeys(range(SHARDS), BLOCKS * len(VERBS))
+    cells = Counter((shard, block) for block, shard, _ in result.reports)
+    assert cells == {(s, j): len(VERBS) for s in range(SHARDS) for j in range(BLOCKS)}
     newest = {block: report for block, _, report in result.reports}
     assert [newest[j] for j in range(BLOCKS)] == [float(array @ array) for array in arrays]
     assert {block.worker for block in result.blocks} <= set(group.workers)
-    assert sorted(span.task.id for span in spans) == list(range(stretch.n_passes))
+    assert len({span.task.id for span in spans}) == len(spans)
     assert {span.outcome for span in spans} == {DONE}
-    assert {span.task.labels[0] for span in spans} == set(range(BLOCKS))
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
 
@@ -197,17 +210,15 @@ def test_input_blocks_are_not_changed():
     blocks = start(group)
     stretch = turn(group, blocks=blocks)
     assert [group.fetch(block.handle)[0] for block in blocks] == [1.0 + j for j in range(BLOCKS)]
-    pairs = zip(stretch.rotation.blocks, blocks, strict=True)
+    pairs = zip(stretch.blocks, blocks, strict=True)
     assert all(after.handle is not before.handle for after, before in pairs)
 
 
 def test_an_interval_without_sweeps_returns_its_blocks():
     group = opened("serial", 1)
     blocks = start(group)
-    stretch = run_rotation(
-        RotationSchedule(["worker-0"], BLOCKS, 0), group, blocks, [], stop=StopFlag()
-    )
-    assert stretch.rotation.blocks == blocks
+    stretch = calls_of(group).rotate(blocks, [], order="ring", seed=0, epochs=0)
+    assert stretch.blocks == blocks
 
 
 @pytest.mark.parametrize("reason", ["stop", "time"])
@@ -219,7 +230,10 @@ def test_an_interval_stops_within_a_slice_and_keeps_its_workers(reason):
     try:
         with pytest.raises(Stopped) as raised:
             turn(
-                group, stop=stop if reason == "stop" else StopFlag(), ends=ends, record=spans.append
+                group,
+                stopped=(stop if reason == "stop" else StopFlag()).is_set,
+                ends=ends,
+                record=spans.append,
             )
         assert call(group, to("worker-1", "hello")).result == "hello"
     finally:
@@ -270,9 +284,10 @@ def test_calls_return_in_order_and_stale_replies_are_dropped():
 
 def test_speeds_are_costs_per_second():
     group = opened("serial", 2)
-    stretch = turn(group, homes=["worker-0"] * 4 + ["worker-1"])
-    costs = np.array([1.0, 1.0, 1.0, 1.0, 8.0])
-    assert measured_speeds(stretch.paces, costs) == {"worker-0": 4.0, "worker-1": 32.0}
+    calls = calls_of(group, ["worker-0"] * 4 + ["worker-1"])
+    calls._parts.costs = np.array([1.0, 1.0, 1.0, 1.0, 8.0])
+    calls.rotate(start(group), [("update", 0.5)], order="ring", seed=0, epochs=1)
+    assert calls.speeds == {"worker-0": 4.0, "worker-1": 32.0}
 
 
 def test_shards_move_when_a_worker_is_slow_and_come_back_when_it_is_not():

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.shard_toy import GRID, LABELS, Toy, ToyWork, TrainingRun, task_of, trained
+from tests.support.shard_toy import GRID, LABELS, Toy, ToyWork, TrainingRun, trained
 from xcray.errors import DataError, Refused, Stopped, Unavailable
-from xcray.training.shards import workers as shard_workers
+from xcray.workers import calls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import DONE, LOST, Timeline, balance, read_streams
@@ -54,10 +54,10 @@ def test_workers_that_do_not_see_the_data_get_it_from_the_driver(reference, tmp_
 def test_shards_that_move_at_every_sync_point_change_no_bit(reference, tmp_path, monkeypatch):
     turns = iter(range(100))
 
-    def speeds(paces, costs):
+    def speeds(self, costs):
         return {"worker-0": 1.0, "worker-1": (512.0, 1 / 512)[next(turns) % 2]}
 
-    monkeypatch.setattr(shard_workers, "measured_speeds", speeds)
+    monkeypatch.setattr(calls._RunningRotation, "speeds", speeds)
     result = trained(tmp_path, "threads", 2, between=0.0)
     assert result.outcome.moved >= 5
     assert result.bits == reference.bits
@@ -94,7 +94,7 @@ def test_the_history_has_each_sync_point(reference):
 
 
 def test_without_held_out_rows_there_are_no_held_out_metrics(tmp_path):
-    result = trained(tmp_path, task=task_of(truth=None)).outcome
+    result = trained(tmp_path, truth=None).outcome
     assert set(result.history[0]) == {"epoch", "seconds", "rate", "back", "objective"}
 
 
@@ -370,15 +370,15 @@ def test_the_last_sync_point_is_delivered_when_the_time_is_up(
     """The clock of the loop jumps after the given number of sync points."""
     jump = [0.0]
     monkeypatch.setattr(
-        "xcray.training.shards.rotate.time.monotonic",
-        lambda real=shard_workers.time.monotonic: real() + jump[0],
+        "xcray.workers.calls.time.monotonic",
+        lambda real=calls.time.monotonic: real() + jump[0],
     )
 
     def on_progress(progress):
         if progress.newest.get("epoch", 0) == sync_points and progress.done > sync_points:
             jump[0] = 1e6
 
-    result = trained(tmp_path, task=task_of(max_seconds=1e5), on_progress=on_progress)
+    result = trained(tmp_path, max_seconds=1e5, on_progress=on_progress)
     assert (result.outcome.epochs, len(result.outcome.history), result.outcome.reason) == (
         sync_points,
         sync_points,
@@ -390,7 +390,7 @@ def test_the_last_sync_point_is_delivered_when_the_time_is_up(
 
 def test_no_time_at_all_is_refused(tmp_path):
     with pytest.raises(Refused, match="give it more time"):
-        trained(tmp_path, "threads", 1, ToyWork(Toy(pause=0.2)), task_of(max_seconds=0.0))
+        trained(tmp_path, "threads", 1, ToyWork(Toy(pause=0.2)), max_seconds=0.0)
 
 
 def test_progress_ascends_to_its_end(tmp_path):

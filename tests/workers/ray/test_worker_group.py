@@ -22,11 +22,10 @@ from tests.support.waiting import until
 from tests.support.worker_group_toy import LARGE, Work, ask, replies, to
 from xcray.errors import ParameterError, Unavailable
 from xcray.schedule.events import Lost
-from xcray.schedule.rotation import RotationSchedule
-from xcray.solvers.shard_contract import PlacedBlock
-from xcray.training.shards.rotate import run_rotation
-from xcray.workers.calls import call_many, require_ref
-from xcray.workers.pool import StopFlag
+from xcray.solvers.group_contract import Layout, PlacedBlock
+from xcray.workers.call_queue import call_many, require_ref
+from xcray.workers.calls import GroupCalls
+from xcray.workers.parts import Parts
 from xcray.workers.ray import actors as ray_actors
 from xcray.workers.ray import workers as ray_workers
 from xcray.workers.ray.worker_group import RayWorkerGroup
@@ -302,15 +301,12 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
             PlacedBlock(answer.worker, require_ref(answer.ref)) for answer in call_many(group, asks)
         ]
         steps = [ToyStep(verb, 1, 1.0) for verb in ("update", "sum", "observe")]
-        result = run_rotation(
-            RotationSchedule(homes, GRID.blocks, 3, order="ring"),
-            group,
-            blocks,
-            steps,
-            stop=StopFlag(),
-        )
+        parts = Parts(group, GRID.shards)
+        parts.owners = tuple(homes)
+        calls = GroupCalls(group, parts=parts, layout=Layout(2, grid=GRID))
+        result = calls.rotate(blocks, steps, order="ring", seed=0, epochs=1)
         del blocks
-        for worker, block in result.rotation.blocks:
+        for worker, block in result.blocks:
             assert places(block) == {node_of(group, worker)}
         # W and state of 4 labels, in float32.
         until(lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4)

@@ -18,9 +18,17 @@ from xcray.solvers.dsmlr.quasi_newton import coefficients, sum_products
 from xcray.solvers.dsmlr.sample_rate import sample_rate
 from xcray.solvers.dsmlr.shard_state import MUTATING_KINDS, Step, SweepMetrics
 from xcray.solvers.dsmlr.worker import DSMLRWorker, PassMetrics
-from xcray.solvers.group_contract import Program, Round, TrainingRows
+from xcray.solvers.group_contract import (
+    PlacedBlock,
+    Program,
+    Rotation,
+    Round,
+    TrainingRows,
+    WeightBlock,
+    WorkerCalls,
+)
 from xcray.solvers.held_out import HeldOut
-from xcray.solvers.shard_contract import PlacedBlock, Rotation, RotationCalls
+from xcray.solvers.shard_contract import grid_of
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState
 
@@ -62,19 +70,20 @@ class Position(NamedTuple):
 
 def train(
     params: DSMLRParameters,
-    calls: RotationCalls,
+    calls: WorkerCalls,
     rows: TrainingRows,
     state: TrainingState | None = None,
 ) -> Program:
     """Train from a state; see `ShardSolver`."""
+    grid = grid_of(calls.layout)
     if state is None:
-        blocks = calls.create_blocks(DSMLRWorker.create_block)
+        blocks = calls.create_blocks(DSMLRWorker.create_block, rows.Y.n_cols)
         rate = 1.0 if params.exact_phase else sample_rate(params, rows)
         position = Position(0, rate, None, blocks, [], [])
         history, reason = list[SyncState](), ""
-        calls.keep_shards()
+        calls.keep_state()
     else:
-        position, history = _position_of(state, calls.grid.blocks), _history_of(state)
+        position, history = _position_of(state, grid.blocks), _history_of(state)
         reason = str(state.note["reason"])
     while not reason:
         if position.trial == ENTERING:
@@ -84,19 +93,20 @@ def train(
         rotation = calls.rotate(
             position.blocks,
             steps,
+            order=params.order,
             seed=params.seed + len(history),
             epochs=epoch - position.epoch,
             # so that no shard is always the last one
             first=0 if params.exact_phase else position.epoch,
         )
-        objective, held_out = _evaluate(params, rotation, calls.grid.shards)
+        objective, held_out = _evaluate(params, rotation, grid.shards)
         newest = _state_at(position, epoch, objective, held_out)
         decision = decide(params, [*history, newest])
         history.append(newest._replace(discarded=decision.roll_back or not decision.counts))
         if decision.roll_back:
-            calls.restore_shards()
+            calls.restore_state()
         else:
-            calls.keep_shards()
+            calls.keep_state()
             best = [] if decision.counts else position.result
             position = position._replace(epoch=epoch, blocks=rotation.blocks, best=best)
         position = _next_position(calls, position._replace(rate=decision.rate), decision)
@@ -105,17 +115,17 @@ def train(
     return reason
 
 
-def export(calls: RotationCalls, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
+def export(calls: WorkerCalls, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
     """Yield the labels of each block; see `ShardSolver`."""
-    n = calls.grid.blocks
+    n = grid_of(calls.layout).blocks
     position = _accepted_point(calls, _position_of(state, n))
-    ends = [calls.n_labels * block // n for block in range(n + 1)]
-    return calls.fetch_many(
-        [
-            Call(worker, DSMLRWorker.export_labels, at_worker(handle), positives[lo:hi])
-            for (worker, handle), (lo, hi) in zip(position.result, pairwise(ends), strict=True)
-        ]
-    )
+    ends = [len(positives) * block // n for block in range(n + 1)]
+    exports = [
+        Call(worker, DSMLRWorker.export_labels, at_worker(handle), positives[lo:hi])
+        for (worker, handle), (lo, hi) in zip(position.result, pairwise(ends), strict=True)
+    ]
+    for labels, _ in calls.call_many(exports):
+        yield calls.fetch(labels.handle)
 
 
 def next_steps(params: DSMLRParameters, position: Position) -> list[Step]:
@@ -169,7 +179,7 @@ def _state_at(
     return state if trial is None else state._replace(length=trial.length, slope=trial.slope)
 
 
-def _next_position(calls: RotationCalls, position: Position, decision: Decision) -> Position:
+def _next_position(calls: WorkerCalls, position: Position, decision: Decision) -> Position:
     """Go to the next point of the L-BFGS phase, if it is active or starts now."""
     if decision.stop is not None:
         if decision.roll_back:
@@ -184,13 +194,13 @@ def _next_position(calls: RotationCalls, position: Position, decision: Decision)
                 position.histories, position.blocks, strict=True
             )
         ]
-        return _next_direction(calls, position, calls.create_many(updates))
+        return _next_direction(calls, position, _create(calls, updates))
     if decision.lbfgs_action == "retry":
         return _move_blocks(calls, position, decision.length)
     return position
 
 
-def _accepted_point(calls: RotationCalls, position: Position) -> Position:
+def _accepted_point(calls: WorkerCalls, position: Position) -> Position:
     """Go back to the last accepted point: the next one was not evaluated, or did not count."""
     if position.trial is None or position.trial.length == 0.0:
         return position
@@ -198,27 +208,29 @@ def _accepted_point(calls: RotationCalls, position: Position) -> Position:
 
 
 def _enter_phase(
-    params: DSMLRParameters, calls: RotationCalls, position: Position, seed: int
+    params: DSMLRParameters, calls: WorkerCalls, position: Position, seed: int
 ) -> Position:
     """Gather the first exact gradients, start the histories, and go to the first trial point."""
     steps = [Step("curvature", position.epoch, position.rate)]
-    blocks = calls.rotate(position.blocks, steps, seed=params.seed + seed, epochs=0).blocks
+    seed += params.seed
+    blocks = calls.rotate(position.blocks, steps, order=params.order, seed=seed, epochs=0).blocks
     starts = [Call(worker, DSMLRWorker.start_history, at_worker(block)) for worker, block in blocks]
-    return _next_direction(calls, position, calls.create_many(starts))
+    return _next_direction(calls, position, _create(calls, starts))
 
 
 def _next_direction(
-    calls: RotationCalls, position: Position, histories: Sequence[PlacedBlock]
+    calls: WorkerCalls, position: Position, histories: Sequence[PlacedBlock]
 ) -> Position:
     """Compute the next direction from the products of all histories, and move by its length.
 
     Raises ParameterError if gradients or second moments of features are not finite.
     """
-    products = [
+    requests = [
         Call(worker, DSMLRWorker.history_products, at_worker(history))
         for worker, history in histories
     ]
-    coefs, slope = coefficients(sum_products(calls.call_many(products)))
+    replies = calls.call_many(requests)
+    coefs, slope = coefficients(sum_products([products for _, products in replies]))
     if not math.isfinite(slope):
         raise ParameterError(
             "feature values are too large for L-BFGS in single precision: scale the features, "
@@ -229,18 +241,23 @@ def _next_direction(
         for worker, history in histories
     ]
     trial = TrialPoint(1.0, slope)
-    directed = position._replace(histories=calls.create_many(directions), trial=trial)
+    directed = position._replace(histories=_create(calls, directions), trial=trial)
     return _move_blocks(calls, directed, 1.0)
 
 
-def _move_blocks(calls: RotationCalls, position: Position, length: float) -> Position:
+def _move_blocks(calls: WorkerCalls, position: Position, length: float) -> Position:
     """Move the blocks to `length` times their direction."""
     trial = position.trial or ENTERING
     moves = [
         Call(worker, DSMLRWorker.move_block, at_worker(history), length)
         for worker, history in position.histories
     ]
-    return position._replace(blocks=calls.create_many(moves), trial=trial._replace(length=length))
+    return position._replace(blocks=_create(calls, moves), trial=trial._replace(length=length))
+
+
+def _create(calls: WorkerCalls, requests: Sequence[Call[WeightBlock, Any]]) -> list[PlacedBlock]:
+    """Run calls that create an object each; return where these are."""
+    return [block for block, _ in calls.call_many(requests)]
 
 
 def _round_of(

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from xcray.arrays import Float32, Float64
-from xcray.solvers.shard_contract import WeightBlock
+from xcray.solvers.group_contract import WeightBlock
 
 Numbers = TypeVar("Numbers", Float32, Float64)
 DIAGONAL_POWER: Final = 0.5  # exponent of the diagonal

@@ -13,9 +13,9 @@ from xcray.arrays import Float32, Int64, frozen
 from xcray.errors import Stopped
 from xcray.kernels.training import softmax as kernel
 from xcray.solvers.dsmlr.quasi_newton import MAX_FULL_FEATURES
+from xcray.solvers.group_contract import WeightBlock
 from xcray.solvers.held_out import HeldOut
 from xcray.solvers.row_shards import Shard
-from xcray.solvers.shard_contract import WeightBlock
 
 # multiplications between two checks of the stop flag: 20 to 100 ms
 SLICE_MULTIPLICATIONS: Final = 60_000_000

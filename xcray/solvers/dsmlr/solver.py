@@ -26,10 +26,10 @@ from xcray.solvers.dsmlr.parameters import DSMLRParameters
 from xcray.solvers.dsmlr.quasi_newton import MAX_FULL_FEATURES
 from xcray.solvers.dsmlr.shard_state import ShardState, Step
 from xcray.solvers.dsmlr.worker import DSMLRWorker, initial_block, run_step
-from xcray.solvers.group_contract import Grid, Layout, Program, TrainingRows
+from xcray.solvers.group_contract import Grid, Layout, Program, TrainingRows, WorkerCalls
 from xcray.solvers.label_weights import RECORDS
 from xcray.solvers.row_shards import Shard, make_shard
-from xcray.solvers.shard_contract import RotationCalls, ShardSolver, grid_of
+from xcray.solvers.shard_contract import ShardSolver, grid_of
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import COPIES_ON_DISK, TrainingState
 
@@ -183,13 +183,13 @@ class DSMLRSolver(DSMLRParameters, ShardSolver):
         return DSMLRWorker(self, grid_of(layout), self.n_weights(rows.X.n_cols), stopped)
 
     def program(
-        self, calls: RotationCalls, rows: TrainingRows, state: TrainingState | None = None
+        self, calls: WorkerCalls, rows: TrainingRows, state: TrainingState | None = None
     ) -> Program:
         """Train from a state; see `xcray.solvers.dsmlr.program`."""
         return program.train(self, calls, rows, state)
 
     def export(
-        self, calls: RotationCalls, state: TrainingState, positives: Int64
+        self, calls: WorkerCalls, state: TrainingState, positives: Int64
     ) -> Iterator[SolvedLabels]:
         """Yield the labels of each block."""
         return program.export(calls, state, positives)

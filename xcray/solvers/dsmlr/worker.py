@@ -21,10 +21,9 @@ from xcray.solvers.dsmlr.shard_state import (
     Step,
     SweepMetrics,
 )
-from xcray.solvers.group_contract import Grid
+from xcray.solvers.group_contract import Grid, WeightBlock
 from xcray.solvers.label_weights import to_solved_labels
 from xcray.solvers.row_shards import Shard
-from xcray.solvers.shard_contract import WeightBlock
 from xcray.solvers.solved_labels import SolvedLabels
 
 # change of a score that the first steps can cause, about; sets the default rate

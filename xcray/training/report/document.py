@@ -41,7 +41,7 @@ def report_document(model: Model) -> dict[str, Any]:
 def _gap_histogram(model: Model) -> dict[str, Any] | None:
     """Return the histogram of relative gaps; None if the solver records no gaps by label."""
     table, solver = model.label_table, find_solver(str(model.manifest["solver"]))
-    is_joint = getattr(solver, "certifies_all", False)
+    is_joint = solver is not None and solver.certifies_all
     if table is None or is_joint or not {"gap", "null"} <= set(table.column_names):
         return None
     gap, null = (table.column(name).to_numpy().astype(np.float64) for name in ("gap", "null"))

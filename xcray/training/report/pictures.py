@@ -113,7 +113,7 @@ def _certificates(model: Model, name: str) -> Drawing | str:
     columns, solver = label_columns(model), model.manifest["solver"]
     if "relative_gap" not in columns or "rounds" not in columns:
         return f"solver {solver} records no gaps by label"
-    if getattr(find_solver(solver), "certifies_all", False):
+    if (trained_by := find_solver(solver)) is not None and trained_by.certifies_all:
         return f"solver {solver} certifies all labels as one problem"
     rounds, gaps = columns["rounds"], columns["relative_gap"]
     shown = columns.get("positives", np.ones(len(rounds))) > 0

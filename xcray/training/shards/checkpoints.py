@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from xcray.schedule.calls import Call, ObjectHandle, at_worker
-from xcray.solvers.shard_contract import PlacedBlock
+from xcray.solvers.group_contract import PlacedBlock
 from xcray.storage.array_files import Arrays, read_arrays, write_arrays
 from xcray.storage.checkpoints import CheckpointFolder, SavedFiles, file_of
 from xcray.training.shards.shard_worker import ShardWorker
-from xcray.workers.calls import call, call_many, fetch, require_ref
+from xcray.workers.call_queue import call, call_many, fetch, require_ref
 from xcray.workers.worker_group import WorkerGroup
 
 # an object of a worker, or none if it has none to give

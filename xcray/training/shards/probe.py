@@ -17,14 +17,14 @@ MAX_PROBE_ROWS: Final = 4096  # rows timed by a probe
 
 def time_sweep(
     solver: ShardSolver,
-    rows: ShardSource,
+    source: ShardSource,
     shape: ProblemShape,
     needs: ResourceNeeds,
     probe_seconds: float | None = None,
 ) -> ResourceNeeds | None:
     """Return the needs with the measured time of a sweep of steps; None if none was timed.
 
-    rows: source of the shards. probe_seconds: time limit of the probe; None probes long trainings.
+    probe_seconds: time limit of the probe; None probes long trainings.
     """
     guess = needs.sweep_seconds
     expected = needs.sweeps * guess
@@ -32,8 +32,8 @@ def time_sweep(
     allowed = default if probe_seconds is None else probe_seconds
     if allowed <= 0.0 or not needs.sweeps:
         return None
-    split = rows.split
-    width = -(-shape.labels // split.grid.blocks)  # labels of a block
+    grid, split, rows = source
+    width = -(-shape.labels // grid.blocks)  # labels of a block
     share = allowed / max(guess * width / shape.labels, 1e-9)  # share of the rows to time
     n = max(1, min(shape.rows, MAX_PROBE_ROWS, int(share * shape.rows)))
     numbers = np.unique(np.linspace(0, shape.rows - 1, n).astype(np.int64))

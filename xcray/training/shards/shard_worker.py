@@ -7,20 +7,17 @@ checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import csr, pattern
-from xcray.solvers.group_contract import Layout, TrainingRows
+from xcray.solvers.group_contract import WeightBlock
 from xcray.solvers.row_shards import Shard
-from xcray.solvers.shard_contract import BlockWorker, ShardSolver, WeightBlock
+from xcray.solvers.shard_contract import BlockWorker
 from xcray.storage.array_files import Arrays, read_arrays, write_arrays
 from xcray.storage.checkpoints import file_of
-from xcray.training.shards.source import ShardRows, ShardSource, SplitPlan
-from xcray.workers.solver_task import open_dataset
+from xcray.training.shards.source import ShardRows, ShardSource
 
 
 class ShardInfo(NamedTuple):
@@ -29,44 +26,6 @@ class ShardInfo(NamedTuple):
     shard: int
     rows: int
     cost: float
-
-
-@dataclass(frozen=True)
-class ShardWorkerSpec:
-    """Factory of `ShardWorker`s for a data set.
-
-    n_features, n_labels: D and K of the data. path, content_hash: of the data set's directory,
-    which is opened on nodes that see it; None if only the driver has the rows.
-    """
-
-    solver: ShardSolver
-    layout: Layout
-    split: SplitPlan
-    n_features: int
-    n_labels: int
-    path: str | None = None
-    content_hash: str = ""
-
-    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
-        """Return a worker that holds no shards yet."""
-        number = int(worker.rpartition("-")[2])
-        none = TrainingRows(csr([0], [], [], self.n_features), pattern([0], [], self.n_labels))
-        inner = self.solver.create_worker(none, number, self.layout, stopped)
-        return ShardWorker(inner, self.open)
-
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
-        self.solver.warm_up()
-
-    def open(self) -> ShardSource | None:
-        """Map the rows if this node has the data set with this content; None otherwise."""
-        dataset = None if self.path is None else open_dataset(self.path, self.content_hash)
-        if dataset is None:
-            return None
-        train, test = dataset.train, dataset.test
-        return ShardSource(
-            self.split, train.X, train.Y, train.weights, None if test is None else (test.X, test.Y)
-        )
 
 
 class ShardWorker:
@@ -107,16 +66,16 @@ class ShardWorker:
         """Hold a shard that the driver cut."""
         return None, self._add_shard(shard, *cut)
 
-    def pass_block_copied(
-        self, block: WeightBlock, shards: Sequence[int], step: Any, owned: bool
-    ) -> tuple[WeightBlock, list[tuple[int, Any, float]]]:
-        """Run `pass_block` on groups of several nodes, and also create a block that is unchanged.
+    def pass_block(
+        self, block: WeightBlock, shards: Sequence[int], step: Any, owned: bool, copied: bool
+    ) -> tuple[WeightBlock | None, list[tuple[int, Any, float]]]:
+        """Let a block pass shards, see `BlockWorker`.
 
-        Otherwise each node that the block passed would keep a copy until its store is full, in
-        the end all of W.
+        copied: also create a block that is unchanged. On groups of several nodes each node that the
+        block passed would otherwise keep a copy until its store is full, in the end all of W.
         """
         after, results = self._worker.pass_block(block, shards, step, owned)
-        return block if after is None else after, results
+        return block if after is None and copied else after, results
 
     def take_snapshots(self) -> tuple[None, None]:
         """Take a snapshot of the shards' state, for `roll_back` and for checkpoints."""

@@ -20,6 +20,7 @@ from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.row_shards import Shard
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
+from xcray.workers.parts import ShareWorker
 
 N, D, K, LAM, SHARDS = 90, 6, 4, 0.01, 5
 BLOCKS = [random_fourier(D, 12, 2.0, seed=3, block=number) for number in range(3)]
@@ -47,8 +48,11 @@ class Work:
         parts = np.array_split(np.arange(N), method.shards)
         self._shards: list[Shard] = [naive.shard_of(X, T, c, rows, sparse) for rows in parts]
 
-    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> StageWorker:
-        own = self._shards[int(worker.split("-")[1]) :: self._workers]
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShareWorker:
+        return ShareWorker(lambda share: self.create_share(share, stopped))
+
+    def create_share(self, share: int, stopped: Callable[[], bool]) -> StageWorker:
+        own = self._shards[share :: self._workers]
         return StageWorker(own, self._method.link, stopped, self._kept)
 
     def warm_up(self) -> None:
@@ -233,7 +237,7 @@ def test_a_replaced_worker_computes_its_predictions_again(rule: Any) -> None:
     method = StageFitter(rule, LAM, SHARDS)
     stages = tuple(fit(method, BLOCKS[:2]))
     work = Work(method, 1, False, 1 << 20)
-    old, new = (work.create_worker("worker-0", lambda: False) for _ in range(2))
+    old, new = (work.create_share(0, lambda: False) for _ in range(2))
     for before in ((), stages, stages[1:]):  # the last: of another training
         old.gradient(0, Block(before, BLOCKS[len(before)]), None)
     block = Block(stages[:1], BLOCKS[1])
