@@ -1,0 +1,1 @@
+"""The five papers: their claims, measured."""

@@ -1,0 +1,92 @@
+"""The page docs/papers.md, from the rows and the committed results."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers import ds_mlr, indexed_bcd, least_squares, memoir, ppdsparse
+from benchmarks.papers.rows import Paper
+
+PAPERS = tuple(each.PAPER for each in (ppdsparse, ds_mlr, memoir, least_squares, indexed_bcd))
+FOLDER = Path(__file__).parent
+PAGE = FOLDER.parents[1] / "docs" / "papers.md"
+HELD, NOT_HELD, NOT_REPEATED = "held", "did not hold", "not repeated here"
+COLUMNS = ("claim", "paper", "ours", "command", "same work?", "verdict")
+
+HEAD = """# The five papers: what held
+
+Made by `python -m benchmarks.papers` from the results in `benchmarks/papers/*.json`; do not edit it.
+`python -m benchmarks.papers --data DIR --only NAME` measures a row again: NAME is in the column
+"command" of rows that are a name alone; other rows have a command of their own. DIR holds a
+directory for each data set, made by `xcray data fetch NAME --out DIR/NAME` or given as `train.txt.xz`
+and `test.txt.xz`. Settings are those of the paper, or chosen on held-out training rows; test rows are
+only tested. Seconds are processor seconds of one core of a busy machine: read ratios. A row with a
+figure holds if ours is as good, up to the noise of the test rows, which is the tolerance in the code.
+"""
+
+
+def results(paper: Paper) -> dict[str, Any]:
+    """Return the results of a paper.
+
+    measured: by name of a row; noted: rows of other benchmarks, complete, in the order of the page.
+    """
+    path = FOLDER / f"{paper.name}.json"
+    if not path.exists():
+        return {"measured": {}, "noted": []}
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def save(paper: Paper, document: dict[str, Any]) -> None:
+    """Write the results of a paper."""
+    text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False)
+    (FOLDER / f"{paper.name}.json").write_text(text + "\n")
+
+
+def table(paper: Paper) -> list[tuple[str, ...]]:
+    """Return the rows of a paper's table, see COLUMNS."""
+    document = results(paper)
+    rows = []
+    for row in paper.rows:
+        measured = document["measured"].get(row.name)
+        ours = measured["ours"] if measured else f"needs {', '.join(row.needs)}"
+        verdict = measured["verdict"] if measured else NOT_REPEATED
+        rows.append((row.claim, row.paper, ours, f"`{row.name}`", row.same, verdict))
+    for each in document["noted"]:
+        command = f"`{each['command']}`"
+        values = (each["claim"], each["paper"], each["ours"], command, each["same"])
+        rows.append((*values, each["verdict"]))
+    return rows
+
+
+def counts(rows: list[tuple[str, ...]]) -> str:
+    """Return "3 held, 1 did not hold, 2 not repeated here"."""
+    found = Counter(row[-1] for row in rows)
+    return ", ".join(f"{found[each]} {each}" for each in (HELD, NOT_HELD, NOT_REPEATED))
+
+
+def page() -> str:
+    """Return docs/papers.md."""
+    tables = {paper.name: table(paper) for paper in PAPERS}
+    lines = [HEAD, "| paper | rows |", "|---|---|"]
+    lines += [f"| {paper.title} | {counts(tables[paper.name])} |" for paper in PAPERS]
+    lines += [f"| all | {counts([row for rows in tables.values() for row in rows])} |", ""]
+    for paper in PAPERS:
+        lines += [f"## {paper.title}", "", f"{paper.reference}.", ""]
+        lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+        lines += [f"| {' | '.join(_cell(each) for each in row)} |" for row in tables[paper.name]]
+        lines += [""]
+        for file, caption in paper.pictures:
+            lines += [f"![{caption}](pictures/{file})", ""]
+        lines += ["Not repeated here:", ""]
+        lines += [f"- {what}: {why}." for what, why in paper.missing]
+        lines += [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return the text of a cell."""
+    return text.replace("|", "\\|").replace("\n", " ")
