@@ -34,10 +34,12 @@ class Solver(Protocol):
     compile all its kernels. baseline: whether it is for comparisons with a paper; others are better
     for the same problem. tuning: what `--auto` varies; None if it does not choose parameters of
     this solver, which must be a `WarmStartSolver` otherwise. warm_starts: whether it is a
-    `WarmStartSolver`. certifies_all: whether gaps are shares of one certificate of all labels.
+    `WarmStartSolver`. solves_alone: whether each label is solved without the others.
+    certifies_all: whether gaps are shares of one certificate of all labels.
     """
 
     warm_starts: ClassVar[bool] = False
+    solves_alone: ClassVar[bool] = False
     certifies_all: ClassVar[bool] = False
     revision: ClassVar[int]
     records: ClassVar[RecordSchema]
@@ -110,6 +112,7 @@ class IndependentSolver(Solver, Protocol):
     """
 
     family: ClassVar[Literal["independent"]] = "independent"
+    solves_alone: ClassVar[bool] = True
     cost_rates: ClassVar[tuple[float, ...]]
 
     def warm_up(self, local: Any = None) -> None:

@@ -63,7 +63,7 @@ class TrainSpec(TrainingOptions):
     def _check_groups(self) -> None:
         """Raise ParameterError if a training of this solver and time limit cannot have groups."""
         solver = make_solver(self.solver, self.params)
-        if solver.rows != "all" or solver.exports != "weights" or solver.link != "identity":
+        if not solver.solves_alone or solver.exports != "weights" or solver.link != "identity":
             raise ParameterError(
                 "groups needs a solver that trains each label alone, such as ppdsparse, not "
                 f"{self.solver}: leave groups out, or choose another solver"

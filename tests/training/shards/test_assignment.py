@@ -39,7 +39,7 @@ class EpochAction:
             self._act, self.workers = None, set()
 
     def record(self, span: Any) -> None:
-        """Record the worker of a span; see `run_rotation`."""
+        """Record the worker of a span; see `GroupCalls`."""
         self.workers.add(span.worker)
 
 
