@@ -42,6 +42,7 @@ BUILT_IN: Final = {
     "stagewise": "xcray.solvers.least_squares.staged_solvers:StagewiseSolver",
     "indexed-bcd": "xcray.solvers.indexed_bcd.solver:IndexedBCDSolver",
     # baselines
+    "ppdsparse-paper": "xcray.solvers.presets:PPDSparsePaperSolver",
     "memoir-paper": "xcray.solvers.presets:MemoirPaperSolver",
     "memoir-scripts": "xcray.solvers.presets:MemoirScriptsSolver",
     "lc": "xcray.solvers.lc.solver:LCSolver",

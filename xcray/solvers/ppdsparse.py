@@ -55,7 +55,7 @@ POSITIVE_WEIGHTINGS = ("equal", "balanced", "propensity")
 BatchResult = tuple[CSR, np.ndarray, CSR | None]
 NO_DUALS = csr([0], [], [], 0)
 
-# primal to loss are before pruning, which adds loss_added to the loss
+# primal to loss, l1 and dual_l1 are before pruning, which adds loss_added to the loss
 RECORDS = RecordSchema(
     RecordField("sweeps", np.int32, "sweeps of coordinate descent", "sweeps"),
     RecordField("n_active", np.int32, "active samples at the end", "active"),
@@ -70,6 +70,8 @@ RECORDS = RecordSchema(
     RecordField("null", np.float64, "objective of w = 0 with the best bias", "null"),
     RecordField("loss", np.float64, "loss of all samples"),
     RecordField("loss_added", np.float64, "loss that was added by pruning"),
+    RecordField("l1", np.float64, "sum of |w|; at most null / lam (Theorem 3.2)"),
+    RecordField("dual_l1", np.float64, "sum of alpha; at most 2 null (Theorem 3.3)"),
 )
 RECORD = RECORDS.dtype
 
@@ -107,8 +109,9 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         min over (w, b)   lam |w|_1 + tau/2 (|w|^2 + bias_penalty b^2)
                           + C sum_i max(0, 1 - y_i (w.x_i + b))^2
 
-    This is the squared hinge in LIBLINEAR's scaling of C. (Eq. 9 of the paper prints the plain
-    hinge, but its experiments use the square; `loss="hinge"` is eq. 3.) The bias is regularised by
+    This is the squared hinge in LIBLINEAR's scaling of C: the paper's 1/2 z^2 is C = 0.5. (Eq. 9 of
+    the paper prints the plain hinge, but its experiments use the square; `loss="hinge"` is eq. 3;
+    `ppdsparse-paper` has the settings of its experiments.) The bias is regularised by
     l2 but not by l1, and less than the weights: with a `bias_penalty` of 0.1 labels with few
     positives need fewer weights than with 1, LIBLINEAR's value. A small one leaves the bias nearly
     free, at most tau/2 bias_penalty b^2 from the optimum with a free bias, and costs no more
@@ -258,7 +261,9 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     def summarize(self, records: np.ndarray) -> dict[str, Any]:
         """Return the default counts, and the number of support vectors."""
         support = int(records["support"].sum())
-        return {**summarize_records(self, records), "support_vectors": support}
+        violating = int(records["violating"].sum())
+        counts = {"support_vectors": support, "margin_violations": violating}
+        return {**summarize_records(self, records), **counts}
 
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of Newton's method, where it can be used.
@@ -352,6 +357,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
                 raise Stopped("stopped between two slices of a label; finished batches are kept")
 
         W, records, duals = self._method(local)(local, labels, start_duals, check, keep_duals)
+        self._add_norms(W, records)
         if self.prune > 0.0 or self.prune_keep > 0 or self.prune_loss > 0.0:
             W = self._prune(local, W, records, check)
         return SolvedLabels(labels, W, frozen(records["bias"], np.float64), records, duals)
@@ -465,6 +471,18 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
             record["loss"], record["loss_added"] = before, after - before
         ends = np.concatenate([[0], np.cumsum(stay)])[W.indptr]
         return csr(ends, W.indices[stay], W.data[stay], W.n_cols)
+
+    def _add_norms(self, W: CSR, records: np.ndarray) -> None:
+        """Write |w|_1 and |alpha|_1 of each label into its record.
+
+        Where primal and dual agree, sum alpha = 2 primal - lam |w|_1 for the squared hinge, and
+        less by the loss for the hinge.
+        """
+        sizes = np.concatenate([[0.0], np.cumsum(np.abs(W.data[: W.nnz], dtype=np.float64))])
+        records["l1"] = np.diff(sizes[W.indptr])
+        half = records["loss"] if self.loss == "hinge" else 0.0
+        sums = 2.0 * records["primal"] - self.lam * records["l1"] - half
+        records["dual_l1"] = np.where(records["positives"] > 0, sums, 0.0)
 
     def _positive_factors(self, YT: Pattern) -> Float64:
         """Return the factor of each label's positives: (K,), or empty if all are 1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xcray.kernels.row_norm import ROW_NORMS
 from xcray.solvers.declarations import CompileCase, Tuning
 from xcray.solvers.memoir.solver import MemoirSolver
 from xcray.solvers.parameters import parameter
@@ -67,6 +68,32 @@ class CrammerSingerSolver(PDSparseSolver):
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PD-Sparse
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
+
+
+@dataclass(frozen=True)
+class PPDSparsePaperSolver(PPDSparseSolver):
+    """PPDSparse with the problem of its paper: loss 1/2 z^2, the bias as a weight, lam = 0.01.
+
+    Source: Yen et al., "PPDSparse", KDD 2017, section 5.2 and the settings of its Table 2; rows of
+    length 1 as in section 6. Solved to the certificate of `ppdsparse`, which only changes the time.
+    """
+
+    baseline: ClassVar[bool] = True
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
+    tuning: ClassVar[Tuning | None] = None
+
+    C: float = parameter(0.5, "weight of a sample's loss", above=0.0)
+    bias_penalty: float = parameter(
+        1.0,
+        "weight of the squared bias, as a multiple of tau; small: nearly free",
+        low=1e-4,
+        high=1.0,
+    )
+    row_norm: str = parameter(
+        "l2",
+        "normalisation of all rows, in training and in every request; l2: to length 1",
+        choices=ROW_NORMS,
+    )
 
 
 @dataclass(frozen=True)

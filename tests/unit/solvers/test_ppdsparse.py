@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -72,6 +74,22 @@ def test_certificate_is_true(loss, eps, penalty):
         assert record["gap"] <= eps * record["null"]
         # So the criterion of the papers, eps times the primal at zero, holds too.
         assert record["null"] <= solver.C * X.n_rows + 1e-9
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
+def test_records_have_the_norms_of_the_paper_and_these_keep_its_bounds(loss):
+    """|w|_1 and |alpha|_1 are those of the solution, at most null / lam and 2 null."""
+    X, Y = problem(3)
+    solver = PPDSparseSolver(loss=loss, eps=1e-7, lam=0.05, prune=0.01)
+    block = solver.solve(local_of(solver, X, Y), np.arange(Y.n_cols), keep_duals=True)
+    exact = replace(solver, prune=0.0).solve(local_of(solver, X, Y), np.arange(Y.n_cols))
+    records, W = block.records, exact.W.to_scipy()
+    assert records["l1"] == pytest.approx(np.asarray(abs(W).sum(axis=1)).ravel(), rel=1e-6)
+    alphas = np.asarray(block.duals.to_scipy().sum(axis=1)).ravel()
+    assert records["dual_l1"] == pytest.approx(alphas, rel=1e-3, abs=1e-6)
+    assert (records["l1"] <= records["null"] / solver.lam * 1.0001).all()
+    assert (records["dual_l1"] <= 2.0001 * records["null"]).all()
+    assert solver.summarize(records)["margin_violations"] == records["violating"].sum()
 
 
 def test_optimality_conditions_hold_at_a_tight_gap():
