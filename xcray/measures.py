@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Pattern, TopK, frozen, pattern
+from xcray.arrays import Float64, Int32, Int64, Pattern, TopK, frozen, pattern
 from xcray.errors import ParameterError, ShapeMismatch
 from xcray.parameters import require_type
 
@@ -37,10 +37,11 @@ def evaluate(
 ) -> dict[str, float]:
     """Return all metrics that the inputs allow, by name.
 
-    "P@k", "nDCG@k", "recall@k" and "coverage@k" for k in `ks`, "accuracy", and "macro-F1@1" of the
-    first label of each row. Rows without labels are left out. label_counts: (K,) training rows per
-    label, together with n_train, the number of training rows: adds "PSP@k" and "PSnDCG@k". Any k
-    above the number of labels is left out. Raises ShapeMismatch, and ParameterError for k below 1.
+    "P@k", "nDCG@k", "recall@k", "F1@k" (mean over rows) and "coverage@k" for k in `ks`, "accuracy",
+    and "macro-F1@1" of the first label of each row. Rows without labels are left out.
+    label_counts: (K,) training rows per label, together with n_train, the number of training rows:
+    adds "PSP@k" and "PSnDCG@k". Any k above the number of labels is left out. Raises ShapeMismatch,
+    and ParameterError for k below 1.
     """
     require_type("top", top, TopK, "a TopK, the result of predict_top_k or Predictor.predict")
     require_type("Y", Y, Pattern, "a Pattern of the true labels, like xcray.arrays.pattern_from(Y)")
@@ -52,6 +53,7 @@ def evaluate(
         ("P", _precision),
         ("nDCG", _ndcg),
         ("recall", _recall),
+        ("F1", _f1),
     ]
     for name, measure in measures:
         out.update({f"{name}@{k}": measure(hits, Y, k) for k in usable})
@@ -63,6 +65,23 @@ def evaluate(
     out["accuracy"] = accuracy(top, Y)
     out["macro-F1@1"] = macro_f1(predicted_sets(top, Y.n_cols, k=1), Y)
     return out
+
+
+def with_unseen(Y: Pattern, label_counts: Any, unseen: Any) -> tuple[Pattern, Int64]:
+    """Return the truth with the labels that training lacks, and the training rows of all labels.
+
+    unseen: (n,) true labels of each row beyond the K columns; None for none. They get columns after
+    these, numbered by row, so no answer hits them.
+    """
+    counts = np.asarray(label_counts, np.int64)
+    if unseen is None or not unseen.any():
+        return Y, counts
+    indptr = np.concatenate(([0], np.cumsum(np.diff(Y.indptr) + unseen)))
+    new = np.arange(indptr[-1]) - np.repeat(indptr[1:] - unseen, np.diff(indptr))
+    labels = np.where(new < 0, 0, Y.n_cols + new)
+    labels[new < 0] = _ones(Y)
+    width = int(unseen.max())
+    return pattern(indptr, labels, Y.n_cols + width), np.pad(counts, (0, width))
 
 
 def labelled_rows(top: TopK, Y: Pattern) -> tuple[TopK, Pattern]:
@@ -298,6 +317,13 @@ def _precision(hits: Any, Y: Pattern, k: int) -> float:
 def _recall(hits: Any, Y: Pattern, k: int) -> float:
     """Return recall@k from the hits."""
     return ratio((hits[:, :k].sum(axis=1) / np.maximum(np.diff(Y.indptr), 1)).sum(), _n_labelled(Y))
+
+
+def _f1(hits: Any, Y: Pattern, k: int) -> float:
+    """Return the mean over rows of the F1 of the first k labels."""
+    true = np.diff(Y.indptr)
+    shares = 2 * hits[:, :k].sum(axis=1) / (min(k, hits.shape[1]) + np.maximum(true, 1))
+    return ratio(shares.sum(), _n_labelled(Y))
 
 
 def _ndcg(hits: Any, Y: Pattern, k: int) -> float:

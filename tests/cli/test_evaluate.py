@@ -44,6 +44,13 @@ def test_a_file_is_evaluated_as_the_data_of_the_model(
     assert (read["solver"], read["params"]) == ("ppdsparse", {})
     report = Model.open(Path("model")).manifest["report"]
     assert read["core_seconds"] == report["core_seconds"] <= read["seconds"]
+    groups = answer(capsys, "evaluate model rows.csv --label-field tags --by tags")["models"][0]
+    assert [(each["value"], each["rows"]) for each in groups["by_value"]] == [
+        ("l0", 20),
+        ("l1", 20),
+        ("l2", 20),
+    ]
+    assert groups["by_value"][0]["measures"]["recall@1"] == 1.0
     Path("more.csv").write_text("title;body;tags\n" + rows + "about nothing;text;\n" * 20)
     more = answer(capsys, "evaluate model more.csv --label-field tags")
     assert (more["rows"], more["rows_without_labels"]) == (80, 20)

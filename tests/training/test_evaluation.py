@@ -127,6 +127,6 @@ def test_the_command_prints_tables_json_and_a_picture(
     assert main([*words, "--samples", "0", "-k", "2", "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert set(document["models"][0]["measures"]) == {
-        *("P@2", "nDCG@2", "PSP@2", "micro-F1@2", "macro-F1@2")
+        *("P@2", "nDCG@2", "recall@2", "F1@2", "PSP@2", "micro-F1@2", "macro-F1@2")
     }
     assert document["models"][0]["intervals"] == {}

@@ -53,6 +53,18 @@ def test_by_hand():
     assert measures.accuracy(top, Y) == pytest.approx(1 / 2)
 
 
+def test_labels_that_training_lacks_are_misses():
+    Y, top = truth([{0, 2}, {1}, set(), set()], 4), ranking([[2, 1], [1, 0], [0, 1], [0, 1]])
+    whole, counts = measures.with_unseen(Y, [1, 1, 1, 1], np.array([0, 1, 2, 0]))
+    assert [whole.row(i).tolist() for i in range(4)] == [[0, 2], [1, 4], [4, 5], []]
+    assert counts.tolist() == [1, 1, 1, 1, 0, 0]
+    found = measures.evaluate(top, whole, ks=(1, 2))
+    assert (found["P@1"], found["recall@2"]) == pytest.approx((2 / 3, 1 / 3))
+    assert found["F1@1"] == pytest.approx((2 / 3 + 2 / 3 + 0) / 3)
+    assert found["nDCG@1"] == pytest.approx(2 / 3)
+    assert measures.with_unseen(Y, [1] * 4, None)[0] is Y
+
+
 def test_propensity_by_hand():
     weights = measures.inverse_propensities([1, 10], 100)
     expected = [1 + (math.log(100) - 1) * 2.5**0.55 * (n + 1.5) ** -0.55 for n in (1, 10)]
@@ -119,7 +131,7 @@ def test_evaluate_names_what_it_can_measure():
     Y, top = truth([{0}, {1}], 3), ranking([[0, 1, 2], [0, 1, 2]])
     plain = measures.evaluate(top, Y, ks=(1, 3, 5))
     assert set(plain) == {
-        f"{m}@{k}" for m in ("P", "nDCG", "recall", "coverage") for k in (1, 3)
+        f"{m}@{k}" for m in ("P", "nDCG", "recall", "F1", "coverage") for k in (1, 3)
     } | {"accuracy", "macro-F1@1"}
     assert (plain["P@1"], plain["recall@3"], plain["accuracy"]) == (0.5, 1.0, 0.5)
     assert plain["macro-F1@1"] == pytest.approx(2 / 9)  # label 0: one hit, one miss

@@ -126,8 +126,8 @@ def _unseen_labels(data: Dataset) -> DataWarning | None:
         return None
     return DataWarning(
         "UNSEEN_LABELS",
-        f"{unseen:,} of {total:,} labels of the test rows do not occur in training and cannot be "
-        "predicted: check that both files name labels in the same way",
+        f"{unseen:,} of {total:,} labels of the test rows do not occur in training: they cannot be "
+        "predicted and count as misses; check that both files name labels in the same way",
     )
 
 
@@ -169,13 +169,12 @@ def _unlabelled_rows(data: Dataset) -> DataWarning | None:
     """Return a warning if test rows have no label."""
     if data.test is None:
         return None
-    unlabelled = int(np.count_nonzero(np.diff(data.test.Y.indptr) == 0))
+    unlabelled = data.test.n_rows - data.test.n_labelled
     if not unlabelled:
         return None
     return DataWarning(
         "UNLABELLED_ROWS",
-        f"{unlabelled:,} of {data.test.n_rows:,} test rows have no label that occurs in training: "
-        "measures leave them out",
+        f"{unlabelled:,} of {data.test.n_rows:,} test rows have no label: measures leave them out",
     )
 
 

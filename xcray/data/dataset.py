@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import CSR, Float32, Pattern, frozen
+from xcray.arrays import CSR, Float32, Int64, Pattern, frozen
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, InputError, NotFound
 from xcray.kernels.canonical import FAULTS, first_fault, pattern_fault
@@ -40,6 +40,7 @@ SCHEMA_VERSION = 1
 READING = ("text_fields", "value_fields", "delimiter")
 MANIFEST, LABELS, FEATURES, TEXT = "manifest.json", "labels.arrow", "features.arrow", "text"
 WEIGHTS = "train/weights.arrow"
+UNSEEN = "test/unseen.arrow"
 FOREST = "metric-forest"  # has a manifest of its own
 PARTS = ("train", "test")
 
@@ -51,7 +52,8 @@ class Split:
     X: (n_rows x D) float32; XT: (D x n_rows), its transpose; Y: (n_rows x K), the label sets;
     YT: (K x n_rows).
     content_hash: SHA-256 over the arrays of X and Y, independent of the file format. weights:
-    (n_rows,) float32 above 0, factors of the training rows' losses, or None.
+    (n_rows,) float32 above 0, factors of the training rows' losses, or None. unseen: (n_rows,)
+    int64, true labels of each test row that do not occur in training and are not in Y, or None.
     """
 
     name: str
@@ -61,11 +63,18 @@ class Split:
     YT: Pattern = field(repr=False)
     content_hash: str
     weights: Float32 | None = field(default=None, repr=False)
+    unseen: Int64 | None = field(default=None, repr=False)
 
     @property
     def n_rows(self) -> int:
         """Number of rows."""
         return self.X.n_rows
+
+    @property
+    def n_labelled(self) -> int:
+        """Number of rows with true labels, also labels that do not occur in training."""
+        true = np.diff(self.Y.indptr)
+        return int(np.count_nonzero(true if self.unseen is None else true + self.unseen))
 
     def take(self, start: int, stop: int) -> tuple[CSR, Pattern]:
         """Return X and Y of rows start..stop-1 as views.
@@ -305,6 +314,7 @@ def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
         YT=read_pattern(folder / "y_columns.arrow"),
         content_hash=sizes["content_hash"],
         weights=_map_weights(path, n) if part == "train" and WEIGHTS in manifest["files"] else None,
+        unseen=_map_unseen(path, n) if part == "test" and UNSEEN in manifest["files"] else None,
     )
     if (split.X.shape, split.XT.shape, split.Y.shape, split.YT.shape) != (
         (n, D),
@@ -322,6 +332,14 @@ def _map_weights(path: Path, n: int) -> Float32:
     if len(column) != n or column.type != pa.float32() or column.num_chunks > 1:
         raise Corrupt(f"{WEIGHTS} does not hold {n} weights in float32", file=WEIGHTS)
     return frozen(column.combine_chunks().to_numpy(), np.float32)
+
+
+def _map_unseen(path: Path, n: int) -> Int64:
+    """Map the numbers of unseen labels of n test rows. Raises Corrupt."""
+    column = read_table(path / UNSEEN).column("labels")
+    if len(column) != n or column.type != pa.int64() or column.num_chunks > 1:
+        raise Corrupt(f"{UNSEEN} does not hold {n} whole numbers", file=UNSEEN)
+    return frozen(column.combine_chunks().to_numpy(), np.int64)
 
 
 def _check_length(names: pa.LargeStringArray, n: int, file: str) -> pa.LargeStringArray:

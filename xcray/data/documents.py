@@ -35,6 +35,7 @@ class UnpublishedDataset(NamedTuple):
     writer: DatasetWriter
     pipeline: TextPipeline
     labels: list[str]
+    unseen: array[int]
 
     def publish(self, source: dict[str, Any]) -> Dataset:
         """Publish the data set. source: origin of the documents, for the manifest."""
@@ -42,6 +43,7 @@ class UnpublishedDataset(NamedTuple):
             label_names=self.labels,
             feature_names=self.pipeline.names,
             text=self.pipeline,
+            unseen=self.unseen,
             source=source,
         )
 
@@ -91,6 +93,7 @@ def build_documents(
     collector.warnings["rows_without_features"] += int(np.count_nonzero(np.diff(X.indptr) == 0))
     writer.add("train", X, Y)
     writer.set_widths(X.n_cols, Y.n_cols)
+    unseen = array("q")
     for held_out, part_collector in (
         (spool.records(), collector),
         (test, collectors.get("test", collector)),
@@ -100,11 +103,12 @@ def build_documents(
             part_collector.warnings["test_rows_without_features"] += int(
                 np.count_nonzero(np.diff(rows.indptr) == 0)
             )
-            writer.add(
-                "test", rows, _known_labels(batch, labels.number, len(ordered), part_collector)
-            )
+            writer.add("test", rows, _known_labels(batch, labels.number, len(ordered)))
+            unknown = [sum(each not in labels.number for each in r.labels) for r in batch]
+            unseen.extend(unknown)
+            part_collector.warnings["labels_unseen_in_train"] += sum(unknown)
     spool.path.unlink(missing_ok=True)
-    return UnpublishedDataset(writer, pipeline, ordered)
+    return UnpublishedDataset(writer, pipeline, ordered, unseen)
 
 
 class _LabelNumbering:
@@ -193,16 +197,8 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
         yield batch
 
 
-def _known_labels(
-    batch: list[Record], ids: Mapping[str, int], n_labels: int, collector: ErrorCollector
-) -> Pattern:
-    """Return label sets of test documents.
-
-    Labels that do not occur in training are left out and counted.
-    """
+def _known_labels(batch: list[Record], ids: Mapping[str, int], n_labels: int) -> Pattern:
+    """Return label sets of test documents, without labels that do not occur in training."""
     rows = [sorted({ids[label] for label in record.labels if label in ids}) for record in batch]
-    collector.warnings["labels_unseen_in_train"] += sum(
-        label not in ids for record in batch for label in record.labels
-    )
     starts = np.cumsum([0, *map(len, rows)])
     return pattern(starts, np.array([k for row in rows for k in row], np.int32), n_labels)

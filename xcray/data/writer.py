@@ -21,6 +21,7 @@ from xcray.data.dataset import (
     PARTS,
     SCHEMA_VERSION,
     TEXT,
+    UNSEEN,
     Dataset,
     default_names,
 )
@@ -173,12 +174,14 @@ class DatasetWriter:
         feature_names: Sequence[str] | pa.LargeStringArray | None = None,
         text: TextPipeline | None = None,
         weights: Float32 | None = None,
+        unseen: Any = None,
     ) -> Dataset:
         """Write both orientations, tables and manifest, publish by one rename, and open the result.
 
         source: JSON-ready origin of the rows; its "skipped" entry, if any, counts skipped
         lines.
-        weights: of the training rows, as `weights.check_weights` returns them.
+        weights: of the training rows, as `weights.check_weights` returns them. unseen: of the test
+        rows, see `Split`; not part of the content hash, because no training reads it.
         Raises ShapeMismatch if names do not fit or there is no training row, Conflict if
         the path was created meanwhile.
         """
@@ -201,6 +204,8 @@ class DatasetWriter:
         )
         if weights is not None:
             write_weights(self.staged, weights)
+        if unseen is not None and np.any(unseen):
+            write_table(self.staged / UNSEEN, pa.table({"labels": pa.array(unseen, pa.int64())}))
         content = {part: sizes["content_hash"] for part, sizes in splits.items()} | tables
         manifest = {
             "schema_version": SCHEMA_VERSION,

@@ -26,6 +26,7 @@ from xcray.measures import (
     labelled_rows,
     matches,
     weighted_hits,
+    with_unseen,
 )
 from xcray.model.model import Model
 from xcray.plots.axes import axis_around, named_axis
@@ -46,7 +47,7 @@ class EvaluationOptions(NamedTuple):
 
     part: "test" or "train"; None for test rows, or training rows if there are no others. ks: as in
     `xcray.measures.evaluate`. n_samples: bootstrap samples (0 for none), drawn with `seed`.
-    threads: of the search.
+    threads: of the search. by: the value of a field of each row; measures are also given by value.
     """
 
     part: str | None = None
@@ -54,6 +55,7 @@ class EvaluationOptions(NamedTuple):
     n_samples: int = N_SAMPLES
     seed: int = 0
     threads: int = 1
+    by: Sequence[str] | None = None
 
 
 class RowSums(NamedTuple):
@@ -81,10 +83,11 @@ def evaluate_models(
     """Return the evaluation of model directories on a data set with the models' features; JSON.
 
     "models": per model how it was trained (see `describe_training`), its "measures" by name (P@k,
-    nDCG@k, PSP@k, micro-F1@k and macro-F1@k of the sets of the first k labels; fractions), per
-    measure its "intervals" (standard error, lower and upper end of the 95 % bootstrap interval),
-    "differences" to the first model with paired intervals, "by_frequency" (tail, middle and head: a
-    third of the training positives each), and "ms_per_row" of the search. "warnings": see
+    nDCG@k, recall@k, PSP@k; F1@k, the mean over rows, micro-F1@k and macro-F1@k of the sets of the
+    first k labels; fractions), per measure its "intervals" (standard error, lower and upper end of
+    the 95 % bootstrap interval), "differences" to the first model with paired intervals,
+    "by_frequency" (tail, middle and head: a third of the training positives each), "by_value" (see
+    `EvaluationOptions.by`), and "ms_per_row" of the search. "warnings": see
     `xcray.data.data_warnings`. Labels are matched by name, and true labels that a model lacks count
     as misses. Rows without labels are left out ("rows_without_labels" of "rows"). Raises NotFound,
     Corrupt, ShapeMismatch for other features, InputError without rows, ParameterError. Source of
@@ -108,7 +111,7 @@ def evaluate_each(
         raise ParameterError("use at least one k, each k >= 1, and at least 0 bootstrap samples")
     data = open_verified(dataset)
     part = options.part or ("train" if data.test is None else "test")
-    if not data[part].Y.nnz:
+    if not data[part].n_labelled:
         raise InputError(
             f"part {part} of data set {data.name} has no rows with labels", code="NO_ROWS"
         )
@@ -119,7 +122,7 @@ def evaluate_each(
         samples.append(drawn)
     for entry, drawn in zip(entries[1:], samples[1:], strict=True):
         entry["differences"] = compare_samples(entry, drawn, entries[0], samples[0])
-    unlabelled = int(np.count_nonzero(np.diff(data[part].Y.indptr) == 0))
+    unlabelled = data[part].n_rows - data[part].n_labelled
     details = {
         "part": part,
         "rows": data[part].n_rows,
@@ -168,6 +171,7 @@ def evaluate_model(
             code="NO_COMMON_LABEL",
         )
     truth = renumber_labels(data[part].Y, place, len(counts))
+    truth, counts = with_unseen(truth, counts, data[part].unseen)
     usable = [k for k in dict.fromkeys(options.ks) if k <= model.n_labels] or [model.n_labels]
     predictor = Predictor(model, threads=options.threads)
     predictor.predict(data[part].take(0, 1)[0], 1)  # loads the kernels
@@ -200,6 +204,7 @@ def measure_ranking(
     top: predicted labels of the rows, in the numbering of `truth` and `counts` (training rows).
     Rows without labels are left out.
     """
+    has_labels = np.diff(truth.indptr) > 0
     top, truth = labelled_rows(top, truth)
     sums = row_sums(top, truth, ks, counts, data.train.n_rows)
     whole = np.ones(truth.n_rows, np.int64)
@@ -212,11 +217,21 @@ def measure_ranking(
             {"group": name, **group} for name, group in zip(GROUPS, groups, strict=True)
         ],
     }
+    if options.by is not None:
+        values = np.array(options.by, object)[has_labels]
+        entry["by_value"] = [
+            {
+                "value": value,
+                "rows": int(np.count_nonzero(values == value)),
+                "measures": measures_of(sums, truth, ks, data.n_labels, 1 * (values == value)),
+            }
+            for value in sorted(set(values))
+        ]
     return entry, drawn
 
 
 def row_sums(top: TopK, Y: Pattern, ks: Sequence[int], label_counts: Any, n_train: int) -> RowSums:
-    """Return the sums of every row whose ratios are P@k, nDCG@k, PSP@k and micro-F1@k."""
+    """Return the sums of every row whose ratios are the measures that need no sum per label."""
     hits = matches(top, Y)
     true = np.diff(Y.indptr)
     gains, best = weighted_hits(top, Y, max(ks), inverse_propensities(label_counts, n_train))
@@ -224,10 +239,13 @@ def row_sums(top: TopK, Y: Pattern, ks: Sequence[int], label_counts: Any, n_trai
     columns: dict[str, tuple[Any, Any]] = {}
     for k in ks:
         n_hits = hits[:, :k].sum(axis=1)
+        n_predicted = (top.labels[:, :k] >= 0).sum(axis=1)
         columns[f"P@{k}"] = (n_hits, k * one)
         columns[f"nDCG@{k}"] = (hits[:, :k] @ discounts(k) / ideal_dcg(Y, k), one)
+        columns[f"recall@{k}"] = (n_hits / np.maximum(true, 1), one)
+        columns[f"F1@{k}"] = (2 * n_hits / (true + np.maximum(n_predicted, 1)), one)
         columns[f"PSP@{k}"] = (gains[:, :k].sum(axis=1), best[:, :k].sum(axis=1))
-        columns[f"micro-F1@{k}"] = (2 * n_hits, true + (top.labels[:, :k] >= 0).sum(axis=1))
+        columns[f"micro-F1@{k}"] = (2 * n_hits, true + n_predicted)
     above, below = (
         np.column_stack([pair[side] for pair in columns.values()]).astype(np.float64)
         for side in (0, 1)

@@ -14,7 +14,7 @@ from xcray.data.dataset import open_verified
 from xcray.errors import InputError, Stopped
 from xcray.index.search import SearchIndex
 from xcray.index.staged import link_of
-from xcray.measures import evaluate
+from xcray.measures import evaluate, with_unseen
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.stages import n_weights
@@ -336,11 +336,10 @@ class _TrainingRun:
         began = time.monotonic()
         top = query(test.X, max(self.spec.ks))
         n_train = self.dataset.train.n_rows
-        self.by_frequency = measures_by_frequency(
-            top, test.Y, self.dataset.label_counts, self.spec.ks
-        )
+        truth, counts = with_unseen(test.Y, self.dataset.label_counts, test.unseen)
+        self.by_frequency = measures_by_frequency(top, truth, counts, self.spec.ks)
         measures: dict[str, float] = evaluate(
-            top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train
+            top, truth, ks=self.spec.ks, label_counts=counts, n_train=n_train
         )
         self.phase_seconds["EVALUATING"] = time.monotonic() - began
         return measures

@@ -276,6 +276,8 @@ def test_the_test_part_shares_the_spaces_of_training(tmp_path: Path) -> None:
     assert ds.feature_names.to_pylist() == ["apples", "red", "wine"]
     assert ds.test is not None
     assert [ds.test.Y.row(i).tolist() for i in range(2)] == [[1], []]
+    assert ds.test.unseen is not None
+    assert (ds.test.unseen.tolist(), ds.test.n_labelled) == ([1, 1], 2)
     assert [ds.test.X.row(i)[0].tolist() for i in range(2)] == [[1], []]
     assert ds.manifest["source"]["parts"]["test"]["warnings"] == {
         "labels_unseen_in_train": 2,

@@ -57,6 +57,10 @@ def evaluate(
     format: Annotated[
         str | None, typer.Option(help="Format of a file; default: by its name.")
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="Also measure by the values of a field of a text file."),
+    ] = None,
     *,
     options: Options,
     server: ServerOption = None,
@@ -87,12 +91,13 @@ def evaluate(
         if all(is_directory(model, server) for model in models):
             usual = Model.open(models[0]).reading
             given = (dataset, format, options, Path(models[0]), usual)
-            with evaluation_rows(*given) as rows:
-                document = evaluate_models(models, rows.path, how)
+            with evaluation_rows(*given, by) as rows:
+                document = evaluate_models(models, rows.path, how._replace(by=rows.by))
         else:
             with model_client(server, models[0]) as client:
                 usual = client.models.version(*locate_version(client, models[0]))["reading"]
-                with evaluation_rows(dataset, format, options, None, usual) as rows:
+                with evaluation_rows(dataset, format, options, None, usual, by) as rows:
+                    how = how._replace(by=rows.by)
                     document = evaluate_on_server(client, models, rows, how)
     if dataset.is_file():
         document.update(dataset=dataset.name, part="file")

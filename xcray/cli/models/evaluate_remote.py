@@ -15,6 +15,7 @@ from xcray.cli.models.evaluation_rows import EvaluationRows
 from xcray.cli.models.predict import BATCH_ROWS, to_instances
 from xcray.client import Client
 from xcray.data.dataset import Dataset
+from xcray.measures import with_unseen
 from xcray.training.evaluation import EvaluationOptions, evaluate_each, measure_ranking
 
 
@@ -41,6 +42,7 @@ def evaluate_on_server(
         counts = np.pad(data.label_counts, (0, n_labels - data.n_labels))
         Y = data[part].Y
         truth = pattern(Y.indptr, Y.indices, n_labels)
+        truth, counts = with_unseen(truth, counts, data[part].unseen)
         entry = {
             "model": f"{name}:{number}",
             "sha256": version["sha256"],

@@ -30,6 +30,7 @@ def print_evaluation(document: Mapping[str, Any]) -> None:
     output.print_table(["measure", *titles], rows)
     print_differences(models[1:], titles)
     print_groups(models, titles)
+    print_values(models, titles)
     for title, each in zip(titles, models, strict=True):
         if each.get("labels_missing"):
             output.print_note(
@@ -87,6 +88,22 @@ def format_difference(entry: Mapping[str, Any], name: str) -> str | None:
         return value
     mark = "*" if difference["low"] > 0 or difference["high"] < 0 else ""
     return f"{value} ({100 * difference['low']:+.2f} to {100 * difference['high']:+.2f}){mark}"
+
+
+def print_values(models: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> None:
+    """Print the measures at the largest k by the values of a field, if one was named."""
+    values = models[0].get("by_value", ())
+    if not values:
+        return
+    largest = max(int(name.partition("@")[2]) for name in values[0]["measures"])
+    names = [name for name in values[0]["measures"] if name.endswith(f"@{largest}")]
+    rows = [
+        [title, group["value"] or "(empty)", f"{group['rows']:,}"]
+        + [f"{100 * group['measures'][name]:.2f}" for name in names]
+        for title, entry in zip(titles, models, strict=True)
+        for group in entry["by_value"]
+    ]
+    output.print_table(["model", "value", "rows", *names], rows)
 
 
 def print_groups(models: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> None:

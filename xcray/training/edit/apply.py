@@ -16,7 +16,7 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ShapeMismatch, Stopped
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_rows
-from xcray.measures import evaluate
+from xcray.measures import evaluate, with_unseen
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.label_groups import change_labels
@@ -344,6 +344,7 @@ class _EditRun:
             return {}
         place, counts = match_labels(self.change, self.data)
         truth = renumber_labels(self.data.test.Y, place, len(counts))
+        truth, counts = with_unseen(truth, counts, self.data.test.unseen)
         top = index.query(self.data.test.X, max(self.options.ks), threads=self.workers).top
         self.report_extras |= {
             "data": {
