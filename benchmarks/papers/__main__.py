@@ -1,22 +1,35 @@
 """Measure the claims of the five papers, and write docs/papers.md.
 
 python -m benchmarks.papers --data DIR [--only NAME ...]
+python -m benchmarks.papers --only references
 python -m benchmarks.papers
 
 DIR: see `benchmarks.harness.dataset`; `xcray data fetch NAME --out DIR/NAME` gets public sets.
 --only measures these rows, or all rows of a paper (ppdsparse, ds_mlr, memoir, least_squares,
 indexed_bcd); by default all rows whose sets are in DIR. Results replace those of the same rows in
-benchmarks/papers/*.json. Without --data the page is made from the results alone.
+benchmarks/papers/*.json. references: see `benchmarks.papers.references`. Without --data the page
+is made from the results alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.papers.page import HELD, NOT_HELD, PAGE, PAPERS, page, results, save
+from benchmarks.papers import references
+from benchmarks.papers.page import (
+    HELD,
+    NOT_HELD,
+    PAGE,
+    PAPERS,
+    REFERENCES,
+    page,
+    results,
+    save,
+)
 from benchmarks.papers.rows import Bench, Paper, Row
 
 
@@ -57,7 +70,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="directory of data sets")
     parser.add_argument("--only", nargs="+", default=[], help="rows or papers to measure")
     options = parser.parse_args()
-    if options.data:
+    if options.only == ["references"]:
+        with tempfile.TemporaryDirectory(prefix="xcray-papers-") as folder:
+            lines = references.measure(Path(folder))
+        REFERENCES.write_text(json.dumps(lines, indent=1) + "\n")
+    elif options.data:
         with tempfile.TemporaryDirectory(prefix="xcray-papers-") as folder:
             measure(options.data, options.only, Path(folder))
     PAGE.write_text(page())

@@ -11,8 +11,10 @@ import pytest
 from benchmarks.papers import __main__ as command
 from benchmarks.papers import page as pages
 from benchmarks.papers.page import COLUMNS, HELD, NOT_HELD, NOT_REPEATED, PAGE, PAPERS, page
+from benchmarks.papers.references import CASES, SETS, Case, excess, load
 from benchmarks.papers.rows import Bench, Outcome, Paper, Row
 from xcray.data.dataset import Dataset
+from xcray.solvers import SOLVERS
 
 VERDICTS = {HELD, NOT_HELD, NOT_REPEATED}
 
@@ -44,6 +46,19 @@ def test_counts_are_those_of_the_tables() -> None:
     assert total is not None
     counted = {each: verdicts.count(each) for each in (HELD, NOT_HELD, NOT_REPEATED)}
     assert total[1] == ", ".join(f"{number} {each}" for each, number in counted.items())
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.solver}-{case.percent}")
+def test_the_objective_is_that_of_another_program(name: str, case: Case, tmp_path: Path) -> None:
+    assert -0.001 <= excess(case, load(name), tmp_path) <= case.percent
+
+
+def test_every_solver_with_an_objective_has_a_reference() -> None:
+    presets = {"memoir-paper", "memoir-scripts", "ppdsparse-paper", "memoir-batches"}
+    chains = {"stagewise", "calibrated-least-squares"}
+    assert SOLVERS.keys() - {case.solver for case in CASES} - presets - chains == {"pdsparse"}
 
 
 @pytest.fixture
