@@ -229,6 +229,22 @@ def test_several_labels_per_row_stop_at_the_best_round_and_can_be_predicted(
     assert len(model.stages) == 4
 
 
+def test_averaged_chains_of_other_random_features(digits: Dataset, tmp_path: Path) -> None:
+    for features in ("logits", "polynomial"):
+        params = {"features": features, "models": 2, "stages": 2, "block_size": 100}
+        spec = spec_of(digits, "stagewise", params={**params, "rule": "previous"})
+        result = train(spec, run_dir=tmp_path / f"{features}.run", out=tmp_path / features)
+        model = Model.open(tmp_path / features)
+        assert [stage.W.shape for stage in model.stages] == [(100, 10)] * 4
+        assert len({stage.features.fingerprint for stage in model.stages if stage.features}) == 4
+        best = Predictor(model).predict(digits["test"].X, 1).labels[:, 0]
+        assert float((best == digits["test"].Y.indices).mean()) == result.measures["P@1"] > 0.93
+        assert result.report["history"][-1]["P@1"] == result.measures["P@1"]
+    spec = spec_of(digits, "stagewise", params={"features": "columns", "models": 2})
+    with pytest.raises(ParameterError, match="needs random features"):
+        train(spec, run_dir=tmp_path / "run", out=tmp_path / "refused")
+
+
 def test_columns_of_sparse_rows(tiny: Dataset, tmp_path: Path) -> None:
     X, Y = tiny.train.X.to_scipy().astype(np.float64), tiny.train.Y.to_scipy().toarray()
     D = X.shape[1]

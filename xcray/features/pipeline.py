@@ -24,6 +24,8 @@ ARRAYS_FILE: Final = "pipeline.arrow"
 KINDS: Final[Mapping[str, str]] = {
     "pca": "xcray.features.pca:PCA",
     "random-fourier": "xcray.features.fourier:RandomFourier",
+    "random-logits": "xcray.features.random_maps:RandomLogits",
+    "random-cubics": "xcray.features.random_maps:RandomCubics",
     "columns": "xcray.features.columns:Columns",
     "chain": "xcray.features.chain:Chain",
 }

@@ -16,6 +16,7 @@ from xcray.features.columns import column_blocks, select_columns
 from xcray.features.fourier import median_distance, random_fourier
 from xcray.features.pca import PCA, fit_pca
 from xcray.features.pipeline import FeaturePipeline, load_pipeline
+from xcray.features.random_maps import RandomCubics, RandomLogits, random_map
 from xcray.kernels.cosine import add_phase_and_cosine
 
 
@@ -29,6 +30,8 @@ def rows_of(n: int = 60, d: int = 7, share: float = 1.0) -> Any:
 PIPELINES: dict[str, FeaturePipeline] = {
     "pca": fit_pca(rows_of(), 3),
     "fourier": random_fourier(7, 5, 4.0, seed=1),
+    "logits": random_map(RandomLogits, rows_of(), 5, 4.0, seed=1, block=0),
+    "cubics": random_map(RandomCubics, rows_of(), 5, 9.0, seed=1, block=0),
     "columns": select_columns(7, np.array([5, 0, 2])),
     "chain": Chain((fit_pca(rows_of(), 3), random_fourier(3, 4, 9.0, seed=2, block=1))),
 }
@@ -49,6 +52,16 @@ def test_random_fourier_is_the_cosine_of_the_projection() -> None:
     X, pipeline = rows_of(), random_fourier(7, 5, 4.0, seed=1)
     exact = np.cos(X.astype(np.float64) @ pipeline.frequencies + pipeline.phase)
     assert pipeline.transform(X) == pytest.approx(exact, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["logits", "cubics"])
+def test_random_maps_are_functions_of_projections_centred_at_rows(name: str) -> None:
+    X, pipeline = rows_of(), PIPELINES[name]
+    assert isinstance(pipeline, RandomLogits)
+    u = X.astype(np.float64) @ pipeline.frequencies + pipeline.phase
+    exact = 1.0 / (1.0 + np.exp(-u)) if name == "logits" else (u / 2.0) ** 3
+    assert pipeline.transform(X) == pytest.approx(exact, rel=1e-3, abs=1e-4)
+    assert np.abs(u).min(axis=0) == pytest.approx(0.0, abs=1e-4)
 
 
 def test_random_fourier_approximates_the_gaussian_kernel() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from xcray.features.columns import Columns, column_blocks
 from xcray.features.fourier import median_distance, random_fourier
 from xcray.features.pca import fit_pca
 from xcray.features.pipeline import FeaturePipeline, Rows
+from xcray.features.random_maps import RandomCubics, RandomLogits, random_map
 from xcray.kernels.sparse import take_rows
 from xcray.solvers.declarations import CompileCase
 from xcray.solvers.least_squares.solver import MAX_FEATURES
@@ -25,10 +26,13 @@ from xcray.solvers.least_squares.stagewise import StageFitter, UpdateRule
 from xcray.solvers.parameters import Parameters, parameter
 
 FOURIER, COLUMNS, INPUT = "fourier", "columns", "input"
+# other random features, and their default bandwidth; measured on MNIST
+MAPS: Final = {"logits": (RandomLogits, 0.3), "polynomial": (RandomCubics, 0.7)}
 # ridge of one block and of several, times the root of the number of rows; measured on MNIST
 ONE_RIDGE, STAGE_RIDGE = 0.05, 0.2
 RANDOM_BLOCK, COLUMN_BLOCK = 2000, 4096  # features of a stage by default
 BANDWIDTH: Final = 0.7  # of the median distance; measured on MNIST
+MAX_CENTRES: Final = 1000  # rows at which logits and polynomials are centred
 SAMPLE_ROWS: Final = 4000  # rows of which the median distance is computed
 ROWS_AT_A_TIME: Final = 256  # of this sample
 MAX_PREDICTIONS: Final = 1 << 27  # more predictions of rows are not kept if that is possible
@@ -68,8 +72,9 @@ class StagewiseSolver(Parameters, StagesSolver):
     )
     features: str = parameter(
         FOURIER,
-        "features of a stage: random Fourier features, or columns of the input by gradient",
-        choices=(FOURIER, COLUMNS),
+        "features of a stage: random Fourier features, logits or polynomials of degree 3, or "
+        "columns of the input by gradient",
+        choices=(FOURIER, *MAPS, COLUMNS),
     )
     stages: int = parameter(4, "number of stages", low=1, high=1024)
     block_size: int = parameter(
@@ -85,10 +90,16 @@ class StagewiseSolver(Parameters, StagesSolver):
         low=0.0,
     )
     components: int = parameter(
-        0, "fourier: principal components that the features are made of; 0: the rows", low=0
+        0, "principal components that random features are made of; 0: the rows", low=0
     )
     bandwidth: float = parameter(
-        BANDWIDTH, "fourier: bandwidth, as a share of the median distance of rows", above=0.0
+        0.0,
+        "bandwidth of random features, as a share of the median distance of rows; 0: 0.7, of "
+        "logits 0.3",
+        low=0.0,
+    )
+    models: int = parameter(
+        1, "chains on other random features, whose scores are averaged", low=1, high=1024
     )
     inner_steps: int = parameter(4, "logistic: steps of a stage", low=1)
     shards: int = parameter(8, "number of row shards, part of the result's bits", low=1, high=4096)
@@ -100,8 +111,8 @@ class StagewiseSolver(Parameters, StagesSolver):
 
     @property
     def n_stages(self) -> int:
-        """Return the number of stages."""
-        return self.stages
+        """Return the number of stages of all chains."""
+        return self.stages * self.models
 
     def n_weights(self, n_inputs: int) -> int:
         """Return the features of a stage."""
@@ -113,7 +124,9 @@ class StagewiseSolver(Parameters, StagesSolver):
         """Return how the stages are fitted."""
         ridge = ONE_RIDGE if self.features == COLUMNS else STAGE_RIDGE
         lam = self.lam or ridge / math.sqrt(max(n_rows, 1))
-        return StageFitter(_update_rule(self.rule), lam, self.shards, self.inner_steps, simplex)
+        return StageFitter(
+            _update_rule(self.rule), lam, self.shards, self.inner_steps, simplex, chain=self.stages
+        )
 
     def by_moments(self, n_rows: int, n_labels: int) -> bool:
         """Return whether to compute gradients from moments, without predictions (N, K)."""
@@ -121,13 +134,19 @@ class StagewiseSolver(Parameters, StagesSolver):
         return self.rule == "linear" and self.features == COLUMNS and not few
 
     def blocks(self, X: CSR, order: Callable[[int], Int64]) -> Blocks:
-        """Yield the features of each stage; columns are ordered again after the last one."""
-        if self.features == FOURIER:
-            random = _RandomFeatures(X, self.components, self.bandwidth, self.seed)
-            size = self.n_weights(X.n_cols)
-            yield from (random.block(number, size) for number in range(self.stages))
-        else:
+        """Yield the features of each stage; columns are ordered again after the last one.
+
+        Raises ParameterError for several chains on columns, which would be equal.
+        """
+        if self.features == COLUMNS:
+            if self.models > 1:
+                raise ParameterError("models above 1 needs random features: choose fourier")
             yield from islice(self._column_blocks(X.n_cols, order), self.stages)
+            return
+        kind, bandwidth = MAPS.get(self.features, (None, BANDWIDTH))
+        options = (self.components, self.bandwidth or bandwidth, self.seed)
+        random, size = _RandomFeatures(X, *options, kind), self.n_weights(X.n_cols)
+        yield from (random.block(number, size) for number in range(self.n_stages))
 
     def _column_blocks(self, D: int, order: Callable[[int], Int64]) -> Iterator[Columns]:
         """Yield blocks of columns, pass after pass without end."""
@@ -219,9 +238,16 @@ class CalibratedLeastSquaresSolver(Parameters, StagesSolver):
 
 
 class _RandomFeatures:
-    """Random Fourier features of rows X (N, D), or of their principal components."""
+    """Random features of rows X (N, D), or of their principal components; kind None: Fourier."""
 
-    def __init__(self, X: CSR, components: int, bandwidth: float, seed: int) -> None:
+    def __init__(
+        self,
+        X: CSR,
+        components: int,
+        bandwidth: float,
+        seed: int,
+        kind: type[RandomLogits] | None = None,
+    ) -> None:
         """Fit the components, if there are any, and scale `bandwidth` by the median distance.
 
         Raises ParameterError for more components than features, or too many features.
@@ -236,6 +262,10 @@ class _RandomFeatures:
         chosen = np.random.default_rng(seed).permutation(X.n_rows)[:SAMPLE_ROWS]
         sample = self._transform(X, frozen(np.sort(chosen), np.int64))
         self._bandwidth = bandwidth * _median_distance(sample, seed)
+        self._kind, self._centres = kind, np.zeros((0, 0), np.float32)
+        if kind is not None:
+            rows: Any = sample.to_scipy().toarray() if isinstance(sample, CSR) else sample
+            self._centres = np.asarray(rows[:MAX_CENTRES], np.float32)
 
     def _transform(self, X: CSR, numbers: Int64) -> Rows:
         """Return rows of X or of their components, which are computed some rows at a time."""
@@ -247,9 +277,12 @@ class _RandomFeatures:
 
     def block(self, number: int, n_outputs: int) -> FeaturePipeline:
         """Return features number `number`."""
-        features = random_fourier(
-            self._n_inputs, n_outputs, self._bandwidth, seed=self._seed, block=number
-        )
+        place = {"seed": self._seed, "block": number}
+        features: FeaturePipeline
+        if self._kind is None:
+            features = random_fourier(self._n_inputs, n_outputs, self._bandwidth, **place)
+        else:
+            features = random_map(self._kind, self._centres, n_outputs, self._bandwidth, **place)
         return features if self._pca is None else Chain((self._pca, features))
 
 

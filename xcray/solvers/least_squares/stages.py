@@ -61,21 +61,31 @@ def predict_stages(stages: Sequence[FittedStage], rows: Rows) -> Float32:
     return yhat.scores
 
 
-def model_stages(fitted: Sequence[FittedStage]) -> tuple[Stage, ...]:
+def model_stages(fitted: Sequence[FittedStage], chain: int = 0) -> tuple[Stage, ...]:
     """Return fitted stages as stages of a model, without constants.
 
     Scores with weights of previous predictions are linear in the features of all stages:
-    W_t (I + P_{t+1}) ... (I + P_T) takes the place of W_t.
+    W_t (I + P_{t+1}) ... (I + P_T) takes the place of W_t. chain: stages of each of several chains,
+    whose scores are averaged; 0: one chain.
     """
+    size = chain or max(len(fitted), 1)
+    starts = range(0, len(fitted), size)
+    chains = (_chain_stages(fitted[lo : lo + size], len(starts)) for lo in starts)
+    return tuple(stage for each in chains for stage in each)
+
+
+def _chain_stages(fitted: Sequence[FittedStage], chains: int) -> list[Stage]:
+    """Return the stages of one of several chains, see `model_stages`."""
     stages, later = list[Stage](), None
     for s in reversed(fitted):
         W = s.W if later is None else frozen(s.W @ later, np.float32)
+        W = W if chains == 1 else frozen(W / chains, np.float32)
         b = frozen(np.zeros(W.shape[1]), np.float32)
         stages.append(Stage(W, b, s.features, s.calibration))
         if s.P is not None:
             own = np.eye(len(s.P)) + s.P
             later = own if later is None else own @ later
-    return tuple(reversed(stages))
+    return stages[::-1]
 
 
 def calibrate(z: Float32, calibration: StageCalibration | None) -> Float32:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from xcray.arrays import CSR, Int64, TopK, csr, frozen
+from xcray.arrays import CSR, Float32, Int64, TopK, csr, frozen
 from xcray.errors import ParameterError
 from xcray.features.pipeline import FeaturePipeline
 from xcray.index.staged import StageCalibration
@@ -165,7 +165,7 @@ class StagesSolver(GroupSolver, Protocol):
         blocks = self.blocks(rows.X, order_by_gradient)
         errors = [] if state is None else list(state.note["errors"])
         stages = () if state is None else _saved_stages(state, blocks, state.note["number"])
-        held_out = _held_out_scores(rows)
+        held_out = _HeldOutScores(rows, method.chain)
         for stage in stages:
             held_out.add(stage)
         fitted = method.fit(calls, blocks, stages)
@@ -181,8 +181,8 @@ class StagesSolver(GroupSolver, Protocol):
             best = _best(errors, len(stages))
             note = {"number": len(stages), "best": best, "errors": list(errors), "n_inputs": D}
             state = TrainingState(note, _groups(stages, order))
-            model = _model(stages[:best], rows)
-            yield Round(len(stages), state, entry, _evaluate(held_out), staged=model)
+            model = _model(stages[:best], rows, method.chain)
+            yield Round(len(stages), state, entry, held_out.evaluate(), staged=model)
         return self.stopping.early if late else self.stopping.reached
 
     def export(
@@ -198,7 +198,8 @@ class StagesSolver(GroupSolver, Protocol):
         blocks = self.blocks(
             rows.X, lambda number: frozen(order.get(str(number), order["0"]), np.int64)
         )
-        return _model(_saved_stages(state, blocks, state.note["best"]), rows)
+        stages = _saved_stages(state, blocks, state.note["best"])
+        return _model(stages, rows, self.method(1, simplex=True).chain)
 
     def resources(self, shape: ProblemShape, layout: Layout) -> ResourceNeeds:
         """Return the needs: rows, second moments of a block, its features, predictions, stages."""
@@ -272,11 +273,13 @@ def _saved_stages(state: TrainingState, blocks: Blocks, count: int) -> tuple[Fit
     return tuple(stages)
 
 
-def _model(stages: Sequence[FittedStage], rows: TrainingRows) -> StagedModel:
-    """Return the model of stages."""
+def _model(stages: Sequence[FittedStage], rows: TrainingRows, chain: int) -> StagedModel:
+    """Return the model of stages; chain: of each of several chains, 0 for one."""
     positives = np.bincount(rows.Y.indices, minlength=rows.Y.n_cols)
     block = _block([stage.W.size for stage in stages], positives, rows.X.n_cols)
-    return StagedModel(model_stages(stages), partial(_query, stages), block)
+    model = model_stages(stages, chain)
+    flat = [FittedStage(np.asarray(s.W), s.features, s.calibration) for s in model]
+    return StagedModel(model, partial(_query, flat), block)
 
 
 def _block(sizes: Sequence[int], positives: Int64, n_inputs: int) -> SolvedLabels:
@@ -303,19 +306,33 @@ def _query(stages: Sequence[FittedStage], X: CSR, k: int) -> TopK:
     return TopK(frozen(labels, np.int32), frozen(scores, np.float64))
 
 
-def _held_out_scores(rows: TrainingRows) -> StageScores:
-    """Return predictions of the first held-out rows, as many as fit."""
-    K = rows.Y.n_cols
-    if rows.held_out is None:
-        return StageScores(row_range(rows.X, 0, 0), K)
-    X, most = rows.held_out[0], MAX_HELD_OUT_CELLS // max(K, 1)
-    return StageScores(row_range(X, 0, min(X.n_rows, most)), K)
+class _HeldOutScores:
+    """Predictions of the first held-out rows, as many as fit, averaged over chains of stages."""
 
+    def __init__(self, rows: TrainingRows, chain: int) -> None:
+        K, X = rows.Y.n_cols, row_range(rows.X, 0, 0)
+        if rows.held_out is not None:
+            most = MAX_HELD_OUT_CELLS // max(K, 1)
+            X = row_range(rows.held_out[0], 0, min(rows.held_out[0].n_rows, most))
+        self._X, self._K, self._chain, self._number = X, K, chain, 0
+        self._at = StageScores(X, K)
+        self._sum: Float32 = self._at.scores  # of the chains before, as far as there are any
 
-def _evaluate(held_out: StageScores) -> HeldOut | None:
-    """Return the evaluation of the held-out rows; None without any."""
-    n = len(held_out.scores)
-    if not n:
-        return None
-    best = top_k(held_out.scores.astype(np.float64), 0)
-    return HeldOut(None, best.labels, best.scores, frozen(np.arange(n), np.int64))
+    def add(self, stage: FittedStage) -> None:
+        """Add a stage."""
+        if self._chain and self._number and self._number % self._chain == 0:
+            first = self._number == self._chain
+            self._sum = self._at.scores if first else self._sum + self._at.scores
+            self._at = StageScores(self._X, self._K)
+        self._at.add(stage)
+        self._number += 1
+
+    def evaluate(self) -> HeldOut | None:
+        """Return the evaluation of the rows; None without any."""
+        scores, n = self._at.scores, self._X.n_rows
+        if not n:
+            return None
+        if self._chain and self._number > self._chain:
+            scores = self._sum + scores
+        best = top_k(scores.astype(np.float64), 0)
+        return HeldOut(None, best.labels, best.scores, frozen(np.arange(n), np.int64))

@@ -42,7 +42,8 @@ class StageFitter:
     bits of the result. simplex: fit calibrations to the powers of all scores and project on the
     probability simplex, for one label per row; otherwise to those of the label's own score, and
     clip to [0, 1]. by_moments: for rule "linear" and columns of the input: compute gradients from
-    moments of columns, without the predictions (N, K), for many labels.
+    moments of columns, without the predictions (N, K), for many labels. chain: stages after which
+    another chain begins, without predictions; 0: never.
 
     Calibrated least squares are the rule "calibrated" with the same features in each block: their
     second moments are computed once.
@@ -60,6 +61,7 @@ class StageFitter:
     inner_steps: int = 8
     simplex: bool = True
     by_moments: bool = False
+    chain: int = 0
 
     @property
     def link(self) -> Link:
@@ -82,11 +84,12 @@ class StageFitter:
         before: FeaturePipeline | None = None
         for features in blocks:
             previous = self.rule == "previous"
-            block = workers.put(Block(stages, features, previous))
+            own = stages[len(stages) // self.chain * self.chain :] if self.chain else stages
+            block = workers.put(Block(own, features, previous))
             if solve is None or previous or self.link == "softmax" or features is not before:
                 solve = self._preconditioner(workers, block)
             if self.by_moments:
-                W = self._weights_by_moments(workers, block, stages, features, solve)
+                W = self._weights_by_moments(workers, block, own, features, solve)
             else:
                 W = self._weights(workers, block, solve)
             calibration = (

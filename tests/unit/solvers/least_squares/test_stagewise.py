@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,19 @@ def test_the_model_of_previous_predictions_is_linear_in_all_features() -> None:
     fitted = fit(StageFitter("previous", LAM, SHARDS), BLOCKS)
     linear = [FittedStage(stage.W, stage.features) for stage in model_stages(fitted)]
     assert predict_stages(linear, X) == pytest.approx(predict_stages(fitted, X), abs=1e-5)
+
+
+def test_chains_are_fitted_apart_and_averaged() -> None:
+    X = problem()[0]
+    blocks = [random_fourier(D, 12, 2.0, seed=4, block=number) for number in range(5)]
+    method = StageFitter("previous", LAM, SHARDS)
+    apart = [fit(method, blocks[lo : lo + 2]) for lo in (0, 2, 4)]
+    together = fit(replace(method, chain=2), blocks)
+    for mine, other in zip(together, [stage for each in apart for stage in each], strict=True):
+        assert mine.W == pytest.approx(other.W, abs=1e-6)
+    mean = sum(predict_stages(each, X) for each in apart) / 3
+    linear = [FittedStage(stage.W, stage.features) for stage in model_stages(together, 2)]
+    assert predict_stages(linear, X) == pytest.approx(mean, abs=1e-5)
 
 
 def test_results_that_are_not_finite_are_refused() -> None:
