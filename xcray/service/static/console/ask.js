@@ -3,12 +3,16 @@ import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, get, saveFile, segment } from "./api.js";
 import { Button, count, Field, Table, Trouble, useLoaded } from "./parts.js";
 
-// Text -> [[piece, contribution]]: a word counts for the features that it is, or is a part of.
+// Between the fields of a document, which is one text to the service.
+const SEPARATOR = "\u001f";
+
+// Text -> [[piece, contribution]]: a word counts for the features that it is, or is a part of. The
+// own features of a field are like title:word.
 export function highlight(text, contributions) {
-  const pieces = text.split(/([\p{L}\p{N}_]+)/u).map((piece) => [piece, 0]);
+  const pieces = text.replaceAll(SEPARATOR, "\n").split(/([\p{L}\p{N}_]+)/u).map((piece) => [piece, 0]);
   const words = pieces.map(([piece], at) => [piece.toLowerCase(), at]).filter((_, at) => at % 2 === 1);
   for (const { feature, contribution } of contributions) {
-    const wanted = feature.toLowerCase().split(" ");
+    const wanted = feature.toLowerCase().replace(/^[^:]*:/, "").split(" ");
     for (let i = 0; i + wanted.length <= words.length; i += 1) {
       if (wanted.every((word, j) => words[i + j][0] === word)) for (let j = 0; j < wanted.length; j += 1) pieces[words[i + j][1]][1] += contribution / wanted.length;
     }
@@ -71,24 +75,35 @@ function Answer({ question }) {
     ${shown !== undefined && html`<h2>${isAnswer ? "Why" : "Why not"} ${shown}</h2>`}<${Trouble} error=${whyError} />${why && why.label === shown && html`<${Words} text=${question.text} why=${why} />`}`;
 }
 
+// The names of the text fields of a model; one text for models without, and by version number.
+async function textFields(chosen, models) {
+  const [name, alias] = (chosen ?? "").split("@");
+  const model = models.find((each) => each.name === name);
+  if (!model) return ["Text"];
+  const version = alias ? await get(`/v1/models/${segment(name)}/versions/${model.aliases[alias]}`) : model.latest;
+  const fields = version.reading.text_fields ?? [];
+  return fields.length > 1 ? fields : ["Text"];
+}
+
 export function Ask({ query }) {
   const [part, setPart] = useState("");
   const [page, error] = useLoaded(() => get(`/v1/models?limit=${MAX_MODELS}&contains=${segment(part)}`), [part]);
   const [question, setQuestion] = useState(query.model && query.text ? { model: query.model, text: query.text, k: Number(query.k) || 5, probabilities: Boolean(query.p), allow: lines(query.allow), deny: lines(query.deny), thresholds: thresholdsOf((name) => query[name]) } : null);
   const [name, setName] = useState(query.model ?? null);
+  const names = !page ? [] : page.models.filter((model) => model.latest).flatMap((model) => [model.name, ...Object.keys(model.aliases).filter((alias) => alias !== "latest").map((alias) => `${model.name}@${alias}`)]);
+  if (page && query.model && !names.includes(query.model)) names.unshift(query.model);
+  const chosen = names.includes(name) ? name : names[0];
+  const [texts] = useLoaded(() => textFields(chosen, page?.models ?? []), [chosen, page]);
   const submit = (event) => {
     event.preventDefault();
     const fields = new FormData(event.target);
-    setQuestion({ model: fields.get("model"), text: fields.get("text"), k: Number(fields.get("k")), probabilities: fields.has("probabilities"), allow: lines(fields.get("allow")), deny: lines(fields.get("deny")), thresholds: thresholdsOf((name) => fields.get(name)) });
+    setQuestion({ model: fields.get("model"), text: fields.getAll("text").join(SEPARATOR), k: Number(fields.get("k")), probabilities: fields.has("probabilities"), allow: lines(fields.get("allow")), deny: lines(fields.get("deny")), thresholds: thresholdsOf((name) => fields.get(name)) });
   };
   if (!page) return html`<h1>Ask</h1><${Trouble} error=${error} />`;
-  const names = page.models.filter((model) => model.latest).flatMap((model) => [model.name, ...Object.keys(model.aliases).filter((alias) => alias !== "latest").map((alias) => `${model.name}@${alias}`)]);
-  if (query.model && !names.includes(query.model)) names.unshift(query.model);
   if (!names.length && !part) return html`<h1>Ask</h1><p>There is no model yet: <a href="#/train">train one</a>.</p>`;
-  const chosen = names.includes(name) ? name : names[0];
   const isLong = part || page.next_page_token;  // a select of all models would be too long
   return html`<h1>Ask</h1><form onSubmit=${submit} aria-label="Ask">
-      <${Field} id="text" label="Text"><textarea id="text" name="text" rows="4" maxlength="100000" required>${query.text ?? ""}</textarea><//>
+      ${(texts ?? ["Text"]).map((each, i, all) => html`<${Field} id=${`text${i || ""}`} label=${each} key=${each}><textarea id=${`text${i || ""}`} name="text" rows=${i || all.length === 1 ? 4 : 1} maxlength="100000" required=${i === 0}>${(query.text ?? "").split(SEPARATOR)[i] ?? ""}</textarea><//>`)}
       <div class="fields">${isLong && html`<${Field} id="part" label="Part of the model's name" help=${`The first ${MAX_MODELS} of ${count(page.total)} models are listed`}><input id="part" type="search" value=${part} onChange=${(event) => setPart(event.target.value)} /><//>`}
       <${Field} id="ask-model" label="Model"><select id="ask-model" name="model" onChange=${(event) => setName(event.target.value)}>${names.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select><//>
       <${Field} id="k" label="Number of labels"><input id="k" name="k" type="number" min="1" max="100" required defaultValue=${query.k ?? 5} /><//>
