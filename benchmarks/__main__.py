@@ -23,6 +23,7 @@ QUICK: Final = (  # with --quick, seconds each
     "peers.paired",
     "search",
     "soak.corruption",
+    "text",
     "training.certificates",
     "training.convergence",
     "training.labels",

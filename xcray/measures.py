@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Int64, Pattern, TopK, frozen, pattern
+from xcray.arrays import Float64, Int32, Pattern, TopK, frozen, pattern
 from xcray.errors import ParameterError, ShapeMismatch
 from xcray.parameters import require_type
 
@@ -65,23 +65,6 @@ def evaluate(
     out["accuracy"] = accuracy(top, Y)
     out["macro-F1@1"] = macro_f1(predicted_sets(top, Y.n_cols, k=1), Y)
     return out
-
-
-def with_unseen(Y: Pattern, label_counts: Any, unseen: Any) -> tuple[Pattern, Int64]:
-    """Return the truth with the labels that training lacks, and the training rows of all labels.
-
-    unseen: (n,) true labels of each row beyond the K columns; None for none. They get columns after
-    these, numbered by row, so no answer hits them.
-    """
-    counts = np.asarray(label_counts, np.int64)
-    if unseen is None or not unseen.any():
-        return Y, counts
-    indptr = np.concatenate(([0], np.cumsum(np.diff(Y.indptr) + unseen)))
-    new = np.arange(indptr[-1]) - np.repeat(indptr[1:] - unseen, np.diff(indptr))
-    labels = np.where(new < 0, 0, Y.n_cols + new)
-    labels[new < 0] = _ones(Y)
-    width = int(unseen.max())
-    return pattern(indptr, labels, Y.n_cols + width), np.pad(counts, (0, width))
 
 
 def labelled_rows(top: TopK, Y: Pattern) -> tuple[TopK, Pattern]:

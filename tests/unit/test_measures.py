@@ -13,6 +13,7 @@ from sklearn import metrics as sk
 from tests.naive import metrics as naive
 from xcray import measures
 from xcray.arrays import Pattern, TopK, pattern, pattern_from
+from xcray.data.unseen import with_unseen
 from xcray.errors import ParameterError, ShapeMismatch
 
 
@@ -55,14 +56,14 @@ def test_by_hand():
 
 def test_labels_that_training_lacks_are_misses():
     Y, top = truth([{0, 2}, {1}, set(), set()], 4), ranking([[2, 1], [1, 0], [0, 1], [0, 1]])
-    whole, counts = measures.with_unseen(Y, [1, 1, 1, 1], np.array([0, 1, 2, 0]))
+    whole, counts = with_unseen(Y, [1, 1, 1, 1], np.array([0, 1, 2, 0]))
     assert [whole.row(i).tolist() for i in range(4)] == [[0, 2], [1, 4], [4, 5], []]
     assert counts.tolist() == [1, 1, 1, 1, 0, 0]
     found = measures.evaluate(top, whole, ks=(1, 2))
     assert (found["P@1"], found["recall@2"]) == pytest.approx((2 / 3, 1 / 3))
     assert found["F1@1"] == pytest.approx((2 / 3 + 2 / 3 + 0) / 3)
     assert found["nDCG@1"] == pytest.approx(2 / 3)
-    assert measures.with_unseen(Y, [1] * 4, None)[0] is Y
+    assert with_unseen(Y, [1] * 4, None)[0] is Y
 
 
 def test_propensity_by_hand():

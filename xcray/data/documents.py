@@ -21,7 +21,7 @@ from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.label_names import LabelNames, label_order, unknown_label_hint
 from xcray.data.readers.records import Record
 from xcray.data.splits import HashSplit
-from xcray.data.text.pipeline import TextPipeline
+from xcray.data.text.pipeline import TextPipeline, count_empty_rows
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.writer import DatasetWriter
 from xcray.errors import DataError, excerpt
@@ -90,7 +90,7 @@ def build_documents(
     else:
         pipeline, X = TextPipeline.fit_transform(texts(), features)
     ordered, Y = labels.finish()
-    collector.warnings["rows_without_features"] += int(np.count_nonzero(np.diff(X.indptr) == 0))
+    collector.warnings["rows_without_features"] += count_empty_rows(X)
     writer.add("train", X, Y)
     writer.set_widths(X.n_cols, Y.n_cols)
     unseen = array("q")
@@ -100,13 +100,12 @@ def build_documents(
     ):
         for batch in _batches(held_out or ()):
             rows = pipeline.transform([record.text for record in batch])
-            part_collector.warnings["test_rows_without_features"] += int(
-                np.count_nonzero(np.diff(rows.indptr) == 0)
-            )
             writer.add("test", rows, _known_labels(batch, labels.number, len(ordered)))
             unknown = [sum(each not in labels.number for each in r.labels) for r in batch]
             unseen.extend(unknown)
-            part_collector.warnings["labels_unseen_in_train"] += sum(unknown)
+            warnings = part_collector.warnings
+            warnings["test_rows_without_features"] += count_empty_rows(rows)
+            warnings["labels_unseen_in_train"] += sum(unknown)
     spool.path.unlink(missing_ok=True)
     return UnpublishedDataset(writer, pipeline, ordered, unseen)
 

@@ -17,6 +17,7 @@ import numpy as np
 from xcray.arrays import Float64, Int64, Pattern, TopK, frozen
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset, open_verified
+from xcray.data.unseen import with_unseen
 from xcray.errors import InputError, NotFound, ParameterError
 from xcray.measures import (
     by_frequency,
@@ -26,7 +27,6 @@ from xcray.measures import (
     labelled_rows,
     matches,
     weighted_hits,
-    with_unseen,
 )
 from xcray.model.model import Model
 from xcray.plots.axes import axis_around, named_axis

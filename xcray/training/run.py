@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from xcray.arrays import CSR, TopK
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import open_verified
+from xcray.data.unseen import with_unseen
 from xcray.errors import InputError, Stopped
 from xcray.index.search import SearchIndex
 from xcray.index.staged import link_of
-from xcray.measures import evaluate, with_unseen
+from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.stages import n_weights

@@ -15,7 +15,7 @@ from xcray.cli.models.evaluation_rows import EvaluationRows
 from xcray.cli.models.predict import BATCH_ROWS, to_instances
 from xcray.client import Client
 from xcray.data.dataset import Dataset
-from xcray.measures import with_unseen
+from xcray.data.unseen import with_unseen
 from xcray.training.evaluation import EvaluationOptions, evaluate_each, measure_ranking
 
 

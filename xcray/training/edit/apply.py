@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from xcray.arrays import Int32, Int64, Pattern, distinct, frozen, pattern
 from xcray.data.dataset import Dataset
+from xcray.data.unseen import with_unseen
 from xcray.errors import Conflict, InputError, ShapeMismatch, Stopped
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_rows
-from xcray.measures import evaluate, with_unseen
+from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.label_groups import change_labels

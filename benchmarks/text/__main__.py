@@ -1,0 +1,215 @@
+"""What each text option gains: accuracy, processor time and model size, option after option.
+
+python -m benchmarks.text --data DIR [--sets cooking,gutenberg_lcsh,gnd_tibkat_text]
+    [--options default,stems,...] [--rows 0]
+
+DIR holds `gnd_tibkat_text/{train,dev}.jsonl.xz`, `cooking/cooking.stackexchange.txt.xz` (its last
+3,000 rows are tested), and `gutenberg_lcsh/docs.tsv.xz` (a fifth of the rows, by a hash of their
+number, is tested). Options add up: each line of `OPTIONS` has those before it. Measures count all
+true labels of a row, also those that do not occur in training. CPU is that of the build, which
+reads and analyses all texts, and of the training, with all threads. LinearSVC of scikit-learn, one
+against the rest on TfidfVectorizer's words and pairs (`sublinear_tf`, `min_df=2`), runs on sets of
+at most 1,000 labels. `--rows` limits the training rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.harness import run_benchmark
+from xcray import measures
+from xcray.arrays import TopK, frozen
+from xcray.data.build import BuildOptions, build
+from xcray.data.dataset import Dataset
+from xcray.data.splits import HashSplit
+from xcray.data.text.fields import document
+from xcray.data.unseen import with_unseen
+from xcray.model.model import Model
+from xcray.training import TrainSpec, train
+
+KS: Final = (1, 5, 20)
+SHOWN: Final = ("P@1", "P@5", "nDCG@5", "F1@5", "nDCG@20", "recall@20")
+MAX_PEER_LABELS: Final = 1000
+COOKING_TEST: Final = 3000
+# name -> options of the build, and parameters of the solver; each has those before it
+OPTIONS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "default": ({}, {}),
+    "sublinear": ({"sublinear_tf": True, "min_df": 2}, {}),
+    "stems": ({"language": None}, {}),  # of the set
+    "pairs": ({"ngram_max": 2}, {}),
+    "propensity": ({}, {"positives": "propensity", "lam": 0.3}),
+    "fields": ({"fields": True}, {}),  # of the set
+    "characters": ({"char_ngrams": [4, 6]}, {}),
+}
+# language, text fields, and text fields with a weight, of each set
+SETS: Final = {
+    "cooking": ("en", ["title"], None),
+    "gutenberg_lcsh": ("en", ["title", "author"], {"title": {"weight": 2}, "author": {}}),
+    "gnd_tibkat_text": ("lang", ["title", "abstract"], {"title": {"weight": 2}, "abstract": {}}),
+    "generated": ("en", ["title", "abstract"], {"title": {"weight": 2}, "abstract": {}}),
+}
+
+
+def rows_of(name: str, data: Path | None, part: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a part of a set: its fields, and `labels`."""
+    if name == "generated" or data is None:
+        for i in range(400 if part == "train" else 80):
+            topic = i * 7 % 5
+            text = " ".join(f"word{topic}{(i * k) % 9}" for k in range(1, 9))
+            yield {"title": f"topics{topic}", "abstract": text, "labels": [f"l{topic}"]}
+    elif name == "gnd_tibkat_text":
+        file = "train.jsonl.xz" if part == "train" else "dev.jsonl.xz"
+        with lzma.open(data / name / file, "rt", encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
+    elif name == "cooking":
+        with lzma.open(
+            data / name / "cooking.stackexchange.txt.xz", "rt", encoding="utf-8"
+        ) as file:
+            lines_read = file.read().rstrip("\n").split("\n")
+        chosen = lines_read[:-COOKING_TEST] if part == "train" else lines_read[-COOKING_TEST:]
+        for line in chosen:
+            words = line.split()
+            labels = [word for word in words if word.startswith("__label__")]
+            yield {"title": " ".join(words[len(labels) :]), "labels": labels}
+    else:
+        split = HashSplit(0.2, 0)
+        with lzma.open(data / name / "docs.tsv.xz", "rt", encoding="utf-8") as lines:
+            for line in lines:
+                number, title, author, _, labels = line.rstrip("\n").split("\t")
+                if split.is_held_out(number) == (part == "test"):
+                    row = {"title": title, "author": author}
+                    yield {**row, "labels": [each.strip() for each in labels.split(" | ")]}
+
+
+def write_rows(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Path]:
+    """Write both parts of a set as JSON lines."""
+    files = {part: folder / f"{name}-{part}.jsonl" for part in ("train", "test")}
+    for part, file in files.items():
+        rows = rows_of(name, options.data, part)
+        limit = options.rows if part == "train" and options.rows else None
+        file.write_text("".join(json.dumps(row) + "\n" for row in islice(rows, limit)))
+    return files
+
+
+def options_of(name: str, last: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the build and of the training, up to the one called `last`."""
+    language, plain, weighted = SETS[name]
+    text: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+    for option, (of_text, of_solver) in OPTIONS.items():
+        text |= of_text
+        params |= of_solver
+        if option == last:
+            break
+    fields = text.pop("fields", False) and weighted
+    if "language" in text:
+        text["language"] = language
+    return {"text_fields": fields or plain, "text": text}, params
+
+
+def measure_option(
+    name: str, option: str, files: dict[str, Path], folder: Path
+) -> tuple[dict[str, Any], Dataset]:
+    """Return the figures of one option, and the data set."""
+    reading, params = options_of(name, option)
+    began = time.process_time()
+    data = build("jsonl", files, folder / f"{name}-{option}", BuildOptions.from_dict(reading))
+    built = time.process_time()
+    out = folder / f"{name}-{option}-model"
+    spec = TrainSpec(str(data.path), params=params, pool="threads", ks=KS)
+    trained = train(spec, run_dir=folder / f"{name}-{option}-run", out=out)
+    done = time.process_time()
+    model = Model.open(out, verify=False)
+    assert data.text is not None
+    texts = [
+        document({each: row.get(each) for each in model.text_fields}, model.text_fields)
+        for row in islice(_rows(files["test"]), 5000)
+    ]
+    data.text.transform(texts[:1])
+    started = time.process_time()
+    data.text.transform(texts)
+    seconds = time.process_time() - started
+    figures = {
+        each: round(100 * trained.measures[each], 2) for each in SHOWN if each in trained.measures
+    }
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    return {
+        **figures,
+        "features": data.n_features,
+        "cpu_build": round(built - began, 1),
+        "cpu_train": round(done - built, 1),
+        "model_mb": round(size / 1e6, 1),
+        "texts_per_second": round(len(texts) / max(seconds, 1e-9)),
+    }, data
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file."""
+    with open(file, encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def measure_peer(data: Dataset, files: dict[str, Path], fields: list[str]) -> dict[str, Any]:
+    """Return the figures of scikit-learn on words and pairs."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.svm import LinearSVC
+
+    parts = {part: [*_rows(file)] for part, file in files.items()}
+    began = time.process_time()
+    maker = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
+    texts = {
+        part: [" ".join(row[each] for each in fields) for row in parts[part]] for part in parts
+    }
+    X, X_test = maker.fit_transform(texts["train"]), maker.transform(texts["test"])
+    scores = np.full((len(texts["test"]), data.n_labels), -np.inf)
+    for k in range(data.n_labels):
+        y = np.zeros(X.shape[0], bool)
+        y[data.train.YT.row(k)] = True
+        if 0 < y.sum() < len(y):
+            scores[:, k] = LinearSVC().fit(X, y).decision_function(X_test)
+    width = min(max(KS), data.n_labels)
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :width]
+    top = TopK(frozen(best, np.int32), frozen(np.take_along_axis(scores, best, 1), np.float64))
+    assert data.test is not None
+    truth, _ = with_unseen(data.test.Y, data.label_counts, data.test.unseen)
+    found = measures.evaluate(top, truth, ks=KS)
+    figures = {each: round(100 * found[each], 2) for each in SHOWN if each in found}
+    return {**figures, "features": X.shape[1], "cpu": round(time.process_time() - began, 1)}
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return the figures of every set and option."""
+    out: dict[str, Any] = {}
+    for name in options.sets.split(","):
+        files, data = write_rows(name, options, folder), None
+        figures: dict[str, Any] = {}
+        for option in options.options.split(","):
+            if option == "fields" and SETS[name][2] is None:
+                continue
+            figures[option], data = measure_option(name, option, files, folder)
+            print(name, option, figures[option], flush=True)
+        if data is not None and data.n_labels <= MAX_PEER_LABELS:
+            figures["LinearSVC"] = measure_peer(data, files, SETS[name][1])
+            print(name, "LinearSVC", figures["LinearSVC"], flush=True)
+        out[name] = figures
+    return out
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"sets": "generated", "options": "default,stems,fields"},
+        sets={"default": "cooking,gutenberg_lcsh,gnd_tibkat_text"},
+        options={"default": ",".join(OPTIONS)},
+        rows={"type": int, "default": 0},
+    )
