@@ -82,7 +82,7 @@ def test_the_command_line_and_the_page_say_why(
     words = ["train", str(tiny.path), "--out", str(out), "--solver", "lbfgs", "--pool", "serial"]
     assert main([*words, "-p", "max_iterations=1"]) == 0
     printed = capsys.readouterr()
-    assert "ended because after 1 rounds" in printed.out
+    assert "ended: after 1 rounds" in printed.out
     assert "warning NOT_CONVERGED: the training ended without its tolerance" in printed.err
     assert main(["report", str(out), "--out", str(tmp_path / "page"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["training"]["warnings"][0]["code"] == "NOT_CONVERGED"

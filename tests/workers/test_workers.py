@@ -223,6 +223,7 @@ def test_an_object_passes_between_workers_and_results_are_returned(group):
     assert min(first.seconds, second.seconds) >= 0.0
     np.testing.assert_array_equal(group.fetch(second.ref), np.full(LARGE, 5.0, np.float32))
     np.testing.assert_array_equal(group.fetch(first.ref), np.full(LARGE, 3.0, np.float32))
+    assert not group.fetch(first.ref).flags.writeable
 
 
 def test_objects_can_be_passed_in_lists_and_put_by_the_driver(group):

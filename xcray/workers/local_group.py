@@ -8,8 +8,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakSet
+
+import numpy as np
 
 from xcray.schedule.autoscaling import Forecast
 from xcray.schedule.calls import Call, ObjectHandle
@@ -169,8 +171,8 @@ class _LocalGroup(ABC):
         return ObjectHandle(value)
 
     def fetch(self, handle: ObjectHandle[T]) -> T:
-        """Return the very value."""
-        return _deref(handle)
+        """Return the very value, with views of its arrays that are read-only as on Ray."""
+        return cast("T", _read_only(_deref(handle)))
 
     def memory_usage(self) -> dict[str, MemoryUsage]:
         """Return no entries: the workers are this process."""
@@ -329,4 +331,18 @@ def _deref(handle: ObjectHandle[T]) -> T:
     if handle.ref is LOST_OBJECT:
         raise object_lost()
     value: T = handle.ref
+    return value
+
+
+def _read_only(value: Any) -> Any:
+    """Return an array, or the arrays of a dictionary or a (named) tuple, as read-only views."""
+    if isinstance(value, np.ndarray):
+        view = value.view()
+        view.flags.writeable = False
+        return view
+    if type(value) is dict:
+        return {name: _read_only(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        parts = [_read_only(each) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value

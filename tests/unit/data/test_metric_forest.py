@@ -8,6 +8,7 @@ import signal
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from xcray.data.metric_forest import directory
 from xcray.data.metric_forest.directory import build_forest_directory, open_forest
 from xcray.data.metric_forest.forest import build_forest, build_tree
 from xcray.data.metric_forest.page_reader import PageReader, decode_page
-from xcray.errors import Corrupt, ParameterError
+from xcray.errors import Corrupt, ParameterError, Unavailable
 from xcray.kernels.sparse import take_rows
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 from xcray.storage.array_files import read_arrays, write_arrays
@@ -262,3 +263,23 @@ def test_a_tree_of_a_killed_worker_is_built_again(
     shared = bytes_of(build_forest_directory(dataset, 64, tree_map=tree_tasks.TreesOnRay(2)))
     assert Path(mark).exists()
     assert shared == alone
+
+
+def test_trees_end_with_a_named_error_when_ray_has_ended(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tree is ever ready, and the head has ended."""
+    from xcray.workers.ray import cluster_state, tree_tasks
+
+    task = SimpleNamespace(remote=lambda *args: "reference")
+    ray = SimpleNamespace(
+        remote=lambda **options: lambda build: task, wait=lambda refs, timeout: ([], refs)
+    )
+    monkeypatch.setattr(tree_tasks, "ray", ray)
+    monkeypatch.setattr(
+        cluster_state.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1")
+    )
+    monkeypatch.setattr(cluster_state, "HEAD_SECONDS", 0.0)
+    with pytest.raises(Unavailable, match="has ended") as raised:
+        build_forest_directory(dataset, 64, tree_map=tree_tasks.TreesOnRay(1))
+    assert raised.value.code == "RAY_ENDED"

@@ -200,7 +200,7 @@ def print_result(result: TrainResult, as_json: bool) -> None:
     if "not_calibrated" in result.report:
         output.print_note(f"without probabilities: {result.report['not_calibrated']}")
     if "stopped" in result.report:
-        output.print_line(f"ended because {result.report['stopped']}")
+        output.print_line(f"ended: {result.report['stopped']}")
     output.print_warnings(result.report.get("warnings", ()))
     output.print_line(f"model {result.model_path} in {took}, sha256 {result.sha256[:16]}")
 
