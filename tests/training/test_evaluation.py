@@ -60,6 +60,29 @@ def test_measures_equal_the_textbook(tiny: Dataset, folder: Path) -> None:
     assert entry["ms_per_row"] > 0
 
 
+def test_ranks_of_true_labels_are_their_cumulative_distribution(
+    tiny: Dataset, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tiny.test is not None
+    truth, k = tiny.test.Y, min(20, tiny.n_labels)
+    top = Predictor(Model.open(folder / "whole")).predict(tiny.test.X, k).labels.tolist()
+    ranks = [
+        top[i].index(label) + 1 if label in top[i] else k + 1
+        for i in range(truth.n_rows)
+        for label in truth.row(i).tolist()
+    ]
+    options = FEW._replace(ks=(1, k))
+    [entry] = evaluate_models([folder / "whole"], tiny.path, options)["models"]
+    assert list(entry["ranks"]) == ["1", "2", "5", "10", "20"]
+    for rank, share in entry["ranks"].items():
+        assert share == pytest.approx(np.mean([each <= int(rank) for each in ranks]))
+    words = ["evaluate", str(folder / "whole"), str(tiny.path), "-k", "20", "--samples", "0"]
+    assert main([*words, "--picture", str(tmp_path / "ranks.svg")]) == 0
+    assert "true labels up to rank 20" in capsys.readouterr().out
+    assert "Ranks of true labels" in (tmp_path / "ranks.svg").read_text()
+    assert entry["memory_bytes"] >= 0
+
+
 def test_standard_errors_agree_with_the_formula_for_a_mean(tiny: Dataset, folder: Path) -> None:
     assert tiny.test is not None
     top = Predictor(Model.open(folder / "whole")).predict(tiny.test.X, 1)

@@ -29,11 +29,9 @@ from xcray.measures import (
     weighted_hits,
 )
 from xcray.model.model import Model
-from xcray.plots.axes import axis_around, named_axis
-from xcray.plots.marks import Panel, bars, reference
-from xcray.plots.picture import Picture
 from xcray.predict import Predictor
 from xcray.solvers import find_solver
+from xcray.training.capacity.monitor import memory_bytes
 from xcray.training.edit.apply import LabelChange, check_features, match_labels, renumber_labels
 
 GROUPS: Final = ("tail", "middle", "head")  # labels with a third of the training positives each
@@ -85,9 +83,10 @@ def evaluate_models(
     "models": per model how it was trained (see `describe_training`), its "measures" by name (P@k,
     nDCG@k, recall@k, PSP@k; F1@k, the mean over rows, micro-F1@k and macro-F1@k of the sets of the
     first k labels; fractions), per measure its "intervals" (standard error, lower and upper end of
-    the 95 % bootstrap interval), "differences" to the first model with paired intervals,
-    "by_frequency" (tail, middle and head: a third of the training positives each), "by_value" (see
-    `EvaluationOptions.by`), and "ms_per_row" of the search. "warnings": see
+    the 95 % bootstrap interval), "differences" to the first model with paired intervals, "ranks":
+    by rank r, the share of true labels among the first r answers (DS-MLR, appendix B), up to the
+    largest k, "by_frequency" (tail, middle and head: a third of the training positives each),
+    "by_value" (see `EvaluationOptions.by`), and "ms_per_row" of the search. "warnings": see
     `xcray.data.data_warnings`. Labels are matched by name, and true labels that a model lacks count
     as misses. Rows without labels are left out ("rows_without_labels" of "rows"). Raises NotFound,
     Corrupt, ShapeMismatch for other features, InputError without rows, ParameterError. Source of
@@ -142,7 +141,8 @@ def evaluate_each(
 def describe_training(model: Model) -> dict[str, Any]:
     """Return how a model was trained: solver, parameters that are not the defaults, and cost.
 
-    seconds: of the whole training; core_seconds: of solving. Both are None if unknown.
+    seconds: of the whole training; core_seconds: of solving; memory_bytes: the largest growth of
+    the process, and its workers in other processes. All are None if unknown.
     """
     params, report = dict(model.manifest["params"]), model.manifest["report"]
     solver = str(model.manifest["solver"])
@@ -153,6 +153,7 @@ def describe_training(model: Model) -> dict[str, Any]:
         "params": {name: value for name, value in params.items() if value != usual.get(name)},
         "seconds": sum(report["seconds"].values()) if "seconds" in report else None,
         "core_seconds": report.get("core_seconds"),
+        "memory_bytes": memory_bytes(report.get("preflight", {})),
     }
 
 
@@ -212,6 +213,7 @@ def measure_ranking(
     groups = by_frequency(top, truth, counts, ks=ks, n_groups=len(GROUPS), equal="positives")
     entry = {
         "measures": measures_of(sums, truth, ks, data.n_labels, whole),
+        "ranks": rank_distribution(sums.hits, truth),
         "intervals": {name: interval_of(values) for name, values in drawn.items()},
         "by_frequency": [
             {"group": name, **group} for name, group in zip(GROUPS, groups, strict=True)
@@ -228,6 +230,17 @@ def measure_ranking(
             for value in sorted(set(values))
         ]
     return entry, drawn
+
+
+def rank_distribution(hits: Any, Y: Pattern) -> dict[str, float]:
+    """Return the share of true labels whose rank is at most r, by r: 1, 2, 5, 10, 20, 50 and so on.
+
+    hits: (n, m), whether the answer at each rank is a true label; ranks go up to m.
+    """
+    width = hits.shape[1]
+    ranks = [n * 10**power for power in range(len(str(width))) for n in (1, 2, 5)]
+    found = np.cumsum(np.asarray(hits).sum(axis=0))
+    return {str(rank): float(found[rank - 1] / max(Y.nnz, 1)) for rank in ranks if rank <= width}
 
 
 def row_sums(top: TopK, Y: Pattern, ks: Sequence[int], label_counts: Any, n_train: int) -> RowSums:
@@ -314,62 +327,6 @@ def compare_samples(
         }
         for name in shared
     }
-
-
-def evaluation_picture(document: Mapping[str, Any]) -> Picture:
-    """Draw the measures of the models next to each other, with their intervals.
-
-    document: from `evaluate_models`.
-    """
-    models = document["models"]
-    names = list(dict.fromkeys(name for each in models for name in each["measures"]))
-    series = [
-        (title, [100 * each["measures"].get(name, 0.0) for name in names])
-        for title, each in zip(model_titles(models), models, strict=True)
-    ]
-    drawn = bars(series)
-    intervals = [
-        reference("", (middle, 100 * interval["low"]), (middle, 100 * interval["high"]))
-        for each, boxes in zip(models, drawn, strict=True)
-        for name, box in zip(names, boxes.boxes, strict=True)
-        if (interval := (each["intervals"] or {}).get(name))
-        for middle in [(box.left + box.right) / 2]
-    ]
-    highest = max((value for _, values in series for value in values), default=1.0)
-    panel = Panel(
-        "Measures",
-        named_axis("measure", names),
-        axis_around("per cent", [0.0, highest], low=0.0),
-        (*drawn, *intervals),
-        240,
-    )
-    n_rows = document["rows"] - document["rows_without_labels"]
-    note = f"{n_rows:,} {document['part']} rows; lines: 95 % bootstrap intervals"
-    return Picture(f"Models · {document['dataset']}", note, (panel, *_cost_panel(models)))
-
-
-def _cost_panel(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return the panel of the trainings' cost, if that is known of every model."""
-    costs = [each["core_seconds"] for each in models if each.get("core_seconds") is not None]
-    if len(costs) < len(models):
-        return []
-    drawn = bars([(title, [cost]) for title, cost in zip(model_titles(models), costs, strict=True)])
-    vertical = axis_around("core seconds", [0.0, *costs], low=0.0)
-    return [Panel("Cost of training", named_axis("", ["training"]), vertical, tuple(drawn), 160)]
-
-
-def model_titles(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the short names of the models of an evaluation, their paths if two are equal."""
-    titles = [_model_title(each["model"]) for each in models]
-    return titles if len(set(titles)) == len(titles) else [each["model"] for each in models]
-
-
-def _model_title(path: str) -> str:
-    """Return the short name of a model: its directory, or NAME:VERSION inside a registry."""
-    place = Path(path).resolve()
-    if place.parent.name == "versions":
-        return f"{place.parent.parent.name}:{place.name}"
-    return place.name
 
 
 def _row_counts(n_rows: int, n_samples: int, seed: int) -> Iterator[Int64]:

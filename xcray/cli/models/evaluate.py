@@ -80,11 +80,8 @@ def evaluate(
     from xcray.cli.models.evaluation_rows import evaluation_rows
     from xcray.cli.terminal.compilation import compilation_note
     from xcray.model.model import Model
-    from xcray.training.evaluation import (
-        EvaluationOptions,
-        evaluate_models,
-        evaluation_picture,
-    )
+    from xcray.training.evaluation import EvaluationOptions, evaluate_models
+    from xcray.training.report.evaluation_pictures import evaluation_picture
 
     how = EvaluationOptions(part, sorted(set(k or (1, 3, 5))), samples, seed, threads)
     with compilation_note(quiet=json):

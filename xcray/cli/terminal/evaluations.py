@@ -12,12 +12,18 @@ PARTS: Final = {"test": "test ", "train": "training "}
 
 def print_evaluation(document: Mapping[str, Any]) -> None:
     """Print the tables of an evaluation: measures, differences, groups of labels."""
-    from xcray.training.evaluation import model_titles
+    from xcray.training.report.evaluation_pictures import MIN_CURVE_RANK, model_titles
 
     models = document["models"]
     titles = model_titles(models)
     names = list(dict.fromkeys(name for each in models for name in each["measures"]))
     rows = [[name, *(format_measure(each, name) for each in models)] for name in names]
+    ranks = [rank for rank in models[0]["ranks"] if int(rank) >= MIN_CURVE_RANK]
+    rows += [
+        [f"true labels up to rank {rank}", *(f"{100 * each['ranks'][rank]:.2f}" for each in models)]
+        for rank in ranks
+        if all(rank in each["ranks"] for each in models)
+    ]
     rows += [[name, *values] for name, values in training_rows(models).items()]
     rows.append(["ms per row", *(f"{each['ms_per_row']:.3f}" for each in models)])
     left_out = document["rows_without_labels"]
@@ -52,6 +58,10 @@ def training_rows(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str | N
         ],
         "core time": [
             None if each.get("core_seconds") is None else f"{each['core_seconds']:,.1f} s"
+            for each in models
+        ],
+        "memory": [
+            None if each.get("memory_bytes") is None else f"{each['memory_bytes'] / 2**20:,.0f} MiB"
             for each in models
         ],
         "weights": [f"{each['weights']:,}" for each in models],

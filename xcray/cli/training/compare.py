@@ -156,7 +156,8 @@ def evaluate_trained(
     """Evaluate the models, if there are any, and draw the picture."""
     if not models:
         return {"models": []}
-    from xcray.training.evaluation import EvaluationOptions, evaluate_models, evaluation_picture
+    from xcray.training.evaluation import EvaluationOptions, evaluate_models
+    from xcray.training.report.evaluation_pictures import evaluation_picture
 
     document = evaluate_models(models, dataset, EvaluationOptions(ks=sorted(set(ks or (1, 3, 5)))))
     evaluation_picture(document).write(out / "compare.svg")

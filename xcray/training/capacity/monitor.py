@@ -128,3 +128,13 @@ class ResourceMonitor:
 def part_bytes(run_dir: Path) -> int:
     """Return the bytes of the part files in a run directory."""
     return sum(path.stat().st_size for path in run_dir.glob("part-*.arrow"))
+
+
+def memory_bytes(preflight: Mapping[str, Any]) -> int | None:
+    """Return the anonymous memory of a training, from `CapacityMonitor.summarize`."""
+    driver = preflight.get("driver", {})
+    before, peak = (driver.get(f"anonymous_{name}") for name in ("before", "peak"))
+    if before is None or peak is None:
+        return None
+    workers = preflight.get("workers", {}).values()
+    return int(peak - before + sum(each["anonymous"] for each in workers))
