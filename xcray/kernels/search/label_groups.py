@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numba
+import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.inner import inner
@@ -62,26 +63,30 @@ class GroupScratch(NamedTuple):
 def add_group_scores(
     X: CSR, i: int, bias: Float32, groups: GroupArrays, scratch: GroupScratch
 ) -> tuple[int, float]:
-    """Write the biases of row i; return the number of postings read, and the largest |bias|."""
+    """Write the biases of row i; return the number of postings read, and a bound of all |score|.
+
+    The bound is of the scores of the label's groups together. Numbers of groups are unsigned, which
+    spares numba a check for negative ones, a third of the time.
+    """
     scores, biases, postings = scratch.scores, scratch.biases, groups.postings
     scores[:] = 0.0
-    n_read = int64(0)
+    n_read, n_sizes = int64(0), groups.members.shape[1]
     for p in range(X.indptr[i], X.indptr[i + 1]):
         x, feature = float64(X.data[p]), X.indices[p]
         for q in range(postings.indptr[feature], postings.indptr[feature + 1]):
-            scores[postings.indices[q]] += x * float64(postings.data[q])
+            scores[np.uintp(postings.indices[q])] += x * float64(postings.data[q])
         n_read += postings.indptr[feature + 1] - postings.indptr[feature]
+    largest = 0.0
     for g in range(len(scores)):
         scores[g] = groups.share * (scores[g] + float64(groups.bias[g]))
-    largest = 0.0
+        largest = max(largest, abs(scores[g]))
     for label in range(len(biases)):
         total = float64(bias[label])
-        for s in range(groups.members.shape[1]):
-            total += scores[groups.members[label, s]]
+        for s in range(n_sizes):
+            total += scores[np.uintp(groups.members[label, s])]
         biases[label] = total
         scratch.bounds[label] = total
-        largest = max(largest, abs(total))
-    return n_read, largest
+    return n_read, n_sizes * largest
 
 
 @numba.njit(nogil=True, cache=True)
@@ -119,7 +124,7 @@ def search_grouped_rows(
             engine.bias_order[:0],
             engine.max_other_bias,
             engine.min_gap,
-            largest,
+            engine.max_abs_bias + largest,
         )
         row = begin_row(X, i, own, out)
         if not row.max_sum < MAX_FLOAT32_SUM or n_allowed * engine.row_cost < min(

@@ -18,7 +18,7 @@ from xcray.training.selection.measure import measure_value, parse_measure
 
 # tried first; then the values between the best of them and its neighbours
 WEIGHTS: Final = (0.0, 0.1, 0.2, 0.4, 0.8, 1.2)
-MAX_ROWS: Final = 10_000  # held-out rows that are measured
+MAX_ROWS: Final = 5_000  # held-out rows that are measured
 KS: Final = (1, 5)
 
 
