@@ -16,7 +16,7 @@ from tests.naive import search as naive
 from xcray.arrays import csr_from, pattern_from
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
-from xcray.errors import Conflict, Corrupt, ParameterError, Stopped
+from xcray.errors import Conflict, Corrupt, ParameterError, Refused, Stopped
 from xcray.estimators import PPDSparse
 from xcray.model.card import render_card
 from xcray.model.diff import diff
@@ -200,6 +200,14 @@ def test_refused_settings(topics: Dataset) -> None:
         spec(topics, solver="lbfgs")
     with pytest.raises(ParameterError, match="use none, auto"):
         spec(topics, groups="few")
+
+
+def test_clustering_that_does_not_fit_is_refused(
+    topics: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xcray.training.label_groups.plan.cluster_bytes", lambda *_: 1 << 60)
+    with pytest.raises(Refused, match="or train without groups"):
+        train(spec(topics), run_dir=tmp_path / "run", out=tmp_path / "model")
 
 
 def test_explanation_adds_up(topics: Dataset, trained: TrainResult) -> None:

@@ -87,6 +87,28 @@ def test_search_equals_full_product(n_labels: int, coarse: bool) -> None:
         assert np.all(found.scores[:, -1] - other >= found.bound_gap)
 
 
+@pytest.mark.drill
+@pytest.mark.parametrize(
+    ("n_labels", "n_rows", "coarse"),
+    [(60, 50_000, True), (2_000, 40_000, False), (30_000, 7_000, True), (70_000, 3_000, True)],
+)
+def test_many_searches_equal_full_product(n_labels: int, n_rows: int, coarse: bool) -> None:
+    index = make_index(n_labels, n_labels, coarse=coarse)
+    for seed in range(n_rows // 500):
+        X = rows_of(seed, 500)
+        scores, k = full_product(index, X), 1 + seed % 10
+        allowed = None if seed % 3 else np.arange(seed % 7, n_labels, 3)
+        only = None if allowed is None else LabelFilter.of(n_labels, allowed)
+        found = index.query(X, k, label_filter=only)
+        expected = naive.best(scores, k, allowed)
+        assert np.array_equal(found.labels, expected.labels)
+        assert np.array_equal(found.scores, expected.scores)
+        late = index.query(X, k, label_filter=only, deadline_ms=0.01)
+        at = np.take_along_axis(scores, late.labels.astype(np.int64), axis=1)
+        assert np.array_equal(late.scores, at)
+        assert np.array_equal(late.labels[late.exact], expected.labels[late.exact])
+
+
 def test_numpy_scans_equal_kernel() -> None:
     index, X = make_index(5, 50), rows_of(2)
     expected = index.query(X, 4)

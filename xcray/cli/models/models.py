@@ -119,7 +119,7 @@ def directory_info(model: str) -> dict[str, Any]:
 
 
 def optional_info(model: Model) -> dict[str, Any]:
-    """Return entries that only some models have: missing labels, edits, calibration."""
+    """Return entries that only some models have: missing labels, groups, edits, calibration."""
     missing = model.manifest.get("partial", {}).get("missing", 0)
     partial = (
         {"partial": f"{missing:,} of {model.n_labels:,} labels were not trained (time limit)"}
@@ -127,6 +127,9 @@ def optional_info(model: Model) -> dict[str, Any]:
         else {}
     )
     steps = [f"{step['operation']} ({step['parent'][:16]})" for step in model.provenance]
+    if model.groups is not None:
+        sizes = ", ".join(f"{size:,}" for size in model.groups.sizes)
+        partial |= {"label groups": f"{sizes}; weight {model.groups.weight:g}"}
     return {
         **partial,
         **({"edits": steps} if steps else {}),

@@ -61,6 +61,12 @@ def choose_sizes(text: str, n_labels: int) -> tuple[int, ...]:
     return sizes
 
 
+def cluster_bytes(n_labels: int, n_features: int) -> int:
+    """Return the memory of a clustering: bases of the reduction, and cosines of some labels."""
+    bases = 4 * 4 * (N_DIMENSIONS + OVERSAMPLING) * (n_labels + n_features)
+    return bases + 4 * MAX_LABELS * min(n_labels, MAX_GROUPS)
+
+
 def cluster_labels(X: CSR, YT: Pattern, sizes: tuple[int, ...]) -> LabelClusters:
     """Return groups of the labels for each size, which are clustered independently.
 

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from xcray.data.dataset import Dataset, open_verified
-from xcray.errors import Stopped
+from xcray.errors import Refused, Stopped
 from xcray.model.model import Model
 from xcray.solvers import SOLVERS
 from xcray.storage.atomic import discard_directory, read_json, write_json
 from xcray.system.cores import available_cores
+from xcray.system.units import format_bytes
 from xcray.telemetry.progress import Progress
-from xcray.training.capacity.preflight import Estimate
-from xcray.training.label_groups.clustering import choose_sizes, cluster_labels
+from xcray.training.capacity.preflight import Estimate, memory_limits
+from xcray.training.label_groups.clustering import choose_sizes, cluster_bytes, cluster_labels
 from xcray.training.label_groups.data import GroupPlan
 from xcray.training.label_groups.weighing import choose_weight
 from xcray.training.selection.evaluate import STOPPED
@@ -68,6 +69,7 @@ def plan_groups(
         "revision": SOLVERS[spec.solver].revision,
         "sizes": list(sizes),
     }
+    _check_memory(spec, dataset)
     path = run_dir / RESULT_FILE
     document = read_json(path) if path.exists() else {}
     if document.get("identity") != json.loads(json.dumps(identity)):
@@ -92,6 +94,20 @@ def plan_groups(
         return None, {"groups": report}
     plan = GroupPlan(cluster_labels(dataset.train.X, dataset.train.YT, sizes), weight)
     return plan, {"groups": {**report, "sizes": list(plan.clusters.sizes)}}
+
+
+def _check_memory(spec: TrainSpec, dataset: Dataset) -> None:
+    """Raise Refused if the clustering of the labels does not fit in memory."""
+    needed = cluster_bytes(dataset.n_labels, dataset.n_features)
+    free = min(memory_limits(spec).values(), default=needed)
+    if needed > free:
+        raise Refused(
+            f"the groups of the labels need about {format_bytes(needed)} of memory, "
+            f"{format_bytes(free)} are left: raise the limit, or train without groups",
+            code="MEMORY",
+            needed=needed,
+            available=free,
+        )
 
 
 def with_weighing(estimate: Estimate) -> Estimate:
