@@ -28,6 +28,7 @@ EXTRAS = {
     "nmslib": "memoir",
     "onnx": "onnx",
     "Stemmer": "text",
+    "rdflib": "skos",
     **dict.fromkeys(
         (
             *(

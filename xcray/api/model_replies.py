@@ -34,14 +34,32 @@ class CertificateView(TypedDict):
     bound_gap: float | None
 
 
+class OriginView(TypedDict):
+    """Where a ranked label comes from.
+
+    rank, score: in the exact search; null if the search did not retrieve the label, or if it has no
+    training rows. first_word: position of the first match of its name in the words of the text,
+    from 0; words: length of the longest match; null without a match.
+    """
+
+    rank: int | None
+    score: float | None
+    first_word: int | None
+    words: int | None
+
+
 class PredictionView(TypedDict):
     """The best labels of an instance, best first; equal scores by lower label number.
 
-    Scores are margins, not probabilities. probabilities and certificate are set if requested.
+    Scores are margins, not probabilities. probabilities and certificate are set if requested,
+    names if the model has label texts, origins if a ranker ordered the labels: scores are then the
+    logarithms of odds.
     """
 
     labels: list[str]
     scores: list[float]
+    names: NotRequired[list[str]]
+    origins: NotRequired[list[OriginView]]
     probabilities: NotRequired[list[float]]
     certificate: NotRequired[CertificateView]
 
@@ -92,9 +110,24 @@ class GroupContributionView(TypedDict):
     contributions: list[ContributionView]
 
 
+class RankingView(TypedDict):
+    """What a ranker makes of a label.
+
+    place: among the candidates of the text, from 1. score: logarithm of the odds. features: what
+    its trees read, null if missing.
+    """
+
+    place: int
+    score: float
+    probability: float
+    features: dict[str, float | None]
+
+
 class ExplainReply(TypedDict):
     """The parts of a label's score: score = bias + contributions + rest + groups.
 
+    name: of its label texts. ranking: if the model has a ranker and the label is a candidate of the
+    text. A label without training rows has no contributions, and rank 0.
     rest: the sum of the n_rest contributions that are not listed. rank: position of the label among
     all labels, from 1. gap_to_top, gap_to_kth: best score minus this score, and k-th best score
     minus this score (k=5). groups: of a model with groups of similar labels, the parts of those
@@ -112,6 +145,8 @@ class ExplainReply(TypedDict):
     gap_to_top: float
     gap_to_kth: float
     groups: list[GroupContributionView]
+    name: NotRequired[str]
+    ranking: NotRequired[RankingView]
 
 
 class ShareView(TypedDict):

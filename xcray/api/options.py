@@ -61,6 +61,12 @@ class TrainingOptions(PoolOptions):
         False,
         "also fit probabilities: on one half of the held-out rows, evaluated on the other half",
     )
+    rank: bool = parameter(
+        False,
+        "also fit a ranker, which finds names of labels in texts and orders them with the best "
+        "labels of the search; needs texts and label texts, and a second training on 80 % of the "
+        "rows",
+    )
     groups: str = parameter(
         "none",
         "let similar labels share evidence: none, auto, or numbers of groups such as 100,400. "

@@ -27,7 +27,7 @@ from xcray.batch.spec import BatchPredictSpec
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.errors import Stopped, XcrayError
 from xcray.index.filters import LabelFilter
-from xcray.index.search_result import SearchResult
+from xcray.index.search_result import SearchResult, concatenate_results
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.predict.arrow import to_arrow
@@ -156,8 +156,9 @@ class ChunkTask:
                 with timer("search"):
                     answers.append(
                         state.predictor.search(
-                            X,
+                            step.rows,
                             spec.top_k,
+                            features=X,
                             allow=state.label_filter,
                             probabilities=spec.needs_probabilities,
                         )
@@ -228,7 +229,7 @@ class ChunkTask:
         self, state: ChunkState, ids: list[pa.Array], answers: list[SearchResult]
     ) -> pa.Table:
         """Return the answers of a chunk as a table, made of whole arrays."""
-        answer = SearchResult(*(np.concatenate(each) for each in zip(*answers, strict=True)))
+        answer = concatenate_results(answers)
         filtered = state.label_filter is not None
         probabilities = (
             state.predictor.probabilities(answer, filtered=filtered)
@@ -237,7 +238,7 @@ class ChunkTask:
         )
         thresholds = Thresholds(self.spec.min_score, self.spec.min_probability)
         keep = thresholds.keep(answer.scores, probabilities)
-        names = state.predictor.model.label_names.array
+        names = state.predictor.model.answer_names.array
         table, schema = to_arrow(answer, names, probabilities, keep), self._output_schema()
         columns = [pa.concat_arrays(ids), *(table.column(name) for name in schema.names[1:])]
         return pa.Table.from_arrays(columns, schema.names).cast(schema)

@@ -42,7 +42,7 @@ COMMANDS: Final = {
     "audit": "service.keys:audit",
     "predict": "models.predict:predict",
     "predict-batch": "models.predict_batch:predict_batch",
-    "explain": "models.predict:explain",
+    "explain": "models.explain:explain",
     "evaluate": "models.evaluate:evaluate",
     "report": "training.report:report",
     "timeline": "training.report:timeline",

@@ -4,9 +4,10 @@ manifest.json     schema version, name, sizes, content hashes, source, skipped r
                   SHA-256 of every file
 labels.arrow      name and number of training rows per label
 features.arrow    name per feature; absent if features have no names except their numbers
+label_texts.arrow names and descriptions of labels, if `xcray data labels` has stored them
 text/             the text pipeline, if the set was built from text
 train/            x_rows.arrow  x_columns.arrow  y_rows.arrow  y_columns.arrow;
-                  weights.arrow if its rows have weights
+                  weights.arrow if its rows have weights; texts.arrow if they were texts
 test/             the same four files, if there is a test part
 metric-forest/    an index of the training rows, if `xcray data index` has built one
 """
@@ -41,6 +42,7 @@ READING = ("text_fields", "value_fields", "delimiter")
 MANIFEST, LABELS, FEATURES, TEXT = "manifest.json", "labels.arrow", "features.arrow", "text"
 WEIGHTS = "train/weights.arrow"
 UNSEEN = "test/unseen.arrow"
+LABEL_TEXTS = "label_texts.arrow"
 FOREST = "metric-forest"  # has a manifest of its own
 PARTS = ("train", "test")
 
@@ -176,6 +178,14 @@ class Dataset:
     def test(self) -> Split | None:
         """The held-out part, or None."""
         return self.splits.get("test")
+
+    def require_labels(self) -> None:
+        """Raise InputError unless a training row has a label."""
+        if not self.train.Y.nnz:
+            raise InputError(
+                "the training part has no row with a label; check the label column of the source",
+                code="NO_POSITIVES",
+            )
 
     @property
     def first_index(self) -> int | None:

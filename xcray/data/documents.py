@@ -23,6 +23,7 @@ from xcray.data.readers.records import Record
 from xcray.data.splits import HashSplit
 from xcray.data.text.pipeline import TextPipeline, count_empty_rows
 from xcray.data.text.tokenizer import TextParams
+from xcray.data.texts import TEXTS, TextWriter
 from xcray.data.writer import DatasetWriter
 from xcray.errors import DataError, excerpt
 
@@ -67,7 +68,7 @@ def build_documents(
     labels, spool = _LabelNumbering(names, label_ids), _Spool(writer.staged / "held_out.jsonl")
     collector = collectors["train"]
 
-    def texts() -> Iterator[str]:
+    def texts(copy: TextWriter) -> Iterator[str]:
         for record in train:
             unknown = labels.unknown_label_error(record, collector.file)
             if unknown is not None:
@@ -77,6 +78,7 @@ def build_documents(
                 spool.add(record)
             else:
                 labels.add(record)
+                copy.add(record.text)
                 yield record.text
         collector.raise_errors()
         if not labels.ids:
@@ -85,29 +87,42 @@ def build_documents(
                 "NO_POSITIVES", problem, file=collector.file, hint=default_fix("NO_POSITIVES")
             )
 
-    if isinstance(features, TextPipeline):
-        pipeline, X = features, features.transform_stream(texts())
-    else:
-        pipeline, X = TextPipeline.fit_transform(texts(), features)
+    with TextWriter(writer.staged / "train" / TEXTS) as copy:
+        if isinstance(features, TextPipeline):
+            pipeline, X = features, features.transform_stream(texts(copy))
+        else:
+            pipeline, X = TextPipeline.fit_transform(texts(copy), features)
     ordered, Y = labels.finish()
     collector.warnings["rows_without_features"] += count_empty_rows(X)
     writer.add("train", X, Y)
     writer.set_widths(X.n_cols, Y.n_cols)
-    unseen = array("q")
-    for held_out, part_collector in (
-        (spool.records(), collector),
-        (test, collectors.get("test", collector)),
-    ):
-        for batch in _batches(held_out or ()):
-            rows = pipeline.transform([record.text for record in batch])
-            writer.add("test", rows, _known_labels(batch, labels.number, len(ordered)))
-            unknown = [sum(each not in labels.number for each in r.labels) for r in batch]
-            unseen.extend(unknown)
-            warnings = part_collector.warnings
-            warnings["test_rows_without_features"] += count_empty_rows(rows)
-            warnings["labels_unseen_in_train"] += sum(unknown)
+    unpublished = UnpublishedDataset(writer, pipeline, ordered, array("q"))
+    with TextWriter(writer.staged / "test" / TEXTS) as copy:
+        _add_test_rows(unpublished, labels.number, spool.records(), collector, copy)
+        _add_test_rows(
+            unpublished, labels.number, test or (), collectors.get("test", collector), copy
+        )
     spool.path.unlink(missing_ok=True)
-    return UnpublishedDataset(writer, pipeline, ordered, unseen)
+    return unpublished
+
+
+def _add_test_rows(
+    unpublished: UnpublishedDataset,
+    ids: Mapping[str, int],
+    records: Iterable[Record],
+    collector: ErrorCollector,
+    copy: TextWriter,
+) -> None:
+    """Write held-out documents and their texts, and count their labels without training rows."""
+    for batch in _batches(records):
+        rows = unpublished.pipeline.transform([record.text for record in batch])
+        for record in batch:
+            copy.add(record.text)
+        collector.warnings["test_rows_without_features"] += count_empty_rows(rows)
+        unpublished.writer.add("test", rows, _known_labels(batch, ids, len(unpublished.labels)))
+        unknown = [sum(each not in ids for each in record.labels) for record in batch]
+        unpublished.unseen.extend(unknown)
+        collector.warnings["labels_unseen_in_train"] += sum(unknown)
 
 
 class _LabelNumbering:

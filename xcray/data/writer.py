@@ -269,7 +269,7 @@ class DatasetWriter:
         Returns its manifest entry and the number of rows per label.
         """
         folder = self.staged / part
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # it can have the texts already
         X, Y = self._spills[part].map_matrices(D, K)
         write_matrix(folder / "x_rows.arrow", X)
         write_matrix(folder / "x_columns.arrow", transpose(X))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,12 @@ from xcray.arrays import Float64, Int32, Int64, TopK, frozen
 
 Bools = NDArray[np.bool_]
 NOT_COMPUTED = frozen(np.empty(0), np.float64)
+# of a ranked label: its rank (0: not retrieved) and score (NaN without training rows) in the
+# search; first word (-1: none) and length in words of the match of its name
+ORIGIN = np.dtype(
+    [("rank", np.int32), ("score", np.float64), ("first_word", np.int32), ("words", np.int32)]
+)
+NOT_RANKED = frozen(np.empty(0, ORIGIN), ORIGIN)
 
 
 class SearchResult(NamedTuple):
@@ -23,6 +30,8 @@ class SearchResult(NamedTuple):
     bound of all other labels: at least 0 if exact; a negative value shows by how much a label that
     was not scored before the deadline could be better. log_normaliser: (n,) float64, log of the sum
     of exp(score) over all labels of the model, regardless of the filter; empty if not requested.
+    origins: (n, k) of ORIGIN, where the labels of a ranker come from; empty without one. A ranked
+    result has log-odds as scores, and the certificate of the search that its labels come from.
     """
 
     labels: Int32
@@ -32,11 +41,24 @@ class SearchResult(NamedTuple):
     postings_read: Int64
     bound_gap: Float64
     log_normaliser: Float64 = NOT_COMPUTED
+    origins: Any = NOT_RANKED
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether a ranker ordered the labels."""
+        return bool(self.origins.ndim > 1)
 
     @property
     def top(self) -> TopK:
         """Return labels and scores without the certificate."""
         return TopK(self.labels, self.scores)
+
+
+def concatenate_results(parts: Sequence[SearchResult]) -> SearchResult:
+    """Return the results of several batches as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return SearchResult(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
 def best_positions(scores: Float64, k: int) -> Int64:

@@ -142,10 +142,12 @@ class Calibration(NamedTuple):
 
 
 def probability_source(manifest: Mapping[str, Any]) -> str | None:
-    """Return the source of a model's probabilities: "curves", "softmax", "scores" or None.
+    """Return the source of probabilities: "ranker", "curves", "softmax", "scores" or None.
 
     "curves" if it is calibrated, else by its link, see `Predictor.probability_source`.
     """
+    if manifest.get("ranker"):
+        return "ranker"
     if CALIBRATION in manifest["files"]:
         return "curves"
     return {"softmax": "softmax", "probability": "scores"}.get(manifest["link"])

@@ -11,6 +11,8 @@ It is published by one rename and never changed afterwards.
     index/            the same weights by feature, for the search
     groups/           weights of label groups and their labels, if there are groups
     text/             text pipeline, if the input is text
+    label_texts.arrow names and descriptions of labels, if the data set has them
+    ranker/           orders candidates of search and names, if one was fitted
     label_table.arrow     the solver's report per label, if there is one
     timeline.arrow    worker and times per batch, if the training recorded them (not in the
                       content hash)
@@ -28,6 +30,8 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, frozen
+from xcray.data.dataset import LABEL_TEXTS
+from xcray.data.label_texts import LabelTexts
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound
 from xcray.index import packed
@@ -50,6 +54,7 @@ from xcray.model.manifest import (
     row_norm_of,
     seal_manifest,
 )
+from xcray.model.ranker import RANKER, Ranker
 from xcray.model.stages import not_finite, read_stages, write_stages
 from xcray.storage.arrow import CSR_TYPES, read_csr, read_table, write_table
 from xcray.storage.atomic import (
@@ -85,6 +90,7 @@ class ModelParts(NamedTuple):
 
     linear: of a linear model, or None; stages: of a chain of stages, otherwise empty; names: K
     labels and D inputs; labels: K rows. calibration: from scores to probabilities, or None.
+    label_texts: names and descriptions of labels, or None; ranker: or None.
     """
 
     linear: LinearPart | None
@@ -94,6 +100,8 @@ class ModelParts(NamedTuple):
     text: TextPipeline | None
     label_table: pa.Table | None
     calibration: Calibration | None = None
+    label_texts: LabelTexts | None = None
+    ranker: Ranker | None = None
 
 
 class Staging:
@@ -194,6 +202,10 @@ class Staging:
             parts.text.save(self.path / "text")
         if timeline is not None:
             write_table(self.path / TIMELINE, timeline)
+        if parts.label_texts is not None:
+            parts.label_texts.save(self.path / LABEL_TEXTS)
+        if parts.ranker is not None:
+            parts.ranker.save(self.path / RANKER)
         if parts.calibration is not None:
             parts.calibration.save(self.path / CALIBRATION)
         write_bytes(self.path / CARD, render_card(manifest).encode())
@@ -298,6 +310,12 @@ def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> ModelPa
         else None,
         calibration=Calibration.load(path / CALIBRATION, n_labels)
         if CALIBRATION in manifest["files"]
+        else None,
+        label_texts=LabelTexts.load(path / LABEL_TEXTS)
+        if LABEL_TEXTS in manifest["files"]
+        else None,
+        ranker=Ranker.load(path / RANKER, (n_labels, n_features), verify)
+        if manifest.get("ranker")
         else None,
     )
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from xcray.arrays import CSR, Float32
 from xcray.data.dataset import reading_of
+from xcray.data.label_texts import LabelTexts
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import NotFound, ParameterError, excerpt, suggestion
 from xcray.index.label_groups import LabelGroups
@@ -25,6 +26,7 @@ from xcray.model.directory import (
     LinearPart,
     read_parts,
 )
+from xcray.model.ranker import Ranker
 from xcray.parameters import require_type
 from xcray.storage.arrow import read_table
 from xcray.storage.names import Names
@@ -41,7 +43,8 @@ class Model:
     None; stages: of a chain, otherwise empty. label_names, feature_names: K and D strings; text:
     the pipeline that makes features from text, or None. labels: the solver's report, one row
     per label, or None; manifest: see `directory`; calibration: from scores to probabilities, or
-    None.
+    None; label_texts: names and descriptions of labels, or None; ranker: orders candidates of the
+    search and of names in a text, or None.
     """
 
     path: Path
@@ -53,6 +56,8 @@ class Model:
     label_table: pa.Table | None
     manifest: dict[str, Any]
     calibration: Calibration | None = None
+    label_texts: LabelTexts | None = None
+    ranker: Ranker | None = None
 
     @classmethod
     def open(cls, path: str | Path, verify: bool | VerifiedFiles = True) -> Model:
@@ -109,6 +114,26 @@ class Model:
     def n_features(self) -> int:
         """D, the number of features of a row: the columns of W, or the inputs of the stages."""
         return int(self.manifest["shape"][1])
+
+    @property
+    def answer_names(self) -> Names:
+        """The names of all labels that an answer can have.
+
+        Those of the model, and after them labels without a training row that a ranker can find.
+        """
+        return self.label_names if self.ranker is None else self.ranker.labels.label_names
+
+    @cached_property
+    def display_names(self) -> Names | None:
+        """What people call the labels of `answer_names`; None without label texts.
+
+        A label without texts is called by its id.
+        """
+        if self.label_texts is None:
+            return None
+        names = self.label_texts.names
+        ids = self.answer_names.to_pylist()
+        return Names(pa.array([names.get(each, each) for each in ids], pa.large_string()))
 
     @property
     def nnz(self) -> int:
@@ -217,15 +242,27 @@ class Model:
             )
         return self.label_names[label]
 
+    def answer_id(self, label: int | str) -> int:
+        """Return the number of a label of an answer, see `answer_names`. Raises NotFound."""
+        if isinstance(label, str):
+            number = _find_name(self.answer_names, label)
+            return self.label_id(label) if number < 0 else number
+        return int(label) if 0 <= label < len(self.answer_names) else self.label_id(label)
+
     def label_id(self, label: int | str) -> int:
         """Return the number of a label given by number or by name. Raises NotFound."""
         if not isinstance(label, str):
             self.label_name(label)
             return int(label)
-        number = int(pc.index(self.label_names.array, pa.scalar(label, pa.large_string())).as_py())
+        number = _find_name(self.label_names, label)
         if number < 0:
             raise NotFound(unknown_label(self, label))
         return number
+
+
+def _find_name(names: Names, name: str) -> int:
+    """Return the number of a name, or -1."""
+    return int(pc.index(names.array, pa.scalar(name, pa.large_string())).as_py())
 
 
 def unknown_label(model: Model, name: str, kind: str = "label") -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from xcray.data.dataset import reading_of
 from xcray.errors import Conflict, NotFound, ParameterError, excerpt
 from xcray.model.aliases import LATEST, Aliases
-from xcray.model.calibration import CALIBRATION
+from xcray.model.calibration import probability_source
 from xcray.model.corrupt_marks import CorruptMarks
 from xcray.model.install import install_directory
 from xcray.model.label_sets import LabelSetCache, LabelSets
@@ -125,7 +125,7 @@ class Registry:
             ),
             shape=(manifest["shape"][0], manifest["shape"][1]),
             n_bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
-            calibrated=CALIBRATION in manifest["files"] or manifest.get("link") != "identity",
+            calibrated=probability_source(manifest) is not None,
             reading=reading_of(manifest),
             **{
                 key: manifest[key]

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, csr
+from xcray.data.label_texts import LabelTexts
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import ParameterError, ShapeMismatch, excerpt
 from xcray.index.label_groups import LabelGroups
@@ -30,6 +31,7 @@ from xcray.model.directory import LinearPart, ModelParts, Staging
 from xcray.model.label_groups import groups_hash, write_groups
 from xcray.model.manifest import BIAS, LISTS, SCHEMA_VERSION, WEIGHTS
 from xcray.model.model import Model
+from xcray.model.ranker import Ranker
 from xcray.model.stages import n_weights, stages_hash
 from xcray.storage.arrow import write_matrix
 from xcray.storage.atomic import sha256_arrays
@@ -51,6 +53,8 @@ class ModelContent:
     of ROW_NORMS, applied to the rows of every request. The curves, a link other than "identity" and
     a row_norm other than "none" are part of the content hash, because they change predictions.
     groups: of similar labels, or None.
+    label_texts: names and descriptions of labels; ranker: orders candidates, and how it was fitted
+    (JSON). Both are part of the content hash.
     """
 
     W: CSR | None
@@ -63,6 +67,8 @@ class ModelContent:
     calibration: tuple[Calibration, Mapping[str, Any]] | None = None
     row_norm: str = "none"
     groups: LabelGroups | None = None
+    label_texts: LabelTexts | None = None
+    ranker: tuple[Ranker, Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +136,13 @@ def write_model(
     with contextlib.nullcontext(staged) if staged is not None else Staging(Path(path)) as staging:
         parts, entries = _build_parts(staging, content, training.label_table)
         settings = training.settings() | _hashed_link(content.link)
-        settings |= _row_norm_entry(content.row_norm)
+        settings |= _row_norm_entry(content.row_norm) | _vocabulary_hashes(content)
         digest = content_hash(parts, {**settings, "dataset_hash": training.dataset_hash})
         manifest |= {**entries, "sha256": digest}
+        parts = parts._replace(label_texts=content.label_texts)
+        if content.ranker is not None:
+            parts = parts._replace(ranker=content.ranker[0])
+            manifest["ranker"] = _to_json(content.ranker[1])
         if calibration is not None:
             parts = parts._replace(calibration=calibration[0])
             manifest |= calibration_entries(manifest, *calibration)
@@ -217,6 +227,16 @@ def _row_norm_entry(row_norm: str) -> dict[str, str]:
             f"row_norm is {excerpt(row_norm)!r}: it must be one of {', '.join(ROW_NORMS)}"
         )
     return {} if row_norm == "none" else {"row_norm": row_norm}
+
+
+def _vocabulary_hashes(content: ModelContent) -> dict[str, str]:
+    """Return what label texts and a ranker add to the content hash; nothing without them."""
+    hashes = {}
+    if content.label_texts is not None:
+        hashes["label_texts"] = content.label_texts.sha256
+    if content.ranker is not None:
+        hashes["ranker"] = content.ranker[0].sha256
+    return hashes
 
 
 def _utf8_bytes(names: pa.LargeStringArray) -> NDArray[np.uint8]:

@@ -40,6 +40,19 @@ class GroupContribution(NamedTuple):
         return {**self._asdict(), "labels": list(self.labels), "contributions": parts}
 
 
+class Ranking(NamedTuple):
+    """What a ranker makes of a label.
+
+    place: among the candidates of the text, from 1. score: logarithm of the odds; probability.
+    features: what its trees read, by name; None if missing.
+    """
+
+    place: int
+    score: float
+    probability: float
+    features: dict[str, float | None]
+
+
 class Explanation(NamedTuple):
     """The parts of a label's score: score = bias + contributions + rest + groups, up to rounding.
 
@@ -47,7 +60,9 @@ class Explanation(NamedTuple):
     contributions that are not listed. rank: rank of the label among all labels, from 1. gap_to_top:
     best score - score, 0 for the best label. gap_to_kth: k-th best score - score; a positive value
     is what is missing to be among the k best ("why not this label"). groups: of models with groups
-    of similar labels, the parts of those that the label is in, from coarse to fine.
+    of similar labels, the parts of those that the label is in, from coarse to fine. ranking: if the
+    model has a ranker and the label is a candidate of the text. A label without training rows has
+    rank 0 and no contributions.
     """
 
     label: int
@@ -62,12 +77,20 @@ class Explanation(NamedTuple):
     gap_to_kth: float
     k: int
     groups: tuple[GroupContribution, ...] = ()
+    ranking: Ranking | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""
         parts = [part._asdict() for part in self.contributions]
         groups = [group.as_dict() for group in self.groups]
-        return {**self._asdict(), "contributions": parts, "groups": groups}
+        out = {**self._asdict(), "contributions": parts, "groups": groups}
+        ranking = out.pop("ranking")
+        return out if ranking is None else {**out, "ranking": ranking._asdict()}
+
+
+def only_found_by_name(model: Model, label: int) -> Explanation:
+    """Return the explanation of a label without training rows: nothing contributes to a score."""
+    return Explanation(label, model.answer_names[label], 0.0, 0.0, (), 0.0, 0, 0, 0.0, 0.0, 0)
 
 
 def list_groups(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from itertools import compress
+from itertools import chain, compress, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.api.options import ThresholdOptions
-from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
+from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from, frozen
 from xcray.data.text.fields import document
 from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
@@ -25,17 +25,28 @@ from xcray.model.calibration import probability_source, require_probabilities
 from xcray.model.model import Model
 from xcray.parameters import require_type, takes
 from xcray.predict.arrow import to_arrow
-from xcray.predict.explain import Explanation, list_contributions, list_groups
+from xcray.predict.explain import (
+    Explanation,
+    list_contributions,
+    list_groups,
+    only_found_by_name,
+)
 from xcray.predict.labels import FilterCache, SetLookup, unknown_labels
+from xcray.predict.ranking import TextRanker, origin_views, widen
 from xcray.predict.thresholds import Thresholds
 
 
 class ScoredLabel(NamedTuple):
-    """A label's name and score, and its probability if given."""
+    """A label's name and score, and its probability if given.
+
+    name: of its label texts, if the model has some. origin: of a ranked label, see `origin_views`.
+    """
 
     label: str
     score: float
     probability: float | None = None
+    name: str | None = None
+    origin: dict[str, Any] | None = None
 
 
 class Predictor:
@@ -60,10 +71,14 @@ class Predictor:
         is_sum = model.link == "softmax" and model.linear is not None
         self._log_partition = LogPartition(model.search) if is_sum else None
         self._filters = FilterCache(model)
+        self._ranker: TextRanker | None = None
+        if model.ranker is not None and model.text is not None:
+            linear = model.require_linear()
+            self._ranker = TextRanker(model.ranker, model.text, linear, self.scorer)
 
     @property
     def probability_source(self) -> str | None:
-        """Return the source of probabilities: "curves" if calibrated, else by the link.
+        """Return the source of probabilities: "ranker", "curves" if calibrated, else by the link.
 
         "softmax": from scores and `log_normaliser`; "scores": the scores are probabilities; None:
         there are none.
@@ -89,8 +104,14 @@ class Predictor:
         allow: Any = None,
         deny: Any = None,
         probabilities: bool = False,
+        features: CSR | None = None,
+        rank: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels with a certificate, within a deadline.
+
+        If the model has a ranker and the rows are texts, they are the best of its candidates, in
+        its order; rank=False returns those of the search. features: of the rows, if the caller has
+        computed them.
 
         deadline_ms: time limit of the whole call in milliseconds; rows that are not finished by
         then have the best labels found so far (`exact` False). allow, deny: label numbers or names,
@@ -100,16 +121,18 @@ class Predictor:
         no preparation. Raises as `predict` and `filter`, and NotCalibrated.
         """
         require_type("k", k, (int, np.integer), "a whole number")
-        if not probabilities:
-            return self.scorer.top_k(
-                self.features(rows),
-                k,
-                deadline_ms=deadline_ms,
-                label_filter=self.filter(allow, deny),
-            )
         started = time.perf_counter()
-        self.require_probabilities()
-        X, label_filter = self.features(rows), self.filter(allow, deny)
+        if probabilities:
+            self.require_probabilities()
+        X = self.features(rows) if features is None else features
+        label_filter = self.filter(allow, deny)
+        texts = self._texts(rows) if rank and self._ranker is not None else None
+        if self._ranker is not None and texts is not None:
+            return self._ranker.search(
+                texts, X, k, deadline_ms=deadline_ms, label_filter=label_filter
+            )
+        if not probabilities:
+            return self.scorer.top_k(X, k, deadline_ms=deadline_ms, label_filter=label_filter)
         log_normaliser = (
             self.log_normaliser(X) if self.probability_source == "softmax" else NOT_COMPUTED
         )
@@ -174,6 +197,8 @@ class Predictor:
     def probabilities(self, top: TopK | SearchResult, *, filtered: bool = False) -> Float64:
         """Return the probability that each returned label is correct: (n, k) float64 in 0 to 1.
 
+        Those of a ranked result are those of the ranker: 1 / (1 + exp(-score)).
+
         Calibrated models use their curves, whatever their scores are: by score, rank and training
         frequency. top: results of this model, each row from its first rank on. filtered: the search
         had a filter (`allow`, `deny`), so that ranks have no meaning. The labels keep the order of
@@ -184,9 +209,16 @@ class Predictor:
         return their scores. top: from `search(..., probabilities=True)`. Raises
         NotCalibrated if the model has neither, ParameterError for results without log_normaliser.
         """
+        if isinstance(top, SearchResult) and top.is_ranked:
+            return frozen(1.0 / (1.0 + np.exp(-top.scores)), np.float64)
         self.require_probabilities()
         if self.model.calibration is not None:
             return self.model.calibration.estimate(top.labels, top.scores, filtered=filtered)
+        if self.probability_source == "ranker":
+            raise ParameterError(
+                "this result is not ranked, so it has no probabilities: a ranker needs texts, not "
+                "rows of features"
+            )
         if self.probability_source == "scores":
             return top.scores
         log_normaliser = top.log_normaliser if isinstance(top, SearchResult) else NOT_COMPUTED
@@ -208,6 +240,7 @@ class Predictor:
         """
         has_probabilities = (
             self.probability_source in ("curves", "scores")
+            or result.is_ranked
             or thresholds.get("min_probability") is not None
             or (
                 self.probability_source == "softmax"
@@ -216,7 +249,7 @@ class Predictor:
         )
         probabilities = self.probabilities(result, filtered=filtered) if has_probabilities else None
         keep = Thresholds(**thresholds).keep(result.scores, probabilities)
-        return to_arrow(result, self.model.label_names.array, probabilities, keep)
+        return to_arrow(result, self.model.answer_names.array, probabilities, keep)
 
     @takes(ThresholdOptions)
     def scored_labels(
@@ -231,12 +264,16 @@ class Predictor:
         needed for min_probability.
         """
         keep = Thresholds(**thresholds).keep(top.scores, probabilities)
-        names = self.model.label_names.take(top.labels.ravel()).to_pylist()
-        probability_column = () if probabilities is None else (probabilities.ravel().tolist(),)
-        items = [
-            ScoredLabel(*values)
-            for values in zip(names, top.scores.ravel().tolist(), *probability_column, strict=True)
+        numbers, shown = top.labels.ravel(), self.model.display_names
+        columns: list[Any] = [
+            self.model.answer_names.take(numbers).to_pylist(),
+            top.scores.ravel().tolist(),
+            repeat(None) if probabilities is None else probabilities.ravel().tolist(),
+            repeat(None) if shown is None else shown.take(numbers).to_pylist(),
         ]
+        if isinstance(top, SearchResult) and top.is_ranked:
+            columns.append(chain.from_iterable(origin_views(top)))
+        items = [ScoredLabel(*values) for values in zip(*columns, strict=False)]
         n_rows, k = top.labels.shape
         rows = [items[i * k : (i + 1) * k] for i in range(n_rows)]
         if keep is None:
@@ -247,17 +284,22 @@ class Predictor:
         """Explain the score of one label for one row, and its gaps to the best and k-th best label.
 
         row: one text, or a matrix of one row in any form that `predict` takes. label: number or
-        name. top: number of features to list. Raises NotFound for an unknown label, ShapeMismatch
-        for more than one row.
+        name. top: number of features to list. A text and a ranker add what the ranker makes of the
+        label. Raises NotFound for an unknown label, ShapeMismatch for more than one row.
         """
-        x, j = self.features(row), self.model.label_id(label)
+        x, j = self.features(row), self.model.answer_id(label)
         if top < 0:
             raise ParameterError(f"top is {top}: it must be at least 0")
+        ranking = None
+        texts = self._texts(row)
+        if self._ranker is not None and texts is not None and len(texts) == 1:
+            ranking = self._ranker.explain(texts[0], x, j)
+        if j >= self.model.n_labels:
+            return only_found_by_name(self.model, j)._replace(ranking=ranking)
         summands = self.scorer.contributions(x, j)
         score = float(self.scorer.scores(x, [j])[0, 0])
         best = self.scorer.top_k(x, k).scores[0]
-        text = self._text(row) if isinstance(row, str | Mapping) else None
-        parts = list_contributions(self.model, summands, text)
+        parts = list_contributions(self.model, summands, texts[0] if texts else None)
         listed, rest = parts[:top], parts[top:]
         return Explanation(
             label=j,
@@ -271,7 +313,8 @@ class Predictor:
             gap_to_top=float(best[0]) - score,
             gap_to_kth=float(best[-1]) - score,
             k=len(best),
-            groups=list_groups(self.model, summands, top, text),
+            groups=list_groups(self.model, summands, top, texts[0] if texts else None),
+            ranking=ranking,
         )
 
     def evaluate(
@@ -295,8 +338,10 @@ class Predictor:
                 f"Y is {Y.shape}, it must be rows x labels of the model: "
                 f"{(X.n_rows, self.model.n_labels)}"
             )
+        if self.model.ranker is not None:
+            Y, label_counts = widen(Y, label_counts, len(self.model.answer_names))
         return evaluate(
-            self.predict(X, max(ks, default=1)),
+            self.search(rows, max(ks, default=1), features=X).top,
             Y,
             ks=ks,
             label_counts=label_counts,
@@ -305,10 +350,9 @@ class Predictor:
 
     def features(self, rows: Any) -> CSR:
         """Return the feature rows (n, D) of any input that `predict` takes. Raises as `predict`."""
-        if isinstance(rows, str | Mapping):
-            rows = [rows]
-        if isinstance(rows, (list, tuple)) and all(isinstance(row, str | Mapping) for row in rows):
-            return self._encode_texts(rows)
+        texts = self._texts(rows)
+        if texts is not None:
+            return self._encode_texts(texts)
         try:
             return csr_from(rows, self.model.n_features)
         except (TypeError, ValueError) as error:
@@ -318,7 +362,19 @@ class Predictor:
                 code="ROWS",
             ) from None
 
-    def _encode_texts(self, texts: Sequence[str | Mapping[str, Any]]) -> CSR:
+    def _texts(self, rows: Any) -> list[str] | None:
+        """Return a text or document, or a list of them, as texts; None for other rows.
+
+        Raises ParameterError for an unknown field.
+        """
+        if isinstance(rows, str | Mapping):
+            rows = [rows]
+        if isinstance(rows, (list, tuple)) and all(isinstance(row, str | Mapping) for row in rows):
+            names = self.model.text_fields
+            return [row if isinstance(row, str) else document(row, names) for row in rows]
+        return None
+
+    def _encode_texts(self, texts: Sequence[str]) -> CSR:
         """Return the features of texts and documents by the model's text pipeline."""
         if not texts:
             return csr([0], [], [], self.model.n_features)
@@ -328,8 +384,4 @@ class Predictor:
                 f"{self.model.n_features} features, or train it on a data set built from text",
                 code="NO_TEXT",
             )
-        return self.model.text.transform([self._text(text) for text in texts])
-
-    def _text(self, row: str | Mapping[str, Any]) -> str:
-        """Return a text, or a document as one. Raises ParameterError for an unknown field."""
-        return row if isinstance(row, str) else document(row, self.model.text_fields)
+        return self.model.text.transform(texts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -17,6 +18,7 @@ import numpy as np
 from xcray.arrays import Float64, Int64, Pattern, TopK, frozen
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset, open_verified
+from xcray.data.texts import TEXTS, read_texts
 from xcray.data.unseen import with_unseen
 from xcray.errors import InputError, NotFound, ParameterError
 from xcray.measures import (
@@ -163,8 +165,8 @@ def evaluate_model(
     """Return one model's entry and its bootstrap samples by measure: (n_samples,) each."""
     model = Model.open(path)
     check_features(model, data)
-    unchanged = LabelChange("evaluate", model.label_names.to_pylist(), NO_LABELS, NO_LABELS, {})
-    place, counts = match_labels(unchanged, data)
+    names = model.answer_names.to_pylist()
+    place, counts = match_labels(LabelChange("evaluate", names, NO_LABELS, NO_LABELS, {}), data)
     if not np.any(place < model.n_labels):
         raise NotFound(
             f"model {path.name} has no label of data set {data.name}: the names of the labels "
@@ -175,16 +177,19 @@ def evaluate_model(
     truth, counts = with_unseen(truth, counts, data[part].unseen)
     usable = [k for k in dict.fromkeys(options.ks) if k <= model.n_labels] or [model.n_labels]
     predictor = Predictor(model, threads=options.threads)
+    rows: Any = data[part].X
+    if model.ranker is not None and f"{part}/{TEXTS}" in data.files:
+        rows = [*chain.from_iterable(read_texts(data, part))]
     predictor.predict(data[part].take(0, 1)[0], 1)  # loads the kernels
     started = time.perf_counter()
-    top = predictor.predict(data[part].X, max(usable))
+    top = predictor.search(rows, max(usable), features=data[part].X).top
     seconds = time.perf_counter() - started
     entry = {
         "model": str(path),
         "sha256": model.sha256,
         **describe_training(model),
         "labels": model.n_labels,
-        "labels_missing": int(np.count_nonzero(place >= model.n_labels)),
+        "labels_missing": int(np.count_nonzero(place >= len(names))),
         "weights": model.nnz,
         "ms_per_row": 1e3 * seconds / truth.n_rows,
     }

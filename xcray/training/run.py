@@ -8,14 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xcray.arrays import CSR, TopK
-from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import open_verified
-from xcray.data.unseen import with_unseen
+from xcray.data.label_texts import open_label_texts
 from xcray.errors import InputError, Stopped
 from xcray.index.search import SearchIndex
 from xcray.index.staged import link_of
-from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.stages import n_weights
@@ -24,11 +21,10 @@ from xcray.parameters import require_type
 from xcray.solvers import make_solver
 from xcray.solvers.group_contract import StagedModel
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.system.cores import available_cores
 from xcray.telemetry.progress import EMPTY, Progress
 from xcray.training.auto_params import choose_params
 from xcray.training.block_store import BlockStore
-from xcray.training.calibration.fit import calibrate_held_out, held_out_part
+from xcray.training.calibration.fit import SearchFn, calibrate_held_out, held_out_part
 from xcray.training.capacity.monitor import ResourceMonitor
 from xcray.training.capacity.preflight import check_fits, memory_limits, merge_budget
 from xcray.training.epoch_strategy import shorten_history
@@ -36,7 +32,9 @@ from xcray.training.label_groups.data import GroupPlan, make_groups, with_group_
 from xcray.training.label_groups.plan import plan_groups
 from xcray.training.observer import TrainingObserver
 from xcray.training.partial import check_any_finished, partial_summary
-from xcray.training.report.summary import convergence_warnings, measures_by_frequency
+from xcray.training.ranking.fit import FittedRanker, fit_ranker, require_rankable
+from xcray.training.ranking.part import ranked_query, search_query, train_on_part
+from xcray.training.report.summary import convergence_warnings, data_report, measure_held_out
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run_lock import hold_run_directory
 from xcray.training.spec import TrainSpec
@@ -112,12 +110,7 @@ class _TrainingRun:
         self.dataset = open_verified(spec.dataset)
         self.solver = make_solver(spec.solver, spec.params)
         self.seed = self.solver.seed
-        train = self.dataset.train
-        if train.n_rows == 0 or train.Y.nnz == 0:
-            raise InputError(
-                "the training part has no row with a label; check the label column of the source",
-                code="NO_POSITIVES",
-            )
+        self.dataset.require_labels()
         # the groups of a plan are further labels
         labelled = with_group_labels(self.dataset, plan.clusters) if plan else self.dataset
         self.strategy = make_strategy(
@@ -135,17 +128,22 @@ class _TrainingRun:
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
         self.notes: dict[str, Any] = {}
         self.calibration: tuple[Calibration, dict[str, Any]] | None = None
+        self.ranker: FittedRanker | None = None
 
     def train(self, out: Path) -> TrainResult:
         """Run all phases."""
         self.prepare(out)
         self.solve()
+        if self.spec.rank:
+            self.fit_ranker()
         return self.publish(out)
 
     def prepare(self, out: Path) -> None:
         """Estimate the resources and refuse a training that cannot fit or be calibrated."""
         if self.spec.calibrate:
             held_out_part(self.dataset)
+        if self.spec.rank:
+            require_rankable(self.dataset)
         estimate = self.strategy.estimate(self.parts.missing)
         check_fits(estimate, memory_limits(self.spec), self.run_dir, out)
         self.monitor = ResourceMonitor(
@@ -169,6 +167,16 @@ class _TrainingRun:
         )
         self.phase_seconds["TRAINING"] = time.monotonic() - began
         check_any_finished(self.dataset.n_labels, self.parts.missing, self.spec.max_seconds)
+
+    def fit_ranker(self) -> None:
+        """Fit a ranker; without enough correct candidates, the report states why there is none."""
+        self._report_phase("RANKING")
+        began = time.monotonic()
+        train_part = partial(train_on_part, train, self.spec, self.progress, self.stop)
+        folder, seed = self.run_dir / "ranker", self.seed or 0
+        self.ranker, notes = fit_ranker(self.dataset, folder, train_part, seed)
+        self.notes |= notes
+        self.phase_seconds["RANKING"] = time.monotonic() - began
 
     def publish(self, out: Path) -> TrainResult:
         """Merge the parts, evaluate the model on the held-out part, and publish its directory.
@@ -203,13 +211,14 @@ class _TrainingRun:
                 self.notes["groups"] = entry
             index = staging.index(block.bias, self.solver.row_norm, groups)
             self.phase_seconds["MERGING"] = time.monotonic() - began
-
-            def query(X: CSR, k: int) -> TopK:
-                return index.query(X, k, threads=available_cores()).top
-
+            query = search_query(index)
             measures = self._measure(query)
             if self.spec.calibrate:
                 self._calibrate(query)
+            if self.ranker is not None:
+                self.ranker[1]["search"] = measures
+                ranked = ranked_query(self.ranker[0], self.dataset, index)
+                measures = self._measure(ranked, len(self.ranker[0].labels.label_names))
             self._report_phase("PUBLISHING")
             return self._write_model(staging, block._replace(W=index.W), index, measures)
 
@@ -249,6 +258,8 @@ class _TrainingRun:
             row_norm=self.solver.row_norm,
             stages=stages,
             groups=None if index is None else index.groups,
+            label_texts=open_label_texts(self.dataset),
+            ranker=self.ranker,
         )
         record = TrainingRecord(
             self.spec.solver,
@@ -325,27 +336,21 @@ class _TrainingRun:
             **self.strategy.run_settings(),
         }
 
-    def _measure(self, query: Callable[[CSR, int], TopK]) -> dict[str, float]:
+    def _measure(self, query: SearchFn, n_labels: int | None = None) -> dict[str, float]:
         """Return measures on the held-out part; empty without one.
 
-        query: returns the k best labels of rows.
+        query: returns the k best labels of rows, of the data set or of `n_labels`.
         """
-        test = self.dataset.test
+        test, ks = self.dataset.test, self.spec.ks
         if test is None or test.n_rows == 0:
             return {}
         self._report_phase("EVALUATING")
-        began = time.monotonic()
-        top = query(test.X, max(self.spec.ks))
-        n_train = self.dataset.train.n_rows
-        truth, counts = with_unseen(test.Y, self.dataset.label_counts, test.unseen)
-        self.by_frequency = measures_by_frequency(top, truth, counts, self.spec.ks)
-        measures: dict[str, float] = evaluate(
-            top, truth, ks=self.spec.ks, label_counts=counts, n_train=n_train
-        )
+        began, top = time.monotonic(), query(test.X, max(ks))
+        measures, self.by_frequency = measure_held_out(top, self.dataset, ks, n_labels)
         self.phase_seconds["EVALUATING"] = time.monotonic() - began
         return measures
 
-    def _calibrate(self, query: Callable[[CSR, int], TopK]) -> None:
+    def _calibrate(self, query: SearchFn) -> None:
         """Fit probabilities on the held-out part.
 
         With too few correct answers the model is not calibrated, and its report states why.
@@ -369,23 +374,16 @@ class _TrainingRun:
 
         balance_report: distribution of the work over workers.
         """
-        test = self.dataset.test
+        seconds = self.phase_seconds["TRAINING"] + self.phase_seconds.get("MERGING", 0.0)
         actual = {
             "weights": int(self.parts.lengths.sum()) + sum(map(n_weights, self.strategy.stages)),
             "model": sum(path.stat().st_size for path in staged.rglob("*.arrow")),
             "core_seconds": balance_report["core_seconds"],
-            "seconds": round(
-                self.phase_seconds["TRAINING"] + self.phase_seconds.get("MERGING", 0.0), 3
-            ),
+            "seconds": round(seconds, 3),
         }
         outcome = self.strategy.summarize(block, measures)
         return {
-            "data": {
-                "name": self.dataset.name,
-                "rows": self.dataset.train.n_rows,
-                "held_out": test.n_rows if test else 0,
-                "warnings": data_warnings(self.dataset, copies=False),
-            },
+            "data": data_report(self.dataset),
             "pool": self.spec.pool,
             "workers": self.strategy.workers,
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.phase_seconds.items()},

@@ -31,7 +31,8 @@ class TrainSpec(TrainingOptions):
     memory_limit can be text like "4GiB". Merging stays within it too; data and finished weights are
     mapped files and do not count. After max_seconds, merging and evaluation take additional time.
     calibrate: see `xcray.training.calibration.fit`; models of softmax solvers return probabilities
-    without it. auto: see `xcray.training.selection`; groups: see `xcray.training.label_groups`.
+    without it. auto: see `xcray.training.selection`; groups: see `xcray.training.label_groups`;
+    rank: see `xcray.training.ranking`.
     """
 
     dataset: str
@@ -56,6 +57,8 @@ class TrainSpec(TrainingOptions):
                 raise ParameterError(f"auto chooses parameters of ppdsparse, not of {self.solver}")
         if parse_group_sizes(self.groups) != ():
             self._check_groups()
+        if self.rank:
+            self._check_rank()
         object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
         if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
             raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")
@@ -72,6 +75,19 @@ class TrainSpec(TrainingOptions):
             raise ParameterError(
                 "groups needs all labels of two trainings, which a time limit can cut short: "
                 "leave max_seconds or groups out"
+            )
+
+    def _check_rank(self) -> None:
+        """Raise ParameterError for options that a ranker cannot be combined with."""
+        if getattr(SOLVERS[self.solver], "exports", "weights") == "stages":
+            raise ParameterError(
+                f"rank needs one score per label and its weights; {self.solver} makes a chain of "
+                "stages"
+            )
+        if self.calibrate or self.max_seconds is not None or self.groups != "none":
+            raise ParameterError(
+                "rank fits probabilities of its own and needs a whole training without groups: "
+                "leave out calibrate, max_seconds and groups"
             )
 
     @classmethod

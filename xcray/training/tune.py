@@ -183,7 +183,7 @@ class _TuneRun:
         ks = tuple({min(k, held.n_labels) for k in spec.ks})
         spec = dataclasses.replace(spec, dataset=str(held.path), params=params, ks=ks)
         result = train(
-            dataclasses.replace(spec, calibrate=False),
+            dataclasses.replace(spec, calibrate=False, rank=False),
             run_dir=folder / "run",
             out=folder / "model",
             progress=report,

@@ -1,10 +1,11 @@
-"""`xcray predict` and `xcray explain`: predictions of a model directory or a model on a server."""
+"""`xcray predict`: predictions of a model directory or a model on a server."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
@@ -182,8 +183,9 @@ def predict_local(
     X = predictor.features(rows)
     warnings += input_warnings(count_inputs(rows, X, opened.text))
     answer = predictor.search(
-        X,
+        rows,
         options.k,
+        features=X,
         deadline_ms=options.deadline_ms,
         allow=among,
         probabilities=options.needs_probabilities,
@@ -193,20 +195,16 @@ def predict_local(
         if options.needs_probabilities
         else None
     )
-    rows_of_labels = predictor.scored_labels(answer.top, probabilities, **options.thresholds)
+    shown = ["label", "score"] + ["probability"] * options.probabilities
+    shown += ["name"] * (opened.display_names is not None) + ["origin"] * answer.is_ranked
+    rows_of_labels = predictor.scored_labels(answer, probabilities, **options.thresholds)
     for i, (name, scored) in enumerate(zip(names, rows_of_labels, strict=True)):
         proof = (
             {part: getattr(answer, part)[i].item() for part in CERTIFICATE_FIELDS}
             if options.certificate
             else None
         )
-        yield entry(
-            name,
-            [one.label for one in scored],
-            [one.score for one in scored],
-            [one.probability for one in scored] if options.probabilities else None,
-            proof,
-        )
+        yield entry(name, {column: [*map(attrgetter(column), scored)] for column in shown}, proof)
 
 
 def find_label_sets(model: Path) -> SetLookup | None:
@@ -223,17 +221,12 @@ def find_label_sets(model: Path) -> SetLookup | None:
 
 def entry(
     name: str,
-    labels: list[str],
-    scores: list[float],
-    probabilities: Sequence[float | None] | None,
+    columns: Mapping[str, Sequence[Any] | None],
     proof: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return one prediction as JSON."""
-    best: list[dict[str, Any]] = [
-        {"label": label, "score": score} for label, score in zip(labels, scores, strict=True)
-    ]
-    for one, probability in zip(best, probabilities or (), strict=False):
-        one["probability"] = probability
+    """Return one prediction as JSON. columns: values of all labels by name; None leaves one out."""
+    present = {column: values for column, values in columns.items() if values is not None}
+    best = [dict(zip(present, row, strict=True)) for row in zip(*present.values(), strict=True)]
     return {
         "input": name,
         "labels": best,
@@ -277,9 +270,13 @@ def predict_remote(
             for (name, _), prediction in zip(batch, reply["predictions"], strict=True):
                 yield entry(
                     name,
-                    prediction["labels"],
-                    prediction["scores"],
-                    prediction.get("probabilities"),
+                    {
+                        "label": prediction["labels"],
+                        "score": prediction["scores"],
+                        "probability": prediction.get("probabilities"),
+                        "name": prediction.get("names"),
+                        "origin": prediction.get("origins"),
+                    },
                     prediction.get("certificate"),
                 )
     if n_empty:
@@ -360,9 +357,20 @@ def print_prediction(answer: dict[str, Any]) -> None:
     output.print_line(answer["input"])
     for place, label in enumerate(answer["labels"], 1):
         likely = f"  {100 * label['probability']:>5.1f} %" if "probability" in label else ""
-        output.print_line(f"  {place:>2}  {label['score']:>9.4f}{likely}  {label['label']}")
+        name = f"  {label['name']}" if label.get("name", label["label"]) != label["label"] else ""
+        origin = format_origin(label["origin"]) if label.get("origin") else ""
+        shown = f"{label['label']}{name}{origin}"
+        output.print_line(f"  {place:>2}  {label['score']:>9.4f}{likely}  {shown}")
     if "certificate" in answer:
         output.print_line(f"      {format_certificate(answer['certificate'])}")
+
+
+def format_origin(origin: Mapping[str, Any]) -> str:
+    """Describe where a ranked label comes from."""
+    parts = [f"search {origin['rank']}"] if origin["rank"] else []
+    if origin["words"]:
+        parts.append(f"name at word {origin['first_word'] + 1}")
+    return f"  ({', '.join(parts) or 'not retrieved'})"
 
 
 def format_certificate(proof: Mapping[str, Any]) -> str:
@@ -384,74 +392,3 @@ def format_certificate(proof: Mapping[str, Any]) -> str:
     return (
         f"{what}; {proof['labels_scored']:,} labels scored, {proof['postings_read']:,} weights read"
     )
-
-
-def explain(
-    model: ModelName,
-    text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="Text to explain, or use --field.")
-    ] = None,
-    field: FieldOption = None,
-    label: Annotated[
-        str | None,
-        typer.Option("--label", "-l", help="Label to explain; default: the best one."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Number of features to show.")] = 10,
-    server: ServerOption = None,
-    json: output.JsonOption = False,
-) -> None:
-    """Show the features that contribute most to the score of a label, largest first."""
-    if bool(text) == bool(field):
-        raise InputError("give a text or --field", code="USAGE")
-    row = read_inputs([text] if text else None, field)[0]
-    if is_directory(model, server):
-        from xcray.cli.terminal.compilation import compilation_note
-
-        with compilation_note(quiet=json):
-            explanation = explain_local(model, row, label, top)
-    else:
-        explanation = explain_remote(model, row, label, top, server)
-    if json:
-        output.print_json(explanation)
-    else:
-        print_explanation(explanation)
-
-
-def explain_local(model: str, row: Input, label: str | None, top: int) -> dict[str, Any]:
-    """Return an explanation of a model directory."""
-    from xcray.predict import Predictor
-
-    opened = open_model(model)
-    predictor = Predictor(opened)
-    chosen: int | str = int(predictor.search(row, 1).labels[0, 0]) if label is None else label
-    explanation = predictor.explain(row, chosen, top).as_dict()
-    explanation["label"] = explanation.pop("name")
-    return explanation
-
-
-def explain_remote(
-    model: str, row: Input, label: str | None, top: int, server: str | None
-) -> dict[str, Any]:
-    """Return an explanation of a server."""
-    with model_client(server, model) as client:
-        return dict(client.explain(model, as_instance(row), label=label, top=top))
-
-
-def print_explanation(explanation: dict[str, Any]) -> None:
-    """Print the score as a sum of contributions."""
-    rank = f", rank {explanation['rank']:,}" if explanation.get("rank") else ""
-    output.print_line(f"{explanation['label']}: score {explanation['score']:.4f}{rank}")
-    for part in explanation["contributions"]:
-        output.print_line(f"  {part['contribution']:>+9.4f}  {part['feature']}")
-    if explanation.get("n_rest"):
-        output.print_line(f"  {explanation['rest']:>+9.4f}  {explanation['n_rest']} more")
-    output.print_line(f"  {explanation['bias']:>+9.4f}  (bias)")
-    for group in explanation["groups"]:
-        dots = ", ..." if group["n_labels"] > len(group["labels"]) else ""
-        words = ", ".join(part["feature"] for part in group["contributions"][:3])
-        output.print_line(
-            f"  {group['contribution']:>+9.4f}  (group of {group['n_labels']} labels: "
-            f"{', '.join(group['labels'])}{dots}{'; by ' + words if words else ''})"
-        )
-    if explanation.get("gap_to_top"):
-        output.print_line(f"{explanation['gap_to_top']:.4f} below the best label")

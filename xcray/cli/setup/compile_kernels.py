@@ -108,6 +108,7 @@ def compile_all(folder: Path) -> Iterator[str]:
     others = [name for name, training in trainings().items() if training.solver != "ppdsparse"]
     steps: list[tuple[str, Step, tuple[Any, ...]]] = [
         *((name, run_training, (name,)) for name in trainings() if name not in others),
+        ("ranked texts", rank_texts, ()),
         ("changed labels", edit_labels, ()),
         ("files of rows", predict_files, ()),
     ]
@@ -268,6 +269,33 @@ def predict_all(path: Path) -> None:
         predictor.search(queries, k, probabilities=predictor.probability_source is not None)
         predictor.search(queries, k, deadline_ms=1000.0, allow=[0, 1, 2])
     predictor.scorer.rank(predictor.features(queries), 0)
+
+
+def rank_texts(folder: Path) -> None:
+    """Answer a text with a ranker of one leaf."""
+    import numpy as np
+
+    from xcray.arrays import frozen
+    from xcray.data.label_texts import LabelText, LabelTexts
+    from xcray.kernels.search.trees import LEAF, Trees
+    from xcray.model.model import Model
+    from xcray.model.ranker import Ranker, index_labels
+    from xcray.predict.ranking import TextRanker
+
+    model = Model.open(folder / "texts")
+    assert model.text is not None
+    names = LabelTexts.of(LabelText(topic, topic) for topic in TOPICS)
+    counts = frozen(np.ones(model.n_labels), np.int64)
+    labels = index_labels(model.label_names, counts, names, model.text)
+    node = {name: frozen([0], np.int32) for name in ("starts", "left", "right")}
+    leaf = {"threshold": frozen([0], np.float64), "value": frozen([0], np.float64)}
+    trees = Trees(
+        **node, **leaf, feature=frozen([LEAF], np.int32), missing_left=frozen([0], np.uint8)
+    )
+    Ranker(labels, trees, 0.0).save(folder / "ranker")
+    ranker = Ranker.load(folder / "ranker", (model.n_labels, model.n_features), verify=True)
+    texts = TextRanker(ranker, model.text, model.require_linear(), model.scorer())
+    texts.search(["read csv"], model.text.transform(["read csv"]), 5)
 
 
 def edit_labels(folder: Path) -> None:

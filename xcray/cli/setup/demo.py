@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from xcray.cli.models.predict import print_explanation, print_prediction
+from xcray.cli.models.explain import print_explanation
+from xcray.cli.models.predict import print_prediction
 from xcray.cli.service.jobs import report_event
 from xcray.cli.setup.compile_kernels import PARTS
 from xcray.cli.terminal import output, processes

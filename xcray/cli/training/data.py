@@ -324,6 +324,42 @@ def set_weights(
 
 
 @app.command()
+def labels(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
+    ],
+    vocabulary: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Texts of labels: .jsonl (id, name, other_names, description, broader), .tsv "
+            "(id, name), or SKOS (.ttl, .rdf, .nt).",
+        ),
+    ],
+    json: output.JsonOption = False,
+) -> None:
+    """Store names and descriptions of labels in a data set; its models show and use them.
+
+    Ids that are not labels of the data set are kept: a ranker can find them by their names.
+    """
+    from xcray.data.dataset import Dataset
+    from xcray.data.label_texts import read_label_texts, set_label_texts
+
+    dataset = Dataset.open(directory)
+    texts = read_label_texts(vocabulary)
+    counts = set_label_texts(dataset, texts).manifest["label_texts"]
+    if json:
+        output.print_json({"path": str(directory), **counts})
+        return
+    without = dataset.n_labels - counts["labels"]
+    output.print_line(
+        f"{counts['labels']:,} labels of {dataset.name} have texts, {without:,} have none; "
+        f"{counts['others']:,} entries are no labels of the data set"
+    )
+
+
+@app.command()
 def index(
     directory: Annotated[
         Path,

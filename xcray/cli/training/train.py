@@ -197,6 +197,8 @@ def print_result(result: TrainResult, as_json: bool) -> None:
     took = format_duration(sum(result.report["seconds"].values()))
     if "partial" in result.report:
         output.print_line(format_partial(result.report["partial"]))
+    if "not_ranked" in result.report:
+        output.print_note(f"without a ranker: {result.report['not_ranked']}")
     if "not_calibrated" in result.report:
         output.print_note(f"without probabilities: {result.report['not_calibrated']}")
     if "stopped" in result.report:

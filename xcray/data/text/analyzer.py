@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -71,6 +71,25 @@ class Analyzer:
         for i, field in enumerate(self.params.fields):
             if field.kind == TEXT:
                 yield Part(i + 1, values[i], stems)
+
+    def stems_by(self, languages: Iterable[str]) -> list[Mapping[str, str] | None]:
+        """Return the stems of texts in each of the languages; None: words stay as they are."""
+        if self._language is None:
+            return [self.stems]
+        names = dict.fromkeys(map(algorithm, languages)) or [None]
+        return [stems_of(name) if name else None for name in names]
+
+    def document(self, text: str, language: str) -> str:
+        """Return a text as a document in a language, in the field whose terms all texts share."""
+        if self._language is None:
+            return text
+        values = self.values(text)
+        values[self._language] = language
+        return SEPARATOR.join(values)
+
+    def language(self, document: str) -> str | None:
+        """Return the value of the language field; None if there is no such field."""
+        return None if self._language is None else self.values(document)[self._language]
 
     def categories(self, document: str) -> list[str]:
         """Return the terms of the document's categories."""

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float64, Int64, csr, frozen
-from xcray.data.text.analyzer import Analyzer
+from xcray.data.text.analyzer import Analyzer, Part
 from xcray.data.text.fields import MAX_NUMBER, readable
 from xcray.data.text.stems import require_version, stemmer_version
 from xcray.data.text.term_counts import FittedTerms, TermCounts, renumber_terms
@@ -120,6 +120,25 @@ class TextPipeline:
         found = pc.index_in(pa.array(words, pa.large_string()), self.terms).to_pylist()
         named = zip(found, words.values(), strict=True)
         return {j: readable(each) for j, each in named if j is not None}
+
+    def tokens(self, text: str) -> list[str]:
+        """Return the words of a text in order, analysed as for terms, without n-grams.
+
+        An empty word separates the fields of a document.
+        """
+        out: list[str] = []
+        for part in self.analyzer.parts(text):
+            out += ["", *self.analyzer.words(part)[0]]
+        return out[1:]
+
+    def name_tokens(self, name: str, languages: Sequence[str] = ()) -> Iterator[list[str]]:
+        """Yield the words of a name as they are analysed in texts of each of the languages.
+
+        languages: values of the language field; without one, the language is that of all texts.
+        """
+        analyzer = self.analyzer
+        for stems in analyzer.stems_by(languages):
+            yield analyzer.words(Part(0, name, stems))[0]
 
     @property
     def n_features(self) -> int:

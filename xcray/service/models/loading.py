@@ -59,7 +59,8 @@ class ModelTarget(NamedTuple):
 class LoadedModel:
     """A predictor with the version that it is.
 
-    served_by: the `model` object of replies, as JSON. label_names: the names of its labels.
+    served_by: the `model` object of replies, as JSON. label_names: the names of its labels;
+    display_names: those of its label texts, or None.
     """
 
     def __init__(self, tenant: str, name: str, version: int, predictor: Predictor) -> None:
@@ -68,7 +69,9 @@ class LoadedModel:
         self.version = version
         self.predictor = predictor
         self.key: ModelKey = (tenant, name, version)
-        self.label_names = NameTable(predictor.model.label_names)
+        self.label_names = NameTable(predictor.model.answer_names)
+        names = predictor.model.display_names
+        self.display_names = None if names is None else NameTable(names)
         self.served_by = msgspec.json.encode(
             {"name": name, "version": version, "sha256": predictor.model.sha256}
         )
@@ -148,6 +151,9 @@ def _warm_up_input(predictor: Predictor) -> None:
     first_fault(csr([0], [], [], predictor.model.n_features))
     if predictor.model.text is not None:
         predictor.features(["warm up"])
+        if predictor.model.ranker is not None:
+            for k in WARM_KS:
+                predictor.predict("warm up", k)
 
 
 def _warm_up_search(predictor: Predictor) -> None:

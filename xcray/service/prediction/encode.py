@@ -15,6 +15,7 @@ import numpy as np
 from xcray.arrays import Float64
 from xcray.index.search_result import Bools, SearchResult
 from xcray.predict.input_warnings import empty_rows_warning
+from xcray.predict.ranking import origin_views
 from xcray.service.models.cache import LoadedModel
 
 # labels encoded per call: between chunks of a large reply, other threads can take the interpreter
@@ -79,6 +80,13 @@ def _to_predictions(
         {"labels": row, "scores": scores}
         for row, scores in zip(names, result.scores.tolist(), strict=True)
     ]
+    if loaded.display_names is not None:
+        shown = loaded.display_names.rows(result.labels)
+        for prediction, row in zip(predictions, shown, strict=True):
+            prediction["names"] = row
+    if result.is_ranked:
+        for prediction, origins in zip(predictions, origin_views(result), strict=True):
+            prediction["origins"] = origins
     if probabilities is not None:
         for prediction, row in zip(predictions, probabilities.tolist(), strict=True):
             prediction["probabilities"] = row

@@ -254,8 +254,9 @@ def _predict_single(
     if remaining_ms is not None:
         remaining_ms = max(MIN_DEADLINE_MS, remaining_ms - 1e3 * (time.perf_counter() - started))
     result = predictor.search(
-        X,
+        payloads[0],
         query.top_k,
+        features=X,
         deadline_ms=remaining_ms,
         allow=label_filter,
         probabilities=query.needs_probabilities,
@@ -278,8 +279,9 @@ def _predict_batch(
 ) -> list[PredictOutput]:
     """Answer several queries with one search."""
     predictor = loaded.predictor
-    X = predictor.features(payloads[0] if len(payloads) == 1 else _concatenate(payloads))
-    result = predictor.search(X, k, probabilities=with_probabilities)
+    rows = payloads[0] if len(payloads) == 1 else _concatenate(payloads)
+    X = predictor.features(rows)
+    result = predictor.search(rows, k, probabilities=with_probabilities, features=X)
     probabilities = predictor.probabilities(result) if with_probabilities else None
     empty = empty_rows(X)
     metrics.count_search(result)

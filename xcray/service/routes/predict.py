@@ -98,4 +98,8 @@ def _explanation(loaded: LoadedModel, body: ExplainRequest) -> ExplainReply:
     answerer = Answerer(name=loaded.name, version=loaded.version, sha256=predictor.model.sha256)
     named = {"model": answerer, "label": explanation.name, "contributions": contributions}
     named["groups"] = [group.as_dict() for group in explanation.groups]
+    if predictor.model.display_names is not None:
+        named["name"] = predictor.model.display_names[explanation.label]
+    if explanation.ranking is not None:
+        named["ranking"] = explanation.ranking._asdict()
     return cast(ExplainReply, {**named, **fields})

@@ -58,6 +58,7 @@ NOT_CALIBRATED = (
     "its curves were fitted to other scores and ranks; fit them again with "
     "`xcray calibrate MODEL DATASET -o NEW`"
 )
+NOT_RANKED = "its ranker was fitted to other labels; train again with `--rank` for one"
 MAX_LISTED = 1000  # label names listed in a manifest
 
 
@@ -295,6 +296,8 @@ class _EditRun:
         calibration = self._kept_calibration()
         if old.calibration is not None and calibration is None:
             report["not_calibrated"] = NOT_CALIBRATED
+        if old.ranker is not None:
+            report["not_ranked"] = NOT_RANKED
         settings = {
             name: old.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")
         }
@@ -310,6 +313,7 @@ class _EditRun:
             calibration=calibration,
             row_norm=old.row_norm,
             groups=index.groups,
+            label_texts=old.label_texts,
         )
         record = TrainingRecord(
             **settings,

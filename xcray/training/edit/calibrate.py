@@ -46,6 +46,8 @@ def calibrate(
     """
     check_output_path(out)
     opened, data = Model.open(model), open_verified(dataset)
+    if opened.ranker is not None:
+        raise Conflict("the model has a ranker, whose probabilities are calibrated already")
     check_features(opened, data)
     known = {
         opened.manifest["dataset_hash"],

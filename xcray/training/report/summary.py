@@ -10,6 +10,10 @@ import pyarrow as pa
 
 from xcray import measures
 from xcray.arrays import Pattern, TopK
+from xcray.data.data_warnings import data_warnings
+from xcray.data.dataset import Dataset
+from xcray.data.unseen import with_unseen
+from xcray.predict.ranking import widen
 from xcray.solvers.contract import Solver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.training.report.timeline import label_costs
@@ -21,6 +25,16 @@ def summarize_block(block: SolvedLabels, solver: Solver) -> dict[str, Any]:
         "labels": len(block.labels),
         "weights": block.W.nnz,
         **solver.summarize(block.records),
+    }
+
+
+def data_report(data: Dataset) -> dict[str, Any]:
+    """Return what a report says of its data set; JSON."""
+    return {
+        "name": data.name,
+        "rows": data.train.n_rows,
+        "held_out": data.test.n_rows if data.test else 0,
+        "warnings": data_warnings(data, copies=False),
     }
 
 
@@ -57,6 +71,20 @@ def label_table(block: SolvedLabels, solver: Solver, timeline: pa.Table | None =
             "bias": block.bias,
         }
     )
+
+
+def measure_held_out(
+    top: TopK, data: Dataset, ks: Sequence[int], n_labels: int | None
+) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
+    """Return measures of the answers to the test part, and the same by training frequency.
+
+    n_labels: labels that can be answered, if there are more than those of the data set.
+    """
+    assert data.test is not None
+    Y, counts = widen(data.test.Y, data.label_counts, n_labels or data.n_labels)
+    Y, counts = with_unseen(Y, counts, data.test.unseen)
+    values = measures.evaluate(top, Y, ks=ks, label_counts=counts, n_train=data.train.n_rows)
+    return values, measures_by_frequency(top, Y, counts, ks)
 
 
 def measures_by_frequency(

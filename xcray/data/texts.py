@@ -1,0 +1,81 @@
+"""Texts of the rows of a data set: what lexical candidates are found in when a ranker is fitted.
+
+`train/texts.arrow` and `test/texts.arrow` have one string per row, compressed, in batches. They are
+not part of the content hash, because the features already are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pyarrow as pa
+
+from xcray.data.dataset import Dataset
+from xcray.errors import InputError
+from xcray.storage.arrow import read_table
+from xcray.storage.atomic import sync_path
+
+TEXTS: Final = "texts.arrow"
+BATCH_TEXTS: Final = 1000
+SCHEMA: Final = pa.schema({"text": pa.large_string()})
+
+
+class TextWriter:
+    """Writer of the texts of one part, text by text. Memory: one batch.
+
+    A context manager. Without a text there is no file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: list[str] = []
+        self._writer: Any = None
+        self._files = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def add(self, text: str) -> None:
+        """Append the text of the next row."""
+        # lone surrogates, which no file can hold, are not part of any term
+        self._waiting.append(text if text.isascii() else text.encode("utf-8", "ignore").decode())
+        if len(self._waiting) == BATCH_TEXTS:
+            self._flush()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Write the rest, durably."""
+        with self._files:
+            if kind is None and self._waiting:
+                self._flush()
+        if self._writer is not None:
+            sync_path(self._path)
+
+    def _flush(self) -> None:
+        """Write the waiting texts as one batch."""
+        if self._writer is None:
+            self._path.parent.mkdir(exist_ok=True)
+            sink = self._files.enter_context(pa.OSFile(str(self._path), "wb"))
+            options = pa.ipc.IpcWriteOptions(compression="zstd")
+            self._writer = self._files.enter_context(pa.ipc.new_file(sink, SCHEMA, options=options))
+        batch = pa.record_batch([pa.array(self._waiting, pa.large_string())], schema=SCHEMA)
+        self._writer.write_batch(batch)
+        self._waiting.clear()
+
+
+def read_texts(data: Dataset, part: str) -> Iterator[list[str]]:
+    """Yield the texts of a part in batches, in the order of its rows.
+
+    Raises InputError if the data set was not built from texts, Corrupt.
+    """
+    if f"{part}/{TEXTS}" not in data.manifest["files"]:
+        raise InputError(
+            f"data set {data.name} has no texts of its {part} rows: build it from texts "
+            "(jsonl, csv, tsv, fasttext, parquet)",
+            code="NO_TEXT",
+        )
+    for batch in read_table(data.path / part / TEXTS).to_batches():
+        yield batch.column(0).to_pylist()

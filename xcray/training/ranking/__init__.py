@@ -1,0 +1,1 @@
+"""Rankers: fitted on training rows that their scores have not seen."""

@@ -1,0 +1,208 @@
+"""Fit a ranker on rows that the search was not trained on.
+
+One part of the training rows trains a model of its own. The candidates of the other rows, scored by
+that model, and whether each is correct are the rows and classes of gradient-boosted trees. So the
+held-out rows of the data set are not used, and labels that only the other rows have teach the
+ranker what a match of a name is worth without a score.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xcray.arrays import Float64, Int64, Pattern, frozen
+from xcray.data.dataset import Dataset
+from xcray.data.label_texts import LabelTexts, open_label_texts
+from xcray.data.splits import HashSplit
+from xcray.data.texts import TEXTS, read_texts
+from xcray.data.writer import DatasetWriter
+from xcray.errors import InputError, missing_extra
+from xcray.kernels.search.ranking import FEATURES
+from xcray.kernels.search.trees import LEAF, Trees, tree_roots
+from xcray.kernels.sparse import take_pattern_rows, take_rows
+from xcray.model.model import Model
+from xcray.model.ranker import LabelIndex, Ranker, index_labels
+from xcray.predict.ranking import BATCH_ROWS, CANDIDATES, CandidateFinder, Candidates
+
+# a ranker, and how it was fitted (JSON)
+FittedRanker: TypeAlias = tuple[Ranker, dict[str, Any]]
+
+HELD_OUT_SHARE: Final = 0.2  # of the training rows
+MAX_ROWS: Final = 20_000  # rows that trees are fitted to; more do not change the result
+MAX_LANGUAGES: Final = 8  # in which names are looked for
+MIN_CORRECT: Final = 100  # correct candidates without which trees only fit noise
+# of HistGradientBoostingClassifier
+TREES: Final = {
+    "max_iter": 60,
+    "learning_rate": 0.1,
+    "max_leaf_nodes": 16,
+    "l2_regularization": 1.0,
+}
+
+
+def require_rankable(data: Dataset) -> LabelTexts:
+    """Return the label texts. Raises InputError if a ranker cannot be fitted on this data set."""
+    texts = open_label_texts(data)
+    if texts is None:
+        raise InputError(
+            f"data set {data.name} has no label texts, which a ranker finds in texts: store them "
+            "with `xcray data labels DIR FILE`",
+            code="NO_LABEL_TEXTS",
+        )
+    if data.text is None or f"train/{TEXTS}" not in data.manifest["files"]:
+        raise InputError(
+            f"data set {data.name} has no texts: a ranker needs one built from texts",
+            code="NO_TEXT",
+        )
+    return texts
+
+
+def split_training_rows(data: Dataset, seed: int) -> tuple[Int64, Int64]:
+    """Return the rows to train on and the rows to fit the ranker on, ascending."""
+    held_out = HashSplit(HELD_OUT_SHARE, seed).mask(0, data.train.n_rows)
+    return (
+        frozen(np.flatnonzero(~held_out), np.int64),
+        frozen(np.flatnonzero(held_out)[:MAX_ROWS], np.int64),
+    )
+
+
+def write_part(data: Dataset, rows: Int64, path: Path) -> Dataset:
+    """Write a data set of some training rows, with the labels and features of the whole."""
+    writer = DatasetWriter(path, name=data.name, n_features=data.n_features, n_labels=data.n_labels)
+    with writer:
+        train = data.train
+        writer.add("train", take_rows(train.X, rows), take_pattern_rows(train.Y, rows))
+        return writer.finish(
+            source={},
+            label_names=data.label_names.array,
+            feature_names=data.feature_names.array,
+            text=data.text,
+            weights=None if train.weights is None else train.weights[rows],
+        )
+
+
+def fit_ranker(
+    data: Dataset, folder: Path, train_part: Callable[[Dataset], Model], seed: int
+) -> tuple[FittedRanker | None, dict[str, str]]:
+    """Return a ranker for models of the data set; without one, notes for the report that say why.
+
+    folder: where the part is written. train_part: trains a model on a data set. Raises InputError
+    as `require_rankable`.
+    """
+    texts = require_rankable(data)
+    assert data.text is not None
+    part_rows, rows = split_training_rows(data, seed)
+    path = folder / "rows"
+    part = Dataset.open(path) if path.exists() else write_part(data, part_rows, path)
+    languages = _frequent_languages(data)
+    index = index_labels(data.label_names, data.label_counts, texts, data.text, languages)
+    part_index = _recount(index, part.label_counts)
+    batches = list(_labelled_candidates(data, train_part(part), rows, part_index))
+    features = np.concatenate([candidates.features for candidates, _ in batches])
+    correct = np.concatenate([each for _, each in batches])
+    n_correct = int(correct.sum())
+    if n_correct < MIN_CORRECT:
+        return None, {
+            "not_ranked": f"a ranker needs {MIN_CORRECT} correct candidates on the {len(rows):,} "
+            f"rows that it is fitted on, there are {n_correct}: train on more rows"
+        }
+    trees, baseline = fit_trees(features, correct, seed)
+    details = {
+        "rows": len(rows),
+        "candidates": len(features),
+        "correct": n_correct,
+        "labels": take_pattern_rows(data.train.Y, rows).nnz,
+        "features": list(FEATURES),
+        "trees": len(trees.starts),
+    }
+    return (Ranker(index, trees, baseline), details), {}
+
+
+def _frequent_languages(data: Dataset) -> list[str]:
+    """Return the most frequent values of the language field, if there is one."""
+    assert data.text is not None
+    language = data.text.analyzer.language
+    counts = Counter(language(text) for batch in read_texts(data, "train") for text in batch)
+    return [each for each, _ in counts.most_common(MAX_LANGUAGES) if each]
+
+
+def _recount(index: LabelIndex, counts: Int64) -> LabelIndex:
+    """Return the index with the training rows that the labels have in one part."""
+    others = np.zeros(len(index.counts) - len(counts), np.int64)
+    return index._replace(counts=frozen(np.concatenate([counts, others]), np.int64))
+
+
+def _labelled_candidates(
+    data: Dataset, model: Model, rows: Int64, index: LabelIndex
+) -> Iterator[tuple[Candidates, NDArray[np.bool_]]]:
+    """Yield candidates of rows in batches, and which are correct."""
+    assert data.text is not None
+    finder = CandidateFinder(data.text, model.require_linear(), index)
+    scorer = model.scorer()
+    for numbers, texts in _batches(data, rows):
+        X, Y = take_rows(data.train.X, numbers), take_pattern_rows(data.train.Y, numbers)
+        candidates = finder.candidates(texts, X, scorer.top_k(X, CANDIDATES))
+        yield candidates, _is_correct(candidates, Y)
+
+
+def _batches(data: Dataset, rows: Int64) -> Iterator[tuple[Int64, list[str]]]:
+    """Yield row numbers with their texts, in batches of at most BATCH_ROWS."""
+    numbers: list[int] = []
+    texts: list[str] = []
+    start, wanted = 0, np.zeros(data.train.n_rows, bool)
+    wanted[rows] = True
+    for batch in read_texts(data, "train"):
+        for row in np.flatnonzero(wanted[start : start + len(batch)]).tolist():
+            numbers.append(start + row)
+            texts.append(batch[row])
+        start += len(batch)
+        if len(numbers) >= BATCH_ROWS or (start == data.train.n_rows and numbers):
+            yield frozen(numbers, np.int64), texts
+            numbers, texts = [], []
+
+
+def _is_correct(candidates: Candidates, Y: Pattern) -> NDArray[np.bool_]:
+    """Return which candidates are labels of their row: (m,) bool."""
+    width = np.int64(max(Y.n_cols, int(candidates.labels.max(initial=0)) + 1))
+    row_of = np.repeat(np.arange(Y.n_rows, dtype=np.int64), np.diff(candidates.indptr))
+    gold_row = np.repeat(np.arange(Y.n_rows, dtype=np.int64), np.diff(Y.indptr))
+    gold = gold_row * width + Y.indices[Y.indptr[0] : Y.indptr[-1]]
+    return np.isin(row_of * width + candidates.labels, gold)
+
+
+def fit_trees(features: Float64, correct: NDArray[np.bool_], seed: int) -> tuple[Trees, float]:
+    """Return gradient-boosted trees of the classes, and the raw prediction without trees.
+
+    features: (m, f) float64, NaN where missing; correct: (m,) bool.
+    """
+    try:
+        # Imported here: only a fit needs scikit-learn, a ranker does not.
+        from sklearn.ensemble import HistGradientBoostingClassifier
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from error
+    fitted = HistGradientBoostingClassifier(early_stopping=False, random_state=seed, **TREES)
+    fitted.fit(features, correct)
+    # scikit-learn has no public access to the nodes
+    nodes = [stage[0].nodes for stage in fitted._predictors]
+    sizes = np.array([len(tree) for tree in nodes], np.int64)
+    offsets = np.repeat(tree_roots(sizes), sizes)
+    every = np.concatenate(nodes)
+    leaf = every["is_leaf"].astype(bool)
+    return (
+        Trees(
+            starts=frozen(tree_roots(sizes), np.int32),
+            feature=frozen(np.where(leaf, LEAF, every["feature_idx"]), np.int32),
+            threshold=frozen(np.where(leaf, 0.0, every["num_threshold"]), np.float64),
+            left=frozen(every["left"] + offsets, np.int32),
+            right=frozen(every["right"] + offsets, np.int32),
+            missing_left=frozen(every["missing_go_to_left"], np.uint8),
+            value=frozen(every["value"], np.float64),
+        ),
+        float(fitted._baseline_prediction[0, 0]),
+    )
