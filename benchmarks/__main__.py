@@ -18,6 +18,7 @@ QUICK: Final = (  # with --quick, seconds each
     "least_squares",
     "least_squares.text",
     "memoir.oracles",
+    "memoir.paper",
     "multinomial",
     "peers",
     "peers.paired",

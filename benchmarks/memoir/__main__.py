@@ -199,8 +199,8 @@ def measure_set(name: str, data: ClassData, seeds: int) -> Iterator[dict[str, An
     seeds = 1 if name == LARGE else seeds
     solvers = {f"memoir {settings}": [MemoirSolver(**settings, seed=i) for i in range(seeds)]}
     if name != LARGE:
-        for preset in ("memoir-paper", "memoir-scripts"):
-            solvers[preset] = [make_solver(preset, {"seed": i}) for i in range(seeds)]
+        scripts = [make_solver("memoir-scripts", {"seed": i}) for i in range(seeds)]
+        solvers["memoir-scripts"] = scripts
         random = [MemoirSolver(**settings, oracle="random", seed=i) for i in range(seeds)]
         solvers["the same settings, oracle=random"] = random
     for method, each in solvers.items():
