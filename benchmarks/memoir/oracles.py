@@ -33,7 +33,7 @@ INDEXES: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     "LSH, 1,024 bits": ("lsh", {"bits": 1024}),
     "LSH, 64 bits of 128 singular vectors": ("lsh", {"bits": 64, "components": 128}),
     "LSH, 1,024 bits of 128 singular vectors": ("lsh", {"bits": 1024, "components": 128}),
-    "SW-graph, NN 10, ef 100": ("sw-graph", {}),
+    "SW-graph of nmslib, NN 10, ef 100": ("nmslib", {}),
 }
 
 

@@ -57,7 +57,7 @@ def test_solvers_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[
     assert all(each["help"] and each["family"] for each in document)
     baselines = {each["name"] for each in document if each["baseline"]}
     assert baselines == {
-        *("ppdsparse-paper", "memoir-paper", "memoir-scripts", "lc"),
+        *("ppdsparse-paper", "memoir-paper", "memoir-paper-frozen", "memoir-scripts", "lc"),
         *("block-minimisation", "selective-block-minimisation", "pegasos"),
     }
     assert run("solvers") == 0

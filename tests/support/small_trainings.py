@@ -22,6 +22,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     **{name: {} for name in (*BUILT_IN, *TOYS)},
     "memoir": {**_MEMOIR, "batch": 200, "group": 32, "average_from": 4, "row_norm": "l2"},
     "memoir-paper": {"rounds": 2},
+    "memoir-paper-frozen": {"rounds": 2},
     "memoir-scripts": {"rounds": 2},
     "dsmlr": {**_EPOCHS, "shards": 4, "blocks": 3},
     "lbfgs": _EPOCHS,

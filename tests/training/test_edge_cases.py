@@ -75,7 +75,15 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 # these share the code of another solver; what is left to differ is their arithmetic
-VARIANTS = ("dismec", "l2svm", "crammer-singer", "memoir-paper", "memoir-scripts", "lc")
+VARIANTS = (
+    "dismec",
+    "l2svm",
+    "crammer-singer",
+    "memoir-paper",
+    "memoir-paper-frozen",
+    "memoir-scripts",
+    "lc",
+)
 VARIANTS += ("ppdsparse-paper",)
 VARIANTS += ("block-minimisation", "selective-block-minimisation", "pegasos")
 ARITHMETIC = ("identical rows", "rows without labels", "no features", "huge values")

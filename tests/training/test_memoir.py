@@ -82,7 +82,7 @@ def test_samples_that_change_weights_one_by_one_need_one_worker(
 
 
 def test_the_report_says_what_an_approximate_search_missed(tiny: Dataset, tmp_path: Path) -> None:
-    params = {"rounds": 6, "batch": 100, "oracle": "lsh", "bits": 128}
+    params = {"rounds": 6, "batch": 100, "group": 0, "oracle": "lsh", "bits": 128}
     spec = TrainSpec(str(tiny.path), solver="memoir", pool="serial", params=params)
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     rounds = result.report["oracle"]
@@ -98,12 +98,13 @@ def test_the_report_says_what_an_approximate_search_missed(tiny: Dataset, tmp_pa
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("memoir-paper", {"lam": 1.0, "step": "sample", "early_stopping_rounds": 5}),
+        ("memoir-paper", {"lam": 1.0, "group": 1, "oracle": "sw-graph"}),
+        ("memoir-paper-frozen", {"lam": 1.0, "group": 0, "margin_at": "step"}),
         ("memoir-scripts", {"lam": 1.0, "step": "batch", "draws": "labels", "margin": 1e30}),
     ],
 )
 def test_the_settings_of_the_paper_and_its_scripts(name: str, expected: dict[str, Any]) -> None:
     solver = make_solver(name, {})
-    table4 = {"eta0": 0.1, "eta_step": 0.02, "batch": 0, "rounds": 25}
+    table4 = {"eta0": 0.1, "eta_step": 0.02, "batch": 0, "rounds": 25, "early_stopping_rounds": 0}
     assert {**table4, **expected}.items() <= solver.as_dict().items()
     assert describe_solver(name)["family"] == "group"

@@ -192,7 +192,7 @@ def stages_picture(history: Sequence[Mapping[str, Any]], name: str, note: str) -
 def oracle_picture(rounds: Sequence[Mapping[str, Any]], name: str, note: str) -> Picture:
     """Draw the margin error and the agreement with the exact search against the round.
 
-    rounds: see `xcray.solvers.memoir.oracle.OracleErrors`.
+    rounds: see `xcray.solvers.memoir.margin_errors.OracleErrors`.
     """
     x = axis_around("round", [each["round"] for each in rounds])
     labels = (("mean", "mean"), ("p95", "95 % of the samples"), ("largest", "largest"))

@@ -44,6 +44,7 @@ BUILT_IN: Final = {
     # baselines
     "ppdsparse-paper": "xcray.solvers.presets:PPDSparsePaperSolver",
     "memoir-paper": "xcray.solvers.presets:MemoirPaperSolver",
+    "memoir-paper-frozen": "xcray.solvers.presets:MemoirPaperFrozenSolver",
     "memoir-scripts": "xcray.solvers.presets:MemoirScriptsSolver",
     "lc": "xcray.solvers.lc.solver:LCSolver",
     "block-minimisation": "xcray.solvers.indexed_bcd.baselines:BlockMinimisationSolver",

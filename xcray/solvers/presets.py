@@ -98,11 +98,62 @@ class PPDSparsePaperSolver(PPDSparseSolver):
 
 @dataclass(frozen=True)
 class MemoirPaperSolver(MemoirSolver):
-    """MEMOIR with the settings of its paper; for penalty=l1 also set lam=1e-6.
+    """MEMOIR as printed: rivals searched, margins tested and W changed sample by sample.
 
-    Source: "MEMOIR: Multi-class Extreme Classification with Inexact Margin", Table 4 (T = 25 is
-    that of its smallest set) and Algorithm 1; rivals are searched before W changes because the
-    paper builds its index once per batch.
+    Algorithms 1 and 2 with the settings of Table 4 (T = 25 is that of its smallest set) and the
+    small-world graph that follows W. For penalty=l1 also set lam=1e-6. The rounds are not ended
+    early, because the paper has chosen T in this way.
+
+    Source: "MEMOIR: Multi-class Extreme Classification with Inexact Margin".
+    """
+
+    baseline: ClassVar[bool] = True
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of MEMOIR
+
+    lam: float = parameter(1.0, "weight of the penalty", above=0.0)
+    rounds: int = parameter(25, "number of rounds", low=1, high=1_000_000)
+    oracle: str = parameter(
+        "sw-graph",
+        "search of the most violating class; sw-graph: by a graph of the classes that follows W; "
+        "nmslib, lsh: by an index of W that is built for each group; random: a control",
+        choices=("exact", "sw-graph", "nmslib", "lsh", "random"),
+    )
+    truncate: str = parameter(
+        "touched",
+        "l1: move all weights towards 0 after a round, or those of the classes in its draws, in "
+        "proportion more (touched: eq. 13 of the paper)",
+        choices=("all", "touched"),
+    )
+
+
+@dataclass(frozen=True)
+class MemoirPaperFrozenSolver(MemoirPaperSolver):
+    """MEMOIR with the rivals of a round searched before W changes, and margins tested at the step.
+
+    The other reading of the same algorithm: the paper searches its graph in parallel, which needs
+    one W for all samples of a batch.
+    """
+
+    group: int = parameter(
+        0,
+        "draws whose labels are searched before W changes; above 1, threads or workers share "
+        "them; 0: all draws of a round",
+        low=0,
+        high=1000,
+    )
+    margin_at: str = parameter(
+        "step",
+        "test the margin of a draw with the search of its group, or just before its own step",
+        choices=("search", "step"),
+    )
+
+
+@dataclass(frozen=True)
+class MemoirScriptsSolver(MemoirSolver):
+    """MEMOIR as in its authors' scripts: draws by label, steps of eta / batch, no margin test.
+
+    Left out: their constant feature, which makes most rows choose the same label, and their
+    prediction by cosine.
     """
 
     baseline: ClassVar[bool] = True
@@ -111,24 +162,12 @@ class MemoirPaperSolver(MemoirSolver):
     lam: float = parameter(1.0, "weight of the penalty", above=0.0)
     rounds: int = parameter(25, "number of rounds", low=1, high=1_000_000)
     group: int = parameter(
-        1000, "draws whose labels are searched before W changes", low=1, high=1000
-    )
-    early_stopping_rounds: int = parameter(
-        5,
-        "stop when macro-F1 on held-out training rows has not risen for this many rounds, "
-        "and keep the best weights; 0: never",
+        1000,
+        "draws whose labels are searched before W changes; above 1, threads or workers share "
+        "them; 0: all draws of a round",
         low=0,
+        high=1000,
     )
-
-
-@dataclass(frozen=True)
-class MemoirScriptsSolver(MemoirPaperSolver):
-    """MEMOIR as in its authors' scripts: draws by label, steps of eta / batch, no margin test.
-
-    Left out: their constant feature, which makes most rows choose the same label, and their
-    prediction by cosine.
-    """
-
     step: str = parameter(
         "batch",
         "size of a sample's step: eta (sample) or eta / batch (batch)",
@@ -144,10 +183,4 @@ class MemoirScriptsSolver(MemoirPaperSolver):
         "labels",
         "draw samples uniformly, or labels uniformly and then a sample of the label",
         choices=("rows", "labels"),
-    )
-    early_stopping_rounds: int = parameter(
-        0,
-        "stop when macro-F1 on held-out training rows has not risen for this many rounds, "
-        "and keep the best weights; 0: never",
-        low=0,
     )

@@ -17,7 +17,7 @@ K, D, N = 300, 50, 40
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("exact", {}),
     # the wheels of nmslib are for x86_64 only
-    *([("sw-graph", dict[str, Any]())] if importlib.util.find_spec("nmslib") else []),
+    *([("nmslib", dict[str, Any]())] if importlib.util.find_spec("nmslib") else []),
     ("lsh", {}),
     ("lsh", {"bits": 1024}),
     ("lsh", {"bits": 256, "components": 20}),
@@ -66,7 +66,7 @@ def test_recall_and_margin_error(name: str, settings: dict[str, Any]) -> None:
     random = exact - X.to_scipy().toarray() @ W.to_scipy().toarray()[K // 2]
     assert error.min() > -1e-6
     assert error.mean() < 0.5 * random.mean()
-    assert recall > (0.9 if name == "sw-graph" else 0.05)
+    assert recall > (0.9 if name == "nmslib" else 0.05)
 
 
 def test_more_bits_find_more() -> None:
@@ -97,11 +97,11 @@ def test_edges(name: str, settings: dict[str, Any]) -> None:
 
 def test_wrong_settings_name_the_fix() -> None:
     W, _ = problem()
-    with pytest.raises(ParameterError, match="exact, sw-graph, lsh"):
+    with pytest.raises(ParameterError, match="exact, nmslib, lsh"):
         build_index("tree", W)
     with pytest.raises(ParameterError, match="64, 128"):
         build_index("lsh", W, bits=100)
-    assert sorted(INDEXES) == ["exact", "lsh", "sw-graph"]
+    assert sorted(INDEXES) == ["exact", "lsh", "nmslib"]
 
 
 def test_nearest_codes_are_those_of_a_stable_sort() -> None:

@@ -15,8 +15,10 @@ from tests.support.group_programs import train_rows
 from xcray.arrays import csr_from, frozen, pattern_from
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.row_norm import normalize_rows
+from xcray.solvers import make_solver
 from xcray.solvers.group_contract import StateLost, TrainingRows
 from xcray.solvers.held_out import split_rows
+from xcray.solvers.memoir import graph_rounds
 from xcray.solvers.memoir import rounds as memoir
 from xcray.solvers.memoir.held_out import best_of_rows, count_hits, take_held_out
 from xcray.solvers.memoir.rounds import Share
@@ -67,14 +69,29 @@ def solved(solver, X, Y):
         {"draws": "labels", "margin": 0.5},
         {"labels": "first"},
         {"eta0": 2.0, "eta_step": 0.5, "lam": 0.05},
+        {"group": 0, "margin_at": "step"},
+        {"group": 7, "margin_at": "step", "oracle": "random", "penalty": "l1"},
+        {"penalty": "l1", "lam": 0.02, "truncate": "touched"},
+        {"penalty": "l1", "lam": 0.02, "truncate": "touched", "group": 7, "margin_at": "step"},
+        {"oracle": "sw-graph"},
+        {"oracle": "sw-graph", "group": 7, "penalty": "l1", "lam": 0.02},
+        {"oracle": "sw-graph", "group": 0, "margin_at": "step", "labels": "first"},
+        {"preset": "memoir-paper"},
+        {"preset": "memoir-paper", "penalty": "l1", "lam": 0.02},
+        {"preset": "memoir-paper-frozen"},
     ],
     ids=str,
 )
 def test_the_kernel_equals_naive_code(monkeypatch, params):
     monkeypatch.setattr(memoir, "INITIAL_CAPACITY", 1)  # pools grow
-    monkeypatch.setattr(memoir, "SLICE_ENTRIES", 37)  # rounds are interrupted
+    for module in (memoir, graph_rounds):
+        monkeypatch.setattr(module, "SLICE_ENTRIES", 37)  # rounds are interrupted
     X, Y = problem()
-    solver = MemoirSolver(rounds=8, batch=30, seed=3, **params)
+    name, params = (
+        params.get("preset", "memoir"),
+        {k: v for k, v in params.items() if k != "preset"},
+    )
+    solver = make_solver(name, {"rounds": 8, "batch": 30, "seed": 3, **params})
     local = local_of(solver, X, Y)
     rounds = memoir.Rounds(local.problem, solver, 30)
     draws = [rounds.draw(number) for number in range(1, 9)]
@@ -257,6 +274,7 @@ def test_early_stopping_keeps_the_best_weights():
         {"penalty": "l1", "lam": 0.05},
         {"average_from": 3},
         {"early_stopping_rounds": 5, "held_out": 0.3},
+        {"oracle": "sw-graph", "penalty": "l1", "lam": 0.05, "average_from": 3},
     ],
     ids=str,
 )

@@ -15,12 +15,14 @@ from xcray.index.approximate import ExactIndex
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.kernels.training.memoir import MemoirBatch, MemoirProblem
 from xcray.solvers.memoir import oracle
-from xcray.solvers.memoir.oracle import IndexOracle, OracleErrors
+from xcray.solvers.memoir.margin_errors import Capacity, OracleErrors
+from xcray.solvers.memoir.oracle import IndexOracle
 from xcray.solvers.memoir.rounds import Rounds, run_alone
 from xcray.solvers.memoir.solver import MemoirSolver
 
-SETTINGS: dict[str, Any] = {"rounds": 6, "batch": 30, "oracle": "lsh", "seed": 3}
+SETTINGS: dict[str, Any] = {"rounds": 6, "batch": 30, "group": 0, "oracle": "lsh", "seed": 3}
 USED = K - 1  # classes with rows
+CAPACITY = Capacity(classes=USED, rows=N, radius=2.0, margin=0.5)
 
 
 class LastRows:
@@ -63,9 +65,9 @@ def test_rivals_and_margin_errors_are_those_of_the_definition(
     samples_of = local_of(solver, X, Y).problem
     dense, W = weights()
     samples = np.arange(len(samples_of.rows))
-    search = IndexOracle(solver)
+    search = IndexOracle(solver, CAPACITY)
     found = search.rivals(W, batch_of(samples_of, samples), 0, len(samples))
-    errors = []
+    errors, leads = [], []
     for sample, rival in zip(samples, found, strict=True):
         i, y = samples_of.rows[sample], samples_of.classes[sample]
         scores = np.where(Y[i, :USED], -np.inf, X[i].astype(np.float64) @ dense.T)
@@ -73,14 +75,20 @@ def test_rivals_and_margin_errors_are_those_of_the_definition(
         expected = best if index is ExactIndex else USED - 3 + int(scores[-3:].argmax())
         errors.append(scores[best] - scores[expected])
         own = X[i].astype(np.float64) @ dense[y]
-        assert rival == (expected if own - scores[expected] < 0.5 else -1)
-    figures = search.finish(7)
+        leads.append(own - scores[expected])
+        assert rival == (expected if leads[-1] < 0.5 else -2 - expected)
+    figures = search.finish(7, norm=3.0)
     assert figures.round == 7
     assert figures.mean == pytest.approx(np.mean(errors), abs=1e-6)
     assert figures.p95 == pytest.approx(np.quantile(errors, 0.95), abs=1e-6)
     assert figures.largest == pytest.approx(max(errors), abs=1e-6)
     assert figures.agreement == pytest.approx(np.mean(np.array(errors) == 0.0))
     assert figures.queries_per_second > 0.0
+    assert figures.samples == len(errors)
+    assert figures.above_10 == pytest.approx(np.mean(np.array(errors) > 0.05))
+    eps = max(errors) / 0.5
+    assert figures.risk == pytest.approx(np.maximum(0.0, 1.0 + eps - np.array(leads) / 0.5).mean())
+    assert figures.complexity == pytest.approx(4 * USED / 0.5 * 2.0 * 3.0 / np.sqrt(N))
 
 
 def test_rows_with_all_classes_have_no_rival() -> None:
@@ -89,7 +97,7 @@ def test_rows_with_all_classes_have_no_rival() -> None:
     local = local_of(solver, X, np.ones((N, K), bool))
     W = csr_from(np.ones((K, D), np.float32))
     batch = batch_of(local.problem, np.arange(20))
-    found = IndexOracle(solver).rivals(W, batch, 0, 20)
+    found = IndexOracle(solver, CAPACITY).rivals(W, batch, 0, 20)
     assert (found == -1).all()
 
 

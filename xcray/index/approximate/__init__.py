@@ -12,11 +12,11 @@ from xcray.errors import ParameterError
 from xcray.index.approximate.contract import InnerProductIndex
 from xcray.index.approximate.exact import ExactIndex
 from xcray.index.approximate.lsh import HashIndex
-from xcray.index.approximate.sw_graph import SmallWorldIndex
+from xcray.index.approximate.nmslib_graph import NmslibIndex
 
 INDEXES: Final[Mapping[str, Callable[..., InnerProductIndex]]] = {
     "exact": ExactIndex,
-    "sw-graph": SmallWorldIndex,
+    "nmslib": NmslibIndex,
     "lsh": HashIndex,
 }
 

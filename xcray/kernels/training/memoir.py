@@ -239,6 +239,15 @@ def draw_class(batch: MemoirBatch, scratch: MemoirScratch, i: Any, stamp: int) -
 
 
 @inner()
+def code_rival(rival: int, is_violated: Any) -> int:
+    """Return the rival if its sample takes the step; -2 - rival if its class leads by the margin.
+
+    -1 stands for no rival.
+    """
+    return rival if is_violated or rival < 0 else -2 - rival
+
+
+@inner()
 def find_rival(
     batch: MemoirBatch,
     s: MemoirSettings,
@@ -247,7 +256,7 @@ def find_rival(
     i: Any,
     at: Any,
 ) -> int:
-    """Return the rival of sample i; -1 if its class leads by the margin, or without rivals."""
+    """Return the rival of sample i, see `code_rival`."""
     stamp = scratch.visited[0] + 1
     n = score_classes(batch, lists, scratch, i, at.threshold)
     rival, best = -1, -np.inf
@@ -266,7 +275,7 @@ def find_rival(
             if unscored >= 0:
                 rival, best = unscored, 0.0
     own = read_score(scratch, batch.classes[i], stamp)
-    return rival if rival >= 0 and at.scale * (own - best) < s.margin else -1
+    return code_rival(rival, at.scale * (own - best) < s.margin)
 
 
 @inner()
@@ -353,15 +362,16 @@ def advance(
     s: MemoirSettings,
     lists: FeatureLists,
     scratch: MemoirScratch,
+    rivals: Int32,
     step: float,
     state: np.ndarray,
     budget: int,
 ) -> int:
-    """Continue a round whose samples change W one after the other.
+    """Continue a round whose samples change W one after the other, and write their rivals.
 
-    It stops after the round, after about `budget` visited entries, or with full pools. step: eta.
-    state: (1,) of STATE; position is 0 before the first call of a round. Returns DONE, BUDGET or
-    FULL.
+    It stops after the round, after about `budget` visited entries, or with full pools. rivals:
+    (B,), see `code_rival`. step: eta. state: (1,) of STATE; position is 0 before the first call of
+    a round. Returns DONE, BUDGET or FULL.
     """
     at = state[0]
     end = scratch.visited[0] + budget
@@ -375,6 +385,7 @@ def advance(
                 return FULL
             add_row(batch.X, lists, i, batch.classes[i], rival, step, at)
             at.updates += 1
+        rivals[i] = rival
         at.position += 1
     return DONE
 

@@ -4,6 +4,9 @@ The searches of a group do not depend on each other, so threads and other proces
 The updates are applied feature by feature: one walk of a list finds the entries of all classes that
 the group changes there, where single updates need a walk each. Entries change in the order of the
 samples, as they do without a group.
+
+`step_with_rivals` instead tests the margin of each sample on the W that the samples before it have
+changed, and `truncate_classes` is the truncation of the paper.
 """
 
 from typing import Any, NamedTuple
@@ -23,9 +26,14 @@ from xcray.kernels.training.memoir import (
     MemoirScratch,
     MemoirSettings,
     add_entry,
+    add_row,
+    code_rival,
     drop_zeros,
     find_rival,
     grow_list,
+    has_capacity,
+    read_value,
+    write_entry,
 )
 
 
@@ -185,3 +193,75 @@ def apply_rivals(
         links.first[f] = -1
         done += 1
     return DONE, done
+
+
+@inner()
+def read_lead(
+    batch: MemoirBatch, lists: FeatureLists, i: Any, r: Any, at: Any
+) -> tuple[float, int]:
+    """Return by how much the class of sample i leads class r now, and the visited entries."""
+    lead, visited, y = 0.0, 0, batch.classes[i]
+    for a in range(batch.X.indptr[i], batch.X.indptr[i + 1]):
+        head, x = lists.heads[batch.X.indices[a]], np.float64(batch.X.data[a])
+        visited += head.size
+        for p in range(head.begin, head.begin + head.size):
+            c = lists.entries[p].label
+            if c == y:
+                lead += x * read_value(lists, p, at.threshold)
+            elif c == r:
+                lead -= x * read_value(lists, p, at.threshold)
+    return at.scale * lead, visited
+
+
+@numba.njit(nogil=True, cache=True)
+def step_with_rivals(
+    batch: MemoirBatch,
+    s: MemoirSettings,
+    lists: FeatureLists,
+    hi: int,
+    rivals: Int32,
+    step: float,
+    state: np.ndarray,
+    budget: int,
+) -> int:
+    """Take the steps of samples up to hi - 1, whose rivals are known, one after the other.
+
+    The margin is tested on the present W: `rivals` is written again, see `memoir.code_rival`.
+    state.position: the next sample. It stops after about `budget` visited entries, or with full
+    pools. Returns DONE, BUDGET or FULL.
+    """
+    at, visited = state[0], 0
+    while at.position < hi:
+        if visited > budget:
+            return BUDGET
+        i = at.position
+        r = int(rivals[i]) if rivals[i] >= 0 else -2 - int(rivals[i])
+        if r >= 0:
+            lead, entries = read_lead(batch, lists, i, r, at)
+            visited += entries
+            rivals[i] = code_rival(r, lead < s.margin)
+            if rivals[i] >= 0:
+                if not has_capacity(batch.X, lists, i, at):
+                    return FULL
+                add_row(batch.X, lists, i, batch.classes[i], r, step, at)
+                at.updates += 1
+        at.position += 1
+    return DONE
+
+
+@numba.njit(nogil=True, cache=True)
+def truncate_classes(
+    lists: FeatureLists, is_touched: np.ndarray, by_class: bool, amount: float
+) -> None:
+    """Move the stored values of some classes towards 0 by `amount`: eq. 13 of the paper.
+
+    is_touched: (K,) bool. by_class: whether there is a list for each class, of its features, in
+    place of a list for each feature, of its classes. The lists must not have marks.
+    """
+    for number, head in enumerate(lists.heads):
+        for p in range(head.begin, head.begin + head.size):
+            other = lists.entries[p].label
+            if is_touched[number if by_class else other]:
+                value = float(lists.entries[p].value)
+                excess = max(abs(value) - amount, 0.0)
+                write_entry(lists, p, other, excess if value > 0.0 else -excess, 0.0)

@@ -37,9 +37,9 @@ class MemoirParameters(Parameters):
     )
     oracle: str = parameter(
         "exact",
-        "search of the most violating class; sw-graph, lsh: by an approximate index of W, which is "
-        "built for each group of draws (for each round with group=1); random: a control",
-        choices=("exact", "sw-graph", "lsh", "random"),
+        "search of the most violating class; sw-graph: by a graph of the classes that follows W; "
+        "nmslib, lsh: by an index of W that is built for each group; random: a control",
+        choices=("exact", "sw-graph", "nmslib", "lsh", "random"),
     )
     bits: int = parameter(64, "lsh: length of a code, a multiple of 64", low=64, high=8192)
     components: int = parameter(
@@ -47,15 +47,27 @@ class MemoirParameters(Parameters):
     )
     max_margin_error: float = parameter(
         0.0,
-        "sw-graph, lsh: search exactly after a round in which the mean score of the rivals found "
-        "is lower than that of the exact ones by more than this; 0: never",
+        "sw-graph, nmslib, lsh: search exactly after a round in which the mean score of the rivals "
+        "found is lower than that of the exact ones by more than this; 0: never",
         low=0.0,
     )
     group: int = parameter(
         1,
-        "draws whose labels are searched before W changes; above 1, threads or workers share them",
-        low=1,
+        "draws whose labels are searched before W changes; above 1, threads or workers share "
+        "them; 0: all draws of a round",
+        low=0,
         high=1000,
+    )
+    margin_at: str = parameter(
+        "search",
+        "test the margin of a draw with the search of its group, or just before its own step",
+        choices=("search", "step"),
+    )
+    truncate: str = parameter(
+        "all",
+        "l1: move all weights towards 0 after a round, or those of the classes in its draws, in "
+        "proportion more (touched: eq. 13 of the paper)",
+        choices=("all", "touched"),
     )
     draws: str = parameter(
         "rows",
@@ -98,6 +110,16 @@ class MemoirParameters(Parameters):
             )
         if self.bits % 64:
             raise ParameterError(f"bits must be a multiple of 64, not {self.bits}")
+
+    @property
+    def shrinks_all(self) -> bool:
+        """Return whether all weights move towards 0 after a round."""
+        return self.penalty == "l1" and self.truncate == "all"
+
+    @property
+    def is_approximate(self) -> bool:
+        """Return whether the search can miss the most violating class."""
+        return self.oracle not in ("exact", "random")
 
     def step_size(self, number: int) -> float:
         """Return eta of round `number`, from 1."""

@@ -5,19 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from xcray.arrays import CSR, Int32, Int64, csr, frozen
 from xcray.errors import Stopped
-from xcray.index.approximate import INDEXES
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.kernels.training import memoir as kernel
-from xcray.kernels.training.memoir_groups import GroupLinks, apply_rivals, find_rivals, link_entries
-from xcray.solvers.memoir.oracle import IndexOracle, OracleErrors
+from xcray.kernels.training.memoir_groups import (
+    GroupLinks,
+    apply_rivals,
+    find_rivals,
+    link_entries,
+    step_with_rivals,
+    truncate_classes,
+)
+from xcray.solvers.memoir.margin_errors import Capacity, OracleErrors
+from xcray.solvers.memoir.oracle import IndexOracle
 from xcray.solvers.memoir.parameters import MemoirParameters
+from xcray.storage.array_files import Arrays
 
 # entries visited between two checks of the stop flag: 10 to 60 ms
 SLICE_ENTRIES = 8_000_000
@@ -27,6 +35,8 @@ MAX_GROUP = 1000  # samples whose updates are applied together
 
 # A training yields its share of an array, and receives the whole array: the shares of all workers
 Exchange: TypeAlias = Generator[np.ndarray, np.ndarray, None]
+# the same, which returns the rivals of the samples (B,), see `memoir.code_rival`
+Steps: TypeAlias = Generator[np.ndarray, np.ndarray, Int32]
 
 
 class Share(NamedTuple):
@@ -43,7 +53,12 @@ class Share(NamedTuple):
 
 
 class Rounds:
-    """W and the rounds that change it. batch: samples per round."""
+    """W and the rounds that change it. batch: samples per round. group: samples per search.
+
+    by_class: whether W has a list for each class, in place of one for each feature.
+    """
+
+    by_class: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -53,12 +68,12 @@ class Rounds:
         share: Share | None = None,
     ) -> None:
         self.problem, self.params, self.batch = problem, params, batch
-        self.share = share or Share()
+        self.share, self.group = share or Share(), params.group or batch
         K, D = problem.Y.n_cols, problem.X.n_cols
         self.lists = kernel.FeatureLists(
-            heads=np.zeros(D, kernel.HEAD),
+            heads=np.zeros(K if self.by_class else D, kernel.HEAD),
             entries=np.zeros(INITIAL_CAPACITY, kernel.ENTRY),
-            marks=np.zeros(INITIAL_CAPACITY if params.penalty == "l1" else 0),
+            marks=np.zeros(INITIAL_CAPACITY if params.shrinks_all else 0),
         )
         self._scratch = [_new_scratch(K) for _ in range(self.share.threads)]
         self._links = _new_links(K, D)
@@ -67,7 +82,8 @@ class Rounds:
         self._counts = np.bincount(problem.classes, minlength=K)
         self._begin = np.cumsum(self._counts) - self._counts
         self.errors: list[OracleErrors] = []  # of the rounds whose rivals an index found
-        self._index = IndexOracle(params)
+        self.capacity = _capacity(problem, params)
+        self._index = IndexOracle(params, self.capacity, self.share.threads)
         self._seen = np.flatnonzero(self._counts)
 
     def draw(self, number: int) -> tuple[Int64, np.ndarray]:
@@ -87,16 +103,35 @@ class Rounds:
             self._multiply(1.0 - eta * params.lam)
         step = eta / self.batch if params.step == "batch" else eta
         batch = self._take(*self.draw(number))
-        if self.uses_index:
-            self._search_by_index(batch, number, step, stopped)
-        elif params.group == 1:
-            self._advance(batch, step, stopped)
-        else:
-            yield from self._run_groups(batch, step, stopped)
-        if params.penalty == "l1":
+        rivals = yield from self._take_steps(batch, number, step, stopped)
+        if params.shrinks_all:
             at["threshold"] += eta * params.lam / 2.0
+        elif params.penalty == "l1":
+            self._truncate(batch, rivals, eta * params.lam)
         elif at["norm_sq"] * params.lam > 1.0:
             self._multiply(1.0 / math.sqrt(at["norm_sq"] * params.lam))
+
+    def _take_steps(
+        self,
+        batch: kernel.MemoirBatch,
+        number: int,
+        step: float,
+        stopped: Callable[[], bool],
+    ) -> Steps:
+        """Take the steps of all samples of round `number`, and return their rivals."""
+        if self.uses_index:
+            return self._search_by_index(batch, number, step, stopped)
+        if self.group == 1:
+            return self._advance(batch, step, stopped)
+        return (yield from self._run_groups(batch, step, stopped))
+
+    def _truncate(self, batch: kernel.MemoirBatch, rivals: Int32, amount: float) -> None:
+        """Move the weights of the classes and rivals of the samples towards 0: eq. 13."""
+        is_touched = np.zeros(self.problem.Y.n_cols, bool)
+        is_touched[batch.classes] = True
+        is_touched[np.maximum(rivals, -2 - rivals)[rivals != -1]] = True
+        share = is_touched.mean()
+        truncate_classes(self.lists, is_touched, self.by_class, amount / share)
 
     def weights(self) -> CSR:
         """Return the weights that are not 0: (K, D)."""
@@ -109,12 +144,19 @@ class Rounds:
         limit = float(np.finfo(np.float32).max)
         return csr(indptr, features, np.clip(values, -limit, limit), D)
 
+    def saved_graph(self) -> Arrays:
+        """Return the arrays of what finds rivals, besides W: none."""
+        return {}
+
+    def restore_graph(self, arrays: Arrays) -> None:
+        """Set what finds rivals, besides W, to a saved state: nothing."""
+
     @property
     def uses_index(self) -> bool:
         """Whether an index finds rivals: until its mean margin error is larger than allowed."""
         limit, params = self.params.max_margin_error, self.params
         is_bad = bool(self.errors) and 0.0 < limit < self.errors[-1].mean
-        return params.oracle in INDEXES and params.oracle != "exact" and not is_bad
+        return params.is_approximate and not is_bad
 
     @property
     def _settings(self) -> kernel.MemoirSettings:
@@ -128,11 +170,14 @@ class Rounds:
         classes = frozen(self.problem.classes[samples], np.int32)
         return kernel.MemoirBatch(X, take_pattern_rows(self.problem.Y, rows), classes, numbers)
 
-    def _advance(self, batch: kernel.MemoirBatch, step: float, stopped: Callable[[], bool]) -> None:
+    def _advance(
+        self, batch: kernel.MemoirBatch, step: float, stopped: Callable[[], bool]
+    ) -> Int32:
         """Take the steps of all samples, one after the other."""
+        rivals = np.full(self.batch, -1, np.int32)
         self.state["position"], reason = 0, kernel.BUDGET
         while reason != kernel.DONE:
-            _check(stopped)
+            check_stop(stopped)
             if reason == kernel.FULL:
                 self._enlarge()
             reason = kernel.advance(
@@ -140,22 +185,25 @@ class Rounds:
                 self._settings,
                 self.lists,
                 self._scratch[0],
+                rivals,
                 step,
                 self.state,
                 SLICE_ENTRIES,
             )
+        return rivals
 
     def _run_groups(
         self, batch: kernel.MemoirBatch, step: float, stopped: Callable[[], bool]
-    ) -> Exchange:
+    ) -> Steps:
         """Take the steps of all samples by groups; the searches of a group are shared."""
         rivals = np.full(self.batch, -1, np.int32)
-        for lo in range(0, self.batch, self.params.group):
-            hi = min(lo + self.params.group, self.batch)
+        for lo in range(0, self.batch, self.group):
+            hi = min(lo + self.group, self.batch)
             first, last = self.share.part(lo, hi)
             self._search(batch, first, last, rivals, stopped)
             rivals[lo:hi] = yield rivals[first:last]
-            self._apply(batch, lo, hi, rivals, step, stopped)
+            self._step_group(batch, lo, hi, rivals, step, stopped)
+        return rivals
 
     def _search(
         self,
@@ -170,7 +218,7 @@ class Rounds:
         def search(thread: int) -> None:
             at, end = Share(thread, self.share.threads).part(lo, hi)
             while at < end:
-                _check(stopped)
+                check_stop(stopped)
                 at = find_rivals(
                     batch,
                     self._settings,
@@ -187,17 +235,41 @@ class Rounds:
 
     def _search_by_index(
         self, batch: kernel.MemoirBatch, number: int, step: float, stopped: Callable[[], bool]
-    ) -> None:
+    ) -> Int32:
         """Take the steps of all samples by groups whose rivals an index finds."""
-        size = self.params.group if self.params.group > 1 else self.batch
-        self._index.start(-(-self.batch // size))
+        self._index.start(-(-self.batch // self.group))
         rivals = np.full(self.batch, -1, np.int32)
-        for lo in range(0, self.batch, size):
-            hi = min(lo + size, self.batch)
+        for lo in range(0, self.batch, self.group):
+            check_stop(stopped)
+            hi = min(lo + self.group, self.batch)
             rivals[lo:hi] = self._index.rivals(self.weights(), batch, lo, hi)
+            self._step_group(batch, lo, hi, rivals, step, stopped)
+        norm = math.sqrt(self.state["norm_sq"][0])
+        self.errors.append(self._index.finish(number, norm))
+        return rivals
+
+    def _step_group(
+        self,
+        batch: kernel.MemoirBatch,
+        lo: int,
+        hi: int,
+        rivals: Int32,
+        step: float,
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Take the steps of samples lo .. hi - 1, whose rivals are known."""
+        if self.params.margin_at == "search":
             for begin in range(lo, hi, MAX_GROUP):
                 self._apply(batch, begin, min(begin + MAX_GROUP, hi), rivals, step, stopped)
-        self.errors.append(self._index.finish(number))
+            return
+        self.state["position"], reason = lo, kernel.BUDGET
+        while reason != kernel.DONE:
+            check_stop(stopped)
+            if reason == kernel.FULL:
+                self._enlarge()
+            reason = step_with_rivals(
+                batch, self._settings, self.lists, hi, rivals, step, self.state, SLICE_ENTRIES
+            )
 
     def _apply(
         self,
@@ -208,7 +280,7 @@ class Rounds:
         step: float,
         stopped: Callable[[], bool],
     ) -> None:
-        """Take the steps of samples lo .. hi - 1, whose rivals are known."""
+        """Take the steps of samples lo .. hi - 1 at once, feature by feature."""
         entries = int(batch.X.indptr[hi] - batch.X.indptr[lo])
         if entries > len(self._links.next):
             links = self._links._replace(next=np.empty(entries, np.int32))
@@ -216,7 +288,7 @@ class Rounds:
         n_features = link_entries(batch.X, lo, hi, rivals, self._links)
         reason, done = kernel.BUDGET, 0
         while reason != kernel.DONE:
-            _check(stopped)
+            check_stop(stopped)
             if reason == kernel.FULL:
                 self._enlarge()
             reason, done = apply_rivals(
@@ -270,10 +342,25 @@ def run_alone(exchange: Exchange) -> None:
         return
 
 
-def _check(stopped: Callable[[], bool]) -> None:
+def check_stop(stopped: Callable[[], bool]) -> None:
     """Raise Stopped if `stopped` returns True."""
     if stopped():
         raise Stopped("stopped within a round; the next run continues after the last saved round")
+
+
+def list_positions(heads: Any) -> Any:
+    """Return the positions of the entries of all lists in the pools."""
+    size = heads["size"].astype(np.int64)
+    return np.arange(size.sum()) + np.repeat(heads["begin"] - (np.cumsum(size) - size), size)
+
+
+def _capacity(problem: kernel.MemoirProblem, params: MemoirParameters) -> Capacity:
+    """Return what Theorem 1 needs of the samples, for an approximate search."""
+    X, radius = problem.X, 1.0
+    if params.row_norm == "none" and params.is_approximate:
+        squares = np.concatenate([[0.0], np.cumsum(np.square(X.data, dtype=np.float64))])
+        radius = math.sqrt(np.diff(squares[X.indptr]).max(initial=0.0))
+    return Capacity(problem.Y.n_cols, max(len(problem.rows), 1), radius, params.margin)
 
 
 def _double(pool: Any) -> Any:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from xcray.arrays import CSR, Int32, Int64, csr
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training.class_weights import update_mean
+from xcray.solvers.memoir.graph_rounds import GraphRounds
 from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, best_of_rows, count_hits
-from xcray.solvers.memoir.oracle import OracleErrors
+from xcray.solvers.memoir.margin_errors import OracleErrors
 from xcray.solvers.memoir.parameters import MemoirParameters
-from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Exchange, Rounds, Share
+from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Exchange, Rounds, Share, list_positions
 from xcray.storage.array_files import Arrays
 
 
@@ -97,6 +97,7 @@ def saved_arrays(training: MemoirTraining) -> Arrays:
     state = training.rounds.state.copy()
     state["used"] = training.rounds.lists.heads["capacity"].sum()
     return {
+        **training.rounds.saved_graph(),
         "numbers": np.array([training.number, training.best_number]),
         "state": state.view(np.uint8),
         "counts": np.stack(training.counts),
@@ -113,24 +114,27 @@ def restore(training: MemoirTraining, arrays: Arrays) -> None:
     rounds.errors = [OracleErrors(*each) for each in arrays["oracle"].tolist()]
     training.number, training.best_number = (int(each) for each in arrays["numbers"])
     training.counts = HeldOutCounts(*arrays["counts"])
-    D = len(rounds.lists.heads)
+    D = rounds.problem.X.n_cols
     training.mean, training.best = (_read_matrix(name, arrays, D) for name in ("mean", "best"))
     rounds.state = arrays["state"].copy().view(kernel.STATE)
     rounds.lists = _read_lists(arrays)
+    rounds.restore_graph(arrays)
+
+
+def make_rounds(
+    problem: kernel.MemoirProblem, params: MemoirParameters, batch: int, share: Share
+) -> Rounds:
+    """Return W = 0 in the form that the search needs. batch: samples per round."""
+    kind = GraphRounds if params.oracle == "sw-graph" else Rounds
+    return kind(problem, params, batch, share)
 
 
 def start_training(params: MemoirParameters, local: MemoirState, share: Share) -> MemoirTraining:
     """Return the training at W = 0."""
     problem = local.problem
-    rounds = Rounds(problem, params, params.batch_size(problem.Y.n_cols), share)
+    rounds = make_rounds(problem, params, params.batch_size(problem.Y.n_cols), share)
     limit = params.rounds if len(problem.rows) and problem.Y.n_cols > 1 else 0
     return MemoirTraining(rounds, local.held_out, limit)
-
-
-def _positions(heads: Any) -> Any:
-    """Return the positions of the entries of all lists in the pools."""
-    size = heads["size"].astype(np.int64)
-    return np.arange(size.sum()) + np.repeat(heads["begin"] - (np.cumsum(size) - size), size)
 
 
 def _list_arrays(lists: kernel.FeatureLists) -> Arrays:
@@ -138,7 +142,7 @@ def _list_arrays(lists: kernel.FeatureLists) -> Arrays:
 
     Capacities decide when zeros are dropped, and so the rounding of thresholds.
     """
-    at, has_marks = _positions(lists.heads), len(lists.marks) > 0
+    at, has_marks = list_positions(lists.heads), len(lists.marks) > 0
     return {
         "size": lists.heads["size"],
         "capacity": lists.heads["capacity"],
@@ -158,7 +162,7 @@ def _read_lists(arrays: Arrays) -> kernel.FeatureLists:
     heads["begin"] = ends - arrays["capacity"]
     pool = max(INITIAL_CAPACITY, int(ends[-1]) if len(ends) else 0)
     entries, marks = np.zeros(pool, kernel.ENTRY), np.zeros(pool if has_marks else 0)
-    at = _positions(heads)
+    at = list_positions(heads)
     entries["label"][at], entries["value"][at] = arrays["labels"], arrays["values"]
     if has_marks:
         marks[at] = arrays["marks"]

@@ -10,7 +10,7 @@ import numpy as np
 from xcray.arrays import frozen
 from xcray.solvers.group_contract import StateLost
 from xcray.solvers.memoir.export import export_labels
-from xcray.solvers.memoir.oracle import OracleErrors
+from xcray.solvers.memoir.margin_errors import OracleErrors
 from xcray.solvers.memoir.parameters import MemoirParameters
 from xcray.solvers.memoir.rounds import Exchange, Share, run_alone
 from xcray.solvers.memoir.state import (
