@@ -29,7 +29,6 @@ QUICK: Final = (  # with --quick, seconds each
     "training.convergence",
     "training.labels",
     "training.quality",
-    "training.sparsification",
 )
 LONGER: Final = (  # with --quick, up to a minute each
     "indexed_bcd.memory",

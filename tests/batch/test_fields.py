@@ -20,15 +20,22 @@ from xcray.service.prediction.instances import to_rows
 from xcray.training import TrainSpec, train
 
 ROWS = [
-    {"title": "Häuser", "year": 1990, "lang": "de", "labels": ["homes"]},
-    {"title": "Dächer der Häuser", "year": 1991, "lang": "de", "labels": ["homes", "roofs"]},
-    {"title": "Books", "year": 2020, "lang": "en", "labels": ["books"]},
-    {"title": "Reading a book", "year": None, "lang": None, "labels": ["books"]},
+    {"title": "Häuser", "year": 1990, "emb": [1, 0.5], "lang": "de", "labels": ["homes"]},
+    {
+        "title": "Dächer der Häuser",
+        "year": 1991,
+        "emb": [1, 0.25],
+        "lang": "de",
+        "labels": ["homes", "roofs"],
+    },
+    {"title": "Books", "year": 2020, "emb": [0.0, 3], "lang": "en", "labels": ["books"]},
+    {"title": "Reading a book", "year": None, "emb": [0.5, 0.5], "lang": None, "labels": ["books"]},
 ]
-FIELDS = ("title", "year", "lang")
+FIELDS = ("title", "year", "emb", "lang")
 OPTIONS = {
     "text_fields": "title:2",
     "number_fields": "year",
+    "vector_fields": "emb:0.5",
     "text": {"language": "lang"},
     "name": "documents",
 }
@@ -60,6 +67,7 @@ def test_a_batch_reads_fields(model: Model, tmp_path: Path, format: str) -> None
         path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     else:
         cells = (["" if row[name] is None else str(row[name]) for name in FIELDS] for row in ROWS)
+        cells = ([cell.replace(",", "") for cell in line] for line in cells)
         path.write_text("\n".join([",".join(FIELDS), *map(",".join, cells)]) + "\n")
     _, table = run(tmp_path, model, path, format=format, top_k=2)
     expected = Predictor(model).predict([values_of(row) for row in ROWS], 2)
@@ -75,7 +83,7 @@ def test_requests_with_fields_are_the_same_rows(model: Model) -> None:
     rows = to_rows(model, query.instances)
     ours, theirs = Predictor(model).predict(rows), Predictor(model).predict([*map(values_of, ROWS)])
     assert ours.scores.tolist() == theirs.scores.tolist()
-    with pytest.raises(ParameterError, match="field 'title' is \\['a'\\]; it must be a text"):
+    with pytest.raises(ParameterError, match="field 'title' is \\['a'\\]; give a text"):
         Predictor(model).predict([{"title": ["a"]}])
 
 

@@ -196,6 +196,9 @@ class ReadingOptions:
     number_fields: str | None = parameter(
         None, "fields with a number as a feature, separated by commas", kind=str
     )
+    vector_fields: str | None = parameter(
+        None, "field with a list of numbers, like an embedding, as features", kind=str
+    )
     label_field: str | None = parameter(
         None, "field with the labels; of objects: subjects.uri; default: labels", kind=str
     )

@@ -234,7 +234,8 @@ def _check_schema(
                 "whole numbers or strings",
             )
         elif name in row_schema.text:
-            numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+            entry = kind.value_type if _is_list(kind) else kind
+            numbers = pa.types.is_integer(entry) or pa.types.is_floating(entry)
             valid = _is_string(kind) or (name in row_schema.value_fields and numbers)
             expected = "strings"
         else:

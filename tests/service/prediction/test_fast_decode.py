@@ -58,7 +58,7 @@ values = st.lists(
     max_size=5,
 )
 fields = st.dictionaries(
-    texts, texts | st.integers(-9, 9) | st.floats(-1, 1), min_size=1, max_size=3
+    texts, texts | st.integers(-9, 9) | st.floats(-1, 1) | values, min_size=1, max_size=3
 )
 instances = st.fixed_dictionaries(
     {}, optional={"text": texts, "fields": fields, "indices": indices, "values": values}

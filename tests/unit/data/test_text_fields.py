@@ -12,7 +12,7 @@ from xcray.data.text.analyzer import Analyzer
 from xcray.data.text.fields import Field, document, join_fields, readable, text_fields_of
 from xcray.data.text.pipeline import TextPipeline
 from xcray.data.text.tokenizer import TextParams
-from xcray.errors import ParameterError, Refused, Unavailable
+from xcray.errors import DataError, ParameterError, Refused, Unavailable
 
 FIELDS = (
     Field("title", weight=2.0),
@@ -91,6 +91,22 @@ def test_a_number_is_scaled_by_its_mean_and_deviation():
     assert values == [pytest.approx(-1 / 3), pytest.approx(1 / 3), 0.0, 0.0]
     far = pipeline.transform([join_fields(("a", "b", "en", "", "9999"))])
     assert far.data[list(far.indices).index(year)] == 1.0
+
+
+def test_a_vector_has_the_length_of_its_weight():
+    fields = (Field("text"), Field("emb", "vector", 0.5), Field("year", "number", 1.0))
+    texts = [join_fields(row) for row in (("a word", "[3, 4]", "1"), ("word", "0 2", "3"))]
+    pipeline, X = TextPipeline.fit_transform(texts, TextParams(fields=fields))
+    assert pipeline.names.to_pylist() == ["emb:00000", "emb:00001", "word", "year"]
+    assert X.row(0)[1] == pytest.approx([0.3, 0.4, 1.0, -1 / 3])
+    assert (X.row(1)[0].tolist(), X.row(1)[1].tolist()[0]) == ([1, 2, 3], 0.5)
+    assert np.array_equal(pipeline.transform(texts).data, X.data)
+    assert pipeline.transform(["word"]).indices.tolist() == [2]
+    for wrong in ("1 2 3", "1 x", "nan 1"):
+        with pytest.raises(DataError, match=r"vector|numbers"):
+            pipeline.transform([join_fields(("a", wrong, ""))])
+    with pytest.raises(DataError, match="0 numbers"):
+        TextPipeline.fit([join_fields(("a", "", ""))], TextParams(fields=fields))
 
 
 def test_words_are_named_as_written():

@@ -284,7 +284,7 @@ def _check_type(
     entry = kind.value_type if is_list(kind) else None
     is_integer_list = entry is not None and pa.types.is_integer(entry)
     if name in layout.text:
-        is_valid = is_string(kind) or (name in options.value_fields and _is_number(kind))
+        is_valid = is_string(kind) or (name in options.value_fields and _is_number(entry or kind))
         expected = "strings"
     elif name in layout.labels and options.label_columns:
         is_valid, expected = is_string(kind) or _is_number(kind), "0 and 1"

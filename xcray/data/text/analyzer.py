@@ -5,11 +5,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from xcray.data.text.fields import CATEGORY, LANGUAGE, NUMBER, SEPARATOR, TEXT, Field, to_number
+from xcray.data.text.fields import (
+    CATEGORY,
+    LANGUAGE,
+    NUMBER,
+    SEPARATOR,
+    TEXT,
+    VECTOR,
+    Field,
+    to_number,
+    to_vector,
+    vector_error,
+)
 from xcray.data.text.stems import Stems, algorithm
 from xcray.data.text.tokenizer import TextParams, make_cutter, ngrams
 
@@ -39,7 +51,7 @@ class Analyzer:
         self.cut = make_cutter(params)
         fields = params.fields
         self.fields = (Field("text"), *fields)
-        self.numbers = [field for field in fields if field.kind == NUMBER]
+        self.is_dense = any(field.kind in (NUMBER, VECTOR) for field in fields)
         own_language = params.language and algorithm(params.language)
         self.stems = stems_of(own_language) if own_language else None
         kinds = [field.kind for field in fields]
@@ -100,14 +112,35 @@ class Analyzer:
             if field.kind == CATEGORY and value.strip()
         ]
 
-    def number_values(self, document: str) -> list[float]:
-        """Return the document's numbers, NaN where there is none."""
-        values = self.values(document)
-        return [
-            to_number(value)
-            for field, value in zip(self.params.fields, values, strict=True)
-            if field.kind == NUMBER
-        ]
+    def dense_values(self, document: str, width: int | None = None) -> list[float]:
+        """Return the document's numbers (NaN where there is none), then its vector.
+
+        width: of both, once it is known; a missing vector is then NaN. Raises DataError for a
+        vector of another length, or none in the first document.
+        """
+        named = [*zip(self.params.fields, self.values(document), strict=True)]
+        out = [to_number(value) for field, value in named if field.kind == NUMBER]
+        for field, value in named:
+            if field.kind != VECTOR:
+                continue
+            vector = to_vector(value)
+            if not vector and width is not None:
+                vector = [math.nan] * (width - len(out))
+            out += vector
+            if not vector or (width is not None and len(out) != width):
+                problem = f"field {field.name!r} has {len(vector)} numbers"
+                raise vector_error(f"{problem}; the rows of the training have others", value)
+        return out
+
+    def dense_columns(self, width: int) -> list[tuple[str, float]]:
+        """Return the terms and weights of the values of `dense_values`."""
+        fields = self.params.fields
+        out = [(field.prefix, field.weight) for field in fields if field.kind == NUMBER]
+        for field in fields:
+            if field.kind == VECTOR:
+                size = width - len(out)
+                out += [(f"{field.prefix}{i:05d}", field.weight) for i in range(size)]
+        return out
 
     def words(self, part: Part) -> tuple[list[str], list[str], list[str]]:
         """Return the stems of a part, the words as written, and its whole identifiers."""

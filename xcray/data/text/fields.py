@@ -1,4 +1,4 @@
-"""Documents of several fields: texts, categories and numbers of one row, and its language.
+"""Documents of several fields: texts, categories, numbers, vectors, and the language of the row.
 
 The fields of a document travel as one string, separated by U+001F, in the order of the pipeline. So
 every path that takes texts takes documents. Terms of one field alone are its name, U+001F and the
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from xcray.errors import ParameterError, excerpt, similar_or_all
+from xcray.errors import DataError, ParameterError, excerpt, similar_or_all
 
 SEPARATOR: Final = "\x1f"
-TEXT, CATEGORY, NUMBER, LANGUAGE = "text", "category", "number", "language"
-KINDS: Final = (TEXT, CATEGORY, NUMBER, LANGUAGE)
+TEXT, CATEGORY, NUMBER, LANGUAGE, VECTOR = "text", "category", "number", "language", "vector"
+KINDS: Final = (TEXT, CATEGORY, NUMBER, LANGUAGE, VECTOR)
 MAX_FIELDS: Final = 60  # the kernel numbers them in six bits
 MAX_NUMBER: Final = 3.0  # standard deviations from the mean; numbers beyond are cut
 WEIGHTED = re.compile(r"(.+):([0-9]+(?:\.[0-9]+)?)")
@@ -28,8 +28,8 @@ WEIGHTED = re.compile(r"(.+):([0-9]+(?:\.[0-9]+)?)")
 class Field:
     """A field of a document.
 
-    kind: text, category, number, or language (of the stems). weight: of a text, the weight of its
-    own terms (0: none), in addition to those that all texts share; of others, the weight
+    kind: text, category, number, vector, or language (of the stems). weight: of a text, the weight
+    of its own terms (0: none), in addition to those that all texts share; of others, the weight
     relative to a word. ngram_max: of a text, in place of that of the pipeline.
     """
 
@@ -88,9 +88,9 @@ def text_fields_of(value: Any) -> tuple[Field, ...]:
 def reading_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Field, ...]]:
     """Return reading options with the names of all fields of a document, and the fields.
 
-    text_fields, category_fields and number_fields become text_fields, the names in this order, and
-    value_fields, those of categories and numbers. There are no fields if all are plain texts.
-    Raises ParameterError.
+    text_fields, category_fields, number_fields and vector_fields become text_fields, the names in
+    this order, and value_fields, those of the kinds other than text. There are no fields if all are
+    plain texts. Raises ParameterError.
     """
     rest = dict(values)
     fields: list[Field] = []
@@ -103,7 +103,7 @@ def reading_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Fi
     if texts is not None:
         objects = isinstance(texts, Mapping)
         fields += text_fields_of(texts if objects else names_of("text_fields", texts))
-    for kind in (CATEGORY, NUMBER):
+    for kind in (CATEGORY, NUMBER, VECTOR):
         option = f"{kind}_fields"
         if option in rest:
             named = map(text_field, names_of(option, rest.pop(option)))
@@ -135,10 +135,12 @@ def names_of(option: str, value: Any) -> tuple[str, ...]:
 
 
 def cell_text(value: Any) -> str | None:
-    """Return the text of a category, number or language in a file; None for other values.
+    """Return the text of a category, number, vector or language in a file; None for other values.
 
     Nothing is an empty text, and a whole number has no decimal point.
     """
+    if isinstance(value, list) and all(isinstance(each, int | float) for each in value):
+        return " ".join(map(repr, value))
     if value is None:
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -157,7 +159,7 @@ def document(values: Mapping[str, Any], names: Sequence[str]) -> str:
     Raises ParameterError for a name that is not among `names`, and for a value that is neither a
     text nor a number.
     """
-    texts = {name: cell_text(value) for name, value in values.items()}
+    texts = {name: cell_text(_plain(value)) for name, value in values.items()}
     for name in values:
         if name not in names:
             raise ParameterError(
@@ -165,9 +167,14 @@ def document(values: Mapping[str, Any], names: Sequence[str]) -> str:
             )
         if texts[name] is None:
             raise ParameterError(
-                f"field {name!r} is {values[name]!r}; it must be a text or a number"
+                f"field {name!r} is {values[name]!r}; give a text, a number or a list of numbers"
             )
     return join_fields(texts.get(name) or "" for name in names)
+
+
+def _plain(value: Any) -> Any:
+    """Return an array of NumPy as a list or number."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def readable(term: str) -> str:
@@ -176,6 +183,26 @@ def readable(term: str) -> str:
         return term
     name, _, rest = term.partition(SEPARATOR)
     return f"{name}:{rest}" if name and rest else name or f"*{rest}*"
+
+
+def to_vector(value: str) -> list[float]:
+    """Return the numbers of a vector, scaled to length 1; none for an empty text.
+
+    Raises DataError for what is not a list of numbers.
+    """
+    try:
+        vector = [float(each) for each in value.strip("[] ").replace(",", " ").split()]
+    except ValueError:
+        vector = [math.nan]
+    length = math.sqrt(math.fsum(each * each for each in vector))
+    if not math.isfinite(length):
+        raise vector_error("the vector is not a list of finite numbers", value)
+    return [each / length for each in vector] if length else vector
+
+
+def vector_error(problem: str, value: str) -> DataError:
+    """Return the error of a vector."""
+    return DataError("FIELD_TYPE", problem, value=value[:100], hint="give each row as many numbers")
 
 
 def to_number(value: str) -> float:

@@ -201,28 +201,29 @@ class TextPipeline:
         """Transform texts from an iterator without keeping them."""
         if not self.numbers:
             return self._vectorizer.rows(texts)
-        numbers = array("d")
+        numbers, width = array("d"), len(self.numbers)
 
         def noted() -> Iterator[str]:
             for text in texts:
-                numbers.extend(self.analyzer.number_values(text))
+                numbers.extend(self.analyzer.dense_values(text, width))
                 yield text
 
         return self._with_numbers(self._vectorizer.rows(noted()), numbers)
 
     def _with_numbers(self, X: CSR, numbers: array[float]) -> CSR:
-        """Return rows with the features of number fields.
+        """Return rows with the features of numbers and vectors.
 
         A number is (number - mean) / (3 standard deviations), cut to -1 to 1, times the weight of
-        its field; 0, so no entry, if there is none. numbers: of all rows, row by row.
+        its field; 0, so no entry, if there is none. A vector has the length of its weight. numbers:
+        of all rows, row by row.
         """
         if not self.numbers:
             return X
-        fields = self.analyzer.numbers
+        named = self.analyzer.dense_columns(len(self.numbers))
         means, deviations = np.array(self.numbers).T
-        scaled = (np.array(numbers).reshape(-1, len(fields)) - means) / (MAX_NUMBER * deviations)
-        scaled = np.clip(np.nan_to_num(scaled), -1.0, 1.0) * [field.weight for field in fields]
-        names = pa.array([field.prefix for field in fields], pa.large_string())
+        scaled = (np.array(numbers).reshape(-1, len(named)) - means) / (MAX_NUMBER * deviations)
+        scaled = np.clip(np.nan_to_num(scaled), -1.0, 1.0) * [weight for _, weight in named]
+        names = pa.array([name for name, _ in named], pa.large_string())
         columns = pc.index_in(names, self.terms).to_numpy()
         rows, which = np.nonzero(scaled)
         rows = np.concatenate([np.repeat(np.arange(X.n_rows), np.diff(X.indptr)), rows])

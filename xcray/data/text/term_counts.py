@@ -11,6 +11,7 @@ import numpy as np
 
 from xcray.arrays import Int64
 from xcray.data.text.analyzer import Analyzer
+from xcray.data.text.fields import MAX_NUMBER, NUMBER
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.text.vectorizer import not_a_string_error
 from xcray.errors import ParameterError
@@ -34,7 +35,8 @@ class TermCounts:
         self.df = array("q")
         self.tf = array("q")
         self.n_texts = 0
-        self.numbers = array("d")  # of all texts, text by text
+        self.numbers = array("d")  # and vectors, of all texts, text by text
+        self.width: int | None = None  # of those of a text
 
     def rows(self, texts: Iterable[str]) -> Iterator[dict[int, int]]:
         """Count each text and yield {term number: count}."""
@@ -49,8 +51,10 @@ class TermCounts:
                 df[j] += 1
                 tf[j] += times
                 row[j] = times
-            if self.analyzer.numbers:
-                self.numbers.extend(self.analyzer.number_values(text))
+            if self.analyzer.is_dense:
+                values = self.analyzer.dense_values(text, self.width)
+                self.width = len(values)
+                self.numbers.extend(values)
             self.n_texts += 1
             yield row
 
@@ -79,7 +83,7 @@ class TermCounts:
                 f"lower min_df ({params.min_df}) or raise max_df ({params.max_df})"
             )
         kept, counts, scales = [names[j] for j in selected], df[selected], self._scales()
-        fields = [field.prefix for field in self.analyzer.numbers]
+        fields = [name for name, _ in self.analyzer.dense_columns(self.width or 0)]
         if fields:
             present = np.isfinite(np.array(self.numbers).reshape(-1, len(fields))).sum(0)
             order = np.argsort(np.array([*kept, *fields], object), kind="stable")
@@ -91,16 +95,19 @@ class TermCounts:
         return FittedTerms(kept, counts, self.n_texts, scales), new_id
 
     def _scales(self) -> list[tuple[float, float]]:
-        """Return mean and standard deviation of each number field (1 for a constant)."""
-        fields = self.analyzer.numbers
-        columns = np.array(self.numbers).reshape(-1, len(fields) or 1).T
+        """Return mean and standard deviation of each number (1 for a constant).
+
+        Those of a vector are 0 and 1 / 3, so that its numbers stay what they are.
+        """
+        names = [field.name for field in self.analyzer.params.fields if field.kind == NUMBER]
+        values = np.array(self.numbers).reshape(-1, self.width or 1)
         out = []
-        for field, column in zip(fields, columns, strict=False):
+        for name, column in zip(names, values.T, strict=False):
             known = column[np.isfinite(column)]
             if not len(known):
-                raise ParameterError(f"the number field {field.name!r} has no number in any row")
+                raise ParameterError(f"the number field {name!r} has no number in any row")
             out.append((float(known.mean()), float(known.std()) or 1.0))
-        return out
+        return out + [(0.0, 1.0 / MAX_NUMBER)] * ((self.width or 0) - len(out))
 
 
 def renumber_terms(

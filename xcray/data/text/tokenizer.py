@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from xcray.data.text.fields import LANGUAGE, MAX_FIELDS, SEPARATOR, TEXT, Field
+from xcray.data.text.fields import LANGUAGE, MAX_FIELDS, SEPARATOR, TEXT, VECTOR, Field
 from xcray.data.text.stems import algorithm
 from xcray.errors import ParameterError
 
@@ -126,6 +126,12 @@ class TextParams:
             "fields",
             [field.name for field in self.fields],
             f"at most {MAX_FIELDS} fields with different names",
+        )
+        _require(
+            list(named.values()).count(VECTOR) <= 1,
+            "fields",
+            list(named),
+            "fields with one vector at most: put several vectors into one list",
         )
         _require(not named or TEXT in named.values(), "fields", list(named), "fields with a text")
         _require(

@@ -34,7 +34,9 @@ MAX_TOP_K = 2**53  # larger values are left to the strict decoder
 _Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_INDEX)]
 _Value = Annotated[float, msgspec.Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
-_Fields = Annotated[dict[str, _Text | _Value], msgspec.Meta(min_length=1, max_length=MAX_FIELDS)]
+_Fields = Annotated[
+    dict[str, _Text | _Value | list[_Value]], msgspec.Meta(min_length=1, max_length=MAX_FIELDS)
+]
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 LabelNames = Annotated[
     list[Annotated[str, msgspec.Meta(max_length=MAX_LABEL_CHARS)]],
@@ -50,7 +52,7 @@ class InstanceLike(Protocol):
         """Text to classify."""
 
     @property
-    def fields(self) -> Mapping[str, str | float] | None:
+    def fields(self) -> Mapping[str, str | float | list[float]] | None:
         """Values of the fields of a document by name."""
 
     @property

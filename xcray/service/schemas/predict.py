@@ -22,7 +22,9 @@ from xcray.service.schemas.base import (
 from xcray.service.schemas.declared import declared_field
 
 FieldText = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
-FieldValues = Annotated[dict[str, FieldText | Value], Field(min_length=1, max_length=MAX_FIELDS)]
+FieldValues = Annotated[
+    dict[str, FieldText | Value | Values], Field(min_length=1, max_length=MAX_FIELDS)
+]
 
 
 class Instance(Strict):
