@@ -30,7 +30,7 @@ class Moving(SerialGroup):
         """Return the workers that the test marks as draining, with their seconds left."""
         return {worker: seconds for worker, seconds in self.going.items() if worker in self._live}
 
-    def poll_new_workers(self) -> list[str]:
+    def poll_new_workers(self, seconds_left: float | None = None) -> list[str]:
         """Start the workers for which the test has room, and return them."""
         came = [worker for worker in self.room if worker not in self._live]
         if came:

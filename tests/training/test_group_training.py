@@ -240,7 +240,9 @@ def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
     compare("lc", result, references["lc"])
 
 
-@pytest.mark.parametrize("solver", ["lbfgs", "lc", "generalized-least-squares", "memoir"])
+@pytest.mark.parametrize(
+    "solver", ["lbfgs", "memoir", drill("lc"), drill("generalized-least-squares")]
+)
 def test_workers_that_come_and_go_between_rounds_change_no_bit(
     tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solver: str
 ) -> None:

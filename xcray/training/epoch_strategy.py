@@ -136,7 +136,7 @@ def make_worker_group(
     if spec.pool != "ray":
         return ThreadGroup(factory, workers)
     try:
-        from xcray.workers.ray.pool import training_session
+        from xcray.workers.ray.pool import scaling_policy_for, training_session
         from xcray.workers.ray.worker_group import RayWorkerGroup
     except ModuleNotFoundError as error:
         raise missing_ray(error) from None
@@ -150,6 +150,7 @@ def make_worker_group(
         request=need,
         initial=workers,
         min_ready=1 if max_workers else None,
+        policy=scaling_policy_for(spec.ray_address),
     )
 
 

@@ -141,7 +141,7 @@ class GroupWorkers(TrainingWorkers):
         self._farthest = -1  # rounds in the newest checkpoint
         self._lost = self._restarts = 0  # workers; losses since that checkpoint
         self.keeps_state = parts.keeps_state
-        self.note = ""
+        self.note, self.seconds_left = "", None
         self.on_progress: Callable[[float], None] = lambda ahead: None
         calls.on_progress = self._on_progress
         calls.on_sync_point = self._on_sync_point
@@ -159,7 +159,7 @@ class GroupWorkers(TrainingWorkers):
     @property
     def wants_checkpoint(self) -> bool:
         """Whether workers come or go after the next checkpoint."""
-        return self._parts.has_changes()
+        return self._parts.has_changes(self.seconds_left)
 
     def restore(self, folder: CheckpointFolder | None) -> TrainingState | None:
         """Assign all parts, and restore the newest valid checkpoint, or the start."""
@@ -229,5 +229,6 @@ class GroupWorkers(TrainingWorkers):
         if self._folder is not None and self._parts.draining:
             raise Stopped("a node is about to go", code=NODE_LEAVES)
         if self._calls.sweeps and isinstance(self._parts, ShardAssignment):
-            moved = self._parts.rebalance(self._calls.speeds, self._calls.sweeps)
+            calls = self._calls
+            moved = self._parts.rebalance(calls.speeds, calls.sweeps, self.seconds_left)
             self.note = moved or self.note

@@ -25,12 +25,14 @@ class TrainingWorkers(Protocol):
     """Workers of a training, and what depends on where its state is.
 
     keeps_state: whether the state of a round stays as it is while the program goes on, so that it
-    can be saved later. note: what happened since the last report, for people. on_progress: called
-    within a round with the epochs that are done in it.
+    can be saved later. note: what happened since the last report, for people. seconds_left: to the
+    end of the training as of the last report, None if unknown. on_progress: called within a round
+    with the epochs that are done in it.
     """
 
     keeps_state: bool
     note: str
+    seconds_left: float | None
     on_progress: Callable[[float], None]
 
     @property
@@ -267,6 +269,7 @@ class ProgramLoop:
         """Report progress: `ahead` epochs beyond the last round."""
         done, seconds = self._number + ahead, self._seconds()
         eta = 0.0 if self._reason else seconds_left(self._rule, done, seconds, self._curve)
+        self._workers.seconds_left = eta
         newest = self._history[-1] if self._history else {}
         note, self._workers.note = self._workers.note, ""
         rate = done / max(seconds, 1e-9)

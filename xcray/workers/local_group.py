@@ -112,7 +112,7 @@ class _LocalGroup(ABC):
         check_replacements(lost, self._names, self._live)
         self._start(lost)
 
-    def poll_new_workers(self) -> list[str]:
+    def poll_new_workers(self, seconds_left: float | None = None) -> list[str]:
         """Return no workers: lost threads are only replaced."""
         return []
 

@@ -118,9 +118,12 @@ class Parts:
             self.group.release(*leaving)
         return f"left before their node goes: {', '.join(leaving)}" if leaving else ""
 
-    def has_changes(self) -> bool:
-        """Return whether a checkpoint is needed to go on with other workers."""
-        self._joined += self.group.poll_new_workers()
+    def has_changes(self, seconds_left: float | None) -> bool:
+        """Return whether a checkpoint is needed to go on with other workers.
+
+        seconds_left: to the end of the training, None if unknown.
+        """
+        self._joined += self.group.poll_new_workers(seconds_left)
         return bool(self._joined or self.draining)
 
     def adapt(self) -> str:

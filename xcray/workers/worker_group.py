@@ -129,11 +129,12 @@ class WorkerGroup(Workers, Protocol):
         without them.
         """
 
-    def poll_new_workers(self) -> list[str]:
+    def poll_new_workers(self, seconds_left: float | None = None) -> list[str]:
         """Return missing workers that became available since the last call.
 
-        Other missing workers are requested where there is room. The call does not wait for them;
-        a later call returns them.
+        Other missing workers are requested where there is room, and where the work of
+        `seconds_left` with the present workers is worth the start of a node. The call does not wait
+        for them; a later call returns them.
         """
 
     def draining_workers(self) -> dict[str, float]:

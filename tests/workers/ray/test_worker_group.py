@@ -21,6 +21,7 @@ from tests.support.shard_toy import GRID, ToyStep, ToyWork
 from tests.support.waiting import until
 from tests.support.worker_group_toy import LARGE, Work, ask, replies, to
 from xcray.errors import ParameterError, Unavailable
+from xcray.schedule.autoscaling import ScalingPolicy
 from xcray.schedule.events import Lost
 from xcray.solvers.group_contract import Layout, PlacedBlock
 from xcray.workers.call_queue import call_many, require_ref
@@ -310,3 +311,21 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
             assert places(block) == {node_of(group, worker)}
         # W and state of 4 labels, in float32.
         until(lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4)
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "requested"), [(None, 0), (50.0, 0), (200.0, 2), (1e4, 6)]
+)
+def test_workers_without_a_place_are_requested_while_work_is_left(
+    monkeypatch, seconds_left, requested
+):
+    """Two of eight workers are there, no node has room, and a node takes 60 s to start."""
+    policy = ScalingPolicy(node_seconds=60.0)
+    group = RayWorkerGroup(Work(), 8, nullcontext(), "growing", initial=2, policy=policy)
+    group._actors = {"worker-0": None, "worker-1": None}
+    asked = []
+    monkeypatch.setattr(group, "_request_workers", asked.extend)
+    monkeypatch.setattr(group, "_poll_starts", lambda seconds: [])
+    monkeypatch.setattr(group._cluster, "refresh", lambda seconds=0.0: None)
+    assert group.poll_new_workers(seconds_left) == []
+    assert asked == [f"worker-{number}" for number in range(2, 2 + requested)]

@@ -56,7 +56,7 @@ class ShardAssignment(Parts):
             self._speeds.forget(worker)
         return super().leave()
 
-    def has_changes(self) -> bool:
+    def has_changes(self, seconds_left: float | None) -> bool:
         """Return whether a node is about to go; if all are, work goes on to the last moment."""
         return bool(self.group.draining_workers())
 
@@ -64,13 +64,16 @@ class ShardAssignment(Parts):
         """Do nothing: shards move at sync points, with their state."""
         return ""
 
-    def rebalance(self, speeds: Mapping[str, float], sweeps: int) -> str:
+    def rebalance(
+        self, speeds: Mapping[str, float], sweeps: int, seconds_left: float | None
+    ) -> str:
         """Move shards at a sync point to new or to faster workers; return what happened.
 
-        speeds: of the workers in the last interval of `sweeps` sweeps.
+        speeds: of the workers in the last interval of `sweeps` sweeps. seconds_left: as of
+        `has_changes`.
         """
         self._speeds.update(speeds, self.workers)
-        joined = self.group.poll_new_workers()
+        joined = self.group.poll_new_workers(seconds_left)
         if joined:  # they are assumed to be as fast as the fastest known one
             known = self._speeds.speeds_of(self.workers)
             self._move_shards(assign_by_speed(self.costs, known))

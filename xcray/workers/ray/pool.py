@@ -33,13 +33,12 @@ import ray
 from xcray.schedule.autoscaling import (
     Forecast,
     ScalingPolicy,
-    WorkerCounts,
     desired_workers,
     workers_to_release,
 )
 from xcray.schedule.calls import Call
 from xcray.schedule.events import Left, NodeLost
-from xcray.schedule.placement import ONE_CPU, ResourceRequest, free_slots
+from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.schedule.placement_timeouts import AVOID_SECONDS, PlacementWatchdog
 from xcray.workers.contract import WorkerStatus
 from xcray.workers.pool import RemoteTaskRunner, Report, TaskWorker
@@ -59,8 +58,6 @@ LOG: Final = logging.getLogger(__name__)
 MIN_STORE_BYTES: Final = 256 << 20
 # default limit of a job's workers on a shared cluster
 MAX_CLUSTER_WORKERS: Final = 256
-# After this a worker with a reserved place that is not placed counts as waiting.
-RESERVATION_SECONDS: Final = 15.0
 
 
 @contextmanager
@@ -196,7 +193,7 @@ class RayPool(RayWorkers):
         for worker in workers_to_release(forecast, self._idle_since, nodes, now):
             self._reports += self._release(worker)
         self._desired = desired_workers(
-            forecast, self._worker_counts(now), self._n_workers, self._policy
+            forecast, self._worker_counts(staying, now), self._n_workers, self._policy
         )
         return self._desired
 
@@ -235,20 +232,6 @@ class RayPool(RayWorkers):
     def _staying_workers(self) -> list[str]:
         """Return workers that are not leaving, the oldest first."""
         return [worker for worker in self._actors if worker not in self._leaving]
-
-    def _worker_counts(self, now: float) -> WorkerCounts:
-        """Return the current workers; those with a reserved place count as ready."""
-        free = sum(free_slots(node, self._request) for node in self._locations.free_nodes())
-        fresh = [
-            worker
-            for worker in self._reserved & self._requested.keys()
-            if now - self._requested[worker] < RESERVATION_SECONDS
-        ]
-        references = self._requested.keys() - fresh
-        waited = now - min((self._requested[worker] for worker in references), default=now)
-        return WorkerCounts(
-            len(self._staying_workers()) - len(references), len(references), free, waited
-        )
 
     def _adjust_size(self) -> list[Report]:
         """Request missing actors, and cancel requests that the remaining work does not need."""

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar, cast
 import ray
 
 from xcray.errors import Unavailable
+from xcray.schedule.autoscaling import Forecast, ScalingPolicy, desired_workers
 from xcray.schedule.calls import ObjectHandle
 from xcray.schedule.events import Joined, Lost
 from xcray.schedule.placement import ONE_CPU, ResourceRequest, free_slots
@@ -72,7 +73,8 @@ class RayWorkerGroup(RayWorkers):
     them to disk. request: resources of each actor. silent_seconds: when a worker that does not
     answer is given up, and the timeout of `fetch`. initial: number of workers at `open`, all by
     default; the others are requested later. min_ready: number of initial workers that `open`
-    waits for, all by default; the others are requested later if there is no room.
+    waits for, all by default; the others are requested later if there is no room. policy: when a
+    worker without a place is requested, None for never.
     """
 
     actor_class = GroupActor
@@ -88,11 +90,13 @@ class RayWorkerGroup(RayWorkers):
         request: ResourceRequest = ONE_CPU,
         initial: int | None = None,
         min_ready: int | None = None,
+        policy: ScalingPolicy | None = None,
     ) -> None:
         super().__init__(work, session, job, request, silent_seconds)
         self._names = worker_names(workers)
         self._initial = self._names[: initial or workers]
         self._min_ready = min_ready or len(self._initial)
+        self._policy = policy
         self._requested_at = 0.0  # time of the last request; inf: request no more
 
     @property
@@ -155,10 +159,11 @@ class RayWorkerGroup(RayWorkers):
             return PLACE_SECONDS
         raise not_ready_error(f"{', '.join(lost)}: no node has room, so none was", 0.0)
 
-    def poll_new_workers(self) -> list[str]:
+    def poll_new_workers(self, seconds_left: float | None = None) -> list[str]:
         """See `WorkerGroup`; requests without a place after PLACE_SECONDS are cancelled.
 
-        If a requested worker fails no more are requested: the others can go on without them.
+        The policy keeps those for which a node is worth its start: an autoscaler sees them. If a
+        requested worker fails no more are requested: the others can go on without them.
         """
         joined = list[str]()
         try:
@@ -168,16 +173,26 @@ class RayWorkerGroup(RayWorkers):
             self._requested_at = inf
             self._cancel_starts()
         now = time.monotonic()
+        demand = self._demand(seconds_left, now)
         if now > self._requested_at + PLACE_SECONDS:
-            for worker in list(self._requested):
+            for worker in list(self._requested)[demand:]:
                 self._forget(worker)
         missing = [worker for worker in self._names if worker not in self._actors]
-        rooms = self._n_free_slots()
-        if missing and rooms and self._requested_at < inf:
+        n = max(self._n_free_slots(), demand - len(self._requested))
+        if missing and n and self._requested_at < inf:
             self._cluster.refresh()
-            self._request_workers(missing[:rooms])
+            self._request_workers(missing[:n])
             self._requested_at = now
         return joined
+
+    def _demand(self, seconds_left: float | None, now: float) -> int:
+        """Return how many workers without a place the remaining work can use."""
+        if self._policy is None or seconds_left is None:
+            return 0
+        counts = self._worker_counts(self._actors, now)
+        parts = len(self._names) - counts.ready  # that can get a worker of their own
+        work = Forecast(seconds_left * len(self.available), parts, 0, ())
+        return desired_workers(work, counts, len(self._names), self._policy) - counts.ready
 
     def _n_free_slots(self) -> int:
         """Return how many workers fit, as of the last refresh.

@@ -13,16 +13,17 @@ is killed, so that it neither answers late nor holds its CPU.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, NamedTuple
 
 import ray
 
 from xcray.errors import Unavailable
+from xcray.schedule.autoscaling import WorkerCounts
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Joined, Lost
-from xcray.schedule.placement import ResourceRequest
+from xcray.schedule.placement import ResourceRequest, free_slots
 from xcray.system.memory import MemoryUsage
 from xcray.workers.contract import WorkerStatus
 from xcray.workers.pool import Report
@@ -43,6 +44,8 @@ from xcray.workers.worker_group import CallFailed, CallOutcome, make_reply, obje
 
 REPLACEMENTS_PER_WORKER: Final = 5  # replacements of lost actors, per worker
 SILENT_SECONDS: Final = 300.0  # longer than any object takes to cross a network
+# After this a worker with a reserved place that is not placed counts as waiting.
+RESERVATION_SECONDS: Final = 15.0
 
 
 class _SubmittedCall(NamedTuple):
@@ -198,6 +201,18 @@ class RayWorkers:
             if self._stopped:
                 actor.stop.remote()
             self._steps[actor.location.remote()] = worker
+
+    def _worker_counts(self, staying: Collection[str], now: float) -> WorkerCounts:
+        """Return the numbers of those that stay; with a reserved place they count as ready."""
+        free = sum(free_slots(node, self._request) for node in self._locations.free_nodes())
+        fresh = [
+            worker
+            for worker in self._reserved & self._requested.keys()
+            if now - self._requested[worker] < RESERVATION_SECONDS
+        ]
+        waiting = self._requested.keys() - fresh
+        waited = now - min((self._requested[worker] for worker in waiting), default=now)
+        return WorkerCounts(len(staying) - len(waiting), len(waiting), free, waited)
 
     def _shared_refs(self) -> tuple[Any, ...]:
         """Return references to the arrays for workers whose `open` returned False."""
