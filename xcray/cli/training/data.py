@@ -360,6 +360,34 @@ def labels(
 
 
 @app.command()
+def spectrum(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
+    ],
+    json: output.JsonOption = False,
+) -> None:
+    """Show eigenvalues of the second moments of the training rows, and which solvers suit them."""
+    from xcray.data.dataset import Dataset
+    from xcray.data.spectrum import SHARES, show_eigenvalues, spectrum
+
+    found = spectrum(Dataset.open(directory).train.X).summary()
+    if json:
+        output.print_json(found)
+        return
+    values, shares = found["eigenvalues"], found["shares"].items()
+    output.print_pairs(
+        {
+            "rows": f"{found['rows']:,}",
+            "eigenvalues": show_eigenvalues(values, (*SHARES, len(values))),
+            "sum of singular values": ", ".join(f"{n}: {100 * s:.0f} %" for n, s in shares),
+            "condition": f"{found['condition']:.4g} (2nd to {found['values']:,}th singular value)",
+            "advice": found["advice"],
+        }
+    )
+
+
+@app.command()
 def index(
     directory: Annotated[
         Path,
