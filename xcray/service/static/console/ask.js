@@ -50,6 +50,9 @@ const MAX_MODELS = 100;
 const thresholdsOf = (value) => Object.fromEntries(["min_score", "min_probability"].filter(value).map((name) => [name, Number(value(name))]));
 const lines = (text) => (text || "").split("\n").map((line) => line.trim()).filter(Boolean);
 
+// Where a ranked label comes from: its place in the search, and the word of the text where its name begins.
+const originOf = ({ rank, first_word: word }) => [rank && `search ${rank}`, word !== null && `name at word ${word + 1}`].filter(Boolean).join(", ") || "search";
+
 // One question; the reply names the version, so that the link and the words are of that version.
 function Answer({ question }) {
   const [label, setLabel] = useState(null);
@@ -63,14 +66,14 @@ function Answer({ question }) {
   const pinned = found && `${found.reply.model.name}:${found.reply.model.version}`;
   const [why, whyError] = useLoaded(async () => (shown === undefined ? null : change("POST", `/v1/models/${segment(pinned)}:explain`, { instance: { text: question.text }, label: shown, top: 50 })), [pinned, shown, question]);
   if (!found) return error ? html`<${Trouble} error=${error} />` : html`<p role="status">Asking.</p>`;
-  const { labels, scores, probabilities, certificate } = found.reply.predictions[0];
+  const { labels, names, scores, origins, probabilities, certificate } = found.reply.predictions[0];
   const link = `#/ask?${new URLSearchParams({ model: pinned, text: question.text, k: question.k, ...(question.probabilities && { p: 1 }), ...question.thresholds, ...(question.allow.length && { allow: question.allow.join("\n") }), ...(question.deny.length && { deny: question.deny.join("\n") }) })}`;
   const whyNot = (event) => { event.preventDefault(); setLabel(new FormData(event.target).get("label").trim()); };
   const isAnswer = labels.includes(shown);
-  return html`<h2>Answer</h2><p role="status">Version ${found.reply.model.version} of ${found.reply.model.name}, ${found.ms.toFixed(0)} ms with the network. ${certificate.exact ? `Proven exact: no other ${question.allow.length || question.deny.length ? "allowed " : ""}label has a larger score.` : "Not proven exact."} <a href=${link}>Link to this question</a></p>
+  return html`<h2>Answer</h2><p role="status">Version ${found.reply.model.version} of ${found.reply.model.name}, ${found.ms.toFixed(0)} ms with the network. ${!certificate.exact ? "Not proven exact." : origins ? "A ranker ordered labels of an exact search and names in the text." : `Proven exact: no other ${question.allow.length || question.deny.length ? "allowed " : ""}label has a larger score.`} <a href=${link}>Link to this question</a></p>
     ${found.reply.warnings?.map((warning) => html`<div class="problem">${warning.message}</div>`)}
-    <${Table} caption="Labels" columns=${["label", "score#", ...(probabilities ? ["probability#"] : [])]} rows=${labels.map((name, i) => [
-      html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, scores[i].toFixed(3), ...(probabilities ? [probabilities[i].toFixed(3)] : [])])} empty="No label is allowed, or none reaches the least score or probability." />
+    <${Table} caption="Labels" columns=${["label", ...(names ? ["name"] : []), "score#", ...(probabilities ? ["probability#"] : []), ...(origins ? ["found"] : [])]} rows=${labels.map((name, i) => [
+      html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, ...(names ? [names[i]] : []), scores[i].toFixed(3), ...(probabilities ? [probabilities[i].toFixed(3)] : []), ...(origins ? [originOf(origins[i])] : [])])} empty="No label is allowed, or none reaches the least score or probability." />
     <${Judge} key=${`${pinned} ${question.text}`} text=${question.text} labels=${labels} model=${pinned} />
     <form onSubmit=${whyNot} aria-label="Why not"><label>Another label <input name="label" required maxlength="10000" /></label> <button>Why not?</button></form>
     ${shown !== undefined && html`<h2>${isAnswer ? "Why" : "Why not"} ${shown}</h2>`}<${Trouble} error=${whyError} />${why && why.label === shown && html`<${Words} text=${question.text} why=${why} />`}`;
