@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,6 @@ from xcray.arrays import Float64, Int32, Int64, TopK, frozen
 
 Bools = NDArray[np.bool_]
 NOT_COMPUTED = frozen(np.empty(0), np.float64)
-# of a ranked label: its rank (0: not retrieved) and score (NaN without training rows) in the
-# search; first word (-1: none) and length in words of the match of its name
-ORIGIN = np.dtype(
-    [("rank", np.int32), ("score", np.float64), ("first_word", np.int32), ("words", np.int32)]
-)
-NOT_RANKED = frozen(np.empty(0, ORIGIN), ORIGIN)
 
 
 class SearchResult(NamedTuple):
@@ -30,8 +24,9 @@ class SearchResult(NamedTuple):
     bound of all other labels: at least 0 if exact; a negative value shows by how much a label that
     was not scored before the deadline could be better. log_normaliser: (n,) float64, log of the sum
     of exp(score) over all labels of the model, regardless of the filter; empty if not requested.
-    origins: (n, k) of ORIGIN, where the labels of a ranker come from; empty without one. A ranked
-    result has log-odds as scores, and the certificate of the search that its labels come from.
+    origins: (n, k, 4) float64, where the labels of a ranker come from: rank and score in the
+    search, first word and number of words of the match of a name, NaN if missing; empty without a
+    ranker. A ranked result has log-odds as scores, and the certificate of the search.
     """
 
     labels: Int32
@@ -41,7 +36,7 @@ class SearchResult(NamedTuple):
     postings_read: Int64
     bound_gap: Float64
     log_normaliser: Float64 = NOT_COMPUTED
-    origins: Any = NOT_RANKED
+    origins: Float64 = NOT_COMPUTED
 
     @property
     def is_ranked(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,17 +13,14 @@ from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Scorer
-from xcray.index.search_result import ORIGIN, SearchResult, concatenate_results
-from xcray.kernels.search.names import SEPARATOR, find_names
+from xcray.index.search_result import SearchResult, concatenate_results
+from xcray.kernels.search.names import SEPARATOR
 from xcray.kernels.search.ranking import (
     FEATURES,
-    FIRST_WORD,
-    RANK,
-    SCORE,
-    WORDS,
     LabelSide,
-    NameMatches,
+    TextRows,
     collect_candidates,
+    rank_rows,
 )
 from xcray.kernels.search.trees import sum_trees
 from xcray.kernels.sparse import row_range
@@ -35,7 +32,7 @@ from xcray.predict.explain import Ranking
 # labels of the search that are ranked: on GermEval 60 rank as well as 200, at a third of the time
 CANDIDATES: Final = 60
 BATCH_ROWS: Final = 2_000  # rows whose candidates are in memory at once: 15 MB
-WORD_END: Final = bytes((SEPARATOR,))
+WORD_END: Final = chr(SEPARATOR)
 
 
 class Candidates(NamedTuple):
@@ -52,36 +49,19 @@ class CandidateFinder:
     def __init__(self, text: TextPipeline, linear: LinearPart, labels: LabelIndex) -> None:
         """Initialise. labels: its first labels are those of the weights."""
         self._tokens = text.tokens
-        self._prefixes = as_plain_tuple(labels.names.prefixes)
-        self._starts = labels.names.starts
-        self._side = LabelSide(
-            linear.W,
-            linear.b,
-            labels.counts,
-            labels.texts,
-            labels.names.starts,
-            labels.names.labels,
+        self._n_labels = len(labels.counts)
+        self.side = as_plain_tuple(
+            LabelSide(linear.W, linear.b, labels.counts, labels.texts, labels.names)
         )
 
-    def match(self, texts: Sequence[str]) -> NameMatches:
-        """Return the names in texts, longest first at each position."""
-        words = [self._tokens(text) for text in texts]
-        rows = frozen([*accumulate(map(len, words), initial=0)], np.int64)
-        pieces = [word.encode("utf-8", "replace") + WORD_END for word in chain.from_iterable(words)]
-        starts = frozen([*accumulate(map(len, pieces), initial=0)], np.int64)
-        text = np.frombuffer(bytearray(b"".join(pieces) or WORD_END), np.uint8)
-        indptr, *found = find_names(text, starts, rows, self._prefixes, self._starts)
-        names, first, length = (frozen(each, np.int32) for each in found)
-        return NameMatches(frozen(indptr, np.int64), names, first, length, rows)
-
-    def candidates(
+    def rows(
         self,
         texts: Sequence[str],
         X: CSR,
         result: SearchResult,
         label_filter: LabelFilter | None = None,
-    ) -> Candidates:
-        """Return the candidates of rows. X: features of the texts; result: of their search.
+    ) -> Any:
+        """Return `TextRows` as a plain tuple. X: features of the texts; result: of their search.
 
         With a filter, names add only labels that it allows; those without a training row are not
         among them. Raises ShapeMismatch unless there is one row per text.
@@ -93,13 +73,20 @@ class CandidateFinder:
             )
         allowed = np.zeros(0, np.uint8)
         if label_filter is not None:
-            allowed = np.zeros(len(self._side.counts), np.uint8)
+            allowed = np.zeros(self._n_labels, np.uint8)
             allowed[: len(label_filter.allowed)] = label_filter.allowed
+        pieces = [
+            WORD_END.join((*self._tokens(text), "")).encode("utf-8", "replace") for text in texts
+        ]
+        words = np.frombuffer(bytearray(b"".join(pieces) or WORD_END.encode()), np.uint8)
+        starts = frozen([*accumulate(map(len, pieces), initial=0)], np.int64)
         labels, scores = frozen(result.labels, np.int32), frozen(result.scores, np.float64)
-        matches = self.match(texts)
-        return Candidates(
-            *collect_candidates(X, labels, scores, matches, self._side, frozen(allowed, np.uint8))
-        )
+        allowed.flags.writeable = False  # kernels expect read-only arrays
+        return as_plain_tuple(TextRows(words, starts, X, labels, scores, allowed))
+
+    def candidates(self, texts: Sequence[str], X: CSR, result: SearchResult) -> Candidates:
+        """Return the candidates of texts. X, result: as for `rows`."""
+        return Candidates(*collect_candidates(self.rows(texts, X, result), self.side))
 
 
 class TextRanker:
@@ -110,6 +97,7 @@ class TextRanker:
     ) -> None:
         """Initialise. scorer: of the weights, for the search."""
         self._ranker = ranker
+        self._trees = as_plain_tuple(ranker.trees)
         self._finder = CandidateFinder(text, linear, ranker.labels)
         self._scorer = scorer
 
@@ -134,8 +122,11 @@ class TextRanker:
             found = self._scorer.top_k(
                 rows, max(k, CANDIDATES), deadline_ms=deadline_ms, label_filter=label_filter
             )
-            candidates = self._finder.candidates(batch, rows, found, label_filter)
-            parts.append(_rank(self._ranker, candidates, found, min(k, found.labels.shape[1])))
+            inputs = self._finder.rows(batch, rows, found, label_filter)
+            k = min(k, found.labels.shape[1])
+            ranked = rank_rows(inputs, self._finder.side, self._trees, self._ranker.baseline, k)
+            labels, scores, origins = ranked
+            parts.append(found._replace(labels=labels, scores=scores, origins=origins))
         return concatenate_results(parts)
 
     def explain(self, text: str, x: CSR, label: int) -> Ranking | None:
@@ -157,37 +148,6 @@ class TextRanker:
         )
 
 
-def _rank(ranker: Ranker, candidates: Candidates, result: SearchResult, k: int) -> SearchResult:
-    """Return the k best candidates of each row: scores are log-odds, ties by the rank before.
-
-    result: of the search, with at least k labels per row. Its certificate is kept.
-    """
-    raw = sum_trees(candidates.features, ranker.trees, ranker.baseline)
-    n = len(candidates.indptr) - 1
-    labels, scores = np.empty((n, k), np.int32), np.empty((n, k))
-    origins = np.zeros((n, k), ORIGIN)
-    for i in range(n):
-        rows = slice(candidates.indptr[i], candidates.indptr[i + 1])
-        order = np.argsort(-raw[rows], kind="stable")[:k]
-        labels[i], scores[i] = candidates.labels[rows][order], raw[rows][order]
-        chosen = candidates.features[rows][order]
-        origins[i]["rank"] = np.nan_to_num(chosen[:, RANK])
-        origins[i]["score"] = chosen[:, SCORE]
-        origins[i]["first_word"] = np.nan_to_num(chosen[:, FIRST_WORD], nan=-1)
-        origins[i]["words"] = chosen[:, WORDS]
-    return result._replace(labels=labels, scores=scores, origins=origins)
-
-
-def widen(Y: Pattern, counts: Any, n_labels: int) -> tuple[Pattern, Any]:
-    """Return the label sets of rows, and training rows per label, of all labels in an answer.
-
-    Labels without training rows follow those of the model; no row of a data set has them.
-    """
-    if counts is not None:
-        counts = np.concatenate([counts, np.zeros(n_labels - len(counts), np.int64)])
-    return pattern(Y.indptr, Y.indices, n_labels), counts
-
-
 def origin_views(result: SearchResult) -> list[list[dict[str, Any]]]:
     """Return where the labels of a ranked result come from, label by label; JSON.
 
@@ -198,12 +158,27 @@ def origin_views(result: SearchResult) -> list[list[dict[str, Any]]]:
     return [
         [
             {
-                "rank": rank or None,
+                "rank": _whole(rank),
                 "score": None if score != score else score,
-                "first_word": first if words else None,
-                "words": words or None,
+                "first_word": _whole(first),
+                "words": _whole(words),
             }
             for rank, score, first, words in row
         ]
         for row in result.origins.tolist()
     ]
+
+
+def _whole(value: float) -> int | None:
+    """Return a whole number; None for NaN."""
+    return None if value != value else int(value)
+
+
+def widen(Y: Pattern, counts: Any, n_labels: int) -> tuple[Pattern, Any]:
+    """Return the label sets of rows, and training rows per label, of all labels in an answer.
+
+    Labels without training rows follow those of the model; no row of a data set has them.
+    """
+    if counts is not None:
+        counts = np.concatenate([counts, np.zeros(n_labels - len(counts), np.int64)])
+    return pattern(Y.indptr, Y.indices, n_labels), counts

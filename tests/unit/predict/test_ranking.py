@@ -6,16 +6,27 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from xcray.arrays import csr, frozen
+from xcray.arrays import CSR, csr, csr_from, frozen
 from xcray.data.label_texts import LabelText, LabelTexts
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, ShapeMismatch
+from xcray.index.scorer import SparseScorer
 from xcray.index.search import SearchIndex
-from xcray.kernels.search.ranking import FEATURES, FREQUENCY, GAP, MATCHES, RANK, SCORE
+from xcray.kernels.search.ranking import (
+    COVERED,
+    FEATURES,
+    FIRST_WORD,
+    FREQUENCY,
+    GAP,
+    MATCHES,
+    RANK,
+    SCORE,
+    WORDS,
+)
 from xcray.kernels.search.trees import sum_trees
 from xcray.model.directory import LinearPart
 from xcray.model.ranker import Ranker, index_labels
-from xcray.predict.ranking import CandidateFinder, _rank
+from xcray.predict.ranking import CandidateFinder, TextRanker
 from xcray.storage.names import Names
 from xcray.training.ranking.fit import fit_trees
 
@@ -42,31 +53,49 @@ def finder() -> CandidateFinder:
     return CandidateFinder(PIPELINE, LinearPart(index.W, index.b, index), labels)
 
 
-def found(finder: CandidateFinder, text: str) -> list[tuple[str, int, int]]:
-    """Return the names in a text with first word and length."""
-    matches = finder.match([text])
-    prefixes = finder._prefixes[0]
-    names = [
-        bytes(prefixes[1][prefixes[0][j] : prefixes[0][j + 1]]).decode().replace("\x1f", " ")
-        for j in matches.names
-    ]
-    return list(zip(names, matches.first.tolist(), matches.length.tolist(), strict=True))
+def naive_names(text: str) -> dict[str, list[tuple[int, int]]]:
+    """Return first word and length of all matches of each label, the longest from left to right."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for entry in ENTRIES:
+        for name in (entry.name, *entry.other_names):
+            for form in {name, name.partition(" (")[0]}:
+                names.setdefault(tuple(PIPELINE.tokens(form)), []).append(entry.id)
+    words, start, out = PIPELINE.tokens(text), 0, dict[str, list[tuple[int, int]]]()
+    while start < len(words):
+        ends = [e for e in range(start + 1, len(words) + 1) if tuple(words[start:e]) in names]
+        for label in names[tuple(words[start : ends[-1]])] if ends else ():
+            out.setdefault(label, []).append((start, ends[-1] - start))
+        start = ends[-1] if ends else start + 1
+    return out
 
 
-def test_the_longest_name_is_found_at_each_position(finder: CandidateFinder) -> None:
-    """Case and qualifiers do not matter, matches do not overlap, a beginning does not match."""
-    assert found(finder, TEXTS[0]) == [("great white shark", 0, 3), ("shark", 4, 1)]
-    assert found(finder, TEXTS[1]) == [("polar bear", 0, 2)]
-    assert found(finder, "White SHARK, animal") == [("white shark animal", 0, 3)]
-    assert found(finder, "White shark's") == [("white shark", 0, 2)]
-    assert found(finder, "great white polar") == []
+@pytest.mark.parametrize(
+    "text",
+    [*TEXTS, "White SHARK, animal", "White shark's", "great white polar", "shark polar bear"],
+)
+def test_the_longest_name_is_found_at_each_position(finder: CandidateFinder, text: str) -> None:
+    """As by a naive search: case and qualifiers do not matter, matches do not overlap."""
+    X = PIPELINE.transform([text])
+    index = SearchIndex.build(csr_from(np.ones((4, PIPELINE.n_features))), np.zeros(4, np.float32))
+    candidates = finder.candidates([text], X, index.query(X, 4))
+    found = {}
+    for label, row in zip(candidates.labels.tolist(), candidates.features, strict=True):
+        if row[MATCHES]:
+            found[["a", "b", "c", "d", "zero"][label]] = row
+    expected = naive_names(text)
+    assert set(found) == set(expected)
+    n_words = max(1, len(PIPELINE.tokens(text)))
+    for label, row in found.items():
+        firsts, lengths = zip(*expected[label], strict=True)
+        covered = sum(lengths) / n_words
+        numbers = [len(lengths), firsts[0], max(lengths), pytest.approx(covered)]
+        assert row[[MATCHES, FIRST_WORD, WORDS, COVERED]].tolist() == numbers
 
 
 def test_candidates_are_those_of_the_search_and_of_names(finder: CandidateFinder) -> None:
     """Labels without rows have no score, also in the search; the others have that of their row."""
     X = PIPELINE.transform(TEXTS)
-    side = finder._side
-    index = SearchIndex.build(side.W, side.b)
+    index = SearchIndex.build(CSR(*finder.side[0]), finder.side[1])
     everything = index.query(X, 4)
     candidates = finder.candidates(TEXTS, X, index.query(X, 1))
     rows = [slice(*pair) for pair in np.stack([candidates.indptr[:-1], candidates.indptr[1:]], 1)]
@@ -91,7 +120,7 @@ def test_candidates_are_those_of_the_search_and_of_names(finder: CandidateFinder
     assert np.isnan(all_labels.features[all_labels.labels[:4].tolist().index(3), SCORE])
 
 
-def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, finder, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """To the last bits, with missing values, also after writing and reading; ranks follow them."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
@@ -118,10 +147,18 @@ def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, finder, monkey
     assert read.sha256 == ranker.sha256
     assert (sum_trees(X, read.trees, read.baseline) == sum_trees(X, trees, baseline)).all()
     rows = PIPELINE.transform(TEXTS)
-    search = SearchIndex.build(finder._side.W, finder._side.b).query(rows, 4)
-    candidates = finder.candidates(TEXTS, rows, search)
-    ranked = _rank(read, candidates, search, 3)
-    raw = sum_trees(candidates.features, trees, baseline)[: candidates.indptr[1]]
-    assert ranked.scores[0].tolist() == sorted(raw, reverse=True)[:3]
+    index = SearchIndex.build(csr_from(np.eye(2, PIPELINE.n_features)), np.zeros(2, np.float32))
+    linear, scorer = LinearPart(index.W, index.b, index), SparseScorer(index)
+    ranked = TextRanker(read, PIPELINE, linear, scorer).search(TEXTS, rows, 2)
+    finder = CandidateFinder(PIPELINE, linear, labels)
+    candidates = finder.candidates(TEXTS, rows, index.query(rows, 2))
+    raw = sum_trees(candidates.features, trees, baseline)
+    for i in range(len(TEXTS)):
+        row = raw[candidates.indptr[i] : candidates.indptr[i + 1]]
+        order = np.argsort(-row, kind="stable")[:2]
+        assert ranked.scores[i].tolist() == row[order].tolist()
+        assert (
+            ranked.labels[i].tolist() == candidates.labels[candidates.indptr[i] :][order].tolist()
+        )
     with pytest.raises(Corrupt, match="the ranker has 4 labels"):
         Ranker.load(tmp_path / "ranker", (9, PIPELINE.n_features), verify=False)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
 from xcray.arrays import Int32, Int64
-from xcray.kernels.vocabulary import Vocabulary, Words, extend_state, find, initial_state
+from xcray.kernels.inner import inner
+from xcray.kernels.vocabulary import Vocabulary, extend_state, find, initial_state
 
 SEPARATOR = 31  # between the words of a text or name: a control character that no word has
 
@@ -31,46 +31,61 @@ class LabelNameTable(NamedTuple):
     labels: Int32
 
 
-@numba.njit(nogil=True, cache=True)
-def find_names(
-    text: Any, word_starts: Int64, rows: Int64, vocabulary: Any, starts: Int64
-) -> tuple[Int64, Int32, Int32, Int32]:
-    """Return the names in texts: row pointers (n + 1,), and prefix, first word and words of each.
+class NameMatches(NamedTuple):
+    """Working memory for the names in one text: prefix, first word and words of each."""
 
-    Matches of a text do not overlap; words count from 0 in each text. text: writable uint8, the
-    words of all texts, each followed by SEPARATOR; word_starts: (m + 1,) int64; rows: (n + 1,)
-    int64, the first word of each text. vocabulary: plain tuple of `LabelNameTable.prefixes`.
+    names: Int32
+    first: Int32
+    length: Int32
+
+
+@inner(inline="always")
+def _word_end(text: Any, position: int) -> int:
+    """Return the position of the separator that ends the word at a position."""
+    while text[position] != SEPARATOR:
+        position += 1
+    return position
+
+
+@inner()
+def find_names(
+    text: Any, begin: int, end: int, table: LabelNameTable, matches: NameMatches
+) -> tuple[int, int]:
+    """Write the names in a text to `matches`; return how many there are, and the number of words.
+
+    Matches do not overlap. text: writable uint8; the words in bytes [begin, end) are each followed
+    by SEPARATOR, and their number is at most the length of `matches`.
     """
-    table = Vocabulary(Words(vocabulary[0][0], vocabulary[0][1]), vocabulary[1], vocabulary[2])
-    n_words = len(word_starts) - 1
-    names, first, length = (
-        np.empty(n_words, np.int32),
-        np.empty(n_words, np.int32),
-        np.empty(n_words, np.int32),
-    )
-    indptr = np.zeros(len(rows), np.int64)
-    n_matches = 0
-    for row in range(len(rows) - 1):
-        word = rows[row]
-        while word < rows[row + 1]:
-            begin, best, end = word_starts[word], -1, word
-            state = initial_state(table.seed)
-            position = begin
-            for last in range(word, rows[row + 1]):
-                stop = word_starts[last + 1] - 1
-                state = extend_state(state, text, position, stop)
-                position = stop
-                prefix = find(table, text, begin, stop, state)
-                if prefix < 0:
-                    break
-                if starts[prefix] < starts[prefix + 1]:
-                    best, end = prefix, last + 1
-            if best < 0:
-                word += 1
-                continue
-            names[n_matches], first[n_matches] = best, word - rows[row]
-            length[n_matches] = end - word
+    n_matches, word, start = 0, 0, begin
+    while start < end:
+        first_end = _word_end(text, start)
+        best, best_words, best_end = -1, 0, first_end
+        state = initial_state(table.prefixes.seed)
+        position, stop, words = start, first_end, 0
+        while True:
+            state = extend_state(state, text, position, stop)
+            prefix = find(table.prefixes, text, start, stop, state)
+            if prefix < 0:
+                break
+            words += 1
+            if table.starts[prefix] < table.starts[prefix + 1]:
+                best, best_words, best_end = prefix, words, stop
+            if stop + 1 >= end:
+                break
+            position, stop = stop, _word_end(text, stop + 1)
+        if best >= 0:
+            matches.names[n_matches] = best
+            matches.first[n_matches] = word
+            matches.length[n_matches] = best_words
             n_matches += 1
-            word = end
-        indptr[row + 1] = n_matches
-    return indptr, names[:n_matches], first[:n_matches], length[:n_matches]
+        word += max(1, best_words)
+        start = best_end + 1
+    return n_matches, word
+
+
+@inner()
+def match_memory(longest: int) -> NameMatches:
+    """Return working memory for texts of at most `longest` bytes."""
+    return NameMatches(
+        np.empty(longest, np.int32), np.empty(longest, np.int32), np.empty(longest, np.int32)
+    )

@@ -9,6 +9,9 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
+from xcray.kernels.search.names import LabelNameTable, NameMatches, find_names, match_memory
+from xcray.kernels.search.trees import Trees, sum_trees
+from xcray.kernels.vocabulary import Vocabulary, Words
 
 # columns of the features
 SCORE, RANK, GAP, FREQUENCY, MATCHES, FIRST_WORD, WORDS, COVERED, SIMILARITY, SHARED, NAMESAKES = (
@@ -29,33 +32,34 @@ FEATURES: Final = (
 )
 
 
-class NameMatches(NamedTuple):
-    """Names found in texts, see `find_names`.
-
-    indptr: (n + 1,) int64; names, first, length: int32, prefix, first word and words of each.
-    rows: (n + 1,) int64, the first word of each text.
-    """
-
-    indptr: Int64
-    names: Int32
-    first: Int32
-    length: Int32
-    rows: Int64
-
-
 class LabelSide(NamedTuple):
     """What candidates need of labels; the first K of V have weights.
 
     W: (K, D); b: (K,) float32; counts: (V,) int64, training rows; texts: (V, D), tf-idf of their
-    texts; name_starts, name_labels: see `LabelNameTable`.
+    texts; names: of all labels.
     """
 
     W: CSR
     b: Float32
     counts: Int64
     texts: CSR
-    name_starts: Int64
-    name_labels: Int32
+    names: LabelNameTable
+
+
+class TextRows(NamedTuple):
+    """Texts with their features and the result of their search.
+
+    words: writable uint8, the words of all texts, each followed by SEPARATOR; starts: (n + 1,)
+    int64, where each text begins. X: (n, D); labels, scores: (n, k), of the search. allowed: (V,)
+    uint8, labels that names can add; empty if all can.
+    """
+
+    words: Any
+    starts: Int64
+    X: CSR
+    labels: Int32
+    scores: Float64
+    allowed: Any
 
 
 @inner(allocates=False)
@@ -108,70 +112,24 @@ def _add_match(
     return end
 
 
-@numba.njit(nogil=True, cache=True)
-def collect_candidates(
-    X: CSR,
-    top_labels: Int32,
-    top_scores: Float64,
-    matches: NameMatches,
-    side: LabelSide,
-    allowed: Any,
-) -> tuple[Int64, Int32, Float64]:
-    """Return row pointers (n + 1,), labels (m,) int32 and features (m, 11) of all candidates.
-
-    First the labels of the search in its order, then others whose name is in the text, with their
-    exact scores. Scores of labels without a training row mean nothing and are NaN.
-    X: (n, D); top_labels, top_scores: (n, k). allowed: (V,) uint8, labels that names can add; empty
-    if all can.
-    """
-    n, k = top_labels.shape
-    size = n * k
-    for name in matches.names:
-        size += side.name_starts[name + 1] - side.name_starts[name]
-    labels, features = np.empty(size, np.int32), np.empty((size, len(FEATURES)))
-    indptr = np.zeros(n + 1, np.int64)
-    end: Any = np.int64(0)
-    for i in range(n):
-        begin = end
-        for place in range(k):
-            _append(features, labels, end, top_labels[i, place])
-            if side.counts[labels[end]] > 0:
-                features[end, SCORE], features[end, RANK] = top_scores[i, place], place + 1
-            end += 1
-        for m in range(matches.indptr[i], matches.indptr[i + 1]):
-            name = matches.names[m]
-            first, last = side.name_starts[name], side.name_starts[name + 1]
-            for p in range(first, last):
-                label = side.name_labels[p]
-                if len(allowed) and not allowed[label]:
-                    continue
-                where = matches.first[m], matches.length[m]
-                end = _add_match(features, labels, begin, end, label, *where, last - first)
-        n_words = max(1, matches.rows[i + 1] - matches.rows[i])
-        _complete(X, i, labels, features, begin, end, n_words, top_scores, side)
-        indptr[i + 1] = end
-    return indptr, labels[:end], features[:end]
-
-
 @inner()
 def _complete(
-    X: CSR,
+    rows: TextRows,
     i: int,
     labels: Int32,
     features: Float64,
     begin: int,
     end: int,
     n_words: int,
-    top_scores: Float64,
     side: LabelSide,
 ) -> None:
     """Fill the features that do not depend on where the name is, for the candidates of row i."""
-    lo, hi = X.indptr[i], X.indptr[i + 1]
-    x_indices, x_data = X.indices[lo:hi], X.data[lo:hi]
+    lo, hi = rows.X.indptr[i], rows.X.indptr[i + 1]
+    x_indices, x_data = rows.X.indices[lo:hi], rows.X.data[lo:hi]
     x_sq = 0.0
     for value in x_data:
         x_sq += np.float64(value) * value
-    best = top_scores[i, 0] if top_scores.shape[1] else 0.0
+    best = rows.scores[i, 0] if rows.scores.shape[1] else 0.0
     for at in range(begin, end):
         label = labels[at]
         if np.isnan(features[at, SCORE]) and side.counts[label] > 0:
@@ -187,3 +145,115 @@ def _complete(
         if shared:
             features[at, SIMILARITY] = dot / np.sqrt(norm_sq * x_sq)
             features[at, SHARED] = shared / (last - first)
+
+
+@inner()
+def _add_row(
+    rows: TextRows,
+    i: int,
+    side: LabelSide,
+    matches: NameMatches,
+    labels: Int32,
+    features: Float64,
+    begin: int,
+) -> tuple[Int32, Float64, int]:
+    """Append the candidates of row i from `begin` on; return the arrays and the end.
+
+    The arrays are new ones if they have to grow.
+
+    First the labels of the search in its order, then others whose name is in the text, with their
+    exact scores. Scores of labels without a training row mean nothing and are NaN.
+    """
+    names, k = side.names, rows.labels.shape[1]
+    n_matches, n_words = find_names(rows.words, rows.starts[i], rows.starts[i + 1], names, matches)
+    needed = begin + k
+    for m in range(n_matches):
+        name = matches.names[m]
+        needed += names.starts[name + 1] - names.starts[name]
+    if needed > len(labels):
+        old_labels, old_features = labels, features
+        labels = np.empty(2 * needed, np.int32)
+        features = np.empty((2 * needed, features.shape[1]))
+        labels[:begin], features[:begin] = old_labels[:begin], old_features[:begin]
+    end: Any = begin
+    for place in range(k):
+        _append(features, labels, end, rows.labels[i, place])
+        if side.counts[labels[end]] > 0:
+            features[end, SCORE], features[end, RANK] = rows.scores[i, place], place + 1
+        end += 1
+    for m in range(n_matches):
+        name = matches.names[m]
+        first, last = names.starts[name], names.starts[name + 1]
+        for p in range(first, last):
+            label = names.labels[p]
+            if len(rows.allowed) and not rows.allowed[label]:
+                continue
+            where = matches.first[m], matches.length[m]
+            end = _add_match(features, labels, begin, end, label, *where, last - first)
+    _complete(rows, i, labels, features, begin, end, max(1, n_words), side)
+    return labels, features, end
+
+
+@inner()
+def _named(rows: Any, side: Any) -> tuple[TextRows, LabelSide, NameMatches]:
+    """Return plain tuples as named ones, and working memory."""
+    x, w, t, n = rows[2], side[0], side[3], side[4]
+    texts = TextRows(rows[0], rows[1], CSR(x[0], x[1], x[2], x[3]), rows[3], rows[4], rows[5])
+    names = LabelNameTable(Vocabulary(Words(n[0][0][0], n[0][0][1]), n[0][1], n[0][2]), n[1], n[2])
+    of_labels = LabelSide(
+        CSR(w[0], w[1], w[2], w[3]), side[1], side[2], CSR(t[0], t[1], t[2], t[3]), names
+    )
+    longest = 0
+    for i in range(len(rows[1]) - 1):
+        longest = max(longest, rows[1][i + 1] - rows[1][i])
+    return texts, of_labels, match_memory(longest)
+
+
+@numba.njit(nogil=True, cache=True)
+def collect_candidates(rows: Any, side: Any) -> tuple[Int64, Int32, Float64]:
+    """Return row pointers (n + 1,), labels (m,) int32 and features (m, 11) of all candidates.
+
+    rows, side: `TextRows` and `LabelSide` converted by `as_plain_tuple`, which takes a tenth of the
+    time to pass.
+    """
+    texts, of_labels, matches = _named(rows, side)
+    n, k = texts.labels.shape
+    labels, features = np.empty(2 * n * k + 1, np.int32), np.empty((2 * n * k + 1, len(FEATURES)))
+    indptr = np.zeros(n + 1, np.int64)
+    for i in range(n):
+        labels, features, indptr[i + 1] = _add_row(
+            texts, i, of_labels, matches, labels, features, indptr[i]
+        )
+    return indptr, labels[: indptr[n]], features[: indptr[n]]
+
+
+@numba.njit(nogil=True, cache=True)
+def rank_rows(
+    rows: Any, side: Any, trees: Any, baseline: float, k: int
+) -> tuple[Int32, Float64, Float64]:
+    """Return labels (n, k), scores (n, k) and origins (n, k, 4) of the best candidates.
+
+    Best first, equal scores in the order of the candidates. Each row has at least k candidates.
+    origins: rank and score in the search, first word and words of a match; NaN if missing. rows,
+    side, trees: as for `collect_candidates`, and `Trees`.
+    """
+    texts, of_labels, matches = _named(rows, side)
+    forest = Trees(trees[0], trees[1], trees[2], trees[3], trees[4], trees[5], trees[6])
+    n, width = texts.labels.shape
+    best, scores, origins = np.empty((n, k), np.int32), np.empty((n, k)), np.empty((n, k, 4))
+    labels, features = np.empty(2 * width + 1, np.int32), np.empty((2 * width + 1, len(FEATURES)))
+    begin: Any = np.int64(0)
+    for i in range(n):
+        labels, features, end = _add_row(texts, i, of_labels, matches, labels, features, begin)
+        raw = sum_trees(features[:end], forest, baseline)
+        for place in range(k):
+            at = 0
+            for candidate in range(1, end):
+                if raw[candidate] > raw[at]:
+                    at = candidate
+            best[i, place], scores[i, place] = labels[at], raw[at]
+            origins[i, place, 0], origins[i, place, 1] = features[at, RANK], features[at, SCORE]
+            origins[i, place, 2] = features[at, FIRST_WORD]
+            origins[i, place, 3] = features[at, WORDS] if features[at, WORDS] else np.nan
+            raw[at] = -np.inf
+    return best, scores, origins
