@@ -82,7 +82,8 @@ def rows_of(name: str, data: Path | None, part: str) -> Iterator[dict[str, Any]]
             yield {"title": " ".join(words[len(labels) :]), "labels": labels}
     else:
         split = HashSplit(0.2, 0)
-        with lzma.open(data / name / "docs.tsv.xz", "rt", encoding="utf-8") as lines:
+        file = data / name / "docs.tsv.xz"
+        with lzma.open(file, "rt", encoding="utf-8", newline="\n") as lines:
             for line in lines:
                 number, title, author, _, labels = line.rstrip("\n").split("\t")
                 if split.is_held_out(number) == (part == "test"):
