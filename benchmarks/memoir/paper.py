@@ -37,7 +37,12 @@ ORACLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "lsh-256": {"oracle": "lsh", "bits": 256},
     "random": {"oracle": "random"},
 }
-PRESETS: Final = ("memoir-paper", "memoir-paper-frozen", "memoir-scripts")
+PRESETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "l2 as printed": ("memoir-paper", {}),
+    "l1 as printed": ("memoir-paper", {"penalty": "l1", "lam": 1e-6}),
+    "l2, rivals frozen": ("memoir-paper-frozen", {}),
+    "scripts": ("memoir-scripts", {}),
+}
 BATCHES: Final = (0.1, 1.0, 10.0, 100.0, 1000.0)  # times sqrt(C): Table 2
 L1: Final = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
@@ -96,8 +101,8 @@ def searches(data: ClassData, options: Any) -> Iterator[dict[str, Any]]:
 
 def readings(data: ClassData, options: Any) -> Iterator[dict[str, Any]]:
     """Yield the figures of the presets."""
-    for name in PRESETS:
-        yield {"preset": name, **trials(data, name, {}, options.seeds)}
+    for name, (preset, settings) in PRESETS.items():
+        yield {"preset": name, **trials(data, preset, settings, options.seeds)}
 
 
 def batches(data: ClassData, options: Any) -> Iterator[dict[str, Any]]:
