@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -79,7 +80,8 @@ def run_benchmark(
         figures = measure(options, Path(folder))
     if draw is not None and options.picture is not None:
         draw(figures, options.picture)
-    text = json.dumps({"machine": before, **figures}, sort_keys=True)
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of all that was compared
+    text = json.dumps({"machine": before, "peak_bytes": peak, **figures}, sort_keys=True)
     if options.json is not None:
         options.json.write_text(text + "\n")
     for sentence in figures.get("wrong", ()):
