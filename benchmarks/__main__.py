@@ -25,10 +25,12 @@ QUICK: Final = (  # with --quick, seconds each
     "search",
     "soak.corruption",
     "text",
+    "training.auto",
     "training.certificates",
     "training.convergence",
     "training.labels",
     "training.quality",
+    "training.sparsification",
 )
 LONGER: Final = (  # with --quick, up to a minute each
     "indexed_bcd.memory",

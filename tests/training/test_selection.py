@@ -23,7 +23,7 @@ from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import Progress, TrainSpec, train
 from xcray.training.finished import find_finished
 from xcray.training.run import TrainResult
-from xcray.training.selection.coordinate_search import Selector, is_better
+from xcray.training.selection.coordinate_search import Selector, gain_over, is_better
 from xcray.training.selection.evaluate import Meter
 from xcray.training.selection.held_out import selection_bytes, selection_data
 from xcray.training.selection.measure import parse_measure
@@ -203,12 +203,21 @@ def test_the_search_goes_on_while_the_last_value_of_a_parameter_is_best(tiny: Da
 def test_a_gain_below_its_standard_error_is_not_worth_more_weights() -> None:
     default = {"value": 0.5, "weights": 1, "folds": [0.5, 0.6, 0.4, 0.5]}
     steady = {"value": 0.51, "folds": [0.51, 0.61, 0.41, 0.51]}
-    noisy = {"value": 0.51, "folds": [0.7, 0.3, 0.44, 0.6]}
+    noisy = {"value": 0.51, "folds": [0.7, 0.4, 0.25, 0.72]}
     larger = {"weights": 2}
     assert is_better(steady | larger, default)
     assert not is_better(noisy | larger, default)
     assert is_better(noisy | {"weights": 1}, default)  # the smaller of two equally good models
     assert not is_better(default, default)
+
+
+def test_a_gain_on_one_half_of_the_rows_only_is_chance() -> None:
+    default = {"value": 0.5, "weights": 2, "folds": [0.5, 0.5, 0.5, 0.5]}
+    result = {"value": 0.52, "weights": 1, "folds": [0.56, 0.49, 0.55, 0.48]}
+    assert not is_better(result, default)
+    found = gain_over(result, default)
+    assert found == pytest.approx({"gain": 0.02, "error": 0.0204124, "lowest_half": -0.015})
+    assert is_better(result | {"folds": [0.51, 0.55, 0.52, 0.50]}, default)
 
 
 def test_steps_that_are_smaller_than_their_error_add_up(
@@ -220,7 +229,7 @@ def test_steps_that_are_smaller_than_their_error_add_up(
     def evaluate(setting: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
         value = values.get(setting["C"], 0.0)
         noise = 0.0 if start is None else 0.06  # standard error of a difference from C = 1: 0.0155
-        folds = [value + noise * sign for sign in (1, -1) * 8]
+        folds = [value + noise * sign for sign in (1, 1, -1, -1) * 4]
         result = {
             "params": setting,
             "value": value,

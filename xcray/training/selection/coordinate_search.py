@@ -1,11 +1,11 @@
 """Choose the parameters that a solver declares as its `tuning`, on held-out training rows.
 
 Coordinate search: from the defaults, one parameter after the other moves along its values while the
-measure rises. A move to more weights stays if it gains more than its standard error, a move to
-fewer weights if it gains. Rows of equal length are not normalised. The search ends when no
-parameter moves, or with its budget. Every setting is solved for a part of the labels, with a loose
-tolerance, from the duals of the setting before. The budget is counted work, not time, so the choice
-is the same for any machine and number of workers.
+measure rises. A move stays if it gains on both halves of the held-out rows, and, if it has more
+weights, more than its standard error. Rows of equal length are not normalised. The search ends when
+no parameter moves, or with its budget. Every setting is solved for a part of the labels, with a
+loose tolerance, from the duals of the setting before. The budget is counted work, not time, so the
+choice is the same for any machine and number of workers.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Selector:
             "rows": self.data.X.n_rows,
             "held_out": self.data.held_X.n_rows,
             "settings": settings,
+            "over_start": gain_over(self.best, next(iter(self.results.values()))),
             "not_tried": self._neighbours(self.best["params"]),
             "ended": reason,
             "work": work,
@@ -168,15 +169,27 @@ class Selector:
         return result
 
 
-def is_better(result: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
-    """Return whether a setting is better, and by more than the error if it has more weights.
+def gain_over(result: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a setting gains over another: gain, its standard error, and that of each half.
 
-    The standard error of the difference is estimated from the differences of the groups of held-out
-    rows. As in the rule of one standard error, the smaller model is preferred within it. Source:
-    Breiman, Friedman, Olshen, Stone, "Classification and Regression Trees", 1984, section 3.4.3.
+    The error is estimated from the differences of the groups of held-out rows. The halves are two
+    disjoint sets of these groups; lowest_half: the smaller gain of the two.
     """
-    if result["weights"] <= best["weights"]:
-        return bool(result["value"] > best["value"])
-    differences = np.subtract(result["folds"], best["folds"])
-    error = differences.std(ddof=1) / np.sqrt(len(differences)) if len(differences) > 1 else 0.0
-    return bool(result["value"] - best["value"] > error)
+    differences = np.subtract(result["folds"], other["folds"])
+    several = len(differences) > 1
+    halves = [float(differences[part::2].mean()) for part in range(2 if several else 1)]
+    return {
+        "gain": result["value"] - other["value"],
+        "error": float(differences.std(ddof=1) / np.sqrt(len(differences))) if several else 0.0,
+        "lowest_half": min(halves),
+    }
+
+
+def is_better(result: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
+    """Return whether a setting gains on both halves, and more than the error if it is larger.
+
+    As in the rule of one standard error, the smaller model is preferred within it. Source: Breiman,
+    Friedman, Olshen, Stone, "Classification and Regression Trees", 1984, section 3.4.3.
+    """
+    gain, error, lowest = gain_over(result, best).values()
+    return lowest > 0.0 and gain > (0.0 if result["weights"] <= best["weights"] else error)

@@ -29,7 +29,7 @@ from xcray.workers.pool import Result, StopFlag
 
 STOPPED: Final = "stopped on request; finished settings are kept, the next run does the rest"
 PARTS: Final = 4  # parts of the labels; a limit of the work is checked before each of them
-GROUPS: Final = 16  # groups of held-out rows, from which standard errors are estimated
+GROUPS: Final = 32  # groups of held-out rows, from which standard errors are estimated
 
 Setting: TypeAlias = Mapping[str, Any]
 Tick: TypeAlias = Callable[[int], None]
