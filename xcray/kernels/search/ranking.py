@@ -67,10 +67,17 @@ def _dot(
     a_indices: Int32, a_data: Float32, b_indices: Int32, b_data: Float32
 ) -> tuple[float, int, float]:
     """Return the inner product of two sparse vectors, their shared entries, and the norm^2 of a."""
-    total, shared, norm_sq = 0.0, 0, 0.0
+    total, shared, norm_sq, q = 0.0, 0, 0.0, 0
     for p in range(len(a_indices)):
         norm_sq += np.float64(a_data[p]) * a_data[p]
-        q = np.searchsorted(b_indices, a_indices[p])
+        # a binary search, which begins where the last one ended: both ascend
+        last = len(b_indices)
+        while q < last:
+            middle = (q + last) >> 1
+            if b_indices[middle] < a_indices[p]:
+                q = middle + 1
+            else:
+                last = middle
         if q < len(b_indices) and b_indices[q] == a_indices[p]:
             total += np.float64(a_data[p]) * b_data[q]
             shared += 1
