@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.batch_inputs import run
+from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
 from xcray.errors import ParameterError
 from xcray.model.model import Model
@@ -94,3 +95,14 @@ def test_explanations_name_words_as_written(model: Model) -> None:
     stored = predictor.explain(predictor.features({"title": "Häusern", "lang": "de"}), "homes")
     assert {part.feature for part in stored.contributions} == {"haus", "title:haus"}
     assert found.score == stored.score
+
+
+def test_commands_take_fields(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--field", "title=Häusern", "--field", "lang=de"]
+    assert main(["predict", str(model.path), *given, "--json"]) == 0
+    [answer] = json.loads(capsys.readouterr().out)["predictions"]
+    assert answer["labels"][0]["label"] == "homes"
+    assert main(["explain", str(model.path), *given]) == 0
+    assert "title:häusern" in capsys.readouterr().out
+    assert main(["explain", str(model.path)]) == 2
+    assert main(["predict", str(model.path), "text", *given]) == 2

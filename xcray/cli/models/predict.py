@@ -164,18 +164,19 @@ def predict_local(
 
     warnings: receives warnings about the inputs.
     """
+    from xcray.data.text.fields import document
     from xcray.predict import Predictor
     from xcray.predict.input_warnings import count_inputs, input_warnings
 
     opened = open_model(model)
     predictor = Predictor(opened)
     rows: Any = (
-        inputs
+        [each if isinstance(each, str) else document(each, opened.text_fields) for each in inputs]
         if file is None
         else read_rows(file, zero_based, opened.n_features, opened.first_index)
     )
     names = (
-        [*map(str, rows)]
+        [*map(str, inputs)]
         if isinstance(rows, list)
         else [f"row {i + 1}" for i in range(rows.n_rows)]
     )
