@@ -1,4 +1,4 @@
-"""Common parts of strategies that train all labels together: worker group and report.
+"""Parts of trainings of all labels together: worker group and report.
 
 Such a training runs epochs (or rounds), has one objective for all labels, and ends with the weights
 of all labels.
@@ -10,24 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import Float64
 from xcray.data.dataset import Dataset
 from xcray.errors import NotFound, missing_ray
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.solvers.contract import Solver
-from xcray.solvers.group_contract import Grid, GroupSolver, StagedModel, TrainingRows
+from xcray.solvers.group_contract import Grid, TrainingRows
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.arrow import write_table
 from xcray.storage.atomic import read_json
-from xcray.storage.checkpoints import CheckpointFolder
-from xcray.training.capacity.epoch_resources import problem_shape
 from xcray.training.capacity.preflight import worker_count
-from xcray.training.report.summary import label_table, summarize_block
+from xcray.training.report.summary import summarize_block
 from xcray.training.spec import TrainSpec
-from xcray.training.strategy import TrainingContext, TrainingStrategy
+from xcray.training.strategy import TrainingContext
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.worker_group import WorkerFactory, WorkerGroup
 
@@ -37,45 +33,6 @@ OUTCOME_FILE: Final = "outcome.json"  # of a training that has ended
 CHECKPOINT_FOLDER: Final = "checkpoints"  # in the run directory, for checkpoints
 
 
-class EpochStrategy(TrainingStrategy):
-    """Base of the strategies of family "group".
-
-    A run that is resumed with another number of workers keeps its grid, if it has one.
-    """
-
-    staged: StagedModel | None = None
-
-    def __init__(self, context: TrainingContext, solver: GroupSolver) -> None:
-        self._context = context
-        self._solver = solver
-        dataset, workers = context.dataset, initial_workers(context)
-        self._rows = training_rows(dataset)
-        layout = solver.layout(workers, context.spec.pool == "ray", self._rows)
-        if layout.grid is not None and (grid := _existing_grid(context.run_dir)) is not None:
-            layout = layout._replace(workers=min(workers, grid.shards), grid=grid)
-        self._layout = layout
-        self.workers = layout.workers
-        self._shape = problem_shape(dataset, solver.n_weights(dataset.n_features))
-        self._checkpoints = CheckpointFolder(self.folder)
-
-    def run_settings(self) -> dict[str, Any]:
-        """Return the grid, which the bits of the model can depend on; else no settings."""
-        return {} if self._layout.grid is None else {"grid": list(self._layout.grid)}
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the checkpoints and of the training's outcome."""
-        return self._context.run_dir / CHECKPOINT_FOLDER
-
-    def weight_shares(self) -> Float64:
-        """All labels alike: every weight is there until small ones are dropped."""
-        return np.ones(self._context.dataset.n_labels)
-
-    def label_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
-        """Without seconds and workers: all labels are trained together."""
-        return label_table(block, self._solver).drop_columns(["seconds", "worker"])
-
-
 def training_rows(dataset: Dataset) -> TrainingRows:
     """Return the rows of a data set for a group solver."""
     train, test = dataset.train, dataset.test
@@ -83,7 +40,7 @@ def training_rows(dataset: Dataset) -> TrainingRows:
     return TrainingRows(train.X, train.Y, train.weights, held_out)
 
 
-def _existing_grid(run_dir: Path) -> Grid | None:
+def existing_grid(run_dir: Path) -> Grid | None:
     """Return the grid of the run in a directory; None for a new run."""
     try:
         grid = read_json(run_dir / "run.json").get("grid")

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
+import pyarrow as pa
 
-from xcray.arrays import Int32, Int64, Pattern, frozen
-from xcray.solvers.group_contract import GroupSolver, Layout, Round, TrainingRows
+from xcray.arrays import Float64, Int32, Int64, Pattern, frozen
+from xcray.solvers.group_contract import GroupSolver, Layout, Round, StagedModel, TrainingRows
 from xcray.solvers.shard_contract import ShardSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
 from xcray.system.blas_threads import limit_blas_threads
-from xcray.training.capacity.epoch_resources import complete_estimate
+from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape
 from xcray.training.capacity.preflight import Estimate, memory_limits
 from xcray.training.epoch_strategy import (
+    CHECKPOINT_FOLDER,
     OUTCOME_FILE,
-    EpochStrategy,
+    existing_grid,
+    initial_workers,
     make_worker_group,
     outcome_report,
+    training_rows,
     uses_whole_cluster,
 )
 from xcray.training.group_workers import (
@@ -34,7 +39,9 @@ from xcray.training.group_workers import (
 )
 from xcray.training.observer import TrainingObserver
 from xcray.training.program_loop import ProgramLoop, ProgramOutcome
+from xcray.training.report.summary import label_table
 from xcray.training.shards.probe import time_sweep
+from xcray.training.strategy import TrainingContext, TrainingStrategy
 from xcray.workers.calls import GroupCalls
 from xcray.workers.local_group import ThreadGroup
 from xcray.workers.observer import CollectResults, RunObserver
@@ -128,8 +135,43 @@ def train_in_process(
     return result._replace(labels=labels.results)
 
 
-class GroupTraining(EpochStrategy):
-    """Strategy of solvers whose workers act together, see `TrainingStrategy`."""
+class GroupTraining(TrainingStrategy):
+    """Strategy of solvers whose workers act together, see `TrainingStrategy`.
+
+    A run that is resumed with another number of workers keeps its grid, if it has one.
+    """
+
+    staged: StagedModel | None = None
+
+    def __init__(self, context: TrainingContext, solver: GroupSolver) -> None:
+        self._context = context
+        self._solver = solver
+        dataset, workers = context.dataset, initial_workers(context)
+        self._rows = training_rows(dataset)
+        layout = solver.layout(workers, context.spec.pool == "ray", self._rows)
+        if layout.grid is not None and (grid := existing_grid(context.run_dir)) is not None:
+            layout = layout._replace(workers=min(workers, grid.shards), grid=grid)
+        self._layout = layout
+        self.workers = layout.workers
+        self._shape = problem_shape(dataset, solver.n_weights(dataset.n_features))
+        self._checkpoints = CheckpointFolder(self.folder)
+
+    def run_settings(self) -> dict[str, Any]:
+        """Return the grid, which the bits of the model can depend on; else no settings."""
+        return {} if self._layout.grid is None else {"grid": list(self._layout.grid)}
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the checkpoints and of the training's outcome."""
+        return self._context.run_dir / CHECKPOINT_FOLDER
+
+    def weight_shares(self) -> Float64:
+        """All labels alike: every weight is there until small ones are dropped."""
+        return np.ones(self._context.dataset.n_labels)
+
+    def label_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
+        """Without seconds and workers: all labels are trained together."""
+        return label_table(block, self._solver).drop_columns(["seconds", "worker"])
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
         """Return the estimate with rows in memory, or without if they do not fit."""
