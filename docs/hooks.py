@@ -7,9 +7,11 @@ is left unchanged, and `mkdocs build --strict` fails.
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ OUTSIDE = {
     },
     **{f"examples/{path.name}": f"tutorials/{path.stem}.md" for path in ROOT.glob("examples/*.py")},
 }
+# outputs of notebooks, the first of these kinds that there is
+SHOWN = ("image/svg+xml", "image/png", "text/markdown", "text/plain")
 REPOSITORY = {page: path for path, page in OUTSIDE.items()}
 
 
@@ -93,9 +97,29 @@ def _markdown(path: Path) -> str:
         title = path.stem.replace("_", " ").capitalize()
         return f'# {title}\n\n{head}\n\n```python title="{path.relative_to(ROOT)}"\n{text}```\n'
     if path.suffix == ".ipynb":
-        cells = [("".join(cell["source"]), cell) for cell in json.loads(text)["cells"]]
         return "\n\n".join(
-            source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
-            for source, cell in cells
+            part for cell in json.loads(text)["cells"] for part in _cell_markdown(cell)
         )
     return text
+
+
+def _cell_markdown(cell: dict[str, Any]) -> Iterator[str]:
+    """Yield a cell of a notebook and its outputs as Markdown."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        yield source
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell["outputs"]:
+        data = output.get("data", {"text/plain": output.get("text", "")})
+        kind = next(each for each in SHOWN if each in data)
+        content = "".join(data[kind])
+        if kind == "image/png":
+            yield f'<img alt="" src="data:image/png;base64,{content.strip()}">'
+        elif kind == "image/svg+xml":
+            encoded = base64.b64encode(content.encode()).decode()
+            yield f'<img alt="" src="data:image/svg+xml;base64,{encoded}">'
+        elif kind == "text/markdown":
+            yield content
+        else:
+            yield f"```text\n{content.rstrip()}\n```"

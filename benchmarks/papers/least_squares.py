@@ -9,6 +9,13 @@ from benchmarks.least_squares import text
 from benchmarks.papers.rows import Bench, Outcome, Paper, Row
 
 MNIST: dict[str, Any] = {"features": "fourier", "components": 50}
+# those of calibrated-least-squares, chosen on held-out rows for a single block
+ONE_BLOCK: dict[str, Any] = {
+    "block_size": 4000,
+    "bandwidth": 1.0,
+    "lam": 0.05 / 60_000**0.5,
+    "inner_steps": 20,
+}
 POINTS = 0.2  # percent of the 10,000 test images; a standard error is 0.1 to 0.15
 
 
@@ -24,9 +31,9 @@ def _pixels(bench: Bench, solver: str, paper: float, params: dict[str, Any]) -> 
 
 def _fourier(bench: Bench, rule: str, paper: float) -> Outcome:
     if rule == "calibrated":
-        error = _error(bench, "calibrated-least-squares", {**MNIST, "rounds": 5})
+        error = _error(bench, "calibrated-least-squares", {**MNIST, "rounds": 5, "held_out": 0.0})
     else:
-        params = {**MNIST, "rule": rule, "stages": 1, "block_size": 4000, "inner_steps": 20}
+        params = {**MNIST, **ONE_BLOCK, "rule": rule, "stages": 1}
         error = _error(bench, "stagewise", params)
     return Outcome(f"{error:.2f} %", error <= paper + POINTS)
 
@@ -83,7 +90,7 @@ PAPER = Paper(
             for name, solver, paper, params in (
                 ("linear", "least-squares", 14.1, {"bias": 1.0}),
                 ("logistic", "generalized-least-squares", 7.8, {"bias": 1.0}),
-                ("calibration", "calibrated-least-squares", 8.1, {}),
+                ("calibration", "calibrated-least-squares", 8.1, {"held_out": 0.0, "rounds": 20}),
             )
         ),
         *(

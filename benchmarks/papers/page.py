@@ -22,8 +22,9 @@ HEAD = """# The five papers: what held
 Made by `python -m benchmarks.papers` from the results in `benchmarks/papers/*.json`; do not edit it.
 `python -m benchmarks.papers --data DIR --only NAME` measures a row again: NAME is in the column
 "command" of rows that are a name alone; other rows have a command of their own. DIR holds a
-directory for each data set, made by `xcray data fetch NAME --out DIR/NAME` or given as `train.txt.xz`
-and `test.txt.xz`. Settings are those of the paper, or chosen on held-out training rows; test rows are
+directory for each data set, made by `xcray data fetch NAME --out DIR/NAME`; clef_imclef07a (ImCLEF07A)
+and cooking (titles of StackExchange, the tutorial of fastText) are not among these and are given as
+`train.txt.xz` and `test.txt.xz` in XC format. Settings are those of the paper, or chosen on held-out training rows; test rows are
 only tested. Seconds are processor seconds of one core of a busy machine: read ratios. A row with a
 figure holds if ours is as good, up to the noise of the test rows, which is the tolerance in the code.
 """
@@ -84,7 +85,8 @@ def page() -> str:
     lines += [f"| {paper.title} | {counts(tables[paper.name])} |" for paper in PAPERS]
     lines += [f"| all | {counts([row for rows in tables.values() for row in rows])} |", ""]
     for paper in PAPERS:
-        lines += [f"## {paper.title}", "", f"{paper.reference}.", ""]
+        notebook = f"[a notebook](../notebooks/{paper.name}.ipynb)"
+        lines += [f"## {paper.title}", "", f"{paper.reference}. Its figures: {notebook}.", ""]
         lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
         lines += [f"| {' | '.join(_cell(each) for each in row)} |" for row in tables[paper.name]]
         lines += [""]

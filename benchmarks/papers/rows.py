@@ -92,7 +92,11 @@ class Row(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """A paper. missing: (what cannot be repeated here, why). pictures: (file, caption)."""
+    """A paper.
+
+    name: also of its notebook. missing: (what cannot be repeated here, why). pictures: (file,
+    caption).
+    """
 
     name: str
     title: str
