@@ -26,7 +26,7 @@ from xcray.data.text.vocabulary import build_vocabulary, read_lookup, string_byt
 from xcray.errors import Corrupt
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.kernels.search.names import SEPARATOR, LabelNameTable
-from xcray.kernels.search.ranking import FEATURES
+from xcray.kernels.search.ranked_candidates import FEATURES
 from xcray.kernels.search.trees import Trees, first_unsound_node
 from xcray.storage.arrow import read_csr, read_table, write_matrix, write_table
 from xcray.storage.atomic import sha256_arrays

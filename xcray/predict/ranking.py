@@ -15,10 +15,10 @@ from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Scorer
 from xcray.index.search_result import SearchResult, concatenate_results
 from xcray.kernels.search.names import SEPARATOR
-from xcray.kernels.search.ranking import (
+from xcray.kernels.search.ranked_candidates import (
     FEATURES,
     LabelSide,
-    TextRows,
+    SearchedTexts,
     collect_candidates,
     rank_rows,
 )
@@ -29,9 +29,9 @@ from xcray.model.directory import LinearPart
 from xcray.model.ranker import LabelIndex, Ranker
 from xcray.predict.explain import Ranking
 
-# labels of the search that are ranked: on GermEval 60 rank as well as 200, at a third of the time
-CANDIDATES: Final = 60
-BATCH_ROWS: Final = 2_000  # rows whose candidates are in memory at once: 15 MB
+# labels of the search that are ranked: chosen on training rows of GermEval, where 60 are not better
+CANDIDATES: Final = 40
+BATCH_ROWS: Final = 2_000  # rows whose candidates are in memory at once: 10 MB
 WORD_END: Final = chr(SEPARATOR)
 
 
@@ -61,8 +61,9 @@ class CandidateFinder:
         result: SearchResult,
         label_filter: LabelFilter | None = None,
     ) -> Any:
-        """Return `TextRows` as a plain tuple. X: features of the texts; result: of their search.
+        """Return `SearchedTexts` as a plain tuple.
 
+        X: features of the texts; result: of their search.
         With a filter, names add only labels that it allows; those without a training row are not
         among them. Raises ShapeMismatch unless there is one row per text.
         """
@@ -82,7 +83,7 @@ class CandidateFinder:
         starts = frozen([*accumulate(map(len, pieces), initial=0)], np.int64)
         labels, scores = frozen(result.labels, np.int32), frozen(result.scores, np.float64)
         allowed.flags.writeable = False  # kernels expect read-only arrays
-        return as_plain_tuple(TextRows(words, starts, X, labels, scores, allowed))
+        return as_plain_tuple(SearchedTexts(words, starts, X, labels, scores, allowed))
 
     def candidates(self, texts: Sequence[str], X: CSR, result: SearchResult) -> Candidates:
         """Return the candidates of texts. X, result: as for `rows`."""

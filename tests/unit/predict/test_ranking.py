@@ -12,7 +12,7 @@ from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, ShapeMismatch
 from xcray.index.scorer import SparseScorer
 from xcray.index.search import SearchIndex
-from xcray.kernels.search.ranking import (
+from xcray.kernels.search.ranked_candidates import (
     COVERED,
     FEATURES,
     FIRST_WORD,

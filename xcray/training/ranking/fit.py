@@ -23,7 +23,7 @@ from xcray.data.splits import HashSplit
 from xcray.data.texts import TEXTS, read_texts
 from xcray.data.writer import DatasetWriter
 from xcray.errors import InputError, missing_extra
-from xcray.kernels.search.ranking import FEATURES
+from xcray.kernels.search.ranked_candidates import FEATURES
 from xcray.kernels.search.trees import LEAF, Trees, tree_roots
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.model.model import Model
@@ -39,8 +39,8 @@ MAX_LANGUAGES: Final = 8  # in which names are looked for
 MIN_CORRECT: Final = 100  # correct candidates without which trees only fit noise
 # of HistGradientBoostingClassifier
 TREES: Final = {
-    "max_iter": 60,
-    "learning_rate": 0.1,
+    "max_iter": 40,
+    "learning_rate": 0.15,
     "max_leaf_nodes": 16,
     "l2_regularization": 1.0,
 }

@@ -46,7 +46,7 @@ class LabelSide(NamedTuple):
     names: LabelNameTable
 
 
-class TextRows(NamedTuple):
+class SearchedTexts(NamedTuple):
     """Texts with their features and the result of their search.
 
     words: writable uint8, the words of all texts, each followed by SEPARATOR; starts: (n + 1,)
@@ -121,7 +121,7 @@ def _add_match(
 
 @inner()
 def _complete(
-    rows: TextRows,
+    rows: SearchedTexts,
     i: int,
     labels: Int32,
     features: Float64,
@@ -156,7 +156,7 @@ def _complete(
 
 @inner()
 def _add_row(
-    rows: TextRows,
+    rows: SearchedTexts,
     i: int,
     side: LabelSide,
     matches: NameMatches,
@@ -202,10 +202,10 @@ def _add_row(
 
 
 @inner()
-def _named(rows: Any, side: Any) -> tuple[TextRows, LabelSide, NameMatches]:
+def _named(rows: Any, side: Any) -> tuple[SearchedTexts, LabelSide, NameMatches]:
     """Return plain tuples as named ones, and working memory."""
     x, w, t, n = rows[2], side[0], side[3], side[4]
-    texts = TextRows(rows[0], rows[1], CSR(x[0], x[1], x[2], x[3]), rows[3], rows[4], rows[5])
+    texts = SearchedTexts(rows[0], rows[1], CSR(x[0], x[1], x[2], x[3]), rows[3], rows[4], rows[5])
     names = LabelNameTable(Vocabulary(Words(n[0][0][0], n[0][0][1]), n[0][1], n[0][2]), n[1], n[2])
     of_labels = LabelSide(
         CSR(w[0], w[1], w[2], w[3]), side[1], side[2], CSR(t[0], t[1], t[2], t[3]), names
@@ -220,8 +220,8 @@ def _named(rows: Any, side: Any) -> tuple[TextRows, LabelSide, NameMatches]:
 def collect_candidates(rows: Any, side: Any) -> tuple[Int64, Int32, Float64]:
     """Return row pointers (n + 1,), labels (m,) int32 and features (m, 11) of all candidates.
 
-    rows, side: `TextRows` and `LabelSide` converted by `as_plain_tuple`, which takes a tenth of the
-    time to pass.
+    rows, side: `SearchedTexts` and `LabelSide` converted by `as_plain_tuple`, which takes a tenth
+    of the time to pass.
     """
     texts, of_labels, matches = _named(rows, side)
     n, k = texts.labels.shape
