@@ -24,8 +24,8 @@ from xcray.data.readers.labels import has_half_surrogate, type_name
 from xcray.data.readers.lines import text_lines
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.records import json_object
-from xcray.data.skos import SUFFIXES as SKOS_SUFFIXES
-from xcray.data.skos import read_skos
+from xcray.data.readers.skos import SUFFIXES as SKOS_SUFFIXES
+from xcray.data.readers.skos import read_skos
 from xcray.errors import Corrupt, DataError, InputError
 from xcray.storage.arrow import read_table, write_table
 from xcray.storage.atomic import read_json, sha256_file, write_json
