@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from sklearn.preprocessing import normalize
 
 from tests.support.live_service import client_of, settings_for
 from xcray.arrays import csr, csr_from, pattern, pattern_from
@@ -27,6 +28,7 @@ from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.solvers.least_squares import stage_worker, staged_solvers
 from xcray.training import TrainSpec, group_training, train
+from xcray.training.report.baseline import centroid_precision
 from xcray.training.run import TrainResult
 from xcray.workers.ray.session import local_ray
 
@@ -227,6 +229,23 @@ def test_several_labels_per_row_stop_at_the_best_round_and_can_be_predicted(
         scores = Predictor(model).predict(X, 12).scores
         assert ((scores >= 0.0) & (scores <= 1.0)).all()
     assert len(model.stages) == 4
+
+
+def test_a_model_far_below_label_centroids_is_reported(digits: Dataset, tmp_path: Path) -> None:
+    codes = []
+    for size in (2, 64):
+        params = {"features": "columns", "rule": "linear", "stages": 1, "block_size": size}
+        spec = spec_of(digits, "stagewise", params=params)
+        report = train(spec, run_dir=tmp_path / f"{size}.run", out=tmp_path / str(size)).report
+        codes.append([warning["code"] for warning in report["warnings"]])
+    assert codes == [["BELOW_BASELINE"], []]
+    precision, rows = centroid_precision(digits)
+    X = normalize(digits.train.X.to_scipy().toarray())
+    means = normalize(digits.train.Y.to_scipy().toarray().T @ X)
+    best = (digits["test"].X.to_scipy().toarray() @ means.T).argmax(axis=1)
+    exact = float((best == digits["test"].Y.indices).mean())
+    assert rows == 500
+    assert precision == pytest.approx(exact, abs=0.05)
 
 
 def test_averaged_chains_of_other_random_features(digits: Dataset, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from xcray.training.observer import TrainingObserver
 from xcray.training.partial import check_any_finished, partial_summary
 from xcray.training.ranking.fit import FittedRanker, fit_ranker, require_rankable
 from xcray.training.ranking.part import ranked_query, search_query, train_on_part
+from xcray.training.report.baseline import baseline_warnings
 from xcray.training.report.summary import convergence_warnings, data_report, measure_held_out
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run_lock import hold_run_directory
@@ -388,7 +389,8 @@ class _TrainingRun:
             "workers": self.strategy.workers,
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.phase_seconds.items()},
             **outcome,
-            "warnings": convergence_warnings(self.solver, outcome),
+            "warnings": convergence_warnings(self.solver, outcome)
+            + ([] if len(self.parts.missing) else baseline_warnings(self.dataset, measures)),
             "damaged_parts": self.parts.damaged,
             **balance_report,
             "preflight": self.monitor.summarize(actual),
