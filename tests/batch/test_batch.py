@@ -694,7 +694,7 @@ def test_a_row_group_is_decoded_once_per_worker(tmp_path, model, monkeypatch):
 
     X = sparse(100)
     path = written(tmp_path / "in.parquet", table_of(X), row_group_size=40)
-    plan = plan_parquet(BatchPredictSpec(str(model.path), str(path), part_rows=7), False)
+    plan = plan_parquet(BatchPredictSpec(str(model.path), str(path), part_rows=7), None)
     opened, whole = [], ParquetCursor._open_at
     monkeypatch.setattr(
         ParquetCursor,
