@@ -127,9 +127,8 @@ def test_commands_of_the_image_are_commands_of_xcray() -> None:
         json.loads(check[check.index("[") :]),
         json.loads(statement_arguments(DOCKERFILE, "CMD")[0]),
     ]
-    names = {command.name for command in cli.app.registered_commands}
     assert commands == [["xcray", "health"], ["xcray", "serve"]]
-    assert {"health", "serve", "compile-kernels"} <= names
+    assert {"health", "serve", "compile-kernels"} <= cli.COMMANDS.keys()
 
 
 def test_the_build_context_contains_exactly_the_copied_files() -> None:

@@ -37,7 +37,9 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
     # nested unknown fields
     (
         *("POST", "/v1/models/docs:predict", {"instances": [{"txt": "a"}]}, 422, "UNKNOWN_FIELD"),
-        ("instances[0].txt: unknown field; did you mean 'text'?; known fields: text, indices",),
+        (
+            "instances[0].txt: unknown field; did you mean 'text'?; known fields: text, fields, indices",
+        ),
     ),
     (
         *("PUT", ALIAS, {"split": [{"version": 1, "wieght": 1}]}, 422, "UNKNOWN_FIELD"),

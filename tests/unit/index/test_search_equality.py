@@ -409,6 +409,7 @@ def test_answers_have_their_types_and_are_read_only(model: Case) -> None:
         np.int64,
         np.float64,
         np.float64,
+        np.float64,
     ]
     assert not any(part.flags.writeable for part in answer)
 

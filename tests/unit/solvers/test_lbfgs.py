@@ -25,7 +25,8 @@ def test_gradient_is_that_of_finite_differences(sparse, cells, monkeypatch):
     work = work_of(LBFGSSolver(lam=LAM), (X, Y, c), 3, sparse)
     W = np.random.default_rng(1).normal(size=(6, 4))
     answers = [
-        work.create_worker(f"worker-{worker}", lambda: False).gradient(W) for worker in range(3)
+        work.create_worker(f"worker-{share}", lambda: False).gradient(share, W)
+        for share in range(3)
     ]
     loss, G = sum(loss for _, loss in answers), sum(G for G, _ in answers)
     assert loss == pytest.approx(naive.objective(W, X, Y, c, 0.0), rel=1e-12)
@@ -42,7 +43,7 @@ def test_gradient_is_that_of_finite_differences(sparse, cells, monkeypatch):
 def test_scores_of_any_size_give_finite_sums():
     X, Y, c = problem(1)
     hand = work_of(LBFGSSolver(), (1e3 * X, Y, c), 1).create_worker("worker-0", lambda: False)
-    G, loss = hand.gradient(1e3 * np.random.default_rng(0).normal(size=(8, 5)))
+    G, loss = hand.gradient(0, 1e3 * np.random.default_rng(0).normal(size=(8, 5)))
     assert np.isfinite(G).all()
     assert np.isfinite(loss)
 

@@ -26,7 +26,7 @@ def solve(rows, W, b, lam=LAM, sparse=True, **settings):
     hand = work_of(LCSolver(lam=lam, **settings), rows, 1, sparse).create_worker(
         "worker-0", lambda: False
     )
-    return hand.solve(LabelWeights(0, W.shape[1], W), b, np.zeros(len(W)))
+    return hand.solve(0, LabelWeights(0, W.shape[1], W), b, np.zeros(len(W)))
 
 
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
@@ -126,8 +126,8 @@ def test_b_is_shifted_by_the_subtracted_mean():
     W, mean = np.random.default_rng(6).normal(size=(8, 5)), np.random.default_rng(7).normal(size=8)
     b = -np.log(np.exp(X @ W).sum(axis=1))
     hand = work_of(LCSolver(lam=LAM), rows, 1).create_worker("worker-0", lambda: False)
-    moved, report = hand.solve(LabelWeights(0, 5, W), b, mean)
-    centred, same = hand.solve(LabelWeights(0, 5, W - mean[:, None]), b + X @ mean, np.zeros(8))
+    moved, report = hand.solve(0, LabelWeights(0, 5, W), b, mean)
+    centred, same = hand.solve(0, LabelWeights(0, 5, W - mean[:, None]), b + X @ mean, np.zeros(8))
     assert moved.W == pytest.approx(centred.W, abs=1e-12)
     assert report.gradient == pytest.approx(same.gradient)
     assert report.gradient == pytest.approx(

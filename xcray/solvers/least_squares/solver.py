@@ -83,7 +83,7 @@ class LeastSquaresSolver(Parameters, GroupSolver):
     revision: ClassVar[int] = 1
     link: ClassVar[Link] = "identity"
     records: ClassVar[RecordSchema] = RECORDS
-    compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # those of the generalized ones
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = (CompileCase({}, "single"),)
 
     lam: float = parameter(
         0.0,

@@ -71,7 +71,7 @@ PROBE_SIZE: Final = 512  # rows, features, labels and entries of the made-up pro
 def _local_bytes(
     solver: IndependentSolver, rows: int, features: int, labels: int, entries: int
 ) -> int:
-    """Return the bytes of a solver's own arrays for a synthetic problem."""
+    """Return the bytes of the arrays that each worker has of its own, for a synthetic problem."""
     indices = np.arange(entries) % features
     X = csr(np.linspace(0, entries, rows + 1).astype(np.int64), indices, np.ones(entries), features)
     XT = csr(
@@ -86,7 +86,8 @@ def _local_bytes(
     inputs = {_address(array) for matrix in (X, XT, YT) for array in matrix[:-1]}
     local: SolverState = solver.load(X, XT, YT)
     sizes = {_address(array): array.nbytes for array in _arrays(local)}  # views count once
-    return sum(size for address, size in sizes.items() if address not in inputs)
+    own = sum(size for address, size in sizes.items() if address not in inputs)
+    return own - solver.task_needs(X).process_bytes  # counted once per process, not per worker
 
 
 def _address(array: np.ndarray) -> int:
