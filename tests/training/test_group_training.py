@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.group_programs import copied
@@ -25,6 +26,7 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Stopped
 from xcray.solvers import SOLVERS, make_solver
 from xcray.solvers.group_contract import Round
+from xcray.solvers.memoir.margin_errors import OracleErrors
 from xcray.storage import checkpoints
 from xcray.storage.checkpoints import TrainingState
 from xcray.training import TrainSpec, group_training, train
@@ -39,7 +41,7 @@ GROUP = [
     for name in PARAMS
     if SOLVERS[name].family == "group" and not hasattr(SOLVERS[name], "time_sweep")
 ]
-TIMED = ("queries_per_second", "build_seconds")  # in the entries of MEMOIR
+TIMED = ("queries_per_second", "build_seconds")  # of the searches of MEMOIR
 each_solver = pytest.mark.parametrize("solver", GROUP)
 drill = partial(pytest.param, marks=pytest.mark.drill)
 each_way = pytest.mark.parametrize("solver", [name for name in GROUP if name in DISTINCT])
@@ -61,12 +63,21 @@ def rounds_of(data: Dataset, solver: str, state: TrainingState | None = None) ->
         yield done._replace(state=copied(done.state), staged=None)
 
 
+def without_times(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays of a state; those of MEMOIR's searches without the columns of times."""
+    columns = [OracleErrors._fields.index(name) for name in TIMED]
+    return {
+        key: np.delete(value, columns, axis=1) if key == "oracle" else value
+        for key, value in arrays.items()
+    }
+
+
 def bits(done: Round) -> Any:
     """Return everything that a round yields, as comparable values."""
     arrays = {
         (name, key): (value.dtype.str, value.shape, value.tobytes())
         for name, get in done.state.groups.items()
-        for key, value in get().items()
+        for key, value in without_times(get()).items()
     }
     held_out = None if done.held_out is None else done.held_out.scores.tobytes()
     entry = {name: value for name, value in done.entry.items() if name not in TIMED}
