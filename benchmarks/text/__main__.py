@@ -205,7 +205,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return out
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure and print the JSON."""
     run_benchmark(
         measure,
         __doc__,
@@ -214,3 +215,7 @@ if __name__ == "__main__":
         options={"default": ",".join(OPTIONS)},
         rows={"type": int, "default": 0},
     )
+
+
+if __name__ == "__main__":
+    main()
