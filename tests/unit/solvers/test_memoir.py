@@ -21,7 +21,7 @@ from xcray.solvers.held_out import split_rows
 from xcray.solvers.memoir import graph_rounds
 from xcray.solvers.memoir import rounds as memoir
 from xcray.solvers.memoir.held_out import best_of_rows, count_hits, take_held_out
-from xcray.solvers.memoir.rounds import Share
+from xcray.solvers.memoir.share import Share
 from xcray.solvers.memoir.solver import MemoirSolver
 from xcray.solvers.memoir.worker import MemoirWorker
 

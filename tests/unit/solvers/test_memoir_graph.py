@@ -13,7 +13,8 @@ from xcray.solvers import make_solver
 from xcray.solvers.group_contract import TrainingRows
 from xcray.solvers.memoir.graph_rounds import GraphRounds
 from xcray.solvers.memoir.margin_errors import Capacity, share_bound, summarize_errors, theorem_1
-from xcray.solvers.memoir.rounds import Share, run_alone
+from xcray.solvers.memoir.rounds import run_alone
+from xcray.solvers.memoir.share import Share
 from xcray.solvers.memoir.solver import MemoirSolver
 
 N, D, K = 800, 60, 20 * BEAM

@@ -15,11 +15,8 @@ from xcray.solvers.memoir.margin_errors import SAMPLE_ROWS, measure_errors
 from xcray.solvers.memoir.rounds import (
     SLICE_ENTRIES,
     Rounds,
-    Share,
     Steps,
-    check_stop,
     list_positions,
-    run_threads,
 )
 from xcray.storage.array_files import Arrays
 
@@ -118,26 +115,23 @@ class GraphRounds(Rounds):
     ) -> None:
         """Write the rivals of samples lo .. hi - 1, on all threads of this worker."""
 
-        def search(thread: int) -> None:
-            at, end = Share(thread, self.share.threads).part(lo, hi)
-            while at < end:
-                check_stop(stopped)
-                at = graph_kernel.search_in_graph(
-                    batch,
-                    self._settings,
-                    how,
-                    self.lists,
-                    self._graph,
-                    self._graph_scratch[thread],
-                    at,
-                    end,
-                    rivals,
-                    leads,
-                    self.state,
-                    SLICE_ENTRIES,
-                )
+        def search(thread: int, at: int, end: int) -> int:
+            return graph_kernel.search_in_graph(
+                batch,
+                self._settings,
+                how,
+                self.lists,
+                self._graph,
+                self._graph_scratch[thread],
+                at,
+                end,
+                rivals,
+                leads,
+                self.state,
+                SLICE_ENTRIES,
+            )
 
-        run_threads(search, self.share.threads)
+        self.share.run_threads(lo, hi, search, stopped)
 
     def _step_samples(
         self,
@@ -151,12 +145,9 @@ class GraphRounds(Rounds):
         stopped: Callable[[], bool],
     ) -> None:
         """Take the steps of samples lo .. hi - 1, one after the other."""
-        self.state["position"], reason = lo, kernel.BUDGET
-        while reason != kernel.DONE:
-            check_stop(stopped)
-            if reason == kernel.FULL:
-                self._enlarge()
-            reason = graph_kernel.advance_in_graph(
+
+        def advance() -> int:
+            return graph_kernel.advance_in_graph(
                 batch,
                 self._settings,
                 how,
@@ -170,6 +161,8 @@ class GraphRounds(Rounds):
                 self.state,
                 SLICE_ENTRIES,
             )
+
+        self._run_steps(lo, advance, stopped)
 
     def _insert_changed(self, batch: kernel.MemoirBatch, lo: int, hi: int, rivals: Int32) -> None:
         """Insert the classes again that samples lo .. hi - 1 have changed."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from xcray.arrays import CSR, Int32, Int64, csr, frozen
-from xcray.errors import Stopped
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.kernels.training import memoir as kernel
@@ -25,6 +23,7 @@ from xcray.kernels.training.memoir_groups import (
 from xcray.solvers.memoir.margin_errors import Capacity, OracleErrors
 from xcray.solvers.memoir.oracle import IndexOracle
 from xcray.solvers.memoir.parameters import MemoirParameters
+from xcray.solvers.memoir.share import Share, check_stop
 from xcray.storage.array_files import Arrays
 
 # entries visited between two checks of the stop flag: 10 to 60 ms
@@ -37,19 +36,6 @@ MAX_GROUP = 1000  # samples whose updates are applied together
 Exchange: TypeAlias = Generator[np.ndarray, np.ndarray, None]
 # the same, which returns the rivals of the samples (B,), see `memoir.code_rival`
 Steps: TypeAlias = Generator[np.ndarray, np.ndarray, Int32]
-
-
-class Share(NamedTuple):
-    """The share of the work of worker `number` of `workers`, which uses `threads` threads."""
-
-    number: int = 0
-    workers: int = 1
-    threads: int = 1
-
-    def part(self, lo: int, hi: int) -> tuple[int, int]:
-        """Return the part of the range lo .. hi - 1 of this worker."""
-        ends = (lo + (hi - lo) * (self.number + i) // self.workers for i in (0, 1))
-        return next(ends), next(ends)
 
 
 class Rounds:
@@ -175,12 +161,9 @@ class Rounds:
     ) -> Int32:
         """Take the steps of all samples, one after the other."""
         rivals = np.full(self.batch, -1, np.int32)
-        self.state["position"], reason = 0, kernel.BUDGET
-        while reason != kernel.DONE:
-            check_stop(stopped)
-            if reason == kernel.FULL:
-                self._enlarge()
-            reason = kernel.advance(
+
+        def advance() -> int:
+            return kernel.advance(
                 batch,
                 self._settings,
                 self.lists,
@@ -190,6 +173,8 @@ class Rounds:
                 self.state,
                 SLICE_ENTRIES,
             )
+
+        self._run_steps(0, advance, stopped)
         return rivals
 
     def _run_groups(
@@ -215,23 +200,29 @@ class Rounds:
     ) -> None:
         """Write the rivals of samples lo .. hi - 1, on all threads of this worker."""
 
-        def search(thread: int) -> None:
-            at, end = Share(thread, self.share.threads).part(lo, hi)
-            while at < end:
-                check_stop(stopped)
-                at = find_rivals(
-                    batch,
-                    self._settings,
-                    self.lists,
-                    self._scratch[thread],
-                    at,
-                    end,
-                    rivals,
-                    self.state,
-                    SLICE_ENTRIES,
-                )
+        def search(thread: int, at: int, end: int) -> int:
+            return find_rivals(
+                batch,
+                self._settings,
+                self.lists,
+                self._scratch[thread],
+                at,
+                end,
+                rivals,
+                self.state,
+                SLICE_ENTRIES,
+            )
 
-        run_threads(search, self.share.threads)
+        self.share.run_threads(lo, hi, search, stopped)
+
+    def _run_steps(self, lo: int, advance: Callable[[], int], stopped: Callable[[], bool]) -> None:
+        """Call a kernel that takes the steps of samples from lo on until it returns DONE."""
+        self.state["position"], reason = lo, kernel.BUDGET
+        while reason != kernel.DONE:
+            check_stop(stopped)
+            if reason == kernel.FULL:
+                self._enlarge()
+            reason = advance()
 
     def _search_by_index(
         self, batch: kernel.MemoirBatch, number: int, step: float, stopped: Callable[[], bool]
@@ -262,14 +253,13 @@ class Rounds:
             for begin in range(lo, hi, MAX_GROUP):
                 self._apply(batch, begin, min(begin + MAX_GROUP, hi), rivals, step, stopped)
             return
-        self.state["position"], reason = lo, kernel.BUDGET
-        while reason != kernel.DONE:
-            check_stop(stopped)
-            if reason == kernel.FULL:
-                self._enlarge()
-            reason = step_with_rivals(
+
+        def advance() -> int:
+            return step_with_rivals(
                 batch, self._settings, self.lists, hi, rivals, step, self.state, SLICE_ENTRIES
             )
+
+        self._run_steps(lo, advance, stopped)
 
     def _apply(
         self,
@@ -320,18 +310,6 @@ class Rounds:
         self.lists = self.lists._replace(entries=entries, marks=marks)
 
 
-def run_threads(work: Callable[[int], None], threads: int) -> None:
-    """Call `work` with each number below `threads`, in threads of their own if there are more.
-
-    Raises what a call raises, after all have ended.
-    """
-    if threads == 1:
-        work(0)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(threads)))
-
-
 def run_alone(exchange: Exchange) -> None:
     """Run a training whose shares are the whole arrays."""
     try:
@@ -340,12 +318,6 @@ def run_alone(exchange: Exchange) -> None:
             part = exchange.send(part)
     except StopIteration:
         return
-
-
-def check_stop(stopped: Callable[[], bool]) -> None:
-    """Raise Stopped if `stopped` returns True."""
-    if stopped():
-        raise Stopped("stopped within a round; the next run continues after the last saved round")
 
 
 def list_positions(heads: Any) -> Any:

@@ -38,7 +38,8 @@ from xcray.solvers.memoir.export import RECORDS
 from xcray.solvers.memoir.held_out import HeldOutCounts, take_held_out
 from xcray.solvers.memoir.margin_errors import OracleErrors, summarize_errors
 from xcray.solvers.memoir.parameters import MemoirParameters
-from xcray.solvers.memoir.rounds import Share, run_alone
+from xcray.solvers.memoir.rounds import run_alone
+from xcray.solvers.memoir.share import Share
 from xcray.solvers.memoir.state import MemoirState, make_rounds
 from xcray.solvers.memoir.worker import MemoirReply, MemoirWorker
 from xcray.solvers.solved_labels import SolvedLabels

@@ -14,7 +14,8 @@ from xcray.solvers.memoir.graph_rounds import GraphRounds
 from xcray.solvers.memoir.held_out import HeldOutCounts, HeldOutRows, best_of_rows, count_hits
 from xcray.solvers.memoir.margin_errors import OracleErrors
 from xcray.solvers.memoir.parameters import MemoirParameters
-from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Exchange, Rounds, Share, list_positions
+from xcray.solvers.memoir.rounds import INITIAL_CAPACITY, Exchange, Rounds, list_positions
+from xcray.solvers.memoir.share import Share
 from xcray.storage.array_files import Arrays
 
 

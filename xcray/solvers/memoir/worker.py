@@ -12,7 +12,8 @@ from xcray.solvers.group_contract import StateLost
 from xcray.solvers.memoir.export import export_labels
 from xcray.solvers.memoir.margin_errors import OracleErrors
 from xcray.solvers.memoir.parameters import MemoirParameters
-from xcray.solvers.memoir.rounds import Exchange, Share, run_alone
+from xcray.solvers.memoir.rounds import Exchange, run_alone
+from xcray.solvers.memoir.share import Share
 from xcray.solvers.memoir.state import (
     MemoirState,
     MemoirTraining,
