@@ -4,7 +4,7 @@
 
 Some requests fit the description and some do not. The service is a real one with a key, models,
 data sets and jobs, on 127.0.0.1. All checks of Schemathesis run, on examples, boundary values,
-random requests, and chains of requests that follow the links of the description. The output is the
+random requests, and chains of requests whose links Schemathesis infers. The output is the
 number of requests, the responses by class of status, and each failure; the last line is JSON. The
 exit code is 1 if anything failed.
 """

@@ -1,15 +1,14 @@
 """OpenAPI description at /openapi.json: all inputs and responses of each operation.
 
 FastAPI describes parameters and replies. Added here: bodies that are read by the strict decoder,
-problem documents and status codes of each operation, headers, authentication, and links from a
-reply to operations that take its values. `tests/service/http/test_openapi.py` checks the service
-against it.
+problem documents and status codes of each operation, headers, and authentication.
+`tests/service/http/test_openapi.py` checks the service against it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -187,78 +186,6 @@ EXAMPLES: Final[dict[str, Any]] = {
 UPLOAD_EXAMPLE: Final = f'{{"text": "{_TEXT}"}}\n'  # a file in the format jsonl
 
 
-class Link(NamedTuple):
-    """OpenAPI link: the reply of `source` with `status` has the parameters of `target`.
-
-    parameters: parameter -> location of its value.
-    """
-
-    source: str
-    status: int
-    target: str
-    parameters: dict[str, str]
-
-
-_ID: Final = "$response.body#/id"
-_JOB: Final = {"job_id": _ID}
-_FROM_JOBS: Final = (
-    ("jobs_submit", 201),
-    ("jobs_submit", 200),
-    ("batch_submit", 201),
-    ("jobs_show", 200),
-)
-_OF_JOBS: Final = (
-    *(
-        "jobs_show",
-        "jobs_stop",
-        "jobs_resume",
-        "jobs_delete",
-        "jobs_events",
-        "jobs_logs",
-        "jobs_timeline",
-        "jobs_labels",
-    ),
-    "batch_output",
-)
-LINKS: Final = (
-    *(
-        Link(source, status, target, _JOB)
-        for source, status in _FROM_JOBS
-        for target in _OF_JOBS
-        if source != target
-    ),
-    Link("datasets_create", 201, "datasets_show", {"dataset_id": _ID}),
-    Link("datasets_create", 201, "datasets_delete", {"dataset_id": _ID}),
-    Link("jobs_index", 200, "jobs_index", {"page_token": "$response.body#/next_page_token"}),
-    Link("jobs_index", 200, "jobs_show", {"job_id": "$response.body#/jobs/0/id"}),
-    Link("datasets_index", 200, "datasets_show", {"dataset_id": "$response.body#/datasets/0/id"}),
-    Link("models_index", 200, "models_show", {"name": "$response.body#/models/0/name"}),
-    Link("models_index", 200, "predict_predict", {"reference": "$response.body#/models/0/name"}),
-    Link("models_index", 200, "inference_metadata", {"name": "$response.body#/models/0/name"}),
-    *(
-        Link(
-            "models_show",
-            200,
-            target,
-            {"name": "$response.body#/name", "version": "$response.body#/latest/version"},
-        )
-        for target in (
-            "models_show_version",
-            "models_card",
-            "versions_report",
-            "versions_archive",
-            "inference_version_infer",
-        )
-    ),
-    Link(
-        "models_put_set",
-        200,
-        "models_show_set",
-        {"name": "$request.path.name", "set": "$response.body#/name"},
-    ),
-)
-
-
 def operation_id(route: APIRoute) -> str:
     """Return the operation id: module name and function name.
 
@@ -301,7 +228,6 @@ def _complete_description(description: dict[str, Any]) -> dict[str, Any]:
     for path, operations in description["paths"].items():
         for operation in operations.values():
             _complete_operation(path, operation)
-    _add_links(description)
     return description
 
 
@@ -387,15 +313,3 @@ def _problem_statuses(path: str, operation: Operation, protocol: bool) -> set[in
     if "requestBody" in operation:
         statuses |= {403, 408, 413, 415, 422}
     return {400 if protocol and status == 422 else status for status in statuses}
-
-
-def _add_links(description: dict[str, Any]) -> None:
-    """Add the links whose operations exist."""
-    operations = {
-        one["operationId"]: one for each in description["paths"].values() for one in each.values()
-    }
-    for link in LINKS:
-        source = operations.get(link.source)
-        if source is not None and link.target in operations:
-            links = source["responses"][str(link.status)].setdefault("links", {})
-            links[link.target] = {"operationId": link.target, "parameters": link.parameters}
