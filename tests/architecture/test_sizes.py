@@ -22,7 +22,6 @@ LONG_FILES = {
     "kernels/search/bounded_scan.py",
     "kernels/search/bounded_scan_wide.py",
     "kernels/training/pdsparse.py",
-    "service/openapi.py",
     "service/routes/jobs.py",
     "service/routes/models.py",
     "solvers/indexed_bcd/label.py",

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deployment.chart import real
 from tests.deployment.chart.helm import (
     CHART,
     NAMESPACE,
@@ -178,21 +177,6 @@ def test_the_schemas_of_kuberay_find_faults() -> None:
         thing = index(rendering("production"))["RayCluster", "xcray-ray"]
         planted(thing, path, value)
         assert crd("RayCluster") is None or expected in " ".join(check_custom(thing))
-
-
-def test_what_is_installed_before_the_chart_is_valid(tmp_path: Path) -> None:
-    """For `python -m tests.deployment.chart.real`."""
-    for each in (
-        real.definition("RayCluster", "ray.io", "v1", {"type": "object", "properties": {}}),
-        real.definition("HTTPRoute", "gateway.networking.k8s.io", "v1", None),
-    ):
-        assert check_kubernetes("1.30", each) == []
-    assert set(real.AFTER) | set(real.AFTER.values()) == set(FILES)
-    with (
-        pytest.raises(FileNotFoundError, match="no program etcd and no kube-apiserver"),
-        real.control_plane(tmp_path, tmp_path),
-    ):
-        pass
 
 
 # Completeness

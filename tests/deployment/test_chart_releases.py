@@ -1,8 +1,4 @@
-"""Templates and existing objects: keys and replicas stay, changed Secrets restart pods.
-
-`python -m tests.deployment.chart.real` installs, upgrades and uninstalls releases in a real
-control plane.
-"""
+"""Templates and existing objects: keys and replicas stay, changed Secrets restart pods."""
 
 from __future__ import annotations
 
