@@ -191,6 +191,9 @@ def test_estimate_includes_groups(topics: Dataset) -> None:
     grouped = estimate_training(spec(topics), 0.0)
     assert grouped.core_seconds > 1.8 * plain.core_seconds
     assert grouped.weights > plain.weights
+    # the rows of the part, and its model, are on the disk, too
+    rows = sum(each["bytes"] for name, each in topics.files.items() if name.startswith("train/"))
+    assert grouped.disk > 1.8 * plain.disk + 0.7 * rows
 
 
 def test_refused_settings(topics: Dataset) -> None:

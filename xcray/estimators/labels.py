@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Pattern, frozen
-from xcray.data.splits import HashSplit
 from xcray.estimators.linear import LinearEstimator
 from xcray.index.label_groups import LabelGroups
 from xcray.index.search import SearchIndex
@@ -25,7 +24,7 @@ from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.training.label_groups.clustering import add_group_rows, choose_sizes, cluster_labels
 from xcray.training.label_groups.data import GroupPlan, make_groups
 from xcray.training.label_groups.weighing import choose_weight
-from xcray.training.selection.held_out import HOLDOUT
+from xcray.training.selection.held_out import split_training_rows
 from xcray.workers.driver import run_schedule
 from xcray.workers.local_group import local_pool
 from xcray.workers.observer import CollectResults
@@ -61,8 +60,7 @@ class LabelByLabelEstimator(LinearEstimator):
         self, solver: Any, X: CSR, Y: Pattern, weights: Float32 | None, sizes: tuple[int, ...]
     ) -> float:
         """Return the weight of groups of these sizes, chosen on held-out rows."""
-        held = HashSplit(HOLDOUT, 0).mask(0, X.n_rows)
-        own, others = (frozen(np.flatnonzero(part), np.int64) for part in (~held, held))
+        own, others = split_training_rows(X.n_rows)
         rows, labels = take_rows(X, own), take_pattern_rows(Y, own)
         kept = None if weights is None else frozen(weights[own], np.float32)
         plan = GroupPlan(cluster_labels(rows, transpose_pattern(labels), sizes), 1.0)

@@ -31,9 +31,10 @@ from xcray.training.epoch_strategy import shorten_history
 from xcray.training.label_groups.data import GroupPlan, make_groups, with_group_labels
 from xcray.training.label_groups.plan import plan_groups
 from xcray.training.observer import TrainingObserver
+from xcray.training.part_training import PartTraining, with_part_training
 from xcray.training.partial import check_any_finished, partial_summary
 from xcray.training.ranking.fit import FittedRanker, fit_ranker, require_rankable
-from xcray.training.ranking.part import ranked_query, search_query, train_on_part
+from xcray.training.ranking.queries import ranked_query, search_query
 from xcray.training.report.baseline import baseline_warnings
 from xcray.training.report.summary import convergence_warnings, data_report, measure_held_out
 from xcray.training.report.timeline import normalize_timeline
@@ -85,26 +86,28 @@ def train(
         chosen: dict[str, Any] = {}
         if spec.auto:
             spec, chosen = choose_params(spec, Path(run_dir), Path(out), report, stop)
-        plan, weighed = plan_groups(spec, Path(run_dir), _TrainingRun, report, stop, job)
-        run = _TrainingRun(spec, Path(run_dir), report, stop, job, plan)
+        training = PartTraining(train_model, report, stop, job)
+        plan, weighed = plan_groups(spec, Path(run_dir), training)
+        run = _TrainingRun(spec, Path(run_dir), training, plan)
         run.notes = {**chosen, **weighed, **(notes or {})}
         return run.train(Path(out))
+
+
+def train_model(
+    spec: TrainSpec, run_dir: Path, out: Path, training: PartTraining, plan: GroupPlan | None
+) -> TrainResult:
+    """Train with the chosen parameters and groups, in a run directory that is held already."""
+    return _TrainingRun(spec, run_dir, training, plan).train(out)
 
 
 class _TrainingRun:
     """State of one training run."""
 
     def __init__(
-        self,
-        spec: TrainSpec,
-        run_dir: Path,
-        progress: Callable[[Progress], None],
-        stop: StopFlag,
-        job: str,
-        plan: GroupPlan | None = None,
+        self, spec: TrainSpec, run_dir: Path, training: PartTraining, plan: GroupPlan | None
     ) -> None:
         self.spec, self.plan, self.run_dir = spec, plan, run_dir
-        self.progress, self.stop = progress, stop
+        self.training, self.stop = training, training.stop
         self.start_time = time.monotonic()
         self.phase_seconds: dict[str, float] = {}
         self.report_progress("LOADING", 0, 0)
@@ -116,7 +119,7 @@ class _TrainingRun:
         labelled = with_group_labels(self.dataset, plan.clusters) if plan else self.dataset
         self.strategy = make_strategy(
             TrainingContext(
-                spec, labelled, self.solver, run_dir, job, clusters=plan and plan.clusters
+                spec, labelled, self.solver, run_dir, training.job, clusters=plan and plan.clusters
             )
         )
         self.metrics = RunMetrics(self.strategy.workers, self.dataset.train.n_rows)
@@ -146,7 +149,10 @@ class _TrainingRun:
         if self.spec.rank:
             require_rankable(self.dataset)
         estimate = self.strategy.estimate(self.parts.missing)
-        check_fits(estimate, memory_limits(self.spec), self.run_dir, out)
+        whole = estimate
+        if self.spec.rank:  # the training for groups is already done
+            whole = with_part_training(self.spec, estimate, self.dataset)
+        check_fits(whole, memory_limits(self.spec), self.run_dir, out)
         self.monitor = ResourceMonitor(
             estimate, self.strategy.weight_shares(), self.parts, self.run_dir, out
         )
@@ -173,9 +179,9 @@ class _TrainingRun:
         """Fit a ranker; without enough correct candidates, the report states why there is none."""
         self._report_phase("RANKING")
         began = time.monotonic()
-        train_part = partial(train_on_part, train, self.spec, self.progress, self.stop)
+        training = self.training.renamed("RANKING")
         folder, seed = self.run_dir / "ranker", self.seed or 0
-        self.ranker, notes = fit_ranker(self.dataset, folder, train_part, seed)
+        self.ranker, notes = fit_ranker(self.spec, self.dataset, folder, training, seed)
         self.notes |= notes
         self.phase_seconds["RANKING"] = time.monotonic() - began
 
@@ -296,19 +302,9 @@ class _TrainingRun:
                 "stopped on request; finished batches are kept, the next run does the rest"
             )
         metrics = self.metrics.snapshot() if phase == "TRAINING" else EMPTY
-        self.progress(
-            Progress(
-                phase,
-                done,
-                total,
-                time.monotonic() - self.start_time,
-                rate,
-                eta,
-                note,
-                newest,
-                metrics,
-            )
-        )
+        seconds = time.monotonic() - self.start_time
+        step = Progress(phase, done, total, seconds, rate, eta, note, newest, metrics)
+        self.training.progress(step)
 
     def _report_phase(self, phase: str) -> None:
         """Report a phase after solving: all labels are solved, or the time limit was reached."""

@@ -16,7 +16,7 @@ from xcray.training.group_training import GroupTraining
 from xcray.training.independent import IndependentLabels
 from xcray.training.label_groups.clustering import choose_sizes, cluster_labels
 from xcray.training.label_groups.data import with_group_labels
-from xcray.training.label_groups.plan import with_weighing
+from xcray.training.part_training import with_part_training
 from xcray.training.spec import TrainSpec
 from xcray.training.strategy import TrainingContext, TrainingStrategy
 
@@ -52,5 +52,4 @@ def estimate_training(spec: TrainSpec, probe_seconds: float = 2.0) -> Estimate:
         )
     )
     labels = frozen(np.arange(dataset.n_labels), np.int32)
-    estimate = strategy.estimate(labels, probe_seconds)
-    return estimate if clusters is None else with_weighing(estimate)
+    return with_part_training(spec, strategy.estimate(labels, probe_seconds), dataset)

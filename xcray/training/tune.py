@@ -30,7 +30,8 @@ from xcray.storage.atomic import (
 )
 from xcray.telemetry.progress import Progress
 from xcray.training.capacity.preflight import worker_count
-from xcray.training.run import TrainResult, train
+from xcray.training.part_training import PartTraining
+from xcray.training.run import TrainResult, train, train_model
 from xcray.training.run_lock import hold_run_directory
 from xcray.training.selection.evaluate import STOPPED, Evaluator
 from xcray.training.selection.grid import Point, params_key, plan_points, validate_grid
@@ -179,28 +180,22 @@ class _TuneRun:
             tick(round(held.n_labels * min(1.0, step.done / max(step.total, 1))))
 
         discard_directory(folder / "model")
-        spec = self.spec.train
-        ks = tuple({min(k, held.n_labels) for k in spec.ks})
-        spec = dataclasses.replace(spec, dataset=str(held.path), params=params, ks=ks)
-        result = train(
-            dataclasses.replace(spec, calibrate=False, rank=False),
-            run_dir=folder / "run",
-            out=folder / "model",
-            progress=report,
-            stop=self.stop,
-            job=self.job,
-        )
+        ks = tuple({min(k, held.n_labels) for k in self.spec.train.ks})
+        spec = dataclasses.replace(self.spec.train, params=params, ks=ks)
+        training = PartTraining(train_model, report, self.stop, self.job)
+        model = training.model(spec, held, folder)
+        measures, trained = model.measures, model.manifest["report"]
         discard_directory(folder)
         return {
-            "value": measure_value(result.measures, self.spec.select, held.n_labels),
-            "measures": result.measures,
-            "weights": result.report["weights"],
+            "value": measure_value(measures, self.spec.select, held.n_labels),
+            "measures": measures,
+            "weights": trained["weights"],
             "work": 0,
             "seconds": time.monotonic() - began,
-            "core_seconds": result.report["core_seconds"],
+            "core_seconds": trained["core_seconds"],
             "labels": held.n_labels,
-            "certified": result.report.get("labels_certified"),
-            "largest_gap": result.report.get("largest_gap"),
+            "certified": trained.get("labels_certified"),
+            "largest_gap": trained.get("largest_gap"),
         }
 
     def _finish(self, out: Path, results: list[dict[str, Any]]) -> TuneResult:

@@ -3,51 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from xcray.data.dataset import Dataset, open_verified
-from xcray.errors import Refused, Stopped
-from xcray.model.model import Model
+from xcray.errors import Refused
+from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.solvers import SOLVERS
 from xcray.storage.atomic import discard_directory, read_json, write_json
 from xcray.system.cores import available_cores
 from xcray.system.units import format_bytes
-from xcray.telemetry.progress import Progress
-from xcray.training.capacity.preflight import Estimate, memory_limits
+from xcray.training.capacity.preflight import memory_limits
 from xcray.training.label_groups.clustering import choose_sizes, cluster_bytes, cluster_labels
 from xcray.training.label_groups.data import GroupPlan
 from xcray.training.label_groups.weighing import choose_weight
-from xcray.training.selection.evaluate import STOPPED
-from xcray.training.selection.held_out import HOLDOUT, hold_out
+from xcray.training.part_training import PartTraining
+from xcray.training.selection.held_out import HOLDOUT, hold_out, split_training_rows
 from xcray.training.spec import TrainSpec, parse_group_sizes
-from xcray.workers.pool import StopFlag
 
 RESULT_FILE = "groups.json"
 
 
-class TrainsModel(Protocol):
-    """A training run, see `xcray.training.run`."""
-
-    def train(self, out: Path) -> object:
-        """Train and publish the model `out`."""
-
-
-# spec, run directory, progress, flag that stops it, prefix of the names of actors, groups
-MakeRun = Callable[
-    [TrainSpec, Path, Callable[[Progress], None], StopFlag, str, GroupPlan | None], TrainsModel
-]
-
-
 def plan_groups(
-    spec: TrainSpec,
-    run_dir: Path,
-    make_run: MakeRun,
-    progress: Callable[[Progress], None],
-    stop: StopFlag,
-    job: str,
+    spec: TrainSpec, run_dir: Path, training: PartTraining
 ) -> tuple[GroupPlan | None, dict[str, Any]]:
     """Return the groups of a training, None without or if they gain nothing, and its report entry.
 
@@ -73,19 +51,8 @@ def plan_groups(
     path = run_dir / RESULT_FILE
     document = read_json(path) if path.exists() else {}
     if document.get("identity") != json.loads(json.dumps(identity)):
-
-        def report_part(part: Progress) -> None:
-            progress(part._replace(phase="SELECTING", note="label groups on held-out rows"))
-
-        def train_part(part: TrainSpec, groups: GroupPlan, folder: Path) -> None:
-            run = make_run(part, folder / "run", report_part, stop, f"{job}-groups", groups)
-            run.train(folder / "model")
-
-        def check_stop() -> None:
-            if stop.is_set():
-                raise Stopped(STOPPED)
-
-        weight, measured = _weigh(spec, dataset, sizes, run_dir / "groups", train_part, check_stop)
+        training = training.renamed("SELECTING", "label groups on held-out rows")
+        weight, measured = _weigh(spec, dataset, sizes, run_dir / "groups", training)
         document = {"identity": identity, "weight": weight, "measured": measured}
         write_json(path, document)
     weight = float(document["weight"])
@@ -110,31 +77,20 @@ def _check_memory(spec: TrainSpec, dataset: Dataset) -> None:
         )
 
 
-def with_weighing(estimate: Estimate) -> Estimate:
-    """Return the estimate of a training with groups, and of the one on a part of its rows."""
-    times = 1.0 + (1.0 - HOLDOUT)
-    return estimate._replace(
-        core_seconds=times * estimate.core_seconds, seconds=times * estimate.seconds
-    )
-
-
 def _weigh(
     spec: TrainSpec,
     dataset: Dataset,
     sizes: tuple[int, ...],
     folder: Path,
-    train_part: Callable[[TrainSpec, GroupPlan, Path], None],
-    tick: Callable[[], None],
+    training: PartTraining,
 ) -> tuple[float, dict[str, Any]]:
     """Return the weight and what was measured; the folder is removed at the end."""
-    folder.mkdir(parents=True, exist_ok=True)
-    held = hold_out(dataset, HOLDOUT, 0, folder / "held")
-    if not (folder / "model").exists():
-        clusters = cluster_labels(held.train.X, held.train.YT, sizes)
-        part = replace(spec, dataset=str(held.path), groups="none", calibrate=False, auto=None)
-        train_part(part, GroupPlan(clusters, 1.0), folder)
-    index = Model.open(folder / "model", verify=False).search
+    part = hold_out(dataset, HOLDOUT, 0, folder / "rows", with_rest=False)
+    clusters = cluster_labels(part.train.X, part.train.YT, sizes)
+    model = training.model(spec, part, folder, GroupPlan(clusters, 1.0))
+    held = split_training_rows(dataset.train.n_rows)[1]
+    X, Y = take_rows(dataset.train.X, held), take_pattern_rows(dataset.train.Y, held)
     threads = 1 if spec.pool == "serial" else min(spec.workers or 4096, available_cores())
-    weighed = choose_weight(index, held["test"].X, held["test"].Y, threads, tick)
+    weighed = choose_weight(model.require_linear().search, X, Y, threads, training.check_stop)
     discard_directory(folder)
     return weighed

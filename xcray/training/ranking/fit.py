@@ -9,7 +9,7 @@ ranker what a match of a name is worth without a score.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from xcray.arrays import Float64, Int64, Pattern, frozen
 from xcray.data.dataset import Dataset
 from xcray.data.label_texts import LabelTexts, open_label_texts
-from xcray.data.splits import HashSplit
 from xcray.data.texts import TEXTS, read_texts
-from xcray.data.writer import DatasetWriter
 from xcray.errors import InputError, missing_extra
 from xcray.kernels.search.ranked_candidates import FEATURES
 from xcray.kernels.search.trees import LEAF, Trees, tree_roots
@@ -29,11 +27,13 @@ from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.model.model import Model
 from xcray.model.ranker import LabelIndex, Ranker, index_labels
 from xcray.predict.ranking import BATCH_ROWS, CANDIDATES, CandidateFinder, Candidates
+from xcray.training.part_training import PartTraining
+from xcray.training.selection.held_out import HOLDOUT, hold_out, split_training_rows
+from xcray.training.spec import TrainSpec
 
 # a ranker, and how it was fitted (JSON)
 FittedRanker: TypeAlias = tuple[Ranker, dict[str, Any]]
 
-HELD_OUT_SHARE: Final = 0.2  # of the training rows
 MAX_ROWS: Final = 20_000  # rows that trees are fitted to; more do not change the result
 MAX_LANGUAGES: Final = 8  # in which names are looked for
 MIN_CORRECT: Final = 100  # correct candidates without which trees only fit noise
@@ -63,47 +63,22 @@ def require_rankable(data: Dataset) -> LabelTexts:
     return texts
 
 
-def split_training_rows(data: Dataset, seed: int) -> tuple[Int64, Int64]:
-    """Return the rows to train on and the rows to fit the ranker on, ascending."""
-    held_out = HashSplit(HELD_OUT_SHARE, seed).mask(0, data.train.n_rows)
-    return (
-        frozen(np.flatnonzero(~held_out), np.int64),
-        frozen(np.flatnonzero(held_out)[:MAX_ROWS], np.int64),
-    )
-
-
-def write_part(data: Dataset, rows: Int64, path: Path) -> Dataset:
-    """Write a data set of some training rows, with the labels and features of the whole."""
-    writer = DatasetWriter(path, name=data.name, n_features=data.n_features, n_labels=data.n_labels)
-    with writer:
-        train = data.train
-        writer.add("train", take_rows(train.X, rows), take_pattern_rows(train.Y, rows))
-        return writer.finish(
-            source={},
-            label_names=data.label_names.array,
-            feature_names=data.feature_names.array,
-            text=data.text,
-            weights=None if train.weights is None else train.weights[rows],
-        )
-
-
 def fit_ranker(
-    data: Dataset, folder: Path, train_part: Callable[[Dataset], Model], seed: int
+    spec: TrainSpec, data: Dataset, folder: Path, training: PartTraining, seed: int
 ) -> tuple[FittedRanker | None, dict[str, str]]:
     """Return a ranker for models of the data set; without one, notes for the report that say why.
 
-    folder: where the part is written. train_part: trains a model on a data set. Raises InputError
-    as `require_rankable`.
+    folder: of the training on a part of the rows. Raises InputError as `require_rankable`.
     """
     texts = require_rankable(data)
     assert data.text is not None
-    part_rows, rows = split_training_rows(data, seed)
-    path = folder / "rows"
-    part = Dataset.open(path) if path.exists() else write_part(data, part_rows, path)
+    rows = frozen(split_training_rows(data.train.n_rows)[1][:MAX_ROWS], np.int64)
+    part = hold_out(data, HOLDOUT, 0, folder / "rows", with_rest=False)
+    model = training.model(spec, part, folder)
     languages = _frequent_languages(data)
     index = index_labels(data.label_names, data.label_counts, texts, data.text, languages)
     part_index = _recount(index, part.label_counts)
-    batches = list(_labelled_candidates(data, train_part(part), rows, part_index))
+    batches = list(_labelled_candidates(data, model, rows, part_index))
     features = np.concatenate([candidates.features for candidates, _ in batches])
     correct = np.concatenate([each for _, each in batches])
     n_correct = int(correct.sum())

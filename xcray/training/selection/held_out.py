@@ -56,19 +56,25 @@ class SelectionData(NamedTuple):
         )
 
 
+def split_training_rows(n_rows: int) -> tuple[Int64, Int64]:
+    """Return the rows to learn from, and HOLDOUT of them to measure on, by a hash of numbers."""
+    held_out = HashSplit(HOLDOUT, 0).mask(0, n_rows)
+    learn, held = (frozen(np.flatnonzero(part), np.int64) for part in (~held_out, held_out))
+    return learn, held
+
+
 def selection_data(X: CSR, Y: Pattern, weights: Float32 | None) -> SelectionData:
     """Split training rows X (N, D), Y (N, K) by a hash, and take a part of the labels.
 
     Labels without a row to learn from are left out, and held-out rows without one of the labels.
     Raises InputError if no row is left on one side.
     """
-    held_out = HashSplit(HOLDOUT, 0).mask(0, X.n_rows)
-    learn = frozen(np.flatnonzero(~held_out), np.int64)
+    learn, held = split_training_rows(X.n_rows)
     counts = np.bincount(take_pattern_rows(Y, learn).indices, minlength=Y.n_cols)
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     labels = np.sort(order[::LABEL_STEP] if len(order) >= MIN_LABELS else order)
     part = transpose_pattern(take_pattern_rows(transpose_pattern(Y), frozen(labels, np.int64)))
-    measured = frozen(np.flatnonzero(held_out & (np.diff(part.indptr) > 0)), np.int64)
+    measured = frozen(held[np.diff(part.indptr)[held] > 0], np.int64)
     if not (len(labels) and len(measured)):
         raise InputError(
             "too few rows to choose parameters on: train without auto", code="TOO_FEW_ROWS"
@@ -98,10 +104,13 @@ def selection_bytes(entries: int, weights: int) -> int:
     return int(rows + 3 * 24 * weights / 2)
 
 
-def hold_out(data: Dataset, share: float, seed: int, path: Path) -> Dataset:
+def hold_out(
+    data: Dataset, share: float, seed: int, path: Path, *, with_rest: bool = True
+) -> Dataset:
     """Split the training rows of a data set into a new data set with a held-out part.
 
     share: of the rows to hold out, selected by a hash of their numbers. path: where it is stored.
+    with_rest: store the held-out rows, too. Both parts have the labels and features of the whole.
     Raises ParameterError if one side would be empty, Conflict if `path` holds another split.
     """
     source = {"of": data.content_hash, "holdout": share, "seed": seed}
@@ -113,19 +122,18 @@ def hold_out(data: Dataset, share: float, seed: int, path: Path) -> Dataset:
                 "choose a new one"
             )
         return existing
-    split = HashSplit(share, seed)
+    split, n_rest = HashSplit(share, seed), 0
     with DatasetWriter(
         path, name="held", n_features=data.n_features, n_labels=data.n_labels
     ) as writer:
         for start in range(0, data.train.n_rows, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, data.train.n_rows)
             for part, X, Y in split_rows(*data.train.take(start, stop), split.mask(start, stop)):
-                writer.add(part, X, Y)
-        if not (writer.n_rows("train") and writer.n_rows("test")):
-            rows = (
-                f"{writer.n_rows('train')} rows to learn from "
-                f"and {writer.n_rows('test')} to measure on"
-            )
+                n_rest += X.n_rows * (part == "test")
+                if with_rest or part == "train":
+                    writer.add(part, X, Y)
+        if not (writer.n_rows("train") and n_rest):
+            rows = f"{writer.n_rows('train')} rows to learn from and {n_rest} to measure on"
             raise ParameterError(f"holdout={share:g} leaves {rows}; choose another share")
         weights = data.train.weights
         kept_weights = (
