@@ -122,7 +122,7 @@ def rest(document: dict[str, Any]) -> str:
     """Return the operations of an OpenAPI document by tag."""
     parts = [
         f"# REST operations\n\n{document['info']['description']}\n\nAll schemas are in "
-        "[openapi.json](openapi.json); a running service shows them at `/docs` and `/redoc`.\n\n"
+        "[openapi.json](openapi.json); a running service shows them at `/docs`.\n\n"
     ]
     operations = [
         (method, path, operation)

@@ -492,7 +492,7 @@ def test_the_number_of_series_does_not_grow_with_names(service: Service) -> None
 
 
 def test_pages_load_nothing_from_other_servers(shared: Service) -> None:
-    for path in ("/", "/docs", "/redoc"):
+    for path in ("/", "/docs"):
         page = shared.http.get(path)
         assert page.status_code == 200
         policy = page.headers["content-security-policy"]

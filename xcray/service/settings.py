@@ -202,7 +202,7 @@ class Settings(BaseSettings):
     public_docs: bool = Field(
         False,
         description=(
-            "Whether /openapi.json, which /docs and /redoc show, needs no key; otherwise the "
+            "Whether /openapi.json, which /docs shows, needs no key; otherwise the "
             "scope admin, if there are keys."
         ),
     )

@@ -23,7 +23,7 @@ from xcray.service.settings import Settings
 from xcray.storage.atomic import check_name
 
 PUBLIC_PATHS: Final = frozenset(
-    {"/", "/docs", "/redoc", "/v2", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
+    {"/", "/docs", "/v2", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
 )
 OPERATOR_PAGES: Final = {"/openapi.json": "admin", "/metrics": "metrics"}  # their scopes
 STATIC_PREFIX: Final = "/static/"

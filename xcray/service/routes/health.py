@@ -18,7 +18,7 @@ from xcray.service.schemas.operations import Health
 router = APIRouter(tags=["operations"])
 pages = APIRouter(include_in_schema=False)
 STATIC: Final = Path(__file__).parent.parent / "static"
-PAGES: Final = {"/": "console.html", "/docs": "docs.html", "/redoc": "redoc.html"}
+PAGES: Final = {"/": "console.html", "/docs": "docs.html"}
 ASSET_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 ASSETS: Final = {
     path.relative_to(STATIC).as_posix(): path
@@ -27,15 +27,8 @@ ASSETS: Final = {
 }
 # The folders of vendored files contain their version, so a file never changes.
 VENDOR_CACHE: Final = {"Cache-Control": "public, max-age=31536000, immutable"}
-# Swagger UI and ReDoc have pictures as data URIs. ReDoc searches in a worker, and adds style
-# elements: empty ones, which it fills by script, and one with a constant text (the two hashes).
-_REDOC_STYLES: Final = (
-    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' "
-    "'sha256-QMIg+bpjm3JdElJ388KYke01izlUW0UoNOeKjpMxdgc='"
-)
-VIEWER_POLICY: Final = (
+VIEWER_POLICY: Final = (  # Swagger UI has pictures as data URIs
     "default-src 'self'; img-src 'self' data:; "
-    f"style-src 'self' {_REDOC_STYLES}; worker-src 'self' blob:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 
@@ -89,11 +82,10 @@ def console() -> FileResponse:
 
 
 @pages.get("/docs")
-@pages.get("/redoc")
-def viewer(request: Request) -> FileResponse:
-    """Return the page of Swagger UI or ReDoc; its script fetches /openapi.json with the key."""
+def viewer() -> FileResponse:
+    """Return the page of Swagger UI; its script fetches /openapi.json with the key."""
     return FileResponse(
-        STATIC / PAGES[request.url.path],
+        STATIC / PAGES["/docs"],
         media_type="text/html",
         headers={"Content-Security-Policy": VIEWER_POLICY},
     )

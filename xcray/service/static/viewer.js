@@ -1,25 +1,20 @@
-// Show /openapi.json by Swagger UI or ReDoc, with the key of this tab if the service requires one.
+// Show /openapi.json by Swagger UI, with the key of this tab if the service requires one.
 import { authorization, savedKey, saveKey } from "./session.js";
 
 const place = document.getElementById("viewer");
 
-const viewers = {
-  swagger(spec) {
-    const ui = SwaggerUIBundle({
-      spec,
-      domNode: place,
-      deepLinking: true,
-      filter: true,
-      tryItOutEnabled: true,
-      displayRequestDuration: true,
-      showCommonExtensions: true,
-      onComplete: () => savedKey() && ui.preauthorizeApiKey("bearer", savedKey()),
-    });
-  },
-  redoc(spec) {
-    Redoc.init(spec, { hideDownloadButton: true, nativeScrollbars: true }, place);
-  },
-};
+function show(spec) {
+  const ui = SwaggerUIBundle({
+    spec,
+    domNode: place,
+    deepLinking: true,
+    filter: true,
+    tryItOutEnabled: true,
+    displayRequestDuration: true,
+    showCommonExtensions: true,
+    onComplete: () => savedKey() && ui.preauthorizeApiKey("bearer", savedKey()),
+  });
+}
 
 function askForKey(reason) {
   const form = document.createElement("form");
@@ -42,7 +37,7 @@ function askForKey(reason) {
 async function load() {
   const response = await fetch("openapi.json", { headers: authorization() });
   const body = await response.json();
-  if (response.ok) viewers[document.body.dataset.viewer](body);
+  if (response.ok) show(body);
   else askForKey(body.detail);
 }
 
