@@ -28,7 +28,6 @@ from xcray.service.observability.store_metrics import (
     COUNTERS,
     STORE_PREFIX,
     StoreCollector,
-    exposed_name,
     families,
 )
 from xcray.service.settings import Settings
@@ -174,7 +173,7 @@ def listed_metrics() -> list[tuple[Metric, tuple[str, ...]]]:
     gauges = Metrics(DiskCollector(Path("/")), FailingChecksCollector(dict))
     labels = {
         **gauges.labels,
-        **{exposed_name(name): of for name, (_, of) in COUNTERS.items()},
+        **{name: of for name, (_, of) in COUNTERS.items()},
         "xcray_jobs": ("status",),
         "xcray_readiness_check_failing": ("check",),
     }

@@ -39,8 +39,7 @@ class AppState:
 
     estimates, loads: requests that take seconds; one estimate runs at a time, because it measures.
 
-    checks: by reason code, the checks whose failure makes the service degraded. required_checks:
-    those whose failure makes it unready (see `xcray.service.readiness_checks`).
+    checks: by reason code, the checks whose failure makes the service degraded.
     """
 
     settings: Settings
@@ -54,7 +53,6 @@ class AppState:
     check_spec: Callable[[dict[str, Any]], dict[str, Any]]
     supervisor: JobSupervisor | None = None
     checks: dict[str, Check] = field(default_factory=dict)
-    required_checks: dict[str, Check] = field(default_factory=dict)
     preloading: Preloading = field(default_factory=Preloading)
     estimates: TenantQueue = field(
         default_factory=lambda: TenantQueue("estimates", threads=1, max_per_tenant=2, retry_after=5)

@@ -20,17 +20,15 @@ BUILD_TIME_FACTOR: Final = 4  # x the processor time limit of a build, in wall t
 def build_readiness(app_state: AppState) -> Readiness:
     """Return the readiness of a service.
 
-    Requests need STORE, SCHEMA, DISK, MODELS and the checks of the process manager
-    (`app_state.required_checks`). RUNNER and `app_state.checks` concern jobs or single models.
-    Without a store, or with one that this program cannot use any more, predictions continue while
-    cached keys are valid, so the service stays ready for that grace period.
+    Requests need STORE, SCHEMA, DISK and MODELS. The others concern jobs or single models. Without
+    a store, or with one that this program cannot use any more, predictions continue while cached
+    keys are valid, so the service stays ready for that grace period.
     """
     required: dict[str, Check] = {
         "STORE": lambda: app_state.store.ping(),
         "SCHEMA": lambda: app_state.store.check_schema(),
         "DISK": lambda: _check_disk(app_state),
         "MODELS": app_state.preloading.check,
-        **app_state.required_checks,
     }
     queue_check = StalledQueueCheck(
         lambda: app_state.store.statistics.read(), constants.RUNNER_STALE_SECONDS

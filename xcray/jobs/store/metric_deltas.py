@@ -44,9 +44,9 @@ QUEUE_WAIT_BUCKETS: Final = (
     14400.0,
     86400.0,
 )
-JOBS_COMPLETED: Final = "xcray_jobs_ended_total"
+JOBS_COMPLETED: Final = "xcray_jobs_completed_total"
 ATTEMPTS_LOST: Final = "xcray_job_attempts_lost_total"
-QUEUE_POLLS: Final = "xcray_runner_looks_total"
+QUEUE_POLLS: Final = "xcray_runner_queue_polls_total"
 BATCHES_BY_OUTCOME: Final = "xcray_batches_total"  # by outcome
 WASTED_SECONDS: Final = "xcray_worker_seconds_wasted_total"  # by outcome
 # metric of an attempt -> counter
@@ -56,7 +56,7 @@ ATTEMPT_COUNTERS: Final = {
     EPOCHS: "xcray_training_epochs_total",
     ROWS_TRAINED: "xcray_training_rows_total",
     ROWS_ANSWERED: "xcray_rows_answered_total",
-    BATCHES_COPIED: "xcray_batches_copied_total",
+    BATCHES_COPIED: "xcray_batches_speculative_total",
     WORKERS_LOST: "xcray_workers_lost_total",
     NODES_LOST: "xcray_nodes_lost_total",
 }

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from xcray.errors import InputError, NotFound, Unavailable
 from xcray.jobs.job import Event
@@ -111,16 +110,5 @@ def _poll_events(
 
 def _encode_event(event: Event) -> bytes:
     """Return an event as bytes. JSON contains no raw line ends, so one data line holds it."""
-    data = json.dumps(replace_non_finite({**event.data, "time": event.time}), allow_nan=False)
+    data = json.dumps({**event.data, "time": event.time}, allow_nan=False)
     return f"id: {event.seq}\nevent: {event.kind}\ndata: {data}\n\n".encode()
-
-
-def replace_non_finite(value: Any) -> Any:
-    """Return a value for JSON: numbers that are not finite become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: replace_non_finite(entry) for name, entry in value.items()}
-    return (
-        [replace_non_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
-    )

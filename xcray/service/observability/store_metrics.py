@@ -38,12 +38,6 @@ from xcray.telemetry.progress import (
 from xcray.workers.timeline import DONE, OUTCOMES
 
 STORE_PREFIX: Final = "Of the store: "
-# Stores keep these counters under their first names, so that existing stores keep their counts.
-EXPOSED_NAMES: Final = {
-    "xcray_jobs_ended_total": "xcray_jobs_completed_total",
-    "xcray_runner_looks_total": "xcray_runner_queue_polls_total",
-    "xcray_batches_copied_total": "xcray_batches_speculative_total",
-}
 MAX_AGE_SECONDS: Final = 2.0  # younger values are exported again
 SCRAPE_TIMEOUT_SECONDS: Final = 0.1  # a scrape waits at most that long for newer values
 COUNTERS: Final = {  # stored name -> description, labels
@@ -195,18 +189,13 @@ def _wait_histogram(statistics: StoreStatistics) -> Metric:
     )
 
 
-def exposed_name(name: str) -> str:
-    """Return the metric name of a stored counter."""
-    return EXPOSED_NAMES.get(name, name)
-
-
 def _counter(
     name: str, description: str, labels: Iterable[str], statistics: StoreStatistics
 ) -> Metric:
     """Return a counter by its labels; known labels without a count are 0."""
     names = list(labels)
     family = CounterMetricFamily(
-        exposed_name(name).removesuffix("_total"), f"{STORE_PREFIX}{description}.", labels=names
+        name.removesuffix("_total"), f"{STORE_PREFIX}{description}.", labels=names
     )
     counts_by_label = {
         tuple(labels_of.get(label, "") for label in names): value

@@ -7,7 +7,7 @@ and does nothing but fork, so a copy of it is as good as a new process.
 The manager has a `ForkServer`. The process runs `fork_workers`. They exchange messages over a Unix
 socket: a request carries the listener, the standard input and the standard output of a worker, and
 the answer is its process id. The exit code follows when the worker has ended. The fork server ends
-when the manager does. Linux only: elsewhere every worker is a process of its own.
+when the manager does. Linux only.
 
 The forkserver of multiprocessing does not fit: if it is killed, workers that still run are reported
 as ended with code 255, its environment is that of the manager, which jobs inherit, and each worker
@@ -36,11 +36,6 @@ MESSAGE_BYTES: Final = 256
 START_TIMEOUT_SECONDS: Final = 120.0  # to import the program and fork
 START_ATTEMPTS: Final = 2  # the second one with another fork server
 UNKNOWN_EXIT: Final = 255  # exit code of a worker whose fork server has ended before it
-
-
-def is_supported() -> bool:
-    """Return whether workers can be forked: on other systems libraries forbid it."""
-    return sys.platform == "linux"
 
 
 class ForkedWorker:

@@ -3,12 +3,11 @@
 The manager serves no requests: it holds the home's lock and supervises the jobs. Each worker is the
 whole app in a process of its own (`worker`), forked by a process that has imported the program
 (`fork_server`), with the same model files mapped, so that they share one copy of both in memory.
-The kernel distributes new connections evenly among the sockets of live workers (SO_REUSEPORT);
-where that is not available (macOS), the workers share one socket. A worker listens when it has
-loaded the models of XCRAY_PRELOAD, or failed to (GET /readyz then names the reason). The first
-worker can also run maintenance: build data sets and remove leftovers. A worker that dies is started
-again, at first immediately, later with a growing delay. When the manager dies, its workers see the
-end of their standard input, drain and exit.
+The kernel distributes new connections evenly among the sockets of live workers (SO_REUSEPORT). A
+worker listens when it has loaded the models of XCRAY_PRELOAD, or failed to (GET /readyz then names
+the reason). The first worker can also run maintenance: build data sets and remove leftovers. A
+worker that dies is started again, at first immediately, later with a growing delay. When the
+manager dies, its workers see the end of their standard input, drain and exit. Linux only.
 """
 
 from __future__ import annotations
@@ -19,21 +18,19 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from types import FrameType
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 from prometheus_client import multiprocess
 
 from xcray.errors import Unavailable
 from xcray.service.observability.metrics import MULTIPROCESS_DIR_VARIABLE
 from xcray.service.observability.request_log import LOGGER
-from xcray.service.processes.fork_server import WORKER_MODULE, ForkServer, is_supported
+from xcray.service.processes.fork_server import ForkServer
 from xcray.service.processes.home_lock import RoleLock
 from xcray.service.processes.sockets import listen
 from xcray.service.settings import Settings
@@ -145,22 +142,6 @@ class WorkerManager:
         self._on_exit(child)
 
 
-class RunningProcess(Protocol):
-    """Interface of a started process: that of `subprocess.Popen`."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Return the exit code once the process has ended, else None."""
-
-    def send_signal(self, number: int, /) -> None:
-        """Send a signal to the process if it lives."""
-
-
-# (listener, standard input, standard output) -> process; the descriptors are copied
-StartProcess: TypeAlias = Callable[[socket.socket, int, int], RunningProcess]
-
-
 class WorkerProcess:
     """A worker process with its pipes.
 
@@ -174,18 +155,15 @@ class WorkerProcess:
         listener: socket.socket,
         lock: RoleLock,
         leader_eligible: bool,
-        start: StartProcess,
+        fork_server: ForkServer,
     ) -> None:
         """Start the worker.
 
         number: with `leader_eligible`, worker 0 can run maintenance. lock: the role lock of the
-        service. start: starts a process.
+        service.
         """
         config: dict[str, Any] = {
             "settings": settings.model_dump(mode="json"),
-            "listener": listener.fileno(),
-        }
-        config |= {
             "leader_eligible": leader_eligible and number == 0,
             "info_path": str(lock.info_path),
             "verified_path": str(lock.metrics_dir / VERIFIED_FILE),
@@ -195,7 +173,7 @@ class WorkerProcess:
         # The pipes stay open; the worker exits when its standard input is closed.
         self._stdin, self._stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
         try:
-            self._process = start(listener, worker_stdin, worker_stdout)
+            self._process = fork_server.start(listener, worker_stdin, worker_stdout)
         finally:
             os.close(worker_stdin)
             os.close(worker_stdout)
@@ -228,20 +206,6 @@ class WorkerProcess:
                 pipe.close()
 
 
-def start_process(
-    environment: Mapping[str, str], listener: socket.socket, stdin: int, stdout: int
-) -> RunningProcess:
-    """Start a worker as a process of its own, where workers cannot be forked."""
-    return subprocess.Popen(
-        [sys.executable, "-m", WORKER_MODULE],
-        stdin=stdin,
-        stdout=stdout,
-        env=dict(environment),
-        pass_fds=(listener.fileno(),),
-        start_new_session=True,  # only the manager handles Ctrl-C
-    )
-
-
 def run_workers(
     settings: Settings,
     lock: RoleLock,
@@ -258,17 +222,17 @@ def run_workers(
     leader_eligible: whether the first worker can run maintenance. Raises Unavailable if the first
     workers cannot be started.
     """
+    if sys.platform != "linux":
+        raise Unavailable("several processes need Linux: use --processes 1", code="WORKERS")
     metrics = lock.metrics_dir
     shutil.rmtree(metrics, ignore_errors=True)
     metrics.mkdir(mode=0o700)
 
-    environment = {**os.environ, MULTIPROCESS_DIR_VARIABLE: str(metrics)}
-    fork_server = ForkServer(environment)
-    start_worker = fork_server.start if is_supported() else partial(start_process, environment)
+    fork_server = ForkServer({**os.environ, MULTIPROCESS_DIR_VARIABLE: str(metrics)})
 
     def spawn(number: int) -> WorkerHandle:
         with contextlib.closing(listen(settings, reserved=address)) as listener:
-            return WorkerProcess(settings, number, listener, lock, leader_eligible, start_worker)
+            return WorkerProcess(settings, number, listener, lock, leader_eligible, fork_server)
 
     def close_worker(child: WorkerHandle) -> None:
         child.close()

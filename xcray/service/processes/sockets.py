@@ -14,19 +14,15 @@ from xcray.service.settings import Settings
 
 _SO_ATTACH_FILTER = 26
 _BPF_RETURN = 0x06
-# On Linux, sockets bound with SO_REUSEPORT share new connections evenly.
-HAS_PORT_BALANCING = sys.platform == "linux"
 
 
 def listen(settings: Settings, reserved: socket.socket | None = None) -> socket.socket:
     """Return a socket bound to the address in `settings`.
 
     reserved: the socket of `reserve_address`. The result is then a further socket of its address,
-    or a duplicate where ports cannot be shared. Raises Conflict if the port is taken,
+    with which it shares new connections evenly (Linux). Raises Conflict if the port is taken,
     ParameterError if the address is not local.
     """
-    if reserved is not None and not HAS_PORT_BALANCING:
-        return reserved.dup()
     family, kind, protocol, address = _address(settings)
     if reserved is not None:
         address = reserved.getsockname()
@@ -55,8 +51,6 @@ def reserve_address(settings: Settings) -> socket.socket:
     """
     # This socket does not share its port, so it fails if another process uses the port.
     first = listen(settings)
-    if not HAS_PORT_BALANCING:
-        return first
     address = first.getsockname()
     first.close()
     reserved = socket.socket(first.family, first.type, first.proto)

@@ -1,6 +1,6 @@
-"""Worker process: `python -m xcray.service.processes.worker [CHANNEL]`, see `manager.run_workers`.
+"""Worker processes: `python -m xcray.service.processes.worker CHANNEL`, see `manager.run_workers`.
 
-With the descriptor of a channel, it is the fork server, and every copy of it becomes a worker.
+It is the fork server of a channel's descriptor, and every copy of it becomes a worker.
 
 A worker reads its configuration from one line of JSON on standard input, serves on an inherited
 socket, and writes a byte to standard output when it is ready. It drains at SIGTERM, or when its
@@ -54,22 +54,18 @@ SHARED_KERNELS: Final = (
 
 def main() -> int:
     """Serve until the process is stopped."""
-    listener_number = None
-    if len(sys.argv) > 1:
-        for kernel in SHARED_KERNELS:
-            load_compiled(kernel)
-        listener_number = fork_workers(socket.socket(fileno=int(sys.argv[1])))
-        if listener_number is None:  # the fork server's end
-            return 0
+    for kernel in SHARED_KERNELS:
+        load_compiled(kernel)
+    descriptor = fork_workers(socket.socket(fileno=int(sys.argv[1])))
+    if descriptor is None:  # the fork server's end
+        return 0
     config = json.loads(sys.stdin.buffer.readline())
-    if listener_number is not None:
-        config["listener"] = listener_number
     settings = Settings(**config["settings"])
     limit_arenas()
     configure_logging(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
     with (
-        socket.socket(fileno=config["listener"]) as listener,
+        socket.socket(fileno=descriptor) as listener,
         contextlib.closing(_store(settings)) as store,
     ):
         checks: Checks = {

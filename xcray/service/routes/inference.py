@@ -17,10 +17,9 @@ from xcray.service import constants
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.http.auth import ModelReader, PredictCaller, Submitter
 from xcray.service.http.body import check_media_type, openapi_body, parse_body, read_body
-from xcray.service.inference_v2 import repository
 from xcray.service.inference_v2.encode import model_metadata
 from xcray.service.inference_v2.handler import BINARY_TYPE, handle_infer, to_reference
-from xcray.service.models.cache import ModelTarget
+from xcray.service.models.cache import ModelTarget, VersionState
 from xcray.service.prediction.fast_path import JSON_TYPE, FastRoute, Reply
 from xcray.service.routes.health import readyz
 from xcray.service.schemas.inference import (
@@ -150,9 +149,10 @@ FAST_ROUTES: Final = tuple(
 async def repository_index(request: Request, caller: ModelReader) -> list[IndexEntry]:
     """List all model versions and whether they are loaded."""
     options = await _optional_body(request, IndexRequest)
-    return await asyncio.to_thread(
-        repository.list_versions, app_state_of(request), caller.tenant, options.ready
+    states = await asyncio.to_thread(
+        app_state_of(request).prediction.model_cache.index, caller.tenant
     )
+    return [_index_entry(state) for state in states if state.state == "LOADED" or not options.ready]
 
 
 @router.post(
@@ -163,9 +163,9 @@ async def repository_index(request: Request, caller: ModelReader) -> list[IndexE
 async def load(request: Request, caller: Submitter, name: str) -> Response:
     """Load and pin a version, so that the first request need not wait for it."""
     version = _requested_version(await _optional_body(request, RepositoryRequest))
-    app_state = app_state_of(request)
+    app_state, reference = app_state_of(request), to_reference(name, version)
     await app_state.loads.run(
-        caller.tenant, lambda: repository.load(app_state, caller.tenant, name, version)
+        caller.tenant, lambda: app_state.prediction.model_cache.load(caller.tenant, reference)
     )
     return Response(status_code=200)
 
@@ -178,7 +178,8 @@ async def load(request: Request, caller: Submitter, name: str) -> Response:
 async def unload(request: Request, caller: Submitter, name: str) -> Response:
     """Unload a version, or all versions of a model; the next request loads it again."""
     version = _requested_version(await _optional_body(request, RepositoryRequest))
-    await asyncio.to_thread(repository.unload, app_state_of(request), caller.tenant, name, version)
+    model_cache = app_state_of(request).prediction.model_cache
+    await asyncio.to_thread(model_cache.unload, caller.tenant, to_reference(name, version))
     return Response(status_code=200)
 
 
@@ -207,6 +208,16 @@ async def _ready(app_state: AppState, tenant: str, name: str, version: int | Non
         can_answer = False
     return JSONResponse(
         ModelReady(name=name, ready=can_answer).model_dump(), 200 if can_answer else 503
+    )
+
+
+def _index_entry(state: VersionState) -> IndexEntry:
+    """Return a version as the protocol lists it."""
+    if state.state == "LOADED":
+        return IndexEntry(name=state.name, version=str(state.version), state="READY", reason="")
+    reason = state.reason or "not loaded: the first request loads it"
+    return IndexEntry(
+        name=state.name, version=str(state.version), state="UNAVAILABLE", reason=reason
     )
 
 
