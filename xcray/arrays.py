@@ -27,7 +27,7 @@ Float64 = NDArray[np.float64]
 def frozen(array: Any, dtype: Any) -> NDArray[Any]:
     """Return a read-only, C-contiguous view of `array` with `dtype`; copy only if necessary."""
     out = np.ascontiguousarray(array, dtype=dtype).view()
-    out.flags.writeable = False
+    out.setflags(write=False)
     return out
 
 
@@ -200,7 +200,8 @@ def _canonical(matrix: Any) -> CSR:
     # if scipy was never imported, the matrix cannot be a scipy matrix
     scipy = sys.modules.get("scipy.sparse")
     if scipy is not None and scipy.issparse(matrix):
-        out = scipy.csr_matrix(matrix, dtype=np.float32)
+        is_usual = matrix.format == "csr" and matrix.dtype == np.float32 and matrix.ndim == 2
+        out = matrix if is_usual else scipy.csr_matrix(matrix, dtype=np.float32)
         if not out.has_canonical_format:
             # copy: sum_duplicates works in place and must not change the caller's matrix
             out = out.copy()

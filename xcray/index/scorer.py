@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, csr
-from xcray.errors import ParameterError, ShapeMismatch
+from xcray.errors import ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.label_groups import GroupSummands
 from xcray.index.search import SearchIndex
@@ -169,20 +169,6 @@ def sparse_rows(X: CSR | Float32) -> CSR:
     row, column = np.nonzero(X)
     indptr = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=len(X)))))
     return csr(indptr, column, X[row, column], X.shape[1])
-
-
-def check_query(
-    k: int, deadline_ms: float | None, label_filter: LabelFilter | None, n_labels: int
-) -> None:
-    """Raise ParameterError for k below 1 or a deadline below 0, ShapeMismatch for the filter."""
-    if k < 1:
-        raise ParameterError(f"k is {k}: it must be at least 1")
-    if deadline_ms is not None and not deadline_ms >= 0:
-        raise ParameterError(f"deadline_ms is {deadline_ms}: it must be at least 0")
-    if label_filter is not None and len(label_filter.allowed) != n_labels:
-        raise ShapeMismatch(
-            f"the filter is for {len(label_filter.allowed)} labels, the model has {n_labels}"
-        )
 
 
 def check_one_row(n_rows: int) -> None:

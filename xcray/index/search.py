@@ -6,7 +6,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from xcray.index.label_groups import LabelGroups
 from xcray.index.packed import bias_order, build_lists, check_lists
 from xcray.index.search_engine import dense_rows, is_dense, make_engine
 from xcray.index.search_result import SearchResult
-from xcray.index.validate_rows import check_position, check_rows
+from xcray.index.validate_rows import check_position, check_query, check_rows
 from xcray.index.weight_scan import (
     MAX_SCAN_WEIGHTS,
     RowBiases,
@@ -26,7 +26,7 @@ from xcray.index.weight_scan import (
     row_scores,
 )
 from xcray.kernels.cache import is_compiled
-from xcray.kernels.entry_points import DirectKernel
+from xcray.kernels.entry_points import INT32, INT64, DirectKernel
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.search.bounded_scan import (
     SearchOutput,
@@ -36,7 +36,7 @@ from xcray.kernels.search.bounded_scan import (
 )
 from xcray.kernels.search.choose_scan import search_narrow_rows, search_wide_rows
 from xcray.kernels.search.dense import search_dense
-from xcray.kernels.search.label_groups import GroupScratch, search_grouped_rows
+from xcray.kernels.search.label_groups import search_grouped_rows
 from xcray.kernels.search.lists import NARROW_BYTES, PackedLists
 from xcray.kernels.sparse import take_rows
 
@@ -46,6 +46,7 @@ ROWS_PER_CALL = 64
 POSTING_NANOSECONDS = 1.5  # worst case, to convert a deadline into a number of postings
 CELLS_PER_POSTING = 8  # cells of dense rows that are added in the worst-case time of a posting
 COMPILE_SECONDS = 5.0  # searches in NumPy that take longer are left to kernels
+BOOL, FLOAT64 = np.dtype(np.bool_), np.dtype(np.float64)
 EMPTY_MASK = frozen(np.empty(0), np.uint8)
 
 
@@ -101,14 +102,18 @@ class SearchIndex:
                 f"on {groups.postings.n_rows} features"
             )
         self._engine = make_engine(lists, W, b, order)
-        self._free_work: deque[SearchScratch] = deque()
+        self._free_work: deque[tuple[Any, ...]] = deque()  # of `_take_work`
         self._is_compiled = self._is_compiling = False
         narrow = lists.width == NARROW_BYTES
         self._list_kernel = DirectKernel(search_narrow_rows if narrow else search_wide_rows)
         self._prefer_dense = is_dense(*W.shape, W.nnz) if dense is None else dense
         self.row_norm, self.groups = row_norm, groups
-        self._group_work: deque[GroupScratch] = deque()
+        # attributes, because each query reads them
+        self.W, self.b = self._engine.W, self._engine.bias
+        self.n_labels, self.n_features = W.shape
+        self._data: tuple[Any, ...] = (self._engine,)
         if groups is not None:
+            self._data = (self._engine, groups.arrays)
             self._list_kernel, self._prefer_dense = DirectKernel(search_grouped_rows), False
 
     @classmethod
@@ -151,26 +156,6 @@ class SearchIndex:
         return self._engine.lists
 
     @property
-    def W(self) -> CSR:
-        """Return the weights by label, (K, D)."""
-        return self._engine.W
-
-    @property
-    def b(self) -> Float32:
-        """Return the biases, (K,)."""
-        return self._engine.bias
-
-    @property
-    def n_labels(self) -> int:
-        """Return K, the number of labels."""
-        return self._engine.W.n_rows
-
-    @property
-    def n_features(self) -> int:
-        """Return D, the number of features."""
-        return int(self._engine.W.n_cols)
-
-    @property
     def n_bytes(self) -> int:
         """Return the bytes of lists, bias order and groups, without the weights by label."""
         lists = self._engine.lists
@@ -206,27 +191,22 @@ class SearchIndex:
         """
         end = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1e3
         X = self.input_rows(X)
-        if k < 1 or threads < 1:
-            raise ParameterError(f"k is {k} and threads {threads}: both must be at least 1")
-        if deadline_ms is not None and not deadline_ms >= 0:
-            raise ParameterError(f"deadline_ms is {deadline_ms}: it must be at least 0")
-        if label_filter is not None and len(label_filter.allowed) != self.n_labels:
-            raise ShapeMismatch(
-                f"the filter is for {len(label_filter.allowed)} labels, the model has "
-                f"{self.n_labels}"
-            )
+        check_query(k, deadline_ms, label_filter, self.n_labels)
+        if threads < 1:
+            raise ParameterError(f"threads is {threads}: it must be at least 1")
         k = min(k, self.n_labels if label_filter is None else len(label_filter.labels))
         out = _new_output(X.n_rows, k)
-        if k > 0:
-            scan = self._scan_without_kernels(X) if end is None else None
-            if scan is not None:
-                scan(X, self.W, self.row_biases(X), label_filter, out)
-            else:
-                self._search_all(X, out, threads, end, label_filter)
-        else:
+        scan = None if self.is_compiled or end is not None else self._scan_without_kernels(X)
+        if k == 0:
             out.exact[:], out.runner_up[:] = True, 0.0
             out.labels_scored[:] = out.postings_read[:] = 0
-        return _to_result(out)
+        elif scan is not None:
+            scan(X, self.W, self.row_biases(X), label_filter, out)
+        else:
+            self._search_all(X, out, threads, end, label_filter)
+        for array in out:
+            array.setflags(False)  # type: ignore[call-arg]  # write=False takes twice as long
+        return SearchResult(*out)
 
     def check(self, name: str) -> None:
         """Raise Corrupt, with the file name, unless the lists are valid; one pass over them.
@@ -259,7 +239,7 @@ class SearchIndex:
             better = np.count_nonzero(scores > scores[label])
             return 1 + int(better + np.count_nonzero(scores[:label] == scores[label]))
         work = self._take_work()
-        rank = 1 + int(rank_of(X, row, label, self._engine, work))
+        rank = 1 + int(rank_of(X, row, label, self._engine, work[0]))
         self._free_work.append(work)
         return rank
 
@@ -309,16 +289,22 @@ class SearchIndex:
         self, X: CSR, out: SearchOutput, threads: int, end: float | None, among: LabelFilter | None
     ) -> None:
         """Search all rows, in ranges that idle threads process one after the other."""
-        step = 1 if end is not None else max(1, min(ROWS_PER_CALL, -(-X.n_rows // threads)))
-        starts = range(0, X.n_rows, step)
-        if threads == 1 or len(starts) == 1:
+        n_rows = len(X.indptr) - 1
+        step = 1 if end is not None else min(ROWS_PER_CALL, -(-n_rows // threads))
+        if n_rows <= step:
+            self._search_rows(X, out, 0, n_rows, end, among)
+            return
+
+        def search_range(start: int) -> None:
+            self._search_rows(X, out, start, min(start + step, n_rows), end, among)
+
+        starts = range(0, n_rows, step)
+        if threads == 1:
             for start in starts:
-                self._search_rows(X, out, start, step, end, among)
+                search_range(start)
             return
         with ThreadPoolExecutor(threads, thread_name_prefix="xcray-search") as pool:
-            for _ in pool.map(
-                lambda start: self._search_rows(X, out, start, step, end, among), starts
-            ):
+            for _ in pool.map(search_range, starts):
                 continue  # the results are None; iterating raises errors of the threads
 
     def _search_rows(
@@ -326,20 +312,18 @@ class SearchIndex:
         X: CSR,
         out: SearchOutput,
         start: int,
-        step: int,
+        stop: int,
         end: float | None,
         among: LabelFilter | None,
     ) -> None:
-        """Search rows [start, start + step) with exclusive working memory."""
-        budget = (
-            -1
-            if end is None
-            else max(0, int((end - time.perf_counter()) * 1e9 / POSTING_NANOSECONDS))
-        )
-        allowed, n_allowed = (
-            (EMPTY_MASK, self.n_labels) if among is None else (among.allowed, len(among.labels))
-        )
-        stop = min(start + step, X.n_rows)
+        """Search rows [start, stop) with exclusive working memory."""
+        budget = -1
+        if end is not None:
+            budget = max(0, int((end - time.perf_counter()) * 1e9 / POSTING_NANOSECONDS))
+        # masks of filters can have other types
+        allowed, n_allowed, kernel = EMPTY_MASK, self.n_labels, self._list_kernel
+        if among is not None:
+            allowed, n_allowed, kernel = among.allowed, len(among.labels), kernel.kernel
         if self.dense is not None and (
             end is None
             or int(X.indptr[stop] - X.indptr[start]) * self.n_labels <= CELLS_PER_POSTING * budget
@@ -347,25 +331,17 @@ class SearchIndex:
             search_dense(X, start, stop, self.dense, self.b, allowed, out)
             return
         work = self._take_work()
-        # masks of filters can have other types
-        kernel = self._list_kernel if among is None else self._list_kernel.kernel
-        limits = (allowed, n_allowed, budget)
-        if self.groups is None:
-            kernel(X, start, stop, self._engine, *limits, work, out)
-        else:
-            scratch = self._group_work.pop() if self._group_work else self.groups.scratch()
-            kernel(X, start, stop, self._engine, self.groups.arrays, *limits, work, scratch, out)
-            self._group_work.append(scratch)
+        kernel(X, start, stop, *self._data, allowed, n_allowed, budget, *work, out)
         self._free_work.append(work)  # clean again; after an exception it is not, and is discarded
 
-    def _take_work(self) -> SearchScratch:
-        """Return working memory that is not in use."""
+    def _take_work(self) -> tuple[Any, ...]:
+        """Return working memory that is not in use: SearchScratch, and GroupScratch for groups."""
         try:
             return self._free_work.pop()
         except IndexError:
             n = self.n_labels
             narrow = self._engine.lists.width == NARROW_BYTES
-            return SearchScratch(
+            work = SearchScratch(
                 np.zeros(n, np.float32),
                 np.zeros(n if narrow else 0, np.float64),
                 np.zeros(n, np.int16),
@@ -374,22 +350,17 @@ class SearchIndex:
                 np.zeros(n, np.int32),
                 np.zeros(n, np.float64),
             )
+            return (work,) if self.groups is None else (work, self.groups.scratch())
 
 
 def _new_output(n: int, k: int) -> SearchOutput:
     """Return arrays for the results of n rows, any content."""
+    empty = np.empty
     return SearchOutput(
-        np.empty((n, k), np.int32),
-        np.empty((n, k), np.float64),
-        np.empty(n, np.bool_),
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-        np.empty(n, np.float64),
+        empty((n, k), INT32),
+        empty((n, k), FLOAT64),
+        empty(n, BOOL),
+        empty(n, INT64),
+        empty(n, INT64),
+        empty(n, FLOAT64),
     )
-
-
-def _to_result(out: SearchOutput) -> SearchResult:
-    """Return the arrays of a search as a read-only result."""
-    for array in out:
-        array.setflags(write=False)
-    return SearchResult(*out)

@@ -23,10 +23,10 @@ from xcray.arrays import CSR, Float32, Float64, Int32, csr, frozen
 from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.features.pipeline import FeaturePipeline, check_width
 from xcray.index.filters import LabelFilter
-from xcray.index.scorer import Contributions, check_one_row, check_query
+from xcray.index.scorer import Contributions, check_one_row
 from xcray.index.search_result import SearchResult, best_positions
 from xcray.index.simplex import project_on_simplex
-from xcray.index.validate_rows import check_rows
+from xcray.index.validate_rows import check_query, check_rows
 
 MAX_DOUBLE_BYTES: Final = 64 << 20  # dense weights that a scorer keeps in float64, at most
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from xcray.arrays import CSR
-from xcray.errors import InputError, NotFound, ShapeMismatch
+from xcray.errors import InputError, NotFound, ParameterError, ShapeMismatch
+from xcray.index.filters import LabelFilter
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.kernels.entry_points import DirectKernel
 
@@ -26,6 +27,20 @@ def check_rows(X: CSR, n_features: int) -> None:
         raise ShapeMismatch(
             f"row {row} of X: {FAULTS[code]}; create it with arrays.csr_from, which sorts and "
             "validates"
+        )
+
+
+def check_query(
+    k: int, deadline_ms: float | None, label_filter: LabelFilter | None, n_labels: int
+) -> None:
+    """Raise ParameterError for k below 1 or a deadline below 0, ShapeMismatch for the filter."""
+    if k < 1:
+        raise ParameterError(f"k is {k}: it must be at least 1")
+    if deadline_ms is not None and not deadline_ms >= 0:
+        raise ParameterError(f"deadline_ms is {deadline_ms}: it must be at least 0")
+    if label_filter is not None and len(label_filter.allowed) != n_labels:
+        raise ShapeMismatch(
+            f"the filter is for {len(label_filter.allowed)} labels, the model has {n_labels}"
         )
 
 

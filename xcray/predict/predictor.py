@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, compress, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -264,17 +264,19 @@ class Predictor:
         needed for min_probability.
         """
         keep = Thresholds(**thresholds).keep(top.scores, probabilities)
-        numbers, shown = top.labels.ravel(), self.model.display_names
-        columns: list[Any] = [
-            self.model.answer_names.take(numbers).to_pylist(),
+        origins: Iterator[Any] = repeat(None)
+        shown = self.model.display_names
+        if isinstance(top, SearchResult) and top.is_ranked:
+            origins = chain.from_iterable(origin_views(top))
+        columns = zip(
+            self.model.answer_names.texts(top.labels),
             top.scores.ravel().tolist(),
             repeat(None) if probabilities is None else probabilities.ravel().tolist(),
-            repeat(None) if shown is None else shown.take(numbers).to_pylist(),
-        ]
-        if isinstance(top, SearchResult) and top.is_ranked:
-            columns.append(chain.from_iterable(origin_views(top)))
-        items = [ScoredLabel(*values) for values in zip(*columns, strict=False)]
-        n_rows, k = top.labels.shape
+            repeat(None) if shown is None else shown.texts(top.labels),
+            origins,
+            strict=False,
+        )
+        items, (n_rows, k) = list(map(ScoredLabel._make, columns)), top.labels.shape
         rows = [items[i * k : (i + 1) * k] for i in range(n_rows)]
         if keep is None:
             return rows
@@ -367,6 +369,8 @@ class Predictor:
 
         Raises ParameterError for an unknown field.
         """
+        if isinstance(rows, CSR):  # a tuple, but not of texts
+            return None
         if isinstance(rows, str | Mapping):
             rows = [rows]
         if isinstance(rows, (list, tuple)) and all(isinstance(row, str | Mapping) for row in rows):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, Final, overload
 
 import pyarrow as pa
+
+# up to this many names are read one by one (0.3 us each); for more, Arrow's take is faster (12 us
+# plus 0.05 us each)
+MAX_SINGLE_LOOKUPS: Final = 40
 
 
 class Names(Sequence[str]):
@@ -16,6 +20,9 @@ class Names(Sequence[str]):
 
     def __init__(self, array: pa.LargeStringArray) -> None:
         self.array = array
+        _, starts, letters = array.buffers()
+        self._starts = memoryview(starts or bytes(8)).cast("q")[array.offset :]
+        self._letters = memoryview(letters or b"")
 
     def __len__(self) -> int:
         """Return the number of names."""
@@ -51,9 +58,35 @@ class Names(Sequence[str]):
         """Return the number of names and the first ones."""
         return f"Names({len(self):,}: {', '.join(self[:5].to_pylist())}{', ...' * (len(self) > 5)})"
 
+    def __reduce__(self) -> tuple[type[Names], tuple[pa.LargeStringArray]]:
+        """Pickle the array only."""
+        return Names, (self.array,)
+
     def take(self, numbers: Any) -> pa.LargeStringArray:
         """Return the names of these numbers, (n,) of integers, as an Arrow array."""
         return self.array.take(pa.array(numbers))
+
+    def utf8(self, numbers: Any) -> list[memoryview]:
+        """Return the names of an array of numbers, flat, as UTF-8; -1 has no name.
+
+        No name may be missing.
+        """
+        starts, letters = self._starts, self._letters
+        return [
+            letters[starts[j] : starts[j + 1]] if j >= 0 else letters[:0]
+            for j in numbers.ravel().tolist()
+        ]
+
+    def texts(self, numbers: Any) -> list[str]:
+        """Return the same as strings."""
+        if numbers.size > MAX_SINGLE_LOOKUPS and numbers.min() >= 0:
+            return list(self.take(numbers.ravel()).to_pylist())
+        return [str(name, "utf-8") for name in self.utf8(numbers)]
+
+    def rows(self, numbers: Any) -> list[list[str]]:
+        """Return the names of numbers (n, k) as one list per row."""
+        names, (n_rows, k) = self.texts(numbers), numbers.shape
+        return [names[i * k : (i + 1) * k] for i in range(n_rows)]
 
     def to_pylist(self) -> list[str]:
         """Return all names as a list."""

@@ -23,7 +23,6 @@ from tests.support.live_service import (
     plain_model,
     publish,
     settings_for,
-    text_model,
 )
 from xcray.api.model_replies import PredictReply
 from xcray.index import search
@@ -38,7 +37,6 @@ from xcray.service.app_state import AppState
 from xcray.service.http import auth
 from xcray.service.models import loading
 from xcray.service.models.cache import ModelCache, ModelTarget
-from xcray.service.models.label_names import MAX_SINGLE_LOOKUPS, NameTable
 from xcray.service.models.loading import open_predictor_soon
 from xcray.service.prediction import encode, handler
 from xcray.service.prediction.fast_path import PredictFastPath
@@ -447,17 +445,6 @@ def test_versions_deleted_by_another_process_are_unloaded(tmp_path: Path) -> Non
     cache.poll()
     assert cache.loaded_versions("default") == {("docs", 2)}
     cache.close()
-
-
-@pytest.mark.parametrize("rows", [0, 1, MAX_SINGLE_LOOKUPS // 2, MAX_SINGLE_LOOKUPS // 2 + 1])
-def test_both_conversions_of_label_names_agree(tmp_path: Path, rows: int) -> None:
-    names = text_model(tmp_path / "model", labels=["é \U0001f600", '"', "", "d"]).label_names
-    labels = np.arange(rows * 2, dtype=np.int32).reshape(rows, 2) % 4
-    expected = [[names[int(j)] for j in row] for row in labels]
-    assert NameTable(names).rows(labels) == expected
-    flat = [name for row in expected for name in row]
-    assert [str(name, "utf-8") for name in NameTable(names).utf8(labels)] == flat
-    assert NameTable(names[1:]).rows(labels[:1, :1]) == ([['"']] if rows else [])
 
 
 def test_unusual_label_names_are_returned_unchanged(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
 from xcray.predict.labels import SET_PREFIX
-from xcray.service.models.label_names import NameTable
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.storage.verified import VerifiedFiles
@@ -69,9 +68,8 @@ class LoadedModel:
         self.version = version
         self.predictor = predictor
         self.key: ModelKey = (tenant, name, version)
-        self.label_names = NameTable(predictor.model.answer_names)
-        names = predictor.model.display_names
-        self.display_names = None if names is None else NameTable(names)
+        self.label_names = predictor.model.answer_names
+        self.display_names = predictor.model.display_names
         self.served_by = msgspec.json.encode(
             {"name": name, "version": version, "sha256": predictor.model.sha256}
         )
