@@ -1,9 +1,11 @@
 """Tf-idf rows from texts, without a Python object per term.
 
-There are two kinds of texts. Plain texts are ASCII and are tokenized here, by the default pattern:
-a token is two or more letters, digits and underscores. Other texts were tokenized before, by a
-regular expression: each word ends with the byte 255, which UTF-8 never uses; then follows the byte
-254, then the terms that are not part of n-grams, each ended by 255.
+There are two kinds of texts. Plain texts are tokenized here, by the default pattern: a token is two
+or more letters, digits and underscores. If they are not ASCII, they were normalised before. Other
+texts were tokenized before, by a regular expression: each word ends with the byte 255, which UTF-8
+never uses; then follows the byte 254, then the terms that are not part of n-grams, each ended by
+255. Plain texts in a language with stems are read by a table of words. A plain text is marked as
+`MISSED` if it has another word, or a character of four bytes.
 
 A row has one text or several, those of its fields. All share terms. The own terms of a field begin
 with its prefix, which is written before the words in place of those that were looked up already.
@@ -24,8 +26,10 @@ BLANK, UNDERSCORE, ZERO, NINE, UPPER_A, UPPER_Z, LOWER_A, LOWER_Z = 32, 95, 48, 
 _C, _E, _H, _I, _N, _R, _S, _T, _U, _X, _Y = b"cehinrstuxy"
 # in tokenized texts: ends a word; ends all words
 WORD_END, WORDS_END = 255, 254
-# bits of the form of a text: it is tokenized; its row has another text; the number of its field
-TOKENIZED, CONTINUED, FIELD_SHIFT = 1, 2, 2
+# bits of the form of a text: it is tokenized; its row has another text; it cannot be read as plain;
+# the number of its field (six bits); the number of the language of its stems, if any
+TOKENIZED, CONTINUED, MISSED, FIELD_SHIFT, LANGUAGE_SHIFT = 1, 2, 4, 3, 9
+FIELD_MASK = (1 << (LANGUAGE_SHIFT - FIELD_SHIFT)) - 1
 NO_FIELD: Any = np.int64(0)  # texts without own terms
 SEPARATOR = 31  # begins terms of characters, see `data.text.fields`
 # kinds of bytes
@@ -35,11 +39,13 @@ OTHER, LOWER, UPPER, DIGIT, JOINT = 0, 1, 2, 3, 4
 class TextRules(NamedTuple):
     """How plain texts become terms, see `data.text.tokenizer.TextParams`.
 
-    N-grams are made for both kinds of texts. aliases: tokens to be replaced; read_as: their
+    N-grams are made for both kinds of texts. word_characters: (65,536,) uint8, 1 for letters and
+    digits of up to three bytes. aliases: tokens to be replaced; read_as: their
     replacements, in the same order. prefixes: of the own terms of each field, empty if it has none;
     ngram_max: (fields,) int64; char_min, char_max: lengths of runs of characters, 0 for none.
     """
 
+    word_characters: Any
     lowercase: bool
     split_identifiers: bool
     fold_plurals: bool
@@ -49,6 +55,13 @@ class TextRules(NamedTuple):
     ngram_max: Int64
     char_min: int
     char_max: int
+
+
+class StemTable(NamedTuple):
+    """Known stems. words: the number of a language as a byte and a word; stems: in that order."""
+
+    words: Vocabulary
+    stems: Words
 
 
 class TermWeights(NamedTuple):
@@ -183,6 +196,28 @@ def _look_up(vocabulary: Vocabulary, w: Any, start: int, stop: int, terms: Int32
 
 
 @inner()
+def _letter_width(text: Any, p: int, stop: int, word_characters: Any) -> int:
+    """Return the bytes of the letter or digit at p, which is not ASCII; 0 for other characters.
+
+    Returns -1 for characters of four bytes.
+    """
+    c, point, width = text[p], 0, 2
+    if c >= 0xF0:
+        return -1
+    if c >= 0xE0:
+        point, width = c & 0xF, 3
+    elif c >= 0xC0:
+        point = c & 0x1F
+    else:
+        return 0  # inside of a character
+    if p + width > stop:
+        return -1
+    for q in range(p + 1, p + width):
+        point = point << 6 | (text[q] & 0x3F)
+    return width if word_characters[point] else 0
+
+
+@inner()
 def _tokenize(
     text: Any,
     start: int,
@@ -192,19 +227,29 @@ def _tokenize(
     workspace: Workspace,
     m: int,
 ) -> tuple[int, int]:
-    """Split an ASCII text into words, and look up the identifiers themselves.
+    """Split a plain text into words, and look up the identifiers themselves.
 
-    m: number of terms. Returns the number of words, and the new number of terms.
+    m: number of terms. Returns the number of words, -1 if it has characters of four bytes, and the
+    new number of terms.
     """
     at: Any = workspace.base
     # not 0: literals have their own type, for which callees would be compiled again
     n: Any = np.int64(0)
     p = start
     while p < stop:
-        first = p
-        while p < stop and _kind(text[p]) != OTHER:
-            p += 1
-        if p - first < 2:
+        first, inside = p, 0  # bytes inside of characters
+        while True:
+            while p < stop and _kind(text[p]) != OTHER:
+                p += 1
+            if p == stop or text[p] < 0x80:
+                break
+            width = _letter_width(text, p, stop, rules.word_characters)
+            if width < 0:
+                return -1, m
+            if width == 0:
+                break
+            p, inside = p + width, inside + width - 1
+        if p - first - inside < 2:
             p += p == first
             continue
         parts, q = 0, first
@@ -252,6 +297,30 @@ def _read_tokens(
             m = _look_up(vocabulary, workspace.letters, begin, q + shift, workspace.terms, m)
             begin = q + 1 + shift
     return n, m
+
+
+@inner()
+def _stem_words(n: int, language: int, stems: StemTable, workspace: Workspace) -> bool:
+    """Replace n words by their stems, which are not longer; return whether all are known."""
+    w, known = workspace.letters, stems.words
+    begin: Any = workspace.base
+    at: Any = workspace.base
+    for i in range(n):
+        stop = workspace.ends[i]
+        w[begin - 1] = language
+        state = extend_state(initial_state(known.seed), w, begin - 1, stop)
+        j = find(known, w, begin - 1, stop, state)
+        w[begin - 1] = BLANK
+        if j < 0:
+            return False
+        begin = stop + 1
+        for p in range(stems.stems.offsets[j], stems.stems.offsets[j + 1]):
+            w[at] = stems.stems.letters[p]
+            at += 1
+        workspace.ends[i] = at
+        w[at] = BLANK
+        at += 1
+    return True
 
 
 @inner()
@@ -371,24 +440,27 @@ def as_plain_tuple(value: Any) -> Any:
 
 @numba.njit(nogil=True, cache=True)
 def vectorize_texts(
-    text: Any, starts: Int64, form: Any, vocabulary: Any, rules: Any, weighing: Any
+    text: Any, starts: Int64, form: Any, vocabulary: Any, rules: Any, stems: Any, weighing: Any
 ) -> tuple[Int64, Int32, Float32, int]:
     """Return the rows of texts (indptr, indices, values) and the largest count of a term.
 
     Columns ascend, and each row has length 1. text: uint8, all texts concatenated; starts: (n + 1,)
-    int64, start of each; form: (n,) uint8, see `TOKENIZED`. Counts beyond the tf of `weighing` are
-    their own weight; then call again with a longer tf. vocabulary, rules, weighing: `Vocabulary`,
-    `TextRules` and `TermWeights` converted by `as_plain_tuple`: passing NamedTuples costs 6
-    microseconds per call, plain tuples 1.
+    int64, start of each; form: (n,) writable uint16, see `TOKENIZED`. Counts beyond the tf of
+    `weighing` are their own weight; then call again with a longer tf. If the largest count is -1,
+    call again with the texts marked as `MISSED` tokenized. vocabulary,
+    rules, stems, weighing: `Vocabulary`, `TextRules`, `StemTable` and `TermWeights` converted by
+    `as_plain_tuple`: passing NamedTuples costs 6 microseconds per call, plain tuples 1.
     """
     known = Vocabulary(Words(vocabulary[0][0], vocabulary[0][1]), vocabulary[1], vocabulary[2])
-    a, r, f = rules[3], rules[4], rules[5]
+    a, r, f = rules[4], rules[5], rules[6]
     aliases = Vocabulary(Words(a[0][0], a[0][1]), a[1], a[2])
     read_as, prefixes = Words(r[0], r[1]), Words(f[0], f[1])
-    how = TextRules(
-        rules[0], rules[1], rules[2], aliases, read_as, prefixes, rules[6], rules[7], rules[8]
-    )
-    return _vectorize(text, starts, form, known, how, TermWeights(weighing[0], weighing[1]))
+    flags = rules[0], rules[1], rules[2], rules[3]
+    how = TextRules(*flags, aliases, read_as, prefixes, rules[7], rules[8], rules[9])
+    w, o = stems[0], stems[1]
+    known_stems = StemTable(Vocabulary(Words(w[0][0], w[0][1]), w[1], w[2]), Words(o[0], o[1]))
+    weights = TermWeights(weighing[0], weighing[1])
+    return _vectorize(text, starts, form, known, how, known_stems, weights)
 
 
 @inner()
@@ -436,6 +508,7 @@ def _vectorize(
     form: Any,
     vocabulary: Vocabulary,
     rules: TextRules,
+    stems: StemTable,
     weighing: TermWeights,
 ) -> tuple[Int64, Int32, Float32, int]:
     """Run `vectorize_texts` with NamedTuples."""
@@ -449,14 +522,17 @@ def _vectorize(
         np.empty(len(text) // 4 + 16, np.int32),
         np.empty(len(text) // 4 + 16, np.float32),
     )
-    at, most, row = 0, 0, 0
+    at, most, row, missed = 0, 0, 0, False
     m: Any = np.int64(0)
     for i in range(len(form)):
         if form[i] & TOKENIZED:
             n, m = _read_tokens(text, starts[i], starts[i + 1], vocabulary, workspace, m)
         else:
             n, m = _tokenize(text, starts[i], starts[i + 1], vocabulary, rules, workspace, m)
-        field: Any = np.int64(form[i] >> FIELD_SHIFT)
+            language = form[i] >> LANGUAGE_SHIFT
+            if n < 0 or (language and not _stem_words(n, language, stems, workspace)):
+                form[i], missed, n = form[i] | MISSED, True, max(n, 0)
+        field: Any = np.int64((form[i] >> FIELD_SHIFT) & FIELD_MASK)
         if rules.char_max > 0:
             m = _look_up_characters(vocabulary, n, rules.char_min, rules.char_max, workspace, m)
         longest = rules.ngram_max[field]
@@ -474,4 +550,4 @@ def _vectorize(
         row += 1
         indptr[row] = at
         m = np.int64(0)
-    return indptr, columns[:at], values[:at], most
+    return indptr, columns[:at], values[:at], -1 if missed else most

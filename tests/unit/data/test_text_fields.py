@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from xcray.data.text import stems
+from xcray.data.text import stems, vectorizer
 from xcray.data.text.analyzer import Analyzer
 from xcray.data.text.fields import Field, document, join_fields, readable, text_fields_of
 from xcray.data.text.pipeline import TextPipeline
@@ -81,6 +82,40 @@ def test_fields_with_ascii_texts_only():
         *("title:row", "title:a b", "title:row a b"),
     }
     assert weight["title:a b"] == pytest.approx(3 * weight["a b"])
+
+
+def test_known_stems_are_read_by_compiled_code(monkeypatch):
+    """Texts of known words are not split in Python; other texts, once, with the same bits."""
+    monkeypatch.setattr(vectorizer, "KNOWN_STEMS", stems.KnownStems())
+    fields = (Field("title", weight=2.0), Field("abstract", ngram_max=2), Field("lang", "language"))
+    params = TextParams(language="lang", char_ngrams=(3, 4), fields=fields)
+    words = ("houses", "reading", "Reader_rows", "Häuser", "les\u00aden", "weißen", "ü", "İn\u0331")
+    texts = [
+        join_fields((f"{words[i % 8]} {words[i % 7]}", f"{words[i % 5]} of w{i % 3}", language))
+        for i in range(50)
+        for language in ("en", "de", "xx")
+    ]
+    pipeline, X = TextPipeline.fit_transform(texts, params)
+    rows = [pipeline.transform(texts)]
+    split = Counter()
+    words_of = Analyzer.words
+
+    def counted(self, part):
+        split[part.text] += 1
+        return words_of(self, part)
+
+    monkeypatch.setattr(Analyzer, "words", counted)
+    rows.append(pipeline.transform(texts))
+    assert not split
+    unknown = join_fields(("qqqq houses", "reading of w1", "en"))
+    assert np.array_equal(
+        pipeline.transform([texts[3], unknown]).row(1)[0],
+        pipeline.transform([join_fields(("houses", "reading of w1", "en"))]).row(0)[0],
+    )
+    assert split == {"qqqq houses": 1}
+    for each in rows:
+        for ours, theirs in zip(each, X, strict=True):
+            assert np.array_equal(ours, theirs)
 
 
 def test_a_number_is_scaled_by_its_mean_and_deviation():

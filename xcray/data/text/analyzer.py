@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from xcray.data.text.fields import (
@@ -22,7 +21,7 @@ from xcray.data.text.fields import (
     to_vector,
     vector_error,
 )
-from xcray.data.text.stems import Stems, algorithm
+from xcray.data.text.stems import Stems, algorithm, stems_of
 from xcray.data.text.tokenizer import TextParams, make_cutter, ngrams
 
 
@@ -34,7 +33,7 @@ class Part(NamedTuple):
 
     number: int
     text: str
-    stems: Mapping[str, str] | None
+    stems: Stems | None
 
 
 class Analyzer:
@@ -84,7 +83,7 @@ class Analyzer:
             if field.kind == TEXT:
                 yield Part(i + 1, values[i], stems)
 
-    def stems_by(self, languages: Iterable[str]) -> list[Mapping[str, str] | None]:
+    def stems_by(self, languages: Iterable[str]) -> list[Stems | None]:
         """Return the stems of texts in each of the languages; None: words stay as they are."""
         if self._language is None:
             return [self.stems]
@@ -188,9 +187,3 @@ def char_ngrams(word: str, low: int, high: int) -> Iterator[str]:
     for start in range(len(padded)):
         for length in range(low, min(high, len(padded) - start) + 1):
             yield SEPARATOR + padded[start : start + length]
-
-
-@lru_cache(maxsize=64)
-def stems_of(name: str) -> Stems:
-    """Return the cache of stems of a Snowball algorithm, one a process."""
-    return Stems(name)

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from importlib import import_module, metadata
 from typing import Any, Final
 
+import pyarrow as pa
+
+from xcray.data.text.vocabulary import build_vocabulary, string_bytes
 from xcray.errors import Refused, missing_extra
+from xcray.kernels.text import StemTable, as_plain_tuple
 
 # code (ISO 639-1) -> name of the Snowball algorithm
 ALGORITHMS: Final = {
@@ -44,6 +48,7 @@ ALGORITHMS: Final = {
     "tr": "turkish",
     "yi": "yiddish",
 }
+NUMBERS: Final = {name: i + 1 for i, name in enumerate(ALGORITHMS.values())}
 MAX_CACHED_WORDS: Final = 500_000  # of a language, then the cache starts again
 
 
@@ -76,6 +81,7 @@ class Stems(dict[str, str]):
     def __init__(self, name: str) -> None:
         """Initialise for a Snowball algorithm. Raises Unavailable if PyStemmer is missing."""
         super().__init__()
+        self.number = NUMBERS[name]  # of the language in compiled code
         # 0: without a cache of its own
         self._stem: Callable[[str], str] = _stemmer_module().Stemmer(name, 0).stemWord
 
@@ -87,9 +93,56 @@ class Stems(dict[str, str]):
         return stem
 
 
+def stems_of(name: str) -> Stems:
+    """Return the stems of a Snowball algorithm, one cache a process. Raises as `Stems`."""
+    number = NUMBERS[name]
+    return STEMS.get(number) or STEMS.setdefault(number, Stems(name))
+
+
+class KnownStems:
+    """The stems that were computed so far, as a table for compiled code."""
+
+    def __init__(self) -> None:
+        """Initialise without a word."""
+        self._missed, self._size = 0, 0
+        self.table: Any = _tabulate([])  # a `StemTable` as plain tuple
+
+    def note_missed(self, n: int) -> None:
+        """Count texts with words that are not in the table, and add these words now and then.
+
+        A new table costs about as much as reading the texts that missed the old one.
+        """
+        self._missed += n
+        if self._missed < 64 + self._size // 16:
+            return
+        self._missed = 0
+        # `list` copies at once, so other threads can add words
+        words = [(number, item) for number in list(STEMS) for item in list(STEMS[number].items())]
+        if len(words) != self._size:
+            self.table, self._size = _tabulate(words), len(words)
+
+
+def _tabulate(words: list[tuple[int, tuple[str, str]]]) -> Any:
+    """Return a `StemTable` of languages and (word, stem) as plain tuple.
+
+    Without words whose stem does not fit in their place.
+    """
+    fit = [
+        (chr(number) + word, stem)
+        for number, (word, stem) in words
+        if len(stem.encode()) <= len(word.encode())
+    ]
+    keys, stems = (pa.array([pair[i] for pair in fit], pa.large_string()) for i in (0, 1))
+    return as_plain_tuple(StemTable(build_vocabulary(keys), string_bytes(stems)))
+
+
 def _stemmer_module() -> Any:
     """Return the module of PyStemmer. Raises Unavailable if it is missing."""
     try:
         return import_module("Stemmer")
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None
+
+
+STEMS: Final[dict[int, Stems]] = {}
+KNOWN_STEMS: Final = KnownStems()

@@ -1,13 +1,15 @@
 """Vectorizer: texts to tf-idf rows with a fitted vocabulary.
 
-An ASCII text under the default token pattern is never split into Python objects. One compiled call
-without the interpreter lock tokenizes, normalises, looks up, counts and weights it. Any other text
-is normalised and split by `re` first. Its terms are then looked up in the same call.
+A text under the default token pattern is not split into Python objects, unless it has words whose
+stems are not known yet, or characters of four bytes. One compiled call without the interpreter lock
+tokenizes, looks up, counts and weights it. If it is not ASCII, it is normalised first. Any other
+text is normalised and split by `re`; its terms are then looked up in the same call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -17,11 +19,15 @@ import pyarrow as pa
 from xcray.arrays import CSR, Float64, csr, frozen
 from xcray.data.text.analyzer import Analyzer, Part
 from xcray.data.text.fields import CATEGORY, TEXT
+from xcray.data.text.stems import KNOWN_STEMS
+from xcray.data.text.tokenizer import normalise
 from xcray.data.text.vocabulary import build_vocabulary, string_bytes
 from xcray.errors import DataError
 from xcray.kernels.text import (
     CONTINUED,
     FIELD_SHIFT,
+    LANGUAGE_SHIFT,
+    MISSED,
     TOKENIZED,
     WORD_END,
     WORDS_END,
@@ -45,6 +51,15 @@ TABULATED_COUNTS = 256
 AFTER_WORD, AFTER_WORDS = (chr(0xDC00 + byte) for byte in (WORD_END, WORDS_END))
 
 
+class _Batch:
+    """Texts of one compiled call: fields as read (None for categories), their bytes and forms."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part | None] = []
+        self.pieces: list[bytes] = []
+        self.forms: list[int] = []
+
+
 class Vectorizer:
     """Vectorizer with fixed parameters, vocabulary and idf. It is thread-safe."""
 
@@ -53,6 +68,8 @@ class Vectorizer:
         params, self._analyzer = analyzer.params, analyzer
         self._vocabulary = as_plain_tuple(vocabulary)
         self._compiled = params.token_pattern in COMPILED_PATTERNS
+        # the rules for identifiers and plurals are compiled for ASCII only
+        self._compiles_unicode = not (params.split_identifiers or params.fold_plurals)
         self._is_plain = not params.fields
         self._has_categories = any(field.kind == CATEGORY for field in params.fields)
         aliases, fields = dict(params.aliases), analyzer.fields
@@ -60,6 +77,7 @@ class Vectorizer:
         prefixes = [field.prefix if field.kind == TEXT and field.weight else "" for field in fields]
         lengths = [field.ngram_max or params.ngram_max for field in fields]
         rules = TextRules(
+            word_characters(),
             params.lowercase,
             params.split_identifiers,
             params.fold_plurals,
@@ -76,7 +94,7 @@ class Vectorizer:
 
     def rows(self, texts: Iterable[str]) -> CSR:
         """Return (n x D) float32, one row per text. Raises DataError if a text is not a string."""
-        parts = [self._compute(*batch) for batch in self._batches(texts)]
+        parts = [self._compute(batch) for batch in self._batches(texts)]
         if len(parts) != 1:
             return csr(*_stack_rows(parts), len(self._weighing.idf))
         for array in parts[0]:
@@ -84,55 +102,80 @@ class Vectorizer:
             array.flags.writeable = False
         return CSR(*parts[0], len(self._weighing.idf))
 
-    def _batches(self, texts: Iterable[str]) -> Iterator[tuple[list[bytes], bytearray]]:
-        """Yield batches of texts for `vectorize_texts`, each with the forms of the texts."""
-        pieces: list[bytes] = []
-        forms, size = bytearray(), 0
+    def _batches(self, texts: Iterable[str]) -> Iterator[_Batch]:
+        """Yield batches of texts for `vectorize_texts`."""
+        batch, size = _Batch(), 0
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise not_a_string_error(text, i)
             if self._is_plain:
-                pieces.append(self._encode(Part(0, text, self._analyzer.stems), forms))
+                self._add(batch, Part(0, text, self._analyzer.stems))
             else:
-                self._encode_fields(text, pieces, forms)
+                self._add_fields(batch, text)
             size += len(text)
-            if size >= BATCH_BYTES or len(pieces) >= BATCH_TEXTS:
-                yield pieces, forms
-                pieces, forms, size = [], bytearray(), 0
-        if pieces:
-            yield pieces, forms
+            if size >= BATCH_BYTES or len(batch.forms) >= BATCH_TEXTS:
+                yield batch
+                batch, size = _Batch(), 0
+        if batch.forms:
+            yield batch
 
-    def _encode(self, part: Part, forms: bytearray) -> bytes:
-        """Return the bytes of a text, and append its form."""
-        if self._compiled and part.stems is None and part.text.isascii():
-            forms.append(part.number << FIELD_SHIFT)
-            return part.text.encode()
-        forms.append(part.number << FIELD_SHIFT | TOKENIZED)
+    def _add(self, batch: _Batch, part: Part) -> None:
+        """Append the text of a field, without an object per word if compiled code can read it."""
+        number, text, stems = part
+        form = number << FIELD_SHIFT
+        plain = self._compiled and (text.isascii() or self._compiles_unicode)
+        if plain and stems is not None:
+            form |= stems.number << LANGUAGE_SHIFT
+        if plain and not text.isascii():
+            text = normalise(text)
+            text = text.lower() if self._analyzer.params.lowercase else text
+        batch.parts.append(part)
+        batch.pieces.append(text.encode() if plain else self._tokenized(part))
+        batch.forms.append(form if plain else form | TOKENIZED)
+
+    def _tokenized(self, part: Part) -> bytes:
+        """Return the bytes of a text as words."""
         words, _, outside = self._analyzer.words(part)
         return _join_terms(words, outside)
 
-    def _encode_fields(self, text: str, pieces: list[bytes], forms: bytearray) -> None:
-        """Append the bytes and forms of the fields of a document."""
-        first = len(forms)
-        pieces += [self._encode(part, forms) for part in self._analyzer.parts(text)]
+    def _add_fields(self, batch: _Batch, text: str) -> None:
+        """Append the fields of a document."""
+        first = len(batch.forms)
+        for part in self._analyzer.parts(text):
+            self._add(batch, part)
         if self._has_categories:
-            pieces.append(_join_terms([], self._analyzer.categories(text)))
-            forms.append(TOKENIZED)
-        for i in range(first, len(forms) - 1):
-            forms[i] |= CONTINUED
+            batch.pieces.append(_join_terms([], self._analyzer.categories(text)))
+            batch.parts.append(None)
+            batch.forms.append(TOKENIZED)
+        for i in range(first, len(batch.forms) - 1):
+            batch.forms[i] |= CONTINUED
 
-    def _compute(self, pieces: list[bytes], forms: bytearray) -> tuple[Any, Any, Any]:
+    def _tokenize_missed(self, batch: _Batch, forms: Any) -> None:
+        """Split the texts in Python that compiled code could not read."""
+        missed = np.flatnonzero(forms & MISSED).tolist()
+        for i in missed:
+            part = batch.parts[i]
+            assert part is not None
+            batch.pieces[i] = self._tokenized(part)
+            batch.forms[i] |= TOKENIZED
+        KNOWN_STEMS.note_missed(len(missed))
+
+    def _compute(self, batch: _Batch) -> tuple[Any, Any, Any]:
         """Return indptr, indices and values of one batch."""
+        pieces = batch.pieces
         text = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint8)
         starts = np.array([*accumulate(map(len, pieces), initial=0)], np.int64)
         starts.flags.writeable = False  # kernels expect read-only arrays
-        marks, weighing = np.frombuffer(bytes(forms), np.uint8), self._weighing
+        forms, weighing = np.array(batch.forms, np.uint16), self._weighing
         indptr, indices, values, most = vectorize_texts(
-            text, starts, marks, self._vocabulary, self._rules, (*weighing,)
+            text, starts, forms, self._vocabulary, self._rules, KNOWN_STEMS.table, (*weighing,)
         )
+        if most < 0:
+            self._tokenize_missed(batch, forms)
+            return self._compute(batch)
         if 0 < len(weighing.tf) < most:
             self._weighing = TermWeights(weighing.idf, _damped_counts(2 * most))
-            return self._compute(pieces, forms)
+            return self._compute(batch)
         return indptr, indices, values
 
 
@@ -143,6 +186,12 @@ def not_a_string_error(value: Any, i: int) -> DataError:
         f"text {i} is a {type(value).__name__} where a string was expected",
         value=repr(value),
     )
+
+
+@cache
+def word_characters() -> Any:
+    """Return which characters of up to three bytes are letters or digits: (65,536,) uint8."""
+    return frozen([chr(i).isalnum() for i in range(0x10000)], np.uint8)
 
 
 def _words(strings: list[str]) -> Words:
