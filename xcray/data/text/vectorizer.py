@@ -51,7 +51,7 @@ TABULATED_COUNTS = 256
 AFTER_WORD, AFTER_WORDS = (chr(0xDC00 + byte) for byte in (WORD_END, WORDS_END))
 
 
-class _Batch:
+class TextBatch:
     """Texts of one compiled call: fields as read (None for categories), their bytes and forms."""
 
     def __init__(self) -> None:
@@ -102,9 +102,9 @@ class Vectorizer:
             array.flags.writeable = False
         return CSR(*parts[0], len(self._weighing.idf))
 
-    def _batches(self, texts: Iterable[str]) -> Iterator[_Batch]:
+    def _batches(self, texts: Iterable[str]) -> Iterator[TextBatch]:
         """Yield batches of texts for `vectorize_texts`."""
-        batch, size = _Batch(), 0
+        batch, size = TextBatch(), 0
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise not_a_string_error(text, i)
@@ -115,11 +115,11 @@ class Vectorizer:
             size += len(text)
             if size >= BATCH_BYTES or len(batch.forms) >= BATCH_TEXTS:
                 yield batch
-                batch, size = _Batch(), 0
+                batch, size = TextBatch(), 0
         if batch.forms:
             yield batch
 
-    def _add(self, batch: _Batch, part: Part) -> None:
+    def _add(self, batch: TextBatch, part: Part) -> None:
         """Append the text of a field, without an object per word if compiled code can read it."""
         number, text, stems = part
         form = number << FIELD_SHIFT
@@ -138,7 +138,7 @@ class Vectorizer:
         words, _, outside = self._analyzer.words(part)
         return _join_terms(words, outside)
 
-    def _add_fields(self, batch: _Batch, text: str) -> None:
+    def _add_fields(self, batch: TextBatch, text: str) -> None:
         """Append the fields of a document."""
         first = len(batch.forms)
         for part in self._analyzer.parts(text):
@@ -150,7 +150,7 @@ class Vectorizer:
         for i in range(first, len(batch.forms) - 1):
             batch.forms[i] |= CONTINUED
 
-    def _tokenize_missed(self, batch: _Batch, forms: Any) -> None:
+    def _tokenize_missed(self, batch: TextBatch, forms: Any) -> None:
         """Split the texts in Python that compiled code could not read."""
         missed = np.flatnonzero(forms & MISSED).tolist()
         for i in missed:
@@ -160,7 +160,7 @@ class Vectorizer:
             batch.forms[i] |= TOKENIZED
         KNOWN_STEMS.note_missed(len(missed))
 
-    def _compute(self, batch: _Batch) -> tuple[Any, Any, Any]:
+    def _compute(self, batch: TextBatch) -> tuple[Any, Any, Any]:
         """Return indptr, indices and values of one batch."""
         pieces = batch.pieces
         text = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint8)
