@@ -50,7 +50,7 @@ class FunctionObserver(RunObserver[Any]):
         if self._timeline is not None:
             self._timeline.discard_since(position)
 
-    def sync(self) -> None:
+    def sync(self, *, at_once: bool = True) -> None:
         self._functions[3]()
 
 

@@ -9,6 +9,7 @@ from xcray.arrays import csr, frozen
 from xcray.errors import Conflict
 from xcray.kernels.training.ppdsparse.state import STATE
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.training import block_store
 from xcray.training.block_store import BlockStore
 
 RUN = {"solver": "ppdsparse", "params": {"lam": 0.01}, "dataset": "abc"}
@@ -79,3 +80,25 @@ def test_half_written_files_are_not_parts(tmp_path):
     result.commit(block([0]))
     (tmp_path / ".part-abc.arrow.123.part").write_bytes(b"half")
     assert parts(tmp_path).missing.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_blocks_share_a_part_for_half_a_second_or_a_share_of_the_run(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(block_store.time, "monotonic", lambda: clock[0])
+    result = parts(tmp_path)
+
+    def files_at(seconds, label, **how) -> int:
+        clock[0] = seconds
+        result.add(block([label]))
+        result.sync(**how)
+        return len(list(tmp_path.glob("part-*")))
+
+    assert files_at(0.2, 0, at_once=False) == 0
+    assert files_at(0.5, 1, at_once=False) == 1
+    assert files_at(1000.0, 2, at_once=False) == 2  # the last write is long ago
+    assert files_at(1004.0, 3, at_once=False) == 2
+    monkeypatch.setattr(block_store, "PENDING_BYTES", 1)
+    assert files_at(1004.1, 4, at_once=False) == 3
+    assert files_at(1004.2, 5) == 4  # the end of a run
+    result.sync()
+    assert merged(parts(tmp_path), tmp_path).digest() == block(range(6)).digest()

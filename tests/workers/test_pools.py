@@ -287,7 +287,7 @@ def test_reports_are_handled_before_outdated_commands_are_executed(job):
     job.assert_solved()
 
 
-def test_results_of_one_wait_are_synced_once_before_new_tasks_start(job):
+def test_results_of_a_wait_are_passed_to_sync_before_new_tasks_start(job):
     class Watched(ThreadGroup):
         def submit(self, call):
             assert not pending, "a task was begun while results were not durable"

@@ -3,8 +3,9 @@
 Idle workers pull batches. Workers can join, leave, fail or be slow at any time.
 
 The cost of a label (`CostModel`) and the speed of each worker are fitted while labels are solved.
-A batch is a share of the remaining work (guided self-scheduling), of at most `batch_seconds` of
-its worker's time, so that no worker waits long for another one at the end. While plenty of work is
+A batch is a share of the remaining work (guided self-scheduling) of at most a full batch, so that
+no worker waits long for another one at the end. Full batches grow with the work that is left, so
+that a worker has a few thousand of them in a training of any length. While plenty of work is
 left, each worker holds `depth` batches, so that it does not idle during a round trip. In the tail
 it holds one. Batches of a lost worker are assigned again, first. When no work is left to assign, a
 task that is expected to end later than a copy of it on an idle worker is copied. The first result
@@ -28,6 +29,7 @@ from typing import Any
 from xcray.arrays import Int32
 from xcray.schedule.autoscaling import Forecast
 from xcray.schedule.backlog import Backlog, Batch
+from xcray.schedule.batch_size import GUIDED_FACTOR, full_batch_seconds, guided_seconds
 from xcray.schedule.cost_model import CostModel
 from xcray.schedule.events import (
     Cancel,
@@ -47,14 +49,7 @@ from xcray.schedule.events import (
 )
 from xcray.schedule.worker_table import WorkerState, WorkerTable
 
-GUIDED_FACTOR = 4  # A batch is at most the remaining work / (GUIDED_FACTOR * total speed).
-# Smaller batches cost more in messages than they save in waiting,
-MIN_BATCH_SECONDS = 0.02
-MIN_BATCH_SHARE = 0.01  # except in short jobs, where it is this share of the whole.
 UNMEASURED_SHARE = 0.25  # share of a full batch while nothing is measured
-# Of all workers together: with more of them batches grow, up to the maximum.
-MAX_BATCHES_PER_SECOND = 400.0
-MIN_FULL_BATCH_SECONDS, MAX_FULL_BATCH_SECONDS = 0.25, 1.0  # range of the seconds of a full batch
 COPY_SCAN_SECONDS = 0.05  # between two searches for tasks to copy
 COPY_MARGIN_SECONDS = 0.05  # that a copy must be expected to gain
 # Share of the remaining cost that must move between terms before labels are sorted again.
@@ -81,7 +76,7 @@ class LabelScheduler:
     labels: (n,) ids to solve. terms: (n, T) cost terms of the labels, or (n,) seconds.
     rates: (T,) first guess of seconds per unit of each term.
     values: (n,) optional; the most valuable labels are assigned first, not the most expensive ones.
-    batch_seconds: size of a full batch; None for 0.25, and up to 1 with many workers.
+    batch_seconds: size of a full batch; None for 0.25, and up to 4 with many workers or much work.
     depth: batches in flight per worker.
     max_attempts: number of workers that one task may lose.
     workers: number of workers that are expected to join.
@@ -102,9 +97,7 @@ class LabelScheduler:
         self._model = CostModel(rates)
         self._backlog = Backlog(labels, terms, rates, values)
         self._workers = WorkerTable(workers)
-        self._batch_seconds = batch_seconds or min(
-            max(workers / MAX_BATCHES_PER_SECOND, MIN_FULL_BATCH_SECONDS), MAX_FULL_BATCH_SECONDS
-        )
+        self._fixed_batch_seconds = batch_seconds
         self._depth = depth
         self._max_attempts = max_attempts
         self._by_value = values is not None
@@ -305,13 +298,22 @@ class LabelScheduler:
             out.append(self._dispatch(flight, idle, now))
         return out or self._copy_late(now)
 
+    @property
+    def _horizon(self) -> float:
+        """Seconds until all labels that are not assigned yet are done by all workers."""
+        left = self._model.price(self._backlog.remaining_terms)
+        return left / self._workers.total_speed
+
+    @property
+    def _batch_seconds(self) -> float:
+        """Seconds of a full batch."""
+        return self._fixed_batch_seconds or full_batch_seconds(
+            self._workers.expected, self._horizon, self._by_value
+        )
+
     def _has_plenty(self) -> bool:
         """Return whether several full batches are left per worker, expected ones included."""
-        left = self._model.price(self._backlog.remaining_terms)
-        return (
-            self.done_tasks > 0
-            and left > GUIDED_FACTOR * self._workers.total_speed * self._batch_seconds
-        )
+        return self.done_tasks > 0 and self._horizon > GUIDED_FACTOR * self._batch_seconds
 
     def _next_batch(self, worker: WorkerState) -> _InFlight | None:
         """Return the next batch for a worker: a retry, or labels that are not assigned yet."""
@@ -330,15 +332,12 @@ class LabelScheduler:
         A worker that is too slow to solve the most expensive label before the rest of the job is
         done gets the cheapest labels instead.
         """
-        rates = self._model.rates
-        horizon = self._model.price(self._backlog.remaining_terms) / self._workers.total_speed
-        seconds = min(
+        rates, horizon = self._model.rates, self._horizon
+        seconds = guided_seconds(
             self._batch_seconds * (1.0 if self.done_tasks else UNMEASURED_SHARE),
-            horizon / GUIDED_FACTOR,
-        )
-        least = max(MIN_BATCH_SECONDS, len(self._workers) / (5.0 * MAX_BATCHES_PER_SECOND))
-        seconds = max(
-            seconds, min(least, MIN_BATCH_SHARE * self.total_cost / self._workers.total_speed)
+            horizon,
+            len(self._workers),
+            self.total_cost / self._workers.total_speed,
         )
         slow = not self._by_value and worker.speed < SLOW_WORKER_SHARE * self._workers.average_speed
         back = slow and self._backlog.first_price(rates) / worker.speed > horizon

@@ -70,6 +70,11 @@ class WorkerTable:
         return self._workers.get(name)
 
     @property
+    def expected(self) -> int:
+        """Number of workers, with those that will join."""
+        return max(self._expected, len(self._workers))
+
+    @property
     def average_speed(self) -> float:
         """Average speed of a worker."""
         return self._speed / len(self._workers) if self._workers else 1.0

@@ -1,16 +1,18 @@
-"""Committed blocks of finished labels on disk, one file per commit.
+"""Committed blocks of finished labels on disk, one file per write.
 
-Files are staged, synced, renamed, named by their content, and read again on resume. In memory a
-finished label takes 16 bytes, for any number of weights. At the end the parts are merged into one
-file, a range of labels at a time.
+Files are staged, synced, renamed, named by their content, and read again on resume. Blocks that
+finish shortly after each other share a file, so that the number of files and syncs depends on the
+length of a run and not on its workers. In memory a finished label takes 16 bytes, for any number of
+weights. At the end the parts are merged into one file, a range of labels at a time.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +21,15 @@ from xcray.arrays import Int64, csr, frozen
 from xcray.errors import Conflict, Corrupt, XcrayError
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES, row_ranges
 from xcray.kernels.merge import copy_rows
-from xcray.solvers.solved_labels import SolvedLabels, untrained_records
+from xcray.solvers.solved_labels import SolvedLabels, concatenate, untrained_records
 from xcray.storage.arrow import MatrixWriter, read_csr, read_table, write_table
 from xcray.storage.atomic import read_json, write_json
+
+# A block waits for others until the last write is this long ago, the larger of a number of seconds
+# and a share of the run's time. A kill costs that and the batches in progress.
+SYNC_SECONDS: Final = 0.5
+SYNC_SHARE: Final = 1 / 200
+PENDING_BYTES: Final = 64 << 20  # of waiting blocks, from which they are written at once
 
 
 class BlockStore:
@@ -46,6 +54,9 @@ class BlockStore:
         self._part = np.full(n_labels, -1, np.int32)  # index of the part that holds a label
         self._row = np.zeros(n_labels, np.int32)  # its row there
         self._length = np.zeros(n_labels, np.int64)  # number of its weights
+        self._pending: list[SolvedLabels] = []
+        self._pending_bytes = 0
+        self._opened = self._written = time.monotonic()
         self.damaged: list[str] = []
         for path in sorted(directory.glob("part-*.arrow")):
             self._adopt(path)
@@ -60,8 +71,23 @@ class BlockStore:
         """Number of weights of each label, 0 for unfinished ones: (K,) int64."""
         return self._length
 
+    def add(self, block: SolvedLabels) -> None:
+        """Add a block to the next write, see `sync`."""
+        self._pending.append(block)
+        self._pending_bytes += ENTRY_BYTES * block.W.nnz
+
+    def sync(self, *, at_once: bool = True) -> None:
+        """Write all added blocks as one part; not at_once: only if a write is due."""
+        now = time.monotonic()
+        wait = 0.0 if at_once else max(SYNC_SECONDS, SYNC_SHARE * (now - self._opened))
+        due = now - self._written >= wait or self._pending_bytes >= PENDING_BYTES
+        if self._pending and due:
+            self.commit(concatenate(self._pending))
+            self._pending.clear()
+            self._pending_bytes, self._written = 0, time.monotonic()
+
     def commit(self, block: SolvedLabels) -> None:
-        """Write a block durably; no crash loses it after the return."""
+        """Write a block durably as one part; no crash loses it after the return."""
         path = self._directory / f"part-{block.digest()[:32]}.arrow"
         write_table(path, _table(block))
         self._index_block(path.name, block)
@@ -71,6 +97,8 @@ class BlockStore:
         for name in self._names:
             (self._directory / name).unlink(missing_ok=True)
         self._names.clear()
+        self._pending.clear()
+        self._pending_bytes = 0
         self._part[:], self._row[:], self._length[:] = -1, 0, 0
 
     def merge(

@@ -152,9 +152,9 @@ class _BatchObserver(RunObserver[Result]):
         """Record what a worker did."""
         self._observer.record(span)
 
-    def sync(self) -> None:
+    def sync(self, *, at_once: bool = True) -> None:
         """Make all committed batches durable."""
-        self._observer.sync()
+        self._observer.sync(at_once=at_once)
 
     def commit(self, result: Result) -> None:
         """Commit a batch, and count its labels."""

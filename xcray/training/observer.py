@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from xcray.solvers.solved_labels import SolvedLabels, concatenate
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.memory import MemoryUsage
 from xcray.telemetry.progress import EMPTY
 from xcray.training.block_store import BlockStore
@@ -54,7 +54,6 @@ class TrainingObserver(RunObserver[SolvedLabels]):
     report_progress: ProgressFn
     set_memory_source: Callable[[Callable[[], Mapping[str, MemoryUsage]]], None]
     _timeline: Timeline | None = None
-    _pending: list[SolvedLabels] = field(default_factory=list)
 
     @contextmanager
     def observe(self, workers: Workers) -> Iterator[None]:
@@ -81,17 +80,14 @@ class TrainingObserver(RunObserver[SolvedLabels]):
 
     def commit(self, result: SolvedLabels) -> None:
         """Add finished labels to the next write."""
-        self._pending.append(result)
+        self.parts.add(result)
 
-    def sync(self) -> None:
-        """Write all committed labels as one part."""
-        if self._pending:
-            self.parts.commit(concatenate(self._pending))
-            self._pending.clear()
+    def sync(self, *, at_once: bool = True) -> None:
+        """Write all committed labels as one part, see `BlockStore.sync`."""
+        self.parts.sync(at_once=at_once)
 
     def discard_results(self) -> None:
         """Remove all parts: the labels come again."""
-        self._pending.clear()
         self.parts.clear()
 
     def report(self, progress: RunProgress) -> None:

@@ -86,8 +86,12 @@ class StoreObserver(RunObserver[Result]):
         self._timeline.add(span)
 
     def commit(self, result: Result) -> None:
-        """Make a batch durable."""
-        self._parts.commit(result.value)
+        """Add a batch to the next write."""
+        self._parts.add(result.value)
+
+    def sync(self, *, at_once: bool = True) -> None:
+        """Make all committed batches durable."""
+        self._parts.sync(at_once=at_once)
 
     def report(self, progress: RunProgress) -> None:
         """Report the number of finished labels."""

@@ -81,7 +81,10 @@ def run_schedule(
         deadline_timer.cancel()
         loop.record_running()
         pool.stop()
-        pool.close()
+        try:
+            observer.sync()
+        finally:
+            pool.close()
 
 
 class _DriverLoop:
@@ -125,12 +128,10 @@ class _DriverLoop:
 
     def handle(self, reports: Sequence[Report], overdue: bool) -> None:
         """Pass reports to the schedule, then execute its commands."""
-        try:
-            commands = [
-                command for report in reports for command in self._handle_report(report, overdue)
-            ]
-        finally:
-            self._observer.sync()  # also if a report raises
+        commands = [
+            command for report in reports for command in self._handle_report(report, overdue)
+        ]
+        self._observer.sync(at_once=False)
         self.finished = self.finished or overdue
         self.execute(commands)
 

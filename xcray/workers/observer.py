@@ -52,11 +52,11 @@ class RunObserver(Protocol[R_contra]):
         """Store a result; called once per result, before the schedule receives it."""
         return
 
-    def sync(self) -> None:
+    def sync(self, *, at_once: bool = True) -> None:
         """Make all committed results durable.
 
-        Called once for all results of one wait, before new work begins, so that one write serves
-        many workers.
+        Called after every wait without `at_once`, so that one write serves many workers and waits,
+        and at the end of every run, also of one that failed.
         """
         return
 

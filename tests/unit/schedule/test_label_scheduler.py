@@ -95,9 +95,21 @@ def test_batches_of_cheap_labels_have_a_minimum_size():
     assert outcome.makespan <= 1.01 * 50.0 / 4
 
 
-@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.25), (100, 0.25), (200, 0.5), (1000, 1.0)])
-def test_many_workers_get_longer_batches(workers, seconds):
-    schedule = LabelScheduler(range(1_000_000), np.full(1_000_000, 0.01), workers=workers, depth=1)
+@pytest.mark.parametrize(
+    ("workers", "seconds", "valued"),
+    [
+        (1, 4.0, 0.25),
+        (10, 2.0, 0.25),
+        (100, 0.25, 0.25),
+        (200, 0.5, 0.5),
+        (1000, 2.5, 1.0),
+    ],
+)
+@pytest.mark.parametrize("by_value", [False, True])
+def test_much_work_and_many_workers_get_longer_batches(workers, seconds, valued, by_value):
+    n = 1_000_000
+    values, seconds = (np.arange(n), valued) if by_value else (None, seconds)
+    schedule = LabelScheduler(range(n), np.full(n, 0.01), workers=workers, depth=1, values=values)
     schedule.on(Joined("a"))
     task = schedule.on(Done("a", 0, seconds / 4))[0].task
     assert task.cost == pytest.approx(seconds, abs=0.011)
