@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xcray.data.text.tokenizer import TextParams
-from xcray.errors import NotFound, ParameterError
+from xcray.errors import NotFound
+from xcray.parameters import check_parameters, parameter
 
 # source code uses abbreviations and agent nouns; queries use plain words
 ABBREVIATIONS = (
@@ -137,21 +138,17 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 class PydocsParams:
     """Selection of documents and labels.
 
-    min_words: minimum number of words of a description (>= 1). min_label_documents: labels with
-    fewer documents are left out (>= 1). packages: only these top-level names; () selects all.
-    exclude: top-level names to leave out.
+    packages: only these top-level names; () selects all. exclude: top-level names to leave out.
     """
 
-    min_words: int = 5
-    min_label_documents: int = 2
+    min_words: int = parameter(5, "minimum number of words of a description", low=1)
+    min_label_documents: int = parameter(2, "labels of fewer documents are left out", low=1)
     packages: tuple[str, ...] = ()
     exclude: tuple[str, ...] = TOOL_PACKAGES
 
     def __post_init__(self) -> None:
         """Raise ParameterError for values out of range."""
-        for name in ("min_words", "min_label_documents"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_parameters(self)
 
 
 class Document(NamedTuple):

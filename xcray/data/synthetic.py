@@ -10,66 +10,53 @@ rows generated together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Pattern, csr, distinct, pattern
 from xcray.errors import ParameterError
+from xcray.parameters import check_parameters, parameter
 
 # rows that share a random stream; another number would change the data
 BLOCK_ROWS = 4096
-
-
-def _bounded_field(default: float, help: str, low: float, high: float) -> Any:
-    """Return a dataclass field with a help text and a range in its metadata."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high})
 
 
 @dataclass(frozen=True)
 class SyntheticParams:
     """Parameters of the generator.
 
-    Ranges are in the fields' metadata. Raises ParameterError for values out of range.
+    Raises ParameterError for values out of range.
     """
 
-    rows: int = _bounded_field(10_000, "rows", 0, 10**9)
-    features: int = _bounded_field(5_000, "features, D", 1, 2**31 - 1)
-    labels: int = _bounded_field(1_000, "labels, K", 1, 2**31 - 1)
-    nnz_per_row: float = _bounded_field(
-        30.0, "mean draws of features per row; repeats become weight", 1, 10_000
+    rows: int = parameter(10_000, "rows", low=0, high=10**9)
+    features: int = parameter(5_000, "features, D", low=1, high=2**31 - 1)
+    labels: int = parameter(1_000, "labels, K", low=1, high=2**31 - 1)
+    nnz_per_row: float = parameter(
+        30.0, "mean draws of features per row; repeats become weight", low=1, high=10_000
     )
-    labels_per_row: float = _bounded_field(
-        2.0, "mean draws of labels per row, at least one each", 1, 1_000
+    labels_per_row: float = parameter(
+        2.0, "mean draws of labels per row, at least one each", low=1, high=1_000
     )
-    feature_exponent: float = _bounded_field(
-        1.0, "frequency of the r-th feature ~ r^-exponent", 0, 5
+    feature_exponent: float = parameter(
+        1.0, "frequency of the r-th feature ~ r^-exponent", low=0, high=5
     )
-    label_exponent: float = _bounded_field(1.0, "frequency of the r-th label ~ r^-exponent", 0, 5)
-    own_features: int = _bounded_field(5, "characteristic features per label", 1, 1_000)
-    signal: float = _bounded_field(
-        0.5, "share of a row's features drawn from those of its labels", 0, 1
+    label_exponent: float = parameter(
+        1.0, "frequency of the r-th label ~ r^-exponent", low=0, high=5
     )
-    label_noise: float = _bounded_field(
-        0.05, "share of label draws replaced by a uniformly random label", 0, 1
+    own_features: int = parameter(5, "characteristic features per label", low=1, high=1_000)
+    signal: float = parameter(
+        0.5, "share of a row's features drawn from those of its labels", low=0, high=1
     )
-    seed: int = _bounded_field(0, "random seed", 0, 2**63 - 1)
+    label_noise: float = parameter(
+        0.05, "share of label draws replaced by a uniformly random label", low=0, high=1
+    )
+    seed: int = parameter(0, "random seed", low=0, high=2**63 - 1)
 
     def __post_init__(self) -> None:
         """Raise ParameterError for values out of range."""
-        for name, described in self.__dataclass_fields__.items():
-            value, low, high = (
-                getattr(self, name),
-                described.metadata["low"],
-                described.metadata["high"],
-            )
-            whole = described.type != "int" or isinstance(value, int)
-            if isinstance(value, bool) or not whole or not low <= value <= high:
-                raise ParameterError(
-                    f"{name} is {value!r}; it must be {described.type} from {low} to "
-                    f"{high} ({described.metadata['help']})"
-                )
+        check_parameters(self)
 
 
 class _SharedTables(NamedTuple):

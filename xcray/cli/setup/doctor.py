@@ -18,6 +18,7 @@ import typer
 
 from xcray.cli.terminal import output
 from xcray.system.cores import available_cores
+from xcray.system.memory import available_bytes
 
 LIBRARIES = ("numpy", "numba", "pyarrow", "typer", "rich")
 EXTRAS = {  # purpose -> extra and its libraries
@@ -105,22 +106,9 @@ def check_cores() -> Check:
     return grade("cores", n > 1, str(n), "trainings solve one label at a time; use more cores")
 
 
-def free_memory() -> float | None:
-    """Return the available bytes by the system and the control group's limit, None if unknown."""
-    limits = []
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        limits.append(float(lines.get("MemAvailable", "0 kB").split()[0]) * 1024)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
-        limits.append(float(limit.read_text()) - float(used.read_text()))
-    return min(limits) if limits else None
-
-
 def check_memory() -> Check:
     """Check for at least 2 GB of free memory."""
-    free = free_memory()
+    free = min(available_bytes().values(), default=None)
     if free is None:
         return Check(
             "memory",
