@@ -71,7 +71,7 @@ def no_jobs_left(home: Path) -> Iterator[None]:
         store = JobStore(Home(home).store_url)
         while store.jobs.request_stop_all(JobFilter(tenant=None)):
             pass  # a transaction stops at most 500 jobs
-        until(lambda: not store.jobs.count()["RUNNING"], home)
+        until(lambda: not store.statistics.read().jobs["RUNNING"], home)
         store.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 import secrets
@@ -71,10 +70,6 @@ class Job:
         if self.timeout_seconds is not None and self.ran_seconds >= self.timeout_seconds:
             return TIMEOUT
         return EXPIRED if self.expires is not None and now >= self.expires else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary of all fields."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def test_a_request_that_reaches_its_time_limit_can_be_repeated(served, monkeypat
         submit(store, f"n{number}")
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 2, "more": True}
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 1, "more": False}
-    assert store.jobs.count()[STOPPED] == 3
+    assert store.statistics.read().jobs[STOPPED] == 3
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def service_killed(stage: Stage) -> None:
     there = (
         len(store.jobs.list_page(limit=1000)[0])
         if expected < 1000
-        else sum(store.jobs.count().values())
+        else sum(store.statistics.read().jobs.values())
     )
     if there > expected:
         stage.measurements.double(f"{there} jobs for {expected} keys")
@@ -261,8 +261,8 @@ def asked_twice(stage: Stage) -> None:
             stage.measurements.runs += 51
     store = store_of(service.home)
     stage.expect(
-        sum(store.jobs.count().values()) == 2 * stage.runs,
-        f"{store.jobs.count()} for {2 * stage.runs} keys",
+        sum(store.statistics.read().jobs.values()) == 2 * stage.runs,
+        f"{store.statistics.read().jobs} for {2 * stage.runs} keys",
     )
     store.close()
     stop_all(stage, service)
@@ -464,7 +464,8 @@ def many_jobs(stage: Stage) -> None:
     with stage.measurements.recovering():
         service.up()
     stage.expect(
-        store.jobs.count()[PENDING] >= expected * 0.9, f"after the restart {store.jobs.count()}"
+        store.statistics.read().jobs[PENDING] >= expected * 0.9,
+        f"after the restart {store.statistics.read().jobs}",
     )
     began = time.monotonic()
     while ok(service.http.post("/v1/jobs:stop", json={}))["more"]:

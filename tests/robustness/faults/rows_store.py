@@ -175,8 +175,10 @@ def _claims(stage: Stage, url: str, jobs: int) -> None:
             stage.measurements.double(f"{job} was claimed {times} times")
     for process in claimers:
         stage.expect(process.returncode == 0, f"a claimer ended with {process.returncode}")
-    if len(claimed) != jobs or store.jobs.count()[STOPPED] != jobs:
-        stage.measurements.lose(f"{jobs} jobs, {len(claimed)} claims, {store.jobs.count()}")
+    if len(claimed) != jobs or store.statistics.read().jobs[STOPPED] != jobs:
+        stage.measurements.lose(
+            f"{jobs} jobs, {len(claimed)} claims, {store.statistics.read().jobs}"
+        )
     stage.measurements.runs += jobs
     store.close()
 

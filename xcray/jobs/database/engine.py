@@ -208,6 +208,14 @@ class Database:
             raise translate_error(error, committing=committing) from error
 
 
+class Table:
+    """A part of the store. now: the wall clock in Unix seconds."""
+
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        self._database = database
+        self._now = now
+
+
 def parse_url(url: str) -> URL:
     """Return the parsed URL of a store.
 

@@ -77,10 +77,6 @@ class Publisher:
                 version = self._registry.publish(self._name, staged)
             return self._job_result(self._read_outcome() or outcome, version)
 
-    def clean_up(self) -> None:
-        """Remove the files that only publishing needed."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     def _read_outcome(self) -> Outcome | None:
         """Return the outcome that an attempt was about to publish, or None."""
         try:

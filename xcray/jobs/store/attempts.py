@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict
-from xcray.jobs.database.engine import Database, retry_once
+from xcray.jobs.database.engine import Database, Table, retry_once
 from xcray.jobs.database.leases import LeaseWatcher
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import EXPIRED, Job, format_utc
@@ -45,15 +45,14 @@ EXTERNAL_REASONS = (LAUNCH, DISK_FULL)
 MAX_LAUNCH_ATTEMPTS = 20  # attempts of one job that can be lost for these reasons
 
 
-class AttemptTable:
+class AttemptTable(Table):
     """Attempts at running jobs."""
 
     def __init__(
         self, database: Database, now: Callable[[], float], monotonic: Callable[[], float]
     ) -> None:
-        """now: the wall clock in Unix seconds. monotonic: the clock for leases, in seconds."""
-        self._database = database
-        self._now = now
+        """now: see `Table`. monotonic: the clock for leases, in seconds."""
+        super().__init__(database, now)
         self._leases = LeaseWatcher(monotonic)
 
     @retry_once
@@ -111,14 +110,13 @@ class AttemptTable:
         *,
         lease_seconds: float,
         ran_seconds: float = 0.0,
-        increments: Increments | None = None,
     ) -> bool:
         """Renew the lease; return True if the job must stop.
 
         It must stop if a stop was requested or its time is up (see `Job.overtime_reason`).
 
         ran_seconds: running time since the last successful heartbeat, by the runner's monotonic
-        clock. increments: what to add to counters in the same transaction.
+        clock.
 
         Raises Fenced if `attempt` is not the running one.
         """
@@ -132,7 +130,6 @@ class AttemptTable:
                 lease_seconds=lease_seconds,
                 ran_seconds=total_seconds,
             )
-            add_increments(connection, increments)
             return (
                 bool(row["stop_requested"])
                 or to_job({**row, "ran_seconds": total_seconds}).overtime_reason(self._now())
@@ -152,7 +149,8 @@ class AttemptTable:
         """Append an event. Raises Fenced.
 
         Kinds `phase` and `progress` also set the job's phase and progress. Long series are thinned
-        while the job runs, see `xcray.jobs.store.event_retention`.
+        while the job runs, see `xcray.jobs.store.event_retention`. increments: what to add to
+        counters in the same transaction.
         """
         with self._database.write() as connection:
             row = owned_row(connection, job_id, attempt)
@@ -174,7 +172,6 @@ class AttemptTable:
         reason: str | None = None,
         message: str | None = None,
         result: dict[str, Any] | None = None,
-        increments: Increments | None = None,
     ) -> Job:
         """End a job as STOPPED, SUCCEEDED or FAILED.
 
@@ -186,7 +183,6 @@ class AttemptTable:
             )
         with self._database.write() as connection:
             row = owned_row(connection, job_id, attempt)
-            add_increments(connection, increments)
             return transition(
                 connection, row, self._now(), status, reason=reason, message=message, result=result
             )
@@ -295,11 +291,9 @@ class AttemptTable:
             return to_job(owned_row(connection, job_id, attempt))
 
     @retry_once
-    def list_running(self, owner: str | None = None) -> list[Job]:
-        """Return the RUNNING jobs of all tenants, oldest first; of one owner if given."""
+    def list_running(self) -> list[Job]:
+        """Return the RUNNING jobs of all tenants, oldest first."""
         query = sa.select(*JOB_COLUMNS).where(JOBS.c.status == RUNNING).order_by(JOBS.c.seq)
-        if owner is not None:
-            query = query.where(JOBS.c.owner == owner)
         with self._database.read() as connection:
             return [to_job(row) for row in connection.execute(query).mappings()]
 

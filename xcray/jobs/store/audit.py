@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from xcray.jobs.database.engine import Database, retry_once
+from xcray.jobs.database.engine import Table, retry_once
 from xcray.jobs.database.schema import AUDIT
 from xcray.jobs.job import format_utc
 from xcray.jobs.store.paging import page_start, page_token_after
@@ -28,13 +27,8 @@ class AuditEntry:
     request_id: str | None
 
 
-class AuditTable:
+class AuditTable(Table):
     """The audit log."""
-
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        """now: the wall clock in Unix seconds."""
-        self._database = database
-        self._now = now
 
     @retry_once
     def record(

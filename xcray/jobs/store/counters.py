@@ -38,12 +38,6 @@ class CounterTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def increment(
-        self, name: str, labels: Mapping[str, str] | None = None, amount: float = 1.0
-    ) -> None:
-        """Add to a counter."""
-        self.increment_all({make_counter(name, **(labels or {})): amount})
-
     @retry_once
     def increment_all(self, increments: Increments) -> None:
         """Add to several counters in one transaction."""

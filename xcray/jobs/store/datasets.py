@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from xcray.errors import Conflict, NotFound
-from xcray.jobs.database.engine import Database, first_row, retry_once
+from xcray.jobs.database.engine import Table, first_row, retry_once
 from xcray.jobs.database.schema import DATASETS
 from xcray.jobs.job import DatasetRecord, format_utc, new_id
 from xcray.jobs.store.paging import page_start, page_token_after
 
 
-class DatasetTable:
+class DatasetTable(Table):
     """Records of data sets. The files lie elsewhere, at the recorded path."""
-
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        """now: the wall clock in Unix seconds."""
-        self._database = database
-        self._now = now
 
     @retry_once
     def add(
@@ -136,40 +130,23 @@ class DatasetTable:
         return [_to_record(row) for row in rows[:limit]], page_token_after(rows, limit)
 
     @retry_once
-    def update(
-        self,
-        dataset_id: str,
-        tenant: str = "default",
-        *,
-        if_version: int | None = None,
-        **changes: Any,
-    ) -> DatasetRecord:
+    def update(self, dataset_id: str, tenant: str = "default", **changes: Any) -> DatasetRecord:
         """Change `status`, `stats`, `path` or `name` and increase the record's version.
 
-        Raises NotFound as `get`; Conflict, code VERSION, if the record is no longer
-        `if_version`.
+        Raises NotFound as `get`.
         """
         unknown = set(changes) - {"status", "stats", "path", "name"}
         if unknown:
             raise TypeError(f"a data set's record has no changeable {sorted(unknown)}")
         with self._database.write() as connection:
-            change = (
+            connection.execute(
                 sa.update(DATASETS)
                 .where(_matches(dataset_id, tenant))
                 .values(**changes, version=DATASETS.c.version + 1)
             )
-            if if_version is not None:
-                change = change.where(DATASETS.c.version == if_version)
-            changed = connection.execute(change).rowcount
             row = first_row(connection, sa.select(DATASETS).where(_matches(dataset_id, tenant)))
         if row is None:
             raise _not_found(dataset_id)
-        if not changed:
-            raise Conflict(
-                f"data set {dataset_id} was changed in between: read it again",
-                code="VERSION",
-                version=row["version"],
-            )
         return _to_record(row)
 
     @retry_once

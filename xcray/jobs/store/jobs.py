@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from xcray.errors import Conflict, ParameterError, Refused
-from xcray.jobs.database.engine import Database, first_row, retry_once
+from xcray.jobs.database.engine import Table, first_row, retry_once
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, format_utc, new_id
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL
@@ -131,13 +131,8 @@ class JobFilter:
         return [self.status] if isinstance(self.status, str) else self.status or ()
 
 
-class JobTable:
+class JobTable(Table):
     """Jobs and their events, as their owners see and change them."""
-
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        """now: the wall clock in Unix seconds."""
-        self._database = database
-        self._now = now
 
     @retry_once
     def submit(
@@ -362,16 +357,6 @@ class JobTable:
                 sa.delete(JOBS).where(JOBS.c.seq.in_([row["seq"] for row in deleted]))
             )
         return [to_job(row) for row in deleted]
-
-    @retry_once
-    def count(self, tenant: str | None = None) -> dict[str, int]:
-        """Return the number of jobs per status, including zeros; of one tenant, or of all."""
-        query = sa.select(JOBS.c.status, sa.func.count()).group_by(JOBS.c.status)
-        if tenant is not None:
-            query = query.where(JOBS.c.tenant == tenant)
-        with self._database.read() as connection:
-            counts = {row[0]: row[1] for row in connection.execute(query)}
-        return dict.fromkeys(STATUSES, 0) | counts
 
     def _insert(self, values: dict[str, Any], max_queued: int | None) -> tuple[Job, bool]:
         """Insert a job with its first event; return (job, True), or (existing job, False)."""

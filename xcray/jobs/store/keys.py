@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from xcray.errors import Conflict, NotFound
-from xcray.jobs.database.engine import Database, first_row, retry_once
+from xcray.jobs.database.engine import Table, first_row, retry_once
 from xcray.jobs.database.schema import KEYS
 from xcray.jobs.job import format_utc, new_id
 
@@ -39,13 +39,8 @@ class Key:
         return self.revoked is None and (self.expires is None or now < self.expires)
 
 
-class KeyTable:
+class KeyTable(Table):
     """Records of API keys."""
-
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        """now: the wall clock in Unix seconds."""
-        self._database = database
-        self._now = now
 
     @retry_once
     def add(
@@ -112,18 +107,15 @@ class KeyTable:
             return connection.execute(sa.select(KEYS.c.seq).limit(1)).first() is not None
 
     @retry_once
-    def revoke(self, key_id: str, tenant: str | None = None) -> Key:
-        """Revoke a key. Idempotent. Raises NotFound if it is missing or another tenant's."""
-        conditions = [KEYS.c.id == key_id] + (
-            [KEYS.c.tenant == tenant] if tenant is not None else []
-        )
+    def revoke(self, key_id: str) -> Key:
+        """Revoke a key. Idempotent. Raises NotFound if it is missing."""
         with self._database.write() as connection:
             connection.execute(
                 sa.update(KEYS)
-                .where(*conditions, KEYS.c.revoked.is_(None))
+                .where(KEYS.c.id == key_id, KEYS.c.revoked.is_(None))
                 .values(revoked=format_utc(self._now()))
             )
-            row = first_row(connection, sa.select(KEYS).where(*conditions))
+            row = first_row(connection, sa.select(KEYS).where(KEYS.c.id == key_id))
         if row is None:
             raise NotFound(f"there is no key {key_id[:80]!r}: GET /v1/keys lists them")
         return _to_key(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from xcray.jobs.database.engine import Database
+from xcray.jobs.database.engine import Table
 from xcray.jobs.database.schema import COUNTERS, EVENTS, JOBS
 from xcray.jobs.states import PENDING, RUNNING, STATUSES
 
@@ -39,13 +39,8 @@ class StoreStatistics:
         return sum(value for each, _, value in self.counters if each == name)
 
 
-class StatisticsReader:
+class StatisticsReader(Table):
     """The part of the store for monitoring."""
-
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        """now: the wall clock in Unix seconds."""
-        self._database = database
-        self._now = now
 
     def read(self) -> StoreStatistics:
         """Return the statistics over all tenants. Raises Unavailable."""

@@ -14,6 +14,7 @@ from xcray.errors import Fenced, Unavailable, XcrayError
 from xcray.jobs.database.clients import process_name
 from xcray.jobs.job import Job
 from xcray.jobs.store.attempts import LAUNCH, MAX_LAUNCH_ATTEMPTS
+from xcray.jobs.store.counters import make_counter
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.metric_deltas import QUEUE_POLLS
 from xcray.jobs.store.quotas import RunningQuota
@@ -132,7 +133,7 @@ class Supervisor:
                 _PendingLaunch(job, self._executor.submit(self._launcher.launch, job), deadline)
             )
         if time.monotonic() >= self._next_report:
-            self._store.counters.increment(QUEUE_POLLS)
+            self._store.counters.increment_all({make_counter(QUEUE_POLLS): 1.0})
             self._store.clients.heartbeat()
             self._next_report = time.monotonic() + POLL_REPORT_SECONDS
 
