@@ -248,7 +248,7 @@ def test_a_model_far_below_label_centroids_is_reported(digits: Dataset, tmp_path
     assert precision == pytest.approx(exact, abs=0.05)
 
 
-def test_averaged_chains_of_other_random_features(digits: Dataset, tmp_path: Path) -> None:
+def test_other_features_and_averaged_chains(digits: Dataset, tmp_path: Path) -> None:
     for features in ("logits", "polynomial"):
         params = {"features": features, "models": 2, "stages": 2, "block_size": 100}
         spec = spec_of(digits, "stagewise", params={**params, "rule": "previous"})
@@ -259,6 +259,11 @@ def test_averaged_chains_of_other_random_features(digits: Dataset, tmp_path: Pat
         best = Predictor(model).predict(digits["test"].X, 1).labels[:, 0]
         assert float((best == digits["test"].Y.indices).mean()) == result.measures["P@1"] > 0.93
         assert result.report["history"][-1]["P@1"] == result.measures["P@1"]
+    masks = {"features": "kmeans-masks", "image": "8x8", "patch": 3, "stages": 2, "lam": 1e-3}
+    spec = spec_of(digits, "stagewise", params={**masks, "block_size": 99})
+    result = train(spec, run_dir=tmp_path / "masks.run", out=tmp_path / "masks")
+    assert [stage.W.shape for stage in Model.open(tmp_path / "masks").stages] == [(96, 10)] * 2
+    assert result.measures["P@1"] > 0.95
     spec = spec_of(digits, "stagewise", params={"features": "columns", "models": 2})
     with pytest.raises(ParameterError, match="needs random features"):
         train(spec, run_dir=tmp_path / "run", out=tmp_path / "refused")

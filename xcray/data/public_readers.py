@@ -120,12 +120,46 @@ def read_kddcup99(files: Mapping[str, Path], folder: Path) -> Sources:
 def read_mnist(files: Mapping[str, Path], folder: Path) -> Sources:
     """Read the images; a pixel is a feature from 0 to 1."""
     arrays = np.load(files["mnist.npz"])
-    scale = np.full(784, 255.0, np.float32)
-    parts = {
-        part: _dense_lines(arrays[f"y_{part}"], arrays[f"x_{part}"].reshape(-1, 784), scale)
-        for part in ("train", "test")
-    }
-    return _svmlight(folder, parts)
+    return _images(
+        folder, {part: (arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")}
+    )
+
+
+def read_cifar10(files: Mapping[str, Path], folder: Path) -> Sources:
+    """Read the binary batches: a byte for the class, then the planes of red, green and blue.
+
+    The three channels of a pixel become neighbours, as `image=32x32x3` of stagewise expects.
+    """
+    batches: dict[str, list[np.ndarray]] = {"train": [], "test": []}
+    names: list[str] = []
+    with tarfile.open(files["cifar-10-binary.tar.gz"]) as opened:
+        for member in sorted(opened.getnames()):
+            name = member.rpartition("/")[2]
+            if not name.endswith((".bin", ".meta.txt")):
+                continue
+            handle = opened.extractfile(member)
+            assert handle is not None
+            if name.endswith(".meta.txt"):
+                names = handle.read().decode().split()
+                continue
+            part = "test" if name.startswith("test") else "train"
+            batches[part].append(np.frombuffer(handle.read(), np.uint8).reshape(-1, 1 + 3072))
+    parts = {}
+    for part, each in batches.items():
+        rows = np.concatenate(each)
+        parts[part] = (rows[:, 1:].reshape(-1, 3, 1024).transpose(0, 2, 1), rows[:, 0])
+    return _images(folder, parts, label_names_file=str(_names(folder, names)))
+
+
+def _images(
+    folder: Path, parts: Mapping[str, tuple[np.ndarray, np.ndarray]], **options: Any
+) -> Sources:
+    """Write pixels, divided by 255, and classes of parts as npz; options of `BuildOptions`."""
+    paths = {part: folder / f"{part}.npz" for part in parts}
+    for part, (pixels, classes) in parts.items():
+        X = pixels.reshape(len(pixels), -1) / np.float32(255.0)
+        np.savez(paths[part], X=X, y=classes)
+    return Sources("npz", paths, BuildOptions(**options))
 
 
 def read_news20(files: Mapping[str, Path], folder: Path) -> Sources:

@@ -21,6 +21,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.public_readers import (
     NEWS20_WORDS,
     Reader,
+    read_cifar10,
     read_covtype,
     read_kddcup99,
     read_mnist,
@@ -38,7 +39,7 @@ TIMEOUT_SECONDS: Final = 60.0
 class PublicFile(NamedTuple):
     """A file of a set: its name, address, and SHA-256.
 
-    sha256: as published by scikit-learn or Keras; None if none is published.
+    sha256: as published by scikit-learn, Keras or TensorFlow; None if none is published.
     """
 
     name: str
@@ -153,6 +154,16 @@ SETS: Final[dict[str, PublicSet]] = {
         ),
         *(read_mnist, 60000, 10000, 784, 10, "CC BY-SA 3.0"),
     ),
+    "cifar10": PublicSet(
+        (
+            PublicFile(
+                "cifar-10-binary.tar.gz",
+                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        ),
+        *(read_cifar10, 50000, 10000, 3072, 10, "no licence stated; asks to cite Krizhevsky 2009"),
+    ),
     "news20_bydate": PublicSet(
         (
             PublicFile(
@@ -196,7 +207,7 @@ def fetch_dataset(
             "sha256": sums,
             "licence": chosen.licence,
         }
-        if format == "svmlight":
+        if format != "xc":  # which has a header
             options = replace(options, read=read)
         options = replace(options, name=name, origin=origin)
         return build(format, paths, target, options)

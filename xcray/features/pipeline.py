@@ -26,6 +26,7 @@ KINDS: Final[Mapping[str, str]] = {
     "random-fourier": "xcray.features.fourier:RandomFourier",
     "random-logits": "xcray.features.random_maps:RandomLogits",
     "random-cubics": "xcray.features.random_maps:RandomCubics",
+    "image-masks": "xcray.features.image_masks:ImageMasks",
     "columns": "xcray.features.columns:Columns",
     "chain": "xcray.features.chain:Chain",
 }

@@ -126,6 +126,25 @@ def test_pixels_and_counts(tmp_path: Path, small: Any) -> None:
     assert dataset["test"].X.indices.tolist() == [0]
 
 
+def test_channels_of_a_pixel_become_neighbours(tmp_path: Path, small: Any) -> None:
+    small("cifar10", 3072, 2)
+    pixels = np.zeros((3, 32, 32), np.uint8)
+    pixels[:, 0, 1] = 255, 51, 0  # an orange pixel at the top, second from the left
+    rows = {name: bytes([name[0] == "d"]) + pixels.tobytes() for name in ("data_1", "test_batch")}
+    members = {f"{name}.bin": text for name, text in rows.items()}
+    members |= {"batches.meta.txt": b"airplane\nship\n\n", "readme.html": b"<html>"}
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        for name, text in members.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    dataset = fetch_dataset("cifar10", tmp_path / "cifar", tmp_path)
+    assert list(dataset.label_names) == ["airplane", "ship"]
+    assert [part.Y.indices.tolist() for part in (dataset.train, dataset["test"])] == [[1], [0]]
+    assert dataset.train.X.indices.tolist() == [3, 4]
+    assert dataset.train.X.data.tolist() == pytest.approx([1.0, 0.2])
+
+
 def test_offline_the_error_names_address_checksum_and_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,13 @@ from xcray.errors import Corrupt, NotFound, ParameterError, ShapeMismatch
 from xcray.features.chain import Chain
 from xcray.features.columns import column_blocks, select_columns
 from xcray.features.fourier import median_distance, random_fourier
+from xcray.features.image_masks import (
+    ImageMasks,
+    ImageShape,
+    cluster_centres,
+    image_masks,
+    parse_shape,
+)
 from xcray.features.pca import PCA, fit_pca
 from xcray.features.pipeline import FeaturePipeline, load_pipeline
 from xcray.features.random_maps import RandomCubics, RandomLogits, random_map
@@ -27,11 +34,21 @@ def rows_of(n: int = 60, d: int = 7, share: float = 1.0) -> Any:
     return (X * (random.random((n, d)) < share)).astype(np.float32)
 
 
+SHAPE = ImageShape(4, 3, 2)
+
+
+def some_masks(source: Any, size: int = 2) -> ImageMasks:
+    """Return 5 masks for images of SHAPE."""
+    images = random_fourier(7, 24, 4.0, seed=2).transform(rows_of())
+    return image_masks(images, SHAPE, size, 5, source, seed=3, block=1)
+
+
 PIPELINES: dict[str, FeaturePipeline] = {
     "pca": fit_pca(rows_of(), 3),
     "fourier": random_fourier(7, 5, 4.0, seed=1),
     "logits": random_map(RandomLogits, rows_of(), 5, 4.0, seed=1, block=0),
     "cubics": random_map(RandomCubics, rows_of(), 5, 9.0, seed=1, block=0),
+    "masks": Chain((random_fourier(7, 24, 4.0, seed=2), some_masks("random"))),
     "columns": select_columns(7, np.array([5, 0, 2])),
     "chain": Chain((fit_pca(rows_of(), 3), random_fourier(3, 4, 9.0, seed=2, block=1))),
 }
@@ -62,6 +79,45 @@ def test_random_maps_are_functions_of_projections_centred_at_rows(name: str) -> 
     exact = 1.0 / (1.0 + np.exp(-u)) if name == "logits" else (u / 2.0) ** 3
     assert pipeline.transform(X) == pytest.approx(exact, rel=1e-3, abs=1e-4)
     assert np.abs(u).min(axis=0) == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("source", ["random", "kmeans"])
+def test_masks_are_moved_over_images_and_pooled_by_quadrant(source: str) -> None:
+    pipeline = some_masks(source)
+    images = np.random.default_rng(0).normal(size=(3, *SHAPE))
+    sums = np.zeros((3, 2, 2, 5))
+    for y in range(3):
+        for x in range(2):
+            patch = images[:, y : y + 2, x : x + 2].reshape(3, -1)
+            products = np.maximum(patch @ pipeline.masks + pipeline.offset, 0.0)
+            sums[:, int(y >= 3 // 2), int(x >= 2 // 2)] += products
+    exact = sums.reshape(3, -1) * 4 / 6
+    rows = images.reshape(3, -1).astype(np.float32)
+    assert pipeline.transform(rows) == pytest.approx(exact, abs=1e-4)
+
+
+def test_centres_of_clusters_are_the_means_of_the_patches_nearest_to_them() -> None:
+    random = np.random.default_rng(0)
+    patches = np.repeat(np.eye(3), 40, axis=0) + random.normal(0.0, 0.1, (120, 3))
+    centres = cluster_centres(patches, 6, random)
+    nearest = np.square(patches[:, None] - centres).sum(axis=2).argmin(axis=1)
+    for k in np.unique(nearest):
+        assert centres[k] == pytest.approx(patches[nearest == k].mean(axis=0), abs=0.02)
+    assert np.square(patches - centres[nearest]).sum() < 120 * 3 * 0.1**2
+
+
+@pytest.mark.parametrize("text", ["", "28", "4x4", "4x3x2x1", "4x-6"])
+def test_shapes_that_are_not_those_of_the_rows_are_refused(text: str) -> None:
+    with pytest.raises(ParameterError, match="24 features: give HEIGHTxWIDTH"):
+        parse_shape(text, 24)
+
+
+def test_images_without_patches_are_refused() -> None:
+    assert parse_shape("4x3x2", 24) == SHAPE
+    with pytest.raises(ParameterError, match="patch=3 is not from 2"):
+        some_masks("random", 3)
+    with pytest.raises(ParameterError, match="one value"):
+        image_masks(np.ones((9, 24), np.float32), SHAPE, 2, 5, "random", seed=0, block=0)
 
 
 def test_random_fourier_approximates_the_gaussian_kernel() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from xcray.errors import ParameterError
 from xcray.features.chain import Chain
 from xcray.features.columns import Columns, column_blocks
 from xcray.features.fourier import median_distance, random_fourier
+from xcray.features.image_masks import POOLS, image_masks, parse_shape
 from xcray.features.pca import fit_pca
 from xcray.features.pipeline import FeaturePipeline, Rows
 from xcray.features.random_maps import RandomCubics, RandomLogits, random_map
@@ -28,6 +29,10 @@ from xcray.solvers.parameters import Parameters, parameter
 FOURIER, COLUMNS, INPUT = "fourier", "columns", "input"
 # other random features, and their default bandwidth; measured on MNIST
 MAPS: Final = {"logits": (RandomLogits, 0.3), "polynomial": (RandomCubics, 0.7)}
+MASKS: Final[dict[str, Literal["random", "kmeans"]]] = {
+    "random-masks": "random",
+    "kmeans-masks": "kmeans",
+}
 # ridge of one block and of several, times the root of the number of rows; measured on MNIST
 ONE_RIDGE, STAGE_RIDGE = 0.05, 0.2
 RANDOM_BLOCK, COLUMN_BLOCK = 2000, 4096  # features of a stage by default
@@ -72,9 +77,9 @@ class StagewiseSolver(Parameters, StagesSolver):
     )
     features: str = parameter(
         FOURIER,
-        "features of a stage: random Fourier features, logits or polynomials of degree 3, or "
-        "columns of the input by gradient",
-        choices=(FOURIER, *MAPS, COLUMNS),
+        "features of a stage: random Fourier features, logits or polynomials of degree 3; masks "
+        "moved over images, random or by k-means; columns of the input by gradient",
+        choices=(FOURIER, *MAPS, *MASKS, COLUMNS),
     )
     stages: int = parameter(4, "number of stages", low=1, high=1024)
     block_size: int = parameter(
@@ -98,6 +103,10 @@ class StagewiseSolver(Parameters, StagesSolver):
         "logits 0.3",
         low=0.0,
     )
+    image: str = parameter(
+        "", "masks: shape of the images, such as 28x28 or, with channels, 32x32x3", high=20
+    )
+    patch: int = parameter(8, "masks: height and width of a mask in pixels", low=2, high=64)
     models: int = parameter(
         1, "chains on other random features, whose scores are averaged", low=1, high=1024
     )
@@ -118,7 +127,12 @@ class StagewiseSolver(Parameters, StagesSolver):
         """Return the features of a stage."""
         if self.features == COLUMNS:
             return min(self.block_size or COLUMN_BLOCK, n_inputs)
-        return self.block_size or RANDOM_BLOCK
+        size = self.block_size or RANDOM_BLOCK
+        return max(size // POOLS, 1) * POOLS if self.features in MASKS else size
+
+    def products(self, n_inputs: int) -> int:
+        """Return the products that a random feature of a row takes, of masks at most."""
+        return n_inputs * self.patch**2 // POOLS if self.features in MASKS else n_inputs
 
     def method(self, n_rows: int, simplex: bool) -> StageFitter:
         """Return how the stages are fitted."""
@@ -143,10 +157,21 @@ class StagewiseSolver(Parameters, StagesSolver):
                 raise ParameterError("models above 1 needs random features: choose fourier")
             yield from islice(self._column_blocks(X.n_cols, order), self.stages)
             return
+        if self.features in MASKS:
+            yield from self._mask_blocks(X)
+            return
         kind, bandwidth = MAPS.get(self.features, (None, BANDWIDTH))
         options = (self.components, self.bandwidth or bandwidth, self.seed)
         random, size = _RandomFeatures(X, *options, kind), self.n_weights(X.n_cols)
         yield from (random.block(number, size) for number in range(self.n_stages))
+
+    def _mask_blocks(self, X: CSR) -> Blocks:
+        """Yield blocks of masks."""
+        shape = parse_shape(self.image, X.n_cols)
+        sample = take_rows(X, _sample(X.n_rows, self.seed))
+        for number in range(self.n_stages):
+            n, place = self.n_weights(X.n_cols) // POOLS, {"seed": self.seed, "block": number}
+            yield image_masks(sample, shape, self.patch, n, MASKS[self.features], **place)
 
     def _column_blocks(self, D: int, order: Callable[[int], Int64]) -> Iterator[Columns]:
         """Yield blocks of columns, pass after pass without end."""
@@ -259,8 +284,7 @@ class _RandomFeatures:
             )
         self._pca = fit_pca(X, components, centred=False) if components else None
         self._n_inputs, self._seed = components or X.n_cols, seed
-        chosen = np.random.default_rng(seed).permutation(X.n_rows)[:SAMPLE_ROWS]
-        sample = self._transform(X, frozen(np.sort(chosen), np.int64))
+        sample = self._transform(X, _sample(X.n_rows, seed))
         self._bandwidth = bandwidth * _median_distance(sample, seed)
         self._kind, self._centres = kind, np.zeros((0, 0), np.float32)
         if kind is not None:
@@ -284,6 +308,12 @@ class _RandomFeatures:
         else:
             features = random_map(self._kind, self._centres, n_outputs, self._bandwidth, **place)
         return features if self._pca is None else Chain((self._pca, features))
+
+
+def _sample(n_rows: int, seed: int) -> Int64:
+    """Return the numbers of some rows, in ascending order."""
+    chosen = np.random.default_rng(seed).permutation(n_rows)[:SAMPLE_ROWS]
+    return frozen(np.sort(chosen), np.int64)
 
 
 def _update_rule(name: str) -> UpdateRule:

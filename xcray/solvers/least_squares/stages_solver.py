@@ -51,7 +51,7 @@ from xcray.storage.checkpoints import COPIES_ON_DISK, Groups, TrainingState
 
 Blocks = Iterator[FeaturePipeline | None]
 PAIR_SECONDS: Final = 4e-11  # per row and pair of features of a block: moments and products
-FEATURE_SECONDS: Final = 4e-11  # per row, input and random feature
+FEATURE_SECONDS: Final = 4e-11  # per row and product for a random feature
 MAX_JOINT_LABELS: Final = 1024  # calibrated on the scores of all labels; moments take 100 MB
 PATIENCE: Final = 2  # stages without a fall of the held-out error that end a training
 CHUNK_BYTES: Final = 16 << 20  # rows and features of a chunk
@@ -102,6 +102,10 @@ class StagesSolver(GroupSolver, Protocol):
     def n_weights(self, n_inputs: int) -> int:
         """Return the features of a stage for `n_inputs` features of the data."""
         raise NotImplementedError
+
+    def products(self, n_inputs: int) -> int:
+        """Return the products that a random feature of a row takes."""
+        return n_inputs
 
     def method(self, n_rows: int, simplex: bool) -> StageFitter:
         """Return how the stages are fitted. simplex: each row has one label."""
@@ -217,7 +221,8 @@ class StagesSolver(GroupSolver, Protocol):
             entries = 8 * shape.entries + 4 * shape.rows * shape.features * shape.dense
             features, rows = 0, 2.5 * (shape.n_bytes - entries)
         seconds = self.n_stages * shape.rows * block * (PAIR_SECONDS * block)
-        seconds += self.n_stages * shape.rows * block * FEATURE_SECONDS * shape.features
+        products = self.n_stages * shape.rows * block * self.products(shape.features)
+        seconds += FEATURE_SECONDS * products
         if self.by_moments(shape.rows, shape.labels):
             predictions, features = 0, 8 * self.n_stages * block**2
             seconds = PAIR_SECONDS * weights * block * self.n_stages
