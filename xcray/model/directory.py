@@ -23,6 +23,7 @@ It is published by one rename and never changed afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -231,18 +232,27 @@ def read_parts(
     path = Path(path)
     manifest = read_manifest(path)
     _check_sizes(path, manifest["files"])
-    if verify:
-        if isinstance(verify, VerifiedFiles):
-            verify.verify(path, manifest["files"])
-        else:
-            verify_files(path, manifest["files"])
-        for name in manifest["files"]:
-            if name.endswith(".arrow"):
-                read_table(path / name, validate_data=True)
-    parts = _map_files(path, manifest, bool(verify))
-    if verify and parts.linear is not None:
+    if not verify:
+        return _map_files(path, manifest, verify=False), manifest
+    check_files = verify.verify if isinstance(verify, VerifiedFiles) else verify_files
+    with ThreadPoolExecutor(1) as threads:
+        # files are hashed while their content is checked
+        checksums = threads.submit(check_files, path, manifest["files"])
+        try:
+            return _map_checked(path, manifest), manifest
+        finally:
+            checksums.result()  # its error, which names the changed file, comes first
+
+
+def _map_checked(path: Path, manifest: Mapping[str, Any]) -> ModelParts:
+    """Map all files, and check the structure and finiteness of what they hold."""
+    for name in manifest["files"]:
+        if name.endswith(".arrow"):
+            read_table(path / name, validate_data=True)
+    parts = _map_files(path, manifest, verify=True)
+    if parts.linear is not None:
         parts.linear.search.check(LISTS)
-    return parts, manifest
+    return parts
 
 
 def _check_results(W: CSR, b: Float32) -> None:

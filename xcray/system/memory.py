@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from xcray.system.control_groups import CGROUPS, PROC, control_groups, read_lines
 
@@ -14,6 +16,8 @@ MEMORY_FILES: Final = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
+
+MADV_DONTNEED: Final = 4  # of <sys/mman.h>; read-only pages of a file lose nothing
 
 
 class MemoryUsage(NamedTuple):
@@ -45,6 +49,29 @@ def process_memory(pid: int | None = None) -> MemoryUsage | None:
 def anonymous_bytes() -> int | None:
     """Return the anonymous bytes of this process, faster than `process_memory`, or None."""
     return _fields(PROC / "self" / "status").get("RssAnon")
+
+
+def release_mapped_files(suffix: str, limit: int) -> None:
+    """Remove the pages of mapped files from this process if they are more than `limit` bytes.
+
+    Only files named *`suffix` that are mapped for reading are released. Their pages stay in the
+    page cache, and are mapped again when they are used. Does nothing without /proc.
+    """
+    if _fields(PROC / "self" / "status").get("RssFile", 0) <= limit:
+        return
+    for line in read_lines(PROC / "self" / "maps"):
+        place, access, *_, path = line.split(maxsplit=5)
+        if access.startswith("r-") and path.endswith(suffix):
+            first, end = (int(address, 16) for address in place.split("-"))
+            _madvise()(first, end - first, MADV_DONTNEED)
+
+
+@cache
+def _madvise() -> Any:
+    """Return the function of the C library."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise
 
 
 def available_bytes() -> dict[str, int]:

@@ -218,7 +218,7 @@ class _TrainingRun:
                 self.notes["groups"] = entry
             index = staging.index(block.bias, self.solver.row_norm, groups)
             self.phase_seconds["MERGING"] = time.monotonic() - began
-            query = search_query(index)
+            query = search_query(index, self.monitor.poll_publishing)
             measures = self._measure(query)
             if self.spec.calibrate:
                 self._calibrate(query)
@@ -308,7 +308,7 @@ class _TrainingRun:
 
     def _report_phase(self, phase: str) -> None:
         """Report a phase after solving: all labels are solved, or the time limit was reached."""
-        self.monitor.poll()
+        self.monitor.poll_publishing()
         n_labels = len(self.parts.lengths)
         self.report_progress(phase, n_labels - len(self.parts.missing), n_labels)
 

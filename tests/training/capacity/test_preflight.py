@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from xcray.arrays import csr, frozen
@@ -21,6 +22,7 @@ from xcray.index.packed import BUFFER_BYTES
 from xcray.model.model import Model
 from xcray.solvers import SOLVERS, make_solver
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.arrow import read_table, write_table
 from xcray.system import memory
 from xcray.system.units import format_bytes, parse_bytes
 from xcray.training import TrainSpec, train
@@ -454,3 +456,21 @@ def test_a_label_without_end_ends_the_probe(middle: Dataset) -> None:
     assert rates.probed == 1
     assert rates.time_ratio >= 1000.0  # at least a second instead of a thousandth
     assert rates.weight_ratio == 1.0  # its weights are not known
+
+
+def test_pages_of_mapped_files_are_released_and_read_again(tmp_path: Path) -> None:
+    write_table(tmp_path / "a.arrow", pa.table({"x": np.arange(4 << 20)}))  # 32 MiB
+    values = read_table(tmp_path / "a.arrow").column("x").to_numpy()
+    total = int(values.sum())
+    before = memory.process_memory()
+    memory.release_mapped_files(".other", 0)
+    memory.release_mapped_files(".arrow", 1 << 40)  # below the limit
+    unchanged = memory.process_memory()
+    memory.release_mapped_files(".arrow", 0)
+    after = memory.process_memory()
+    assert before is not None
+    assert unchanged is not None
+    assert after is not None
+    assert before.resident - unchanged.resident < 4 << 20
+    assert unchanged.resident - after.resident > 28 << 20
+    assert int(values.sum()) == total

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from xcray.arrays import Float64
-from xcray.system.memory import MemoryUsage, anonymous_bytes
+from xcray.system.memory import MemoryUsage, anonymous_bytes, release_mapped_files
 from xcray.training.block_store import BlockStore
 from xcray.training.capacity.disk import check_disk
 from xcray.training.capacity.preflight import (
@@ -23,6 +23,9 @@ from xcray.training.capacity.preflight import (
 POLL_SECONDS: Final = 2.0  # interval of disk and worker checks
 # Share of finished labels whose weights predict the rest better than the estimate.
 MIN_DONE_SHARE: Final = 0.05
+
+# Resident pages of mapped files after solving, from which they are released.
+MAPPED_BYTES: Final = 1 << 30
 
 
 class ResourceMonitor:
@@ -68,6 +71,11 @@ class ResourceMonitor:
             self._last_poll = time.monotonic()
             self.poll_workers()
             self._check_disk()
+
+    def poll_publishing(self) -> None:
+        """Poll, and bound the resident pages of mapped weights, which are used in passes."""
+        self.poll()
+        release_mapped_files(".arrow", MAPPED_BYTES)
 
     def poll_workers(self) -> None:
         """Record the memory of workers in separate processes; keep the peak per worker."""
