@@ -25,7 +25,9 @@ from benchmarks.papers.page import (
     NOT_HELD,
     PAGE,
     PAPERS,
+    PICTURES,
     REFERENCES,
+    draw_figures,
     page,
     results,
     save,
@@ -58,7 +60,9 @@ def measure(data: Path, only: list[str], folder: Path) -> None:
         print(f"{row.name}: {outcome.ours}: {verdict}", flush=True)
         document = results(paper)
         today = datetime.now(UTC).date().isoformat()
-        document["measured"][row.name] = {"ours": outcome.ours, "verdict": verdict, "date": today}
+        measured = {"ours": outcome.ours, "verdict": verdict, "date": today}
+        figure = {} if outcome.figure is None else {"figure": outcome.figure._asdict()}
+        document["measured"][row.name] = measured | figure
         save(paper, document)
 
 
@@ -77,6 +81,7 @@ def main() -> None:
     elif options.data:
         with tempfile.TemporaryDirectory(prefix="xcray-papers-") as folder:
             measure(options.data, options.only, Path(folder))
+    draw_figures(PICTURES)
     PAGE.write_text(page())
 
 

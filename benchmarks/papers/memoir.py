@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.memoir.__main__ import load as load_classes
 from benchmarks.memoir.__main__ import measure_set
 from benchmarks.memoir.paper import batches, l1, mean_and_error, readings, searches
-from benchmarks.papers.rows import Bench, Outcome, Paper, Row
+from benchmarks.papers.rows import Bench, Figure, Outcome, Paper, Row
 
 SETS = {"news20_bydate": "20 newsgroups", "clef_imclef07a": "CLEF"}
 EXACT, OURS, RANDOM = "crammer-singer, ", "memoir {", "the same settings, oracle=random"
@@ -72,8 +72,10 @@ def _l1(bench: Bench, name: str) -> Outcome:
         f"{each['lam']:g}: {each['weights']:,.0f}, {np.mean(each['accuracy']):.1f}"
         for each in results
     )
-    first, last = results[0], results[-1]
-    return Outcome(text, last["weights"] < 0.9 * first["weights"])
+    points = [(e["weights"], round(float(np.mean(e["accuracy"])), 1)) for e in results]
+    title = "Figure 1, cooking: a point is a value of lam"
+    figure = Figure(title, ("weights", "accuracy in per cent"), {"l1": points})
+    return Outcome(text, points[-1][0] < 0.9 * points[0][0], figure)
 
 
 def _shown(result: dict[str, Any]) -> str:

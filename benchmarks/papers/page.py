@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.papers import ds_mlr, indexed_bcd, least_squares, memoir, ppdsparse
-from benchmarks.papers.rows import Paper
+from benchmarks.papers.rows import Figure, Paper
+from xcray.plots.axes import axis_around
+from xcray.plots.marks import Panel, lines
+from xcray.plots.picture import Picture
 
 PAPERS = tuple(each.PAPER for each in (ppdsparse, ds_mlr, memoir, least_squares, indexed_bcd))
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "papers.md"
+PICTURES = PAGE.parent / "pictures"
 HELD, NOT_HELD, NOT_REPEATED = "held", "did not hold", "not repeated here"
 REFERENCES = FOLDER / "references.json"
 COLUMNS = ("claim", "paper", "ours", "command", "same work?", "verdict")
@@ -72,6 +77,29 @@ def table(paper: Paper) -> list[tuple[str, ...]]:
     return rows
 
 
+def figures(paper: Paper) -> Iterator[tuple[str, str, Figure]]:
+    """Yield (file, command, figure) for each measured row with a figure."""
+    measured = results(paper)["measured"]
+    for row in paper.rows:
+        if found := measured.get(row.name, {}).get("figure"):
+            yield f"{row.name}.svg", f"--only {row.name}", Figure(**found)
+
+
+def draw_figures(folder: Path) -> None:
+    """Draw the figures of all papers from the results."""
+    for paper in PAPERS:
+        for file, command, figure in figures(paper):
+            points = [point for curve in figure.curves.values() for point in curve]
+            x, y = (
+                axis_around(label, [point[i] for point in points], is_log=figure.scales[i])
+                for i, label in enumerate(figure.axes)
+            )
+            curves = lines([(name, [(a, b) for a, b in at]) for name, at in figure.curves.items()])
+            panel = Panel(figure.title, x, y, curves, height=280)
+            note = f"python -m benchmarks.papers --data DIR {command}"
+            Picture(paper.title, note, (panel,)).write(folder / file)
+
+
 def counts(rows: list[tuple[str, ...]]) -> str:
     """Return "3 held, 1 did not hold, 2 not repeated here"."""
     found = Counter(row[-1] for row in rows)
@@ -90,7 +118,8 @@ def page() -> str:
         lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
         lines += [f"| {' | '.join(_cell(each) for each in row)} |" for row in tables[paper.name]]
         lines += [""]
-        for file, caption in paper.pictures:
+        drawn = [(file, figure.title) for file, _, figure in figures(paper)]
+        for file, caption in (*paper.pictures, *drawn):
             lines += [f"![{caption}](pictures/{file})", ""]
         lines += ["Not repeated here:", ""]
         lines += [f"- {what}: {why}." for what, why in paper.missing]

@@ -19,11 +19,24 @@ from xcray.training.spec import TrainSpec
 T = TypeVar("T")
 
 
+class Figure(NamedTuple):
+    """Curves of a repeated figure.
+
+    axes: labels of x and y. curves: points by name. scales: whether x and y are logarithmic.
+    """
+
+    title: str
+    axes: tuple[str, str]
+    curves: dict[str, list[tuple[float, float]]]
+    scales: tuple[bool, bool] = (False, False)
+
+
 class Outcome(NamedTuple):
     """What was measured. held: whether it agrees with the claim."""
 
     ours: str
     held: bool
+    figure: Figure | None = None
 
 
 class Trained(NamedTuple):

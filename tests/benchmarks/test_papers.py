@@ -10,17 +10,31 @@ import pytest
 
 from benchmarks.papers import __main__ as command
 from benchmarks.papers import page as pages
-from benchmarks.papers.page import COLUMNS, HELD, NOT_HELD, NOT_REPEATED, PAGE, PAPERS, page
+from benchmarks.papers.page import (
+    COLUMNS,
+    HELD,
+    NOT_HELD,
+    NOT_REPEATED,
+    PAGE,
+    PAPERS,
+    PICTURES,
+    draw_figures,
+    page,
+)
 from benchmarks.papers.references import CASES, SETS, Case, excess, load
-from benchmarks.papers.rows import Bench, Outcome, Paper, Row
+from benchmarks.papers.rows import Bench, Figure, Outcome, Paper, Row
 from xcray.data.dataset import Dataset
 from xcray.solvers import SOLVERS
 
 VERDICTS = {HELD, NOT_HELD, NOT_REPEATED}
 
 
-def test_the_page_is_what_the_results_give() -> None:
+def test_the_page_is_what_the_results_give(tmp_path: Path) -> None:
     assert PAGE.read_text() == page()
+    draw_figures(tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.read_text() == (PICTURES / path.name).read_text()
+        assert f"](pictures/{path.name})" in page()
 
 
 def test_every_row_has_a_command_and_every_result_a_row() -> None:
@@ -69,7 +83,8 @@ def small(tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pap
     def run(bench: Bench) -> Outcome:
         trained = bench.train(tiny.path.name, "ppdsparse", {"eps": 0.1})
         assert bench.train(tiny.path.name, "ppdsparse", {"eps": 0.1}) is trained
-        return Outcome(f"P@1 {trained.measures['P@1']:.0f}", trained.weights > 0)
+        figure = Figure("Figure 9", ("s", "%"), {"a": [(1.0, 2.0), (10.0, 3.0)]}, (True, False))
+        return Outcome(f"P@1 {trained.measures['P@1']:.0f}", trained.weights > 0, figure)
 
     rows = (
         Row("a", "claim", "1 | 2", "yes", (), run),
@@ -91,6 +106,9 @@ def test_rows_are_measured_and_saved(small: Paper, tiny: Dataset, tmp_path: Path
     shown = page()
     assert r"| claim | 1 \| 2 |" in shown
     assert "| claim | 3 | needs eurlex | `b` | yes | not repeated here |" in shown
+    draw_figures(tmp_path)
+    assert "![Figure 9](pictures/a.svg)" in shown
+    assert "Figure 9" in (tmp_path / "a.svg").read_text()
     assert "| all | 1 held, 0 did not hold, 1 not repeated here |" in shown
 
 
