@@ -78,7 +78,8 @@ class TrainingOptions(PoolOptions):
     auto: str | None = parameter(
         None,
         "choose row_norm, C, positives, positive_weight and lam, except those that are given, on "
-        "held-out training rows (solver ppdsparse), for this measure: P, recall, nDCG, PSP or "
+        "held-out training rows (solver ppdsparse), and options of the texts, if the data set was "
+        "built from texts, for this measure: P, recall, nDCG, PSP or "
         f"PSnDCG with @k, or a sum of them, such as {DEFAULT_MEASURE}",
         kind=str,
         low=1,

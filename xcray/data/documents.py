@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from xcray.arrays import Pattern, pattern
 from xcray.data.dataset import Dataset
+from xcray.data.label_texts import open_label_texts, set_label_texts
 from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.label_names import LabelNames, label_order, unknown_label_hint
@@ -23,7 +25,7 @@ from xcray.data.readers.records import Record
 from xcray.data.splits import HashSplit
 from xcray.data.text.pipeline import TextPipeline, count_empty_rows
 from xcray.data.text.tokenizer import TextParams
-from xcray.data.texts import TEXTS, TextWriter
+from xcray.data.texts import TEXTS, TextWriter, read_texts
 from xcray.data.writer import DatasetWriter
 from xcray.errors import DataError, excerpt
 
@@ -104,6 +106,44 @@ def build_documents(
         )
     spool.path.unlink(missing_ok=True)
     return unpublished
+
+
+def keeps_texts(data: Dataset) -> bool:
+    """Return whether a data set was built from texts, and has those of all its rows."""
+    return data.text is not None and all(f"{part}/{TEXTS}" in data.files for part in data.splits)
+
+
+def rebuild(data: Dataset, params: TextParams, path: Path) -> Dataset:
+    """Return a data set of the same rows and labels at `path`, whose features are fitted again.
+
+    Texts, label texts, weights and the way to read other files are those of `data`, so it is as if
+    it had been built with `params`. Raises Conflict if `path` exists, InputError without texts.
+    """
+    with DatasetWriter(path, name=data.name, n_labels=data.n_labels) as writer:
+
+        def copied(part: str, copy: TextWriter) -> Iterator[str]:
+            for text in chain.from_iterable(read_texts(data, part)):
+                copy.add(text)
+                yield text
+
+        with TextWriter(writer.staged / "train" / TEXTS) as copy:
+            pipeline, X = TextPipeline.fit_transform(copied("train", copy), params)
+        writer.add("train", X, data.train.Y)
+        writer.set_widths(X.n_cols, data.n_labels)
+        if data.test is not None:
+            with TextWriter(writer.staged / "test" / TEXTS) as copy:
+                writer.add("test", pipeline.transform_stream(copied("test", copy)), data.test.Y)
+        origin = {"content_hash": data.content_hash, "text": asdict(params)}
+        out = writer.finish(
+            source={**data.manifest["source"], "rebuilt": origin},
+            label_names=data.label_names.array,
+            feature_names=pipeline.names,
+            text=pipeline,
+            weights=data.train.weights,
+            unseen=None if data.test is None else data.test.unseen,
+        )
+    texts = open_label_texts(data)
+    return out if texts is None else set_label_texts(out, texts)
 
 
 def _add_test_rows(

@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, NotFound, ParameterError, Refused, Unavailable, XcrayError
 from xcray.system.child_process import inherited_environment, limit_this_process
+from xcray.training.auto_params import selection_seconds
 from xcray.training.capacity.disk import free_bytes
 from xcray.training.capacity.preflight import Estimate, check_fits, memory_limits
-from xcray.training.selection.coordinate_search import MAX_TRAININGS
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import estimate_training
 
@@ -76,7 +77,9 @@ def estimate_fields(spec: TrainSpec, folder: Path) -> dict[str, Any]:
         "weights": estimate.weights,
         "core_seconds": estimate.core_seconds,
         "seconds": estimate.seconds,
-        "selection_core_seconds": MAX_TRAININGS * estimate.core_seconds if spec.auto else None,
+        "selection_core_seconds": selection_seconds(
+            spec, Dataset.open(spec.dataset), estimate.core_seconds
+        ),
         "probed_labels": estimate.probed,
     }
 

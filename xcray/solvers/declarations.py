@@ -200,11 +200,13 @@ class Tuning(NamedTuple):
     """Parameters that a search on held-out rows varies, see `xcray.training.selection`.
 
     values: of each of them; from its default, a parameter first moves to the right. while_compared:
-    parameters that make a training faster, and good enough to compare settings.
+    parameters that make a training faster, and good enough to compare settings. together: values
+    that gain together more often than each alone, tried first.
     """
 
     values: Mapping[str, tuple[Any, ...]]
     while_compared: Mapping[str, Any]
+    together: Mapping[str, Any] = {}
 
 
 class CompileCase(NamedTuple):

@@ -168,6 +168,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
             "positive_weight": (1.0, 2.0, 4.0, 8.0),
         },
         while_compared={"eps": 0.05},
+        together={"positives": "propensity", "lam": 0.3},
     )
 
     lam: float = parameter(0.01, "weight of the l1 norm", low=0.0)

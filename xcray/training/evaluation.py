@@ -15,12 +15,13 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from xcray.arrays import Float64, Int64, Pattern, TopK, frozen
+from xcray.arrays import CSR, Float64, Int64, Pattern, TopK, frozen
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset, open_verified
 from xcray.data.texts import TEXTS, read_texts
 from xcray.data.unseen import with_unseen
 from xcray.errors import InputError, NotFound, ParameterError
+from xcray.kernels.sparse import row_range
 from xcray.measures import (
     by_frequency,
     discounts,
@@ -164,7 +165,7 @@ def evaluate_model(
 ) -> tuple[dict[str, Any], dict[str, Float64]]:
     """Return one model's entry and its bootstrap samples by measure: (n_samples,) each."""
     model = Model.open(path)
-    check_features(model, data)
+    X = _features(model, data, part)
     names = model.answer_names.to_pylist()
     place, counts = match_labels(LabelChange("evaluate", names, NO_LABELS, NO_LABELS, {}), data)
     if not np.any(place < model.n_labels):
@@ -177,12 +178,12 @@ def evaluate_model(
     truth, counts = with_unseen(truth, counts, data[part].unseen)
     usable = [k for k in dict.fromkeys(options.ks) if k <= model.n_labels] or [model.n_labels]
     predictor = Predictor(model, threads=options.threads)
-    rows: Any = data[part].X
+    rows: Any = X
     if model.ranker is not None and f"{part}/{TEXTS}" in data.files:
         rows = [*chain.from_iterable(read_texts(data, part))]
-    predictor.predict(data[part].take(0, 1)[0], 1)  # loads the kernels
+    predictor.predict(row_range(X, 0, 1), 1)  # loads the kernels
     started = time.perf_counter()
-    top = predictor.search(rows, max(usable), features=data[part].X).top
+    top = predictor.search(rows, max(usable), features=X).top
     seconds = time.perf_counter() - started
     entry = {
         "model": str(path),
@@ -195,6 +196,20 @@ def evaluate_model(
     }
     measures, drawn = measure_ranking(top, truth, usable, counts, data, options)
     return {**entry, **measures}, drawn
+
+
+def _features(model: Model, data: Dataset, part: str) -> CSR:
+    """Return the rows of a part with the model's features.
+
+    Where a data set keeps its texts, they are read by the pipeline of the model, which `auto` can
+    have chosen. Raises ShapeMismatch for other features.
+    """
+    if f"{part}/{TEXTS}" in data.files and model.text is not None and data.text is not None:
+        other = data.text.fingerprint != model.text.fingerprint
+        if other and data.reading == model.reading:
+            return model.text.transform_stream(chain.from_iterable(read_texts(data, part)))
+    check_features(model, data)
+    return data[part].X
 
 
 def measure_ranking(

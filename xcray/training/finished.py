@@ -33,15 +33,16 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
         return None
     model = Model.open(out)
     manifest, report = model.manifest, model.manifest["report"]
-    chosen = dict(spec.params)
+    chosen, data_hash = dict(spec.params), manifest["dataset_hash"]
     if spec.auto:
         settings = report.get("auto", {"settings": []})["settings"]
+        data_hash = report.get("auto", {}).get("text", {}).get("dataset", data_hash)
         chosen = next((row["params"] for row in settings if row["chosen"]), {}) | chosen
     params = json.loads(json.dumps(make_solver(spec.solver, chosen).as_dict()))
     same_training = (
         manifest["solver"],
         manifest["params"],
-        manifest["dataset_hash"],
+        data_hash,
     ) == (
         spec.solver,
         params,

@@ -30,13 +30,14 @@ def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
     The selection of --auto comes in addition, with its own line. Raises Refused if the
     training cannot fit.
     """
+    from xcray.data.dataset import Dataset
     from xcray.system.units import format_bytes
+    from xcray.training.auto_params import selection_seconds
     from xcray.training.capacity.preflight import check_fits, memory_limits
-    from xcray.training.selection.coordinate_search import MAX_TRAININGS
     from xcray.training.strategies import estimate_training
 
     estimate, limits = estimate_training(spec), memory_limits(spec)
-    selection = MAX_TRAININGS * estimate.core_seconds if spec.auto else None
+    selection = selection_seconds(spec, Dataset.open(spec.dataset), estimate.core_seconds)
     if as_json:
         extra = {} if selection is None else {"selection": {"core_seconds": selection}}
         output.print_json({"estimate": estimate.as_dict(), "limits": limits, **extra})

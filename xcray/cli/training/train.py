@@ -209,6 +209,8 @@ def print_result(result: TrainResult, as_json: bool) -> None:
 
 def print_settings(auto: Mapping[str, Any]) -> None:
     """Print the settings that were tried, one per row, the chosen one, and why it ended."""
+    if "text" in auto:
+        print_text_options(auto["text"], auto["select"])
     settings = auto["settings"]
     names = list(settings[0]["params"])
     rows = [
@@ -225,6 +227,23 @@ def print_settings(auto: Mapping[str, Any]) -> None:
         f"selection ended because {auto['ended']}; "
         f"its work is that of {auto['trainings']:.1f} trainings with the first setting"
     )
+
+
+def print_text_options(text: Mapping[str, Any], measure: str) -> None:
+    """Print the text options that were tried, one per row, each with those kept before it."""
+    rows = [
+        [
+            row["name"],
+            format_percent(row["value"]),
+            f"{100 * row['gain']:+.2f} ({100 * row['error']:.2f})",
+            row["weights"],
+            "kept" if row["kept"] else "",
+        ]
+        for row in text["tried"]
+    ]
+    output.print_table(["texts", f"{measure} held out", "gain (error)", "weights", ""], rows)
+    for line in text["not_tried"]:
+        output.print_line(f"not tried: {line}")
 
 
 def format_partial(partial: Mapping[str, Any]) -> str:

@@ -1,11 +1,12 @@
 """Choose the parameters that a solver declares as its `tuning`, on held-out training rows.
 
-Coordinate search: from the defaults, one parameter after the other moves along its values while the
-measure rises. A move stays if it gains on both halves of the held-out rows, and, if it has more
-weights, more than its standard error. Rows of equal length are not normalised. The search ends when
-no parameter moves, or with its budget. Every setting is solved for a part of the labels, with a
-loose tolerance, from the duals of the setting before. The budget is counted work, not time, so the
-choice is the same for any machine and number of workers.
+Coordinate search: first the values that the solver declares as gaining together; then one parameter
+after the other moves along its values while the measure rises. A move stays if it gains on both
+halves of the held-out rows, and, if it has more weights, more than its standard error. Rows of
+equal length are not normalised. The search ends when no parameter moves, or with its budget. Every
+setting is solved for a part of the labels, with a loose tolerance, from the duals of the setting
+before. The budget is counted work, not time, so the choice is the same for any machine and number
+of workers.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class Selector:
         self.meter.limit = int(self.budget * training)
         reason = "no parameter improves the measure"
         try:
+            self._try_together(start)
             while self._improve():
                 pass
         except OutOfBudget:
@@ -115,6 +117,13 @@ class Selector:
             "cpu_seconds": round(time.process_time() - began, 3),
         }
         return Selection(self.best["params"], report)
+
+    def _try_together(self, start: dict[str, Any]) -> None:
+        """Evaluate the values that gain together, unless one of them is given."""
+        if set(self.tuning.together) <= set(start):
+            result = self._evaluate({**start, **self.tuning.together}, start)
+            if is_better(result, self.best):
+                self.best = result
 
     def _lengths_differ(self) -> bool:
         """Return whether normalising the rows would change them by more than a common factor."""

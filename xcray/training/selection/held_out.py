@@ -63,33 +63,58 @@ def split_training_rows(n_rows: int) -> tuple[Int64, Int64]:
     return learn, held
 
 
+class LearnRows(NamedTuple):
+    """Rows to learn from: X (n, D), Y (n, K), and weights (n,) or None."""
+
+    X: CSR
+    Y: Pattern
+    weights: Float32 | None
+
+
 def selection_data(X: CSR, Y: Pattern, weights: Float32 | None) -> SelectionData:
     """Split training rows X (N, D), Y (N, K) by a hash, and take a part of the labels.
+
+    Raises InputError if no row is left on one side.
+    """
+    learn, held = split_training_rows(X.n_rows)
+    kept = None if weights is None else frozen(weights[learn], np.float32)
+    rows = LearnRows(take_rows(X, learn), take_pattern_rows(Y, learn), kept)
+    return selection_of(rows, take_rows(X, held), take_pattern_rows(Y, held))
+
+
+def selection_of(
+    rows: LearnRows, held_X: CSR, held_Y: Pattern, step: int = LABEL_STEP
+) -> SelectionData:
+    """Return the data to compare settings on. step: every n-th label is used.
 
     Labels without a row to learn from are left out, and held-out rows without one of the labels.
     Raises InputError if no row is left on one side.
     """
-    learn, held = split_training_rows(X.n_rows)
-    counts = np.bincount(take_pattern_rows(Y, learn).indices, minlength=Y.n_cols)
+    counts = np.bincount(rows.Y.indices, minlength=rows.Y.n_cols)
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    labels = np.sort(order[::LABEL_STEP] if len(order) >= MIN_LABELS else order)
-    part = transpose_pattern(take_pattern_rows(transpose_pattern(Y), frozen(labels, np.int64)))
-    measured = frozen(held[np.diff(part.indptr)[held] > 0], np.int64)
+    labels = frozen(np.sort(order[::step] if len(order) >= MIN_LABELS else order), np.int64)
+    held_part = _of_labels(held_Y, labels)
+    measured = frozen(np.flatnonzero(np.diff(held_part.indptr)), np.int64)
     if not (len(labels) and len(measured)):
         raise InputError(
             "too few rows to choose parameters on: train without auto", code="TOO_FEW_ROWS"
         )
-    rows = take_rows(X, learn)
+    n_rows = rows.X.n_rows
     return SelectionData(
-        rows,
-        transpose(rows),
-        transpose_pattern(take_pattern_rows(part, learn)),
-        None if weights is None else frozen(weights[learn], np.float32),
-        take_rows(X, measured),
-        take_pattern_rows(part, measured),
+        rows.X,
+        transpose(rows.X),
+        take_pattern_rows(transpose_pattern(rows.Y), labels),
+        rows.weights,
+        take_rows(held_X, measured),
+        take_pattern_rows(held_part, measured),
         frozen(counts[labels], np.int64),
-        len(labels) / len(order) * len(learn) / X.n_rows,
+        len(labels) / len(order) * n_rows / (n_rows + held_X.n_rows),
     )
+
+
+def _of_labels(Y: Pattern, labels: Int64) -> Pattern:
+    """Return the label sets of rows, with some of the labels, numbered in their order."""
+    return transpose_pattern(take_pattern_rows(transpose_pattern(Y), labels))
 
 
 def selection_bytes(entries: int, weights: int) -> int:
