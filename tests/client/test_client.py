@@ -64,10 +64,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSetup]:
 def test_data_sets_and_jobs(server: ServerSetup, tmp_path: Path) -> None:
     client, file = server.client, tmp_path / "docs.jsonl"
     file.write_text(LINES)
-    dataset = client.datasets.upload(file, name="docs", format="jsonl", test=file)
+    labels = tmp_path / "labels.tsv"
+    labels.write_text("csv\tTables of text\nother\tOther\n")
+    dataset = client.datasets.upload(file, name="docs", format="jsonl", test=file, labels=labels)
     result = client.datasets.wait(dataset["id"], seconds=120)
     assert (result["status"], result["stats"]["splits"]["test"]["n_rows"]) == ("READY", 20)
     assert [each["code"] for each in result["stats"]["warnings"]] == ["COPIED_ROWS"]
+    assert result["stats"]["label_texts"] == {"labels": 1, "others": 1}
     assert next(one["id"] for one in client.datasets.list()) == result["id"]
     found = client.datasets.histograms(result["id"], examples=2)
     assert found["parts"]["train"]["examples"][0]["labels"]

@@ -64,14 +64,18 @@ class Datasets(Resource):
         name: str,
         format: str,
         test: str | Path | None = None,
+        labels: str | Path | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> DatasetView:
         """Upload a file (svmlight, xc, jsonl, csv, tsv or fasttext) and build a data set from it.
 
-        test: a file of held-out rows. Returns while the data set is BUILDING; see `wait`.
+        test: a file of held-out rows. labels: a vocabulary with the names of labels. Returns while
+        the data set is BUILDING; see `wait`.
         """
-        files = {"train": Path(path)} | ({} if test is None else {"test": Path(test)})
-        uploads = {part: self._upload(file) for part, file in files.items()}
+        files = {"train": path, "test": test, "labels": labels}
+        uploads = {
+            part: self._upload(Path(file)) for part, file in files.items() if file is not None
+        }
         return self._create(
             {"name": name, "format": format, "options": dict(options or {}), "uploads": uploads}
         )

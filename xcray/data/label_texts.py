@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from xcray.data.dataset import LABEL_TEXTS, MANIFEST, Dataset
-from xcray.data.readers.blocks import Source
+from xcray.data.readers.blocks import SUFFIX_OF_KIND, Source
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.labels import has_half_surrogate, type_name
 from xcray.data.readers.lines import text_lines
@@ -150,12 +150,16 @@ def read_label_texts(path: Path | str) -> LabelTexts:
 
     Its suffix decides: .jsonl has one object per label with `id`, `name` and optionally
     `other_names`, `description` and `broader`; .tsv has one id and one name per line; .ttl, .rdf
-    and .nt are SKOS (needs rdflib). .gz, .xz and .bz2 are decompressed.
+    and .nt are SKOS (needs rdflib). Without a suffix, a file whose lines begin with { has JSON
+    lines, another one is read as TSV. .gz, .xz and .bz2 are decompressed.
     Raises NotFound, DataError with the line of the first problem, InputError for other suffixes.
     """
     source = Source(path, ReadOptions(), text=True)
     suffixes = [each.lower() for each in source.path.suffixes]
     kind = next((each for each in reversed(suffixes) if each in READERS), None)
+    if kind is None and set(suffixes) <= set(SUFFIX_OF_KIND.values()):
+        first = next(source.blocks(), None)
+        kind = ".jsonl" if first is not None and first.data.lstrip().startswith(b"{") else ".tsv"
     if kind is None:
         raise InputError(
             f"{source.name}: label texts are read from {', '.join(sorted(READERS))}, also "

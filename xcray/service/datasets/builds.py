@@ -26,6 +26,7 @@ from xcray.jobs.job import DatasetRecord, new_id
 from xcray.jobs.store.datasets import DatasetTable
 from xcray.jobs.supervision.election import AlwaysLeader, Leadership
 from xcray.service import constants
+from xcray.service.datasets.ingest import VOCABULARY
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
@@ -99,8 +100,11 @@ class Builder:
         dataset_id = new_id("ds")
         staged, folder = self._root / f".{dataset_id}.part", self._root / dataset_id
         staged.mkdir(mode=0o700)
+        kinds = {VOCABULARY: ""}  # its content decides
         moved = {
-            part: folder / f"{part}.{format}{compressed_suffix(path)}" if move_sources else path
+            part: folder / f"{part}{kinds.get(part, f'.{format}')}{compressed_suffix(path)}"
+            if move_sources
+            else path
             for part, path in sources.items()
         }
         if move_sources:

@@ -9,6 +9,7 @@ with the same suffix (request-7.json, outcome-7.json): {"stats": ...} or {"probl
 
 from __future__ import annotations
 
+import shutil
 import sys
 import traceback
 from collections.abc import Mapping
@@ -17,12 +18,14 @@ from typing import Any
 
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.data.label_texts import read_label_texts, set_label_texts
 from xcray.errors import Conflict, XcrayError
 from xcray.service.datasets.statistics import statistics
 from xcray.storage.atomic import read_json, write_json
 from xcray.system.child_process import limit_this_process
 
 MAX_ERRORS = 20
+VOCABULARY = "labels"  # the part of an upload that has label texts
 
 
 def main(arguments: list[str]) -> int:
@@ -40,12 +43,18 @@ def run_build(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Build the data set and return the outcome: statistics, or a problem without server paths."""
     target = Path(request["target"])
     sources = {part: Path(path) for part, path in request["sources"].items()}
+    vocabulary = sources.pop(VOCABULARY, None)
     try:
+        texts = None if vocabulary is None else read_label_texts(vocabulary)
         options = BuildOptions.from_dict({**request["options"], "name": request["name"]})
-        dataset = build(request["format"], sources, target, options)
-    except Conflict:  # published by an attempt that died before it wrote its outcome
-        dataset = Dataset.open(target, verify=True)
+        try:
+            dataset = build(request["format"], sources, target, options)
+        except Conflict:  # published by an attempt that died before it wrote its outcome
+            dataset = Dataset.open(target, verify=texts is None)
+        if texts is not None:
+            dataset = set_label_texts(dataset, texts)
     except XcrayError as error:
+        shutil.rmtree(target, ignore_errors=True)  # built, but its vocabulary was refused
         return _error_outcome(error, (folder, target.parent))
     except MemoryError:
         return _problem_outcome(

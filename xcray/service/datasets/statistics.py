@@ -27,4 +27,5 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
     }
     source = manifest.get("source", {})
     result["warnings"] = data_warnings(dataset)
-    return result | {name: source[name] for name in ("skipped",) if name in source}
+    optional = (("skipped", source), ("label_texts", manifest))
+    return result | {name: values[name] for name, values in optional if name in values}

@@ -93,7 +93,7 @@ def accept_request(
         for part, upload_id in body.uploads.items()
     }
     if len(set(sources.values())) < len(sources):
-        raise ParameterError("train and test are the same upload: send two files", code="FORMAT")
+        raise ParameterError("two parts are the same upload: send one file each", code="FORMAT")
     record, created = accept_upload(
         app_state, tenant, body.name, body.format, options, sources, key, digest
     )

@@ -40,8 +40,10 @@ class DatasetRequest(Strict):
         "dataset",
     ]
     options: dict[str, Any] = Field(default_factory=dict)
-    uploads: dict[Literal["train", "test"], UploadId] | None = Field(
-        None, description="Ids from POST /v1/uploads."
+    uploads: dict[Literal["train", "test", "labels"], UploadId] | None = Field(
+        None,
+        description="Ids from POST /v1/uploads. `labels`: a vocabulary with the names of the "
+        "labels, JSON lines with `id` and `name`, or lines of an id, a tab and a name.",
     )
     path: str | None = Field(
         None,

@@ -107,10 +107,10 @@ export function Upload() {
   };
   const submit = async (event) => {
     event.preventDefault();
-    const { train, test } = files, isText = TEXTS.includes(how.format);
+    const { train, test, labels } = files, isText = TEXTS.includes(how.format);
     if (isText && shown?.columns?.length && !how.texts.length) return setError({ message: `Choose at least one column at “${LABELS.text_fields}”.` });
     const body = { name: how.name, format: how.format, options: readingOptions(how, shown, Boolean(test)) };
-    const parts = Object.entries({ train, test }).filter(([, file]) => file);
+    const parts = Object.entries({ train, test, labels }).filter(([, file]) => file);
     const total = Math.max(1, parts.reduce((sum, [, file]) => sum + file.size, 0));
     setError(null);
     setSent(0);
@@ -141,6 +141,7 @@ export function Upload() {
       ${TEXTS.includes(how.format) && html`<${Columns} shown=${shown} how=${how} set=${set} />
         <${Field} label=${LABELS.label_separator} id="separator" help="Between labels in one field; default: |"><input id="separator" maxlength="20" value=${how.separator} onInput=${(event) => set({ separator: event.target.value })} /><//>`}
       <${Field} label="Held-out rows" id="test" help="A second file to measure accuracy"><input id="test" type="file" onChange=${({ target }) => setFiles((old) => ({ ...old, test: target.files[0] }))} /><//>
+      <${Field} label="Vocabulary" id="labels" help="Names of labels: a file of an id, a tab and a name per line, or JSON lines"><input id="labels" type="file" onChange=${({ target }) => setFiles((old) => ({ ...old, labels: target.files[0] }))} /><//>
       <${Field} label=${LABELS.test_fraction} id="held_out" help=${files.test ? "There is a file of held-out rows" : "To measure accuracy; 0: none"}><input id="held_out" type="number" min="0" max="0.9" step="any" disabled=${Boolean(files.test)} value=${how.share} onInput=${(event) => set({ share: event.target.value })} /><//>
       <fieldset class="field"><legend>Lines</legend>
         ${isTable && html`<label><input type="checkbox" checked=${how.header} onChange=${() => read({ ...how, header: !how.header })} /> ${LABELS.header}</label>`}
