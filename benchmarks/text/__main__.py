@@ -1,7 +1,7 @@
 """What each text option gains: accuracy, processor time and model size, option after option.
 
 python -m benchmarks.text --data DIR [--sets cooking,gutenberg_lcsh,gnd_tibkat_text]
-    [--options default,stems,...] [--rows 0]
+    [--options default,stems,...] [--rows 0] [--part test]
 
 DIR holds `gnd_tibkat_text/{train,dev}.jsonl.xz`, `cooking/cooking.stackexchange.txt.xz` (its last
 3,000 rows are tested), and `gutenberg_lcsh/docs.tsv.xz` (a fifth of the rows, by a hash of their
@@ -9,7 +9,8 @@ number, is tested). Options add up: each line of `OPTIONS` has those before it. 
 true labels of a row, also those that do not occur in training. CPU is that of the build, which
 reads and analyses all texts, and of the training, with all threads. LinearSVC of scikit-learn, one
 against the rest on TfidfVectorizer's words and pairs (`sublinear_tf`, `min_df=2`), runs on sets of
-at most 1,000 labels. `--rows` limits the training rows.
+at most 1,000 labels. `--rows` limits the training rows. `--part validation` leaves a
+fifth of the training rows out and tests on them, to choose options; `--part test` is for figures.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ def write_rows(name: str, options: argparse.Namespace, folder: Path) -> dict[str
     files = {part: folder / f"{name}-{part}.jsonl" for part in ("train", "test")}
     for part, file in files.items():
         rows = rows_of(name, options.data, part)
+        if options.part == "validation":
+            split, wanted = HashSplit(0.2, 1), part == "test"
+            every = enumerate(rows_of(name, options.data, "train"))
+            rows = (row for i, row in every if split.is_held_out(str(i)) == wanted)
         limit = options.rows if part == "train" and options.rows else None
         file.write_text("".join(json.dumps(row) + "\n" for row in islice(rows, limit)))
     return files
@@ -214,6 +219,7 @@ def main() -> None:
         sets={"default": "cooking,gutenberg_lcsh,gnd_tibkat_text"},
         options={"default": ",".join(OPTIONS)},
         rows={"type": int, "default": 0},
+        part={"choices": ("validation", "test"), "default": "test"},
     )
 
 
