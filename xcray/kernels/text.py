@@ -13,7 +13,7 @@ with its prefix, which is written before the words in place of those that were l
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
@@ -31,7 +31,8 @@ WORD_END, WORDS_END = 255, 254
 TOKENIZED, CONTINUED, MISSED, FIELD_SHIFT, LANGUAGE_SHIFT = 1, 2, 4, 3, 9
 FIELD_MASK = (1 << (LANGUAGE_SHIFT - FIELD_SHIFT)) - 1
 NO_FIELD: Any = np.int64(0)  # texts without own terms
-SEPARATOR = 31  # begins terms of characters, see `data.text.fields`
+# begins terms of characters, see `data.text.fields`; ends words that names are searched in
+SEPARATOR: Final = 31
 # kinds of bytes
 OTHER, LOWER, UPPER, DIGIT, JOINT = 0, 1, 2, 3, 4
 
@@ -324,6 +325,29 @@ def _stem_words(n: int, language: int, stems: StemTable, workspace: Workspace) -
 
 
 @inner()
+def _read_words(
+    text: Any,
+    starts: Int64,
+    form: Any,
+    i: int,
+    vocabulary: Vocabulary,
+    rules: TextRules,
+    stems: StemTable,
+    workspace: Workspace,
+    m: int,
+) -> tuple[int, int]:
+    """Read the words of text i, or mark it as MISSED; the same as `_tokenize`."""
+    if form[i] & TOKENIZED:
+        return _read_tokens(text, starts[i], starts[i + 1], vocabulary, workspace, m)
+    n, m = _tokenize(text, starts[i], starts[i + 1], vocabulary, rules, workspace, m)
+    language = form[i] >> LANGUAGE_SHIFT
+    if n < 0 or (language and not _stem_words(n, language, stems, workspace)):
+        form[i] = form[i] | MISSED
+        return max(n, 0), m
+    return n, m
+
+
+@inner()
 def _look_up_ngrams(
     vocabulary: Vocabulary,
     n: int,
@@ -438,6 +462,20 @@ def as_plain_tuple(value: Any) -> Any:
     return tuple(map(as_plain_tuple, value)) if isinstance(value, tuple) else value
 
 
+@inner()
+def _named(vocabulary: Any, rules: Any, stems: Any) -> tuple[Vocabulary, TextRules, StemTable]:
+    """Return plain tuples as named ones."""
+    known = Vocabulary(Words(vocabulary[0][0], vocabulary[0][1]), vocabulary[1], vocabulary[2])
+    a, r, f = rules[4], rules[5], rules[6]
+    aliases = Vocabulary(Words(a[0][0], a[0][1]), a[1], a[2])
+    read_as, prefixes = Words(r[0], r[1]), Words(f[0], f[1])
+    flags = rules[0], rules[1], rules[2], rules[3]
+    how = TextRules(*flags, aliases, read_as, prefixes, rules[7], rules[8], rules[9])
+    w, o = stems[0], stems[1]
+    known_stems = StemTable(Vocabulary(Words(w[0][0], w[0][1]), w[1], w[2]), Words(o[0], o[1]))
+    return known, how, known_stems
+
+
 @numba.njit(nogil=True, cache=True)
 def vectorize_texts(
     text: Any, starts: Int64, form: Any, vocabulary: Any, rules: Any, stems: Any, weighing: Any
@@ -451,16 +489,43 @@ def vectorize_texts(
     rules, stems, weighing: `Vocabulary`, `TextRules`, `StemTable` and `TermWeights` converted by
     `as_plain_tuple`: passing NamedTuples costs 6 microseconds per call, plain tuples 1.
     """
-    known = Vocabulary(Words(vocabulary[0][0], vocabulary[0][1]), vocabulary[1], vocabulary[2])
-    a, r, f = rules[4], rules[5], rules[6]
-    aliases = Vocabulary(Words(a[0][0], a[0][1]), a[1], a[2])
-    read_as, prefixes = Words(r[0], r[1]), Words(f[0], f[1])
-    flags = rules[0], rules[1], rules[2], rules[3]
-    how = TextRules(*flags, aliases, read_as, prefixes, rules[7], rules[8], rules[9])
-    w, o = stems[0], stems[1]
-    known_stems = StemTable(Vocabulary(Words(w[0][0], w[0][1]), w[1], w[2]), Words(o[0], o[1]))
+    known, how, known_stems = _named(vocabulary, rules, stems)
     weights = TermWeights(weighing[0], weighing[1])
     return _vectorize(text, starts, form, known, how, known_stems, weights)
+
+
+@numba.njit(nogil=True, cache=True)
+def split_texts(
+    text: Any, starts: Int64, form: Any, vocabulary: Any, rules: Any, stems: Any
+) -> tuple[Any, Int64]:
+    """Return the words of texts (uint8, each followed by SEPARATOR), and where each row ends.
+
+    A further SEPARATOR is between the texts of a row. Arguments: as for `vectorize_texts`; if a
+    text is marked as `MISSED`, its words are missing.
+    """
+    known, how, known_stems = _named(vocabulary, rules, stems)
+    workspace = _make_workspace(starts, form, how)
+    words, ends = np.empty(len(text) + len(text) // 2 + 16, np.uint8), np.empty(len(form), np.int64)
+    at, row, begins = 0, 0, True
+    m: Any = np.int64(0)
+    for i in range(len(form)):
+        n, _ = _read_words(text, starts, form, i, known, how, known_stems, workspace, m)
+        size = workspace.ends[n - 1] + 1 - workspace.base if n > 0 else 0
+        if at + size >= len(words):
+            words = _enlarge(words, at, at + size + 1)
+        if not begins:
+            words[at] = SEPARATOR
+            at += 1
+        for p in range(size):
+            words[at + p] = workspace.letters[workspace.base + p]
+        for j in range(n):
+            words[at + workspace.ends[j] - workspace.base] = SEPARATOR
+        at += size
+        begins = form[i] & CONTINUED == 0
+        if begins:
+            ends[row] = at
+            row += 1
+    return words[:at], ends[:row]
 
 
 @inner()
@@ -525,13 +590,8 @@ def _vectorize(
     at, most, row, missed = 0, 0, 0, False
     m: Any = np.int64(0)
     for i in range(len(form)):
-        if form[i] & TOKENIZED:
-            n, m = _read_tokens(text, starts[i], starts[i + 1], vocabulary, workspace, m)
-        else:
-            n, m = _tokenize(text, starts[i], starts[i + 1], vocabulary, rules, workspace, m)
-            language = form[i] >> LANGUAGE_SHIFT
-            if n < 0 or (language and not _stem_words(n, language, stems, workspace)):
-                form[i], missed, n = form[i] | MISSED, True, max(n, 0)
+        n, m = _read_words(text, starts, form, i, vocabulary, rules, stems, workspace, m)
+        missed = missed or form[i] & MISSED != 0
         field: Any = np.int64((form[i] >> FIELD_SHIFT) & FIELD_MASK)
         if rules.char_max > 0:
             m = _look_up_characters(vocabulary, n, rules.char_min, rules.char_max, workspace, m)

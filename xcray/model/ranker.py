@@ -25,9 +25,10 @@ from xcray.data.text.pipeline import TextPipeline
 from xcray.data.text.vocabulary import build_vocabulary, read_lookup, string_bytes, write_lookup
 from xcray.errors import Corrupt
 from xcray.kernels.canonical import FAULTS, first_fault
-from xcray.kernels.search.names import SEPARATOR, LabelNameTable
+from xcray.kernels.search.names import LabelNameTable
 from xcray.kernels.search.ranked_candidates import FEATURES
 from xcray.kernels.search.trees import Trees, first_unsound_node
+from xcray.kernels.text import SEPARATOR
 from xcray.storage.arrow import read_csr, read_table, write_matrix, write_table
 from xcray.storage.atomic import sha256_arrays
 from xcray.storage.names import Names

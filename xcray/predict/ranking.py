@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,7 +13,6 @@ from xcray.errors import ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Scorer
 from xcray.index.search_result import SearchResult, concatenate_results
-from xcray.kernels.search.names import SEPARATOR
 from xcray.kernels.search.ranked_candidates import (
     FEATURES,
     LabelSide,
@@ -32,7 +30,6 @@ from xcray.predict.explain import Ranking
 # labels of the search that are ranked: chosen on training rows of GermEval, where 60 are not better
 CANDIDATES: Final = 40
 BATCH_ROWS: Final = 2_000  # rows whose candidates are in memory at once: 10 MB
-WORD_END: Final = chr(SEPARATOR)
 
 
 class Candidates(NamedTuple):
@@ -48,7 +45,7 @@ class CandidateFinder:
 
     def __init__(self, text: TextPipeline, linear: LinearPart, labels: LabelIndex) -> None:
         """Initialise. labels: its first labels are those of the weights."""
-        self._tokens = text.tokens
+        self._text = text
         self._n_labels = len(labels.counts)
         self.side = as_plain_tuple(
             LabelSide(linear.W, linear.b, labels.counts, labels.texts, labels.names)
@@ -76,11 +73,7 @@ class CandidateFinder:
         if label_filter is not None:
             allowed = np.zeros(self._n_labels, np.uint8)
             allowed[: len(label_filter.allowed)] = label_filter.allowed
-        pieces = [
-            WORD_END.join((*self._tokens(text), "")).encode("utf-8", "replace") for text in texts
-        ]
-        words = np.frombuffer(bytearray(b"".join(pieces) or WORD_END.encode()), np.uint8)
-        starts = frozen([*accumulate(map(len, pieces), initial=0)], np.int64)
+        words, starts = self._text.words(texts)
         labels, scores = frozen(result.labels, np.int32), frozen(result.scores, np.float64)
         allowed.flags.writeable = False  # kernels expect read-only arrays
         return as_plain_tuple(SearchedTexts(words, starts, X, labels, scores, allowed))
@@ -119,7 +112,7 @@ class TextRanker:
         parts = []
         for start in range(0, max(1, len(texts)), BATCH_ROWS):
             batch = texts[start : start + BATCH_ROWS]
-            rows = row_range(X, start, start + len(batch))
+            rows = X if len(batch) == X.n_rows else row_range(X, start, start + len(batch))
             found = self._scorer.top_k(
                 rows, max(k, CANDIDATES), deadline_ms=deadline_ms, label_filter=label_filter
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -116,6 +117,23 @@ def test_known_stems_are_read_by_compiled_code(monkeypatch):
     for each in rows:
         for ours, theirs in zip(each, X, strict=True):
             assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("batch_texts", [3, 1000])
+def test_words_in_order(batch_texts, monkeypatch):
+    """The words in which names are found are those of the terms; fields do not touch."""
+    monkeypatch.setattr(vectorizer, "BATCH_TEXTS", batch_texts)
+    pipeline = TextPipeline.fit(documents(), PARAMS)
+    texts = [*documents(), "Houses read", ""]
+    expected = []
+    for each in texts:
+        parts = [pipeline.analyzer.words(part)[0] for part in pipeline.analyzer.parts(each)]
+        fields = ["".join(word + "\x1f" for word in words) for words in parts]
+        expected.append("\x1f".join(fields).encode())
+    for _ in range(2):  # with unknown stems, and with known ones
+        found, starts = pipeline.words(texts)
+        assert [found[a:b].tobytes() for a, b in pairwise(starts)] == expected
+    assert [each.tolist() for each in pipeline.words([])] == [[], [0]]
 
 
 def test_a_number_is_scaled_by_its_mean_and_deviation():

@@ -121,15 +121,13 @@ class TextPipeline:
         named = zip(found, words.values(), strict=True)
         return {j: readable(each) for j, each in named if j is not None}
 
-    def tokens(self, text: str) -> list[str]:
-        """Return the words of a text in order, analysed as for terms, without n-grams.
+    def words(self, texts: Sequence[str]) -> tuple[Any, Int64]:
+        """Return the words of texts in order, analysed as for terms, without n-grams.
 
-        An empty word separates the fields of a document.
+        They are bytes in one writable array, each word followed by `kernels.text.SEPARATOR`; an
+        empty word separates the fields of a document. Second: (n + 1,) where each text begins.
         """
-        out: list[str] = []
-        for part in self.analyzer.parts(text):
-            out += ["", *self.analyzer.words(part)[0]]
-        return out[1:]
+        return self._vectorizer.words(texts)
 
     def name_tokens(self, name: str, languages: Sequence[str] = ()) -> Iterator[list[str]]:
         """Yield the words of a name as they are analysed in texts of each of the languages.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import CSR, Float64, csr, frozen
+from xcray.arrays import CSR, Float64, Int64, csr, frozen
 from xcray.data.text.analyzer import Analyzer, Part
 from xcray.data.text.fields import CATEGORY, TEXT
 from xcray.data.text.stems import KNOWN_STEMS
@@ -34,6 +34,7 @@ from xcray.kernels.text import (
     TermWeights,
     TextRules,
     as_plain_tuple,
+    split_texts,
     vectorize_texts,
 )
 from xcray.kernels.vocabulary import Vocabulary, Words
@@ -58,6 +59,14 @@ class TextBatch:
         self.parts: list[Part | None] = []
         self.pieces: list[bytes] = []
         self.forms: list[int] = []
+
+    def as_arrays(self) -> tuple[Any, Int64, Any]:
+        """Return all bytes, the start of each text, and the forms."""
+        pieces = self.pieces
+        text = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint8)
+        starts = np.array([*accumulate(map(len, pieces), initial=0)], np.int64)
+        starts.flags.writeable = False  # kernels expect read-only arrays
+        return text, starts, np.array(self.forms, np.uint16)
 
 
 class Vectorizer:
@@ -102,8 +111,20 @@ class Vectorizer:
             array.flags.writeable = False
         return CSR(*parts[0], len(self._weighing.idf))
 
-    def _batches(self, texts: Iterable[str]) -> Iterator[TextBatch]:
-        """Yield batches of texts for `vectorize_texts`."""
+    def words(self, texts: Iterable[str]) -> tuple[Any, Int64]:
+        """Return the words of texts, see `TextPipeline.words`."""
+        parts = [self._split(batch) for batch in self._batches(texts, categories=False)]
+        if len(parts) == 1:  # as in most requests
+            words, ends = parts[0]
+        else:
+            words = np.concatenate([np.empty(0, np.uint8), *(words for words, _ in parts)])
+            sizes = accumulate((len(words) for words, _ in parts), initial=0)
+            shifted = (ends + size for (_, ends), size in zip(parts, sizes, strict=False))
+            ends = np.concatenate([np.empty(0, np.int64), *shifted])
+        return words, frozen(np.concatenate(([0], ends)), np.int64)
+
+    def _batches(self, texts: Iterable[str], categories: bool = True) -> Iterator[TextBatch]:
+        """Yield batches of texts for compiled code. categories: as texts without words."""
         batch, size = TextBatch(), 0
         for i, text in enumerate(texts):
             if not isinstance(text, str):
@@ -111,7 +132,7 @@ class Vectorizer:
             if self._is_plain:
                 self._add(batch, Part(0, text, self._analyzer.stems))
             else:
-                self._add_fields(batch, text)
+                self._add_fields(batch, text, categories and self._has_categories)
             size += len(text)
             if size >= BATCH_BYTES or len(batch.forms) >= BATCH_TEXTS:
                 yield batch
@@ -138,12 +159,12 @@ class Vectorizer:
         words, _, outside = self._analyzer.words(part)
         return _join_terms(words, outside)
 
-    def _add_fields(self, batch: TextBatch, text: str) -> None:
+    def _add_fields(self, batch: TextBatch, text: str, categories: bool) -> None:
         """Append the fields of a document."""
         first = len(batch.forms)
         for part in self._analyzer.parts(text):
             self._add(batch, part)
-        if self._has_categories:
+        if categories:
             batch.pieces.append(_join_terms([], self._analyzer.categories(text)))
             batch.parts.append(None)
             batch.forms.append(TOKENIZED)
@@ -162,11 +183,7 @@ class Vectorizer:
 
     def _compute(self, batch: TextBatch) -> tuple[Any, Any, Any]:
         """Return indptr, indices and values of one batch."""
-        pieces = batch.pieces
-        text = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint8)
-        starts = np.array([*accumulate(map(len, pieces), initial=0)], np.int64)
-        starts.flags.writeable = False  # kernels expect read-only arrays
-        forms, weighing = np.array(batch.forms, np.uint16), self._weighing
+        (text, starts, forms), weighing = batch.as_arrays(), self._weighing
         indptr, indices, values, most = vectorize_texts(
             text, starts, forms, self._vocabulary, self._rules, KNOWN_STEMS.table, (*weighing,)
         )
@@ -177,6 +194,16 @@ class Vectorizer:
             self._weighing = TermWeights(weighing.idf, _damped_counts(2 * most))
             return self._compute(batch)
         return indptr, indices, values
+
+    def _split(self, batch: TextBatch) -> tuple[Any, Int64]:
+        """Return the words of one batch, and where each row ends."""
+        text, starts, forms = batch.as_arrays()
+        table = KNOWN_STEMS.table
+        words, ends = split_texts(text, starts, forms, self._vocabulary, self._rules, table)
+        if (forms & MISSED).any():
+            self._tokenize_missed(batch, forms)
+            return self._split(batch)
+        return words, ends
 
 
 def not_a_string_error(value: Any, i: int) -> DataError:

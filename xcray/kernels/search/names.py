@@ -13,9 +13,8 @@ import numpy as np
 
 from xcray.arrays import Int32, Int64
 from xcray.kernels.inner import inner
+from xcray.kernels.text import SEPARATOR
 from xcray.kernels.vocabulary import Vocabulary, extend_state, find, initial_state
-
-SEPARATOR = 31  # between the words of a text or name: a control character that no word has
 
 
 class LabelNameTable(NamedTuple):

@@ -66,7 +66,10 @@ class SearchedTexts(NamedTuple):
 def _dot(
     a_indices: Int32, a_data: Float32, b_indices: Int32, b_data: Float32
 ) -> tuple[float, int, float]:
-    """Return the inner product of two sparse vectors, their shared entries, and the norm^2 of a."""
+    """Return the inner product of two sparse vectors, their shared entries, and the norm^2 of a.
+
+    a: the shorter one, for speed.
+    """
     total, shared, norm_sq, q = 0.0, 0, 0.0, 0
     for p in range(len(a_indices)):
         norm_sq += np.float64(a_data[p]) * a_data[p]
@@ -142,7 +145,11 @@ def _complete(
         if np.isnan(features[at, SCORE]) and side.counts[label] > 0:
             first, last = side.W.indptr[label], side.W.indptr[label + 1]
             W_row = side.W.indices[first:last], side.W.data[first:last]
-            features[at, SCORE] = _dot(x_indices, x_data, *W_row)[0] + side.b[label]
+            if last - first < hi - lo:
+                score = _dot(*W_row, x_indices, x_data)[0]
+            else:
+                score = _dot(x_indices, x_data, *W_row)[0]
+            features[at, SCORE] = score + side.b[label]
         features[at, GAP] = features[at, SCORE] - best
         features[at, FREQUENCY] = np.log1p(np.float64(side.counts[label]))
         features[at, COVERED] /= n_words
