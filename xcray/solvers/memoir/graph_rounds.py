@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int32, csr
+from xcray.arrays import CSR, csr
 from xcray.kernels.training import memoir as kernel
 from xcray.kernels.training import memoir_graph as graph_kernel
 from xcray.solvers.memoir.margin_errors import SAMPLE_ROWS, measure_errors
-from xcray.solvers.memoir.rounds import (
-    SLICE_ENTRIES,
-    Rounds,
-    Steps,
-    list_positions,
-)
+from xcray.solvers.memoir.rounds import SLICE_ENTRIES, Draw, Exchange, Rounds, list_positions
 from xcray.storage.array_files import Arrays
 
 
@@ -69,103 +63,70 @@ class GraphRounds(Rounds):
         self._graph.size[0] = len(members)
         graph_kernel.set_edges(self._graph, arrays["graph.targets"])
 
-    def _take_steps(
-        self,
-        batch: kernel.MemoirBatch,
-        number: int,
-        step: float,
-        stopped: Callable[[], bool],
-    ) -> Steps:
-        """Take the steps of all samples of round `number`, and return their rivals."""
+    def _take_steps(self, draw: Draw) -> Exchange:
+        """Take the steps of all samples of a round."""
         yield from ()
         searches, is_exact = self.group == 1, not self.uses_index
         tests = self.params.margin_at == "step"
         every = max(1, self.batch // SAMPLE_ROWS)
         how = graph_kernel.GraphSearch(searches, tests, is_exact, every)
-        rivals = np.full(self.batch, -1, np.int32)
-        leads: Float64 = np.full((self.batch, 2), np.nan)
         seconds = 0.0
-        size = self.batch if searches else self.group
-        for lo in range(0, self.batch, size):
-            hi = min(lo + size, self.batch)
+        for lo, hi in [(0, self.batch)] if searches else self._groups():
             began = time.perf_counter()
             if not searches:
-                self._search_group(batch, how, lo, hi, rivals, leads, stopped)
+                self._search_group(draw, how, lo, hi)
                 seconds += time.perf_counter() - began
-            self._step_samples(batch, how, lo, hi, rivals, leads, step, stopped)
+            self._step_samples(draw, how, lo, hi)
             if searches:  # of searches and steps, which alternate
                 seconds += time.perf_counter() - began
             elif not is_exact:
-                self._insert_changed(batch, lo, hi, rivals)
+                self._insert_changed(draw, lo, hi)
         if not is_exact:
             norm = float(np.sqrt(self.state["norm_sq"][0]))
             rate = self.batch / max(seconds, 1e-9)
-            self.errors.append(measure_errors(number, leads, self.capacity, norm, rate, 0.0))
-        return rivals
+            errors = measure_errors(draw.number, draw.leads, self.capacity, norm, rate, 0.0)
+            self.errors.append(errors)
 
-    def _search_group(
-        self,
-        batch: kernel.MemoirBatch,
-        how: graph_kernel.GraphSearch,
-        lo: int,
-        hi: int,
-        rivals: Int32,
-        leads: Float64,
-        stopped: Callable[[], bool],
-    ) -> None:
+    def _search_group(self, draw: Draw, how: graph_kernel.GraphSearch, lo: int, hi: int) -> None:
         """Write the rivals of samples lo .. hi - 1, on all threads of this worker."""
 
         def search(thread: int, at: int, end: int) -> int:
             return graph_kernel.search_in_graph(
-                batch,
-                self._settings,
-                how,
-                self.lists,
-                self._graph,
-                self._graph_scratch[thread],
+                *self._arguments(draw, how, thread),
                 at,
                 end,
-                rivals,
-                leads,
+                draw.rivals,
+                draw.leads,
                 self.state,
                 SLICE_ENTRIES,
             )
 
-        self.share.run_threads(lo, hi, search, stopped)
+        self.share.run_threads(lo, hi, search, draw.stopped)
 
-    def _step_samples(
-        self,
-        batch: kernel.MemoirBatch,
-        how: graph_kernel.GraphSearch,
-        lo: int,
-        hi: int,
-        rivals: Int32,
-        leads: Float64,
-        step: float,
-        stopped: Callable[[], bool],
-    ) -> None:
+    def _step_samples(self, draw: Draw, how: graph_kernel.GraphSearch, lo: int, hi: int) -> None:
         """Take the steps of samples lo .. hi - 1, one after the other."""
 
         def advance() -> int:
             return graph_kernel.advance_in_graph(
-                batch,
-                self._settings,
-                how,
-                self.lists,
-                self._graph,
-                self._graph_scratch[0],
+                *self._arguments(draw, how, 0),
                 hi,
-                rivals,
-                leads,
-                step,
+                draw.rivals,
+                draw.leads,
+                draw.step,
                 self.state,
                 SLICE_ENTRIES,
             )
 
-        self._run_steps(lo, advance, stopped)
+        self._run_steps(draw, lo, advance)
 
-    def _insert_changed(self, batch: kernel.MemoirBatch, lo: int, hi: int, rivals: Int32) -> None:
+    def _arguments(self, draw: Draw, how: graph_kernel.GraphSearch, thread: int) -> Any:
+        """Return the first arguments of the kernels."""
+        scratch = self._graph_scratch[thread]
+        return draw.batch, self._settings, how, self.lists, self._graph, scratch
+
+    def _insert_changed(self, draw: Draw, lo: int, hi: int) -> None:
         """Insert the classes again that samples lo .. hi - 1 have changed."""
+        batch, rivals = draw.batch, draw.rivals
         steps = np.flatnonzero(rivals[lo:hi] >= 0) + lo
         changed = np.concatenate([batch.classes[steps], rivals[steps]])
         classes, first = np.unique(changed, return_index=True)

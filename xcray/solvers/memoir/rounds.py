@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from xcray.arrays import CSR, Int32, Int64, csr, frozen
+from xcray.arrays import CSR, Float64, Int32, Int64, csr, frozen
 from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.kernels.training import memoir as kernel
@@ -34,8 +34,21 @@ MAX_GROUP = 1000  # samples whose updates are applied together
 
 # A training yields its share of an array, and receives the whole array: the shares of all workers
 Exchange: TypeAlias = Generator[np.ndarray, np.ndarray, None]
-# the same, which returns the rivals of the samples (B,), see `memoir.code_rival`
-Steps: TypeAlias = Generator[np.ndarray, np.ndarray, Int32]
+
+
+class Draw(NamedTuple):
+    """The samples of round `number` and their steps of size `step`.
+
+    rivals: (B,) those found so far, see `memoir.code_rival`; leads: (B, 2) over them and over the
+    exact ones, as far as a graph is compared with an exact search; stopped: see `Rounds.run`.
+    """
+
+    number: int
+    step: float
+    stopped: Callable[[], bool]
+    batch: kernel.MemoirBatch
+    rivals: Int32
+    leads: Float64
 
 
 class Rounds:
@@ -88,34 +101,30 @@ class Rounds:
         if params.penalty == "l2":
             self._multiply(1.0 - eta * params.lam)
         step = eta / self.batch if params.step == "batch" else eta
-        batch = self._take(*self.draw(number))
-        rivals = yield from self._take_steps(batch, number, step, stopped)
+        rivals, leads = np.full(self.batch, -1, np.int32), np.full((self.batch, 2), np.nan)
+        draw = Draw(number, step, stopped, self._take(*self.draw(number)), rivals, leads)
+        yield from self._take_steps(draw)
         if params.shrinks_all:
             at["threshold"] += eta * params.lam / 2.0
         elif params.penalty == "l1":
-            self._truncate(batch, rivals, eta * params.lam)
+            self._truncate(draw, eta * params.lam)
         elif at["norm_sq"] * params.lam > 1.0:
             self._multiply(1.0 / math.sqrt(at["norm_sq"] * params.lam))
 
-    def _take_steps(
-        self,
-        batch: kernel.MemoirBatch,
-        number: int,
-        step: float,
-        stopped: Callable[[], bool],
-    ) -> Steps:
-        """Take the steps of all samples of round `number`, and return their rivals."""
+    def _take_steps(self, draw: Draw) -> Exchange:
+        """Take the steps of all samples of a round."""
         if self.uses_index:
-            return self._search_by_index(batch, number, step, stopped)
-        if self.group == 1:
-            return self._advance(batch, step, stopped)
-        return (yield from self._run_groups(batch, step, stopped))
+            self._search_by_index(draw)
+        elif self.group == 1:
+            self._run_steps(draw, 0, lambda: self._advance(draw))
+        else:
+            yield from self._run_groups(draw)
 
-    def _truncate(self, batch: kernel.MemoirBatch, rivals: Int32, amount: float) -> None:
+    def _truncate(self, draw: Draw, amount: float) -> None:
         """Move the weights of the classes and rivals of the samples towards 0: eq. 13."""
         is_touched = np.zeros(self.problem.Y.n_cols, bool)
-        is_touched[batch.classes] = True
-        is_touched[np.maximum(rivals, -2 - rivals)[rivals != -1]] = True
+        is_touched[draw.batch.classes] = True
+        is_touched[np.maximum(draw.rivals, -2 - draw.rivals)[draw.rivals != -1]] = True
         share = is_touched.mean()
         truncate_classes(self.lists, is_touched, self.by_class, amount / share)
 
@@ -156,144 +165,102 @@ class Rounds:
         classes = frozen(self.problem.classes[samples], np.int32)
         return kernel.MemoirBatch(X, take_pattern_rows(self.problem.Y, rows), classes, numbers)
 
-    def _advance(
-        self, batch: kernel.MemoirBatch, step: float, stopped: Callable[[], bool]
-    ) -> Int32:
-        """Take the steps of all samples, one after the other."""
-        rivals = np.full(self.batch, -1, np.int32)
+    def _advance(self, draw: Draw) -> int:
+        """Take some steps, each after the search of its rival; return the kernel's reason."""
+        reason: int = kernel.advance(
+            draw.batch,
+            self._settings,
+            self.lists,
+            self._scratch[0],
+            draw.rivals,
+            draw.step,
+            self.state,
+            SLICE_ENTRIES,
+        )
+        return reason
 
-        def advance() -> int:
-            return kernel.advance(
-                batch,
-                self._settings,
-                self.lists,
-                self._scratch[0],
-                rivals,
-                step,
-                self.state,
-                SLICE_ENTRIES,
-            )
-
-        self._run_steps(0, advance, stopped)
-        return rivals
-
-    def _run_groups(
-        self, batch: kernel.MemoirBatch, step: float, stopped: Callable[[], bool]
-    ) -> Steps:
+    def _run_groups(self, draw: Draw) -> Exchange:
         """Take the steps of all samples by groups; the searches of a group are shared."""
-        rivals = np.full(self.batch, -1, np.int32)
-        for lo in range(0, self.batch, self.group):
-            hi = min(lo + self.group, self.batch)
+        for lo, hi in self._groups():
             first, last = self.share.part(lo, hi)
-            self._search(batch, first, last, rivals, stopped)
-            rivals[lo:hi] = yield rivals[first:last]
-            self._step_group(batch, lo, hi, rivals, step, stopped)
-        return rivals
+            self._search(draw, first, last)
+            draw.rivals[lo:hi] = yield draw.rivals[first:last]
+            self._step_group(draw, lo, hi)
 
-    def _search(
-        self,
-        batch: kernel.MemoirBatch,
-        lo: int,
-        hi: int,
-        rivals: Int32,
-        stopped: Callable[[], bool],
-    ) -> None:
+    def _groups(self) -> Iterator[tuple[int, int]]:
+        """Yield the first sample of each group, and the one after its last."""
+        for lo in range(0, self.batch, self.group):
+            yield lo, min(lo + self.group, self.batch)
+
+    def _search(self, draw: Draw, lo: int, hi: int) -> None:
         """Write the rivals of samples lo .. hi - 1, on all threads of this worker."""
 
         def search(thread: int, at: int, end: int) -> int:
-            return find_rivals(
-                batch,
-                self._settings,
-                self.lists,
-                self._scratch[thread],
-                at,
-                end,
-                rivals,
-                self.state,
-                SLICE_ENTRIES,
-            )
+            common = (draw.batch, self._settings, self.lists, self._scratch[thread])
+            return find_rivals(*common, at, end, draw.rivals, self.state, SLICE_ENTRIES)
 
-        self.share.run_threads(lo, hi, search, stopped)
+        self.share.run_threads(lo, hi, search, draw.stopped)
 
-    def _run_steps(self, lo: int, advance: Callable[[], int], stopped: Callable[[], bool]) -> None:
+    def _run_steps(self, draw: Draw, lo: int, advance: Callable[[], int]) -> None:
         """Call a kernel that takes the steps of samples from lo on until it returns DONE."""
         self.state["position"], reason = lo, kernel.BUDGET
         while reason != kernel.DONE:
-            check_stop(stopped)
+            check_stop(draw.stopped)
             if reason == kernel.FULL:
                 self._enlarge()
             reason = advance()
 
-    def _search_by_index(
-        self, batch: kernel.MemoirBatch, number: int, step: float, stopped: Callable[[], bool]
-    ) -> Int32:
+    def _search_by_index(self, draw: Draw) -> None:
         """Take the steps of all samples by groups whose rivals an index finds."""
         self._index.start(-(-self.batch // self.group))
-        rivals = np.full(self.batch, -1, np.int32)
-        for lo in range(0, self.batch, self.group):
-            check_stop(stopped)
-            hi = min(lo + self.group, self.batch)
-            rivals[lo:hi] = self._index.rivals(self.weights(), batch, lo, hi)
-            self._step_group(batch, lo, hi, rivals, step, stopped)
+        for lo, hi in self._groups():
+            check_stop(draw.stopped)
+            draw.rivals[lo:hi] = self._index.rivals(self.weights(), draw.batch, lo, hi)
+            self._step_group(draw, lo, hi)
         norm = math.sqrt(self.state["norm_sq"][0])
-        self.errors.append(self._index.finish(number, norm))
-        return rivals
+        self.errors.append(self._index.finish(draw.number, norm))
 
-    def _step_group(
-        self,
-        batch: kernel.MemoirBatch,
-        lo: int,
-        hi: int,
-        rivals: Int32,
-        step: float,
-        stopped: Callable[[], bool],
-    ) -> None:
+    def _step_group(self, draw: Draw, lo: int, hi: int) -> None:
         """Take the steps of samples lo .. hi - 1, whose rivals are known."""
         if self.params.margin_at == "search":
             for begin in range(lo, hi, MAX_GROUP):
-                self._apply(batch, begin, min(begin + MAX_GROUP, hi), rivals, step, stopped)
+                self._apply(draw, begin, min(begin + MAX_GROUP, hi))
             return
 
         def advance() -> int:
-            return step_with_rivals(
-                batch, self._settings, self.lists, hi, rivals, step, self.state, SLICE_ENTRIES
-            )
+            common = (draw.batch, self._settings, self.lists)
+            return step_with_rivals(*common, hi, draw.rivals, draw.step, self.state, SLICE_ENTRIES)
 
-        self._run_steps(lo, advance, stopped)
+        self._run_steps(draw, lo, advance)
 
-    def _apply(
-        self,
-        batch: kernel.MemoirBatch,
-        lo: int,
-        hi: int,
-        rivals: Int32,
-        step: float,
-        stopped: Callable[[], bool],
-    ) -> None:
+    def _apply(self, draw: Draw, lo: int, hi: int) -> None:
         """Take the steps of samples lo .. hi - 1 at once, feature by feature."""
-        entries = int(batch.X.indptr[hi] - batch.X.indptr[lo])
+        X = draw.batch.X
+        entries = int(X.indptr[hi] - X.indptr[lo])
         if entries > len(self._links.next):
             links = self._links._replace(next=np.empty(entries, np.int32))
             self._links = links._replace(samples=np.empty(entries, np.int32))
-        n_features = link_entries(batch.X, lo, hi, rivals, self._links)
-        reason, done = kernel.BUDGET, 0
-        while reason != kernel.DONE:
-            check_stop(stopped)
-            if reason == kernel.FULL:
-                self._enlarge()
+        n_features = link_entries(X, lo, hi, draw.rivals, self._links)
+        done = 0
+
+        def advance() -> int:
+            nonlocal done
             reason, done = apply_rivals(
-                batch,
+                draw.batch,
                 self.lists,
                 self._links,
                 lo,
                 n_features,
                 done,
-                rivals,
-                step,
+                draw.rivals,
+                draw.step,
                 self.state,
                 SLICE_ENTRIES,
             )
-        self.state["updates"] += np.count_nonzero(rivals[lo:hi] >= 0)
+            return reason
+
+        self._run_steps(draw, lo, advance)
+        self.state["updates"] += np.count_nonzero(draw.rivals[lo:hi] >= 0)
 
     def _multiply(self, factor: float) -> None:
         """Multiply W by a factor above 0."""
