@@ -98,9 +98,9 @@ def test_both_workers_are_there(workers, kind):
     assert workers.status()[:2] == (2, 2)
     assert workers.status().lost == 0
     if kind == "ray":
-        seen = dict[str, Any]()
+        seen = dict[str, int]()
         until(lambda: seen.update(workers.memory_usage()) or len(seen) == 2)
-        assert all(state.anonymous > 10 << 20 for state in seen.values())
+        assert all(n_bytes > 10 << 20 for n_bytes in seen.values())
     else:
         assert workers.memory_usage() == {}
 

@@ -66,7 +66,7 @@ def advice(condition: float) -> str:
     )
 
 
-def spectrum(X: CSR, count: int = 1000, seed: int = 0) -> Spectrum:
+def spectrum(X: CSR, count: int = 1000) -> Spectrum:
     """Return the largest singular values of rows X (N, D), without those that are 0.
 
     Of more than 8,192 rows, as many are drawn. Values are exact for at most 2,048 rows or columns,
@@ -77,7 +77,7 @@ def spectrum(X: CSR, count: int = 1000, seed: int = 0) -> Spectrum:
         from scipy.linalg import qr
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     numbers = np.sort(random.permutation(X.n_rows)[:MAX_ROWS])
     rows = take_rows(X, frozen(numbers, np.int64)).to_scipy().astype(np.float64)
     total = float(rows.multiply(rows).sum())

@@ -114,12 +114,12 @@ class CostModel:
 class Speed:
     """Speed of a worker relative to the cost model: 1 as predicted, 0.25 four times slower.
 
-    initial: the starting value. weight: seconds of evidence that the starting value is worth.
+    initial: the starting value, worth FULL_WEIGHT_SECONDS of evidence.
     """
 
-    def __init__(self, initial: float = 1.0, weight: float = FULL_WEIGHT_SECONDS) -> None:
-        self._predicted = initial * weight
-        self._measured = weight
+    def __init__(self, initial: float = 1.0) -> None:
+        self._predicted = initial * FULL_WEIGHT_SECONDS
+        self._measured = FULL_WEIGHT_SECONDS
         self.factor = initial
 
     def update(self, predicted: float, seconds: float) -> None:

@@ -162,14 +162,12 @@ class RoundCost(NamedTuple):
 class TaskNeeds(NamedTuple):
     """Memory of a worker of an independent solver, in addition to its loaded state.
 
-    n_bytes: for any labels. bytes_per_weight: per weight of the whole model. equal_costs: whether
-    all labels cost about as much as the most expensive one. process_bytes: once per process, shared
-    by its threads.
+    n_bytes: for any labels. bytes_per_weight: per weight of the whole model. process_bytes:
+    once per process, shared by its threads.
     """
 
     n_bytes: int = 0
     bytes_per_weight: int = 0
-    equal_costs: bool = False
     process_bytes: int = 0
 
 

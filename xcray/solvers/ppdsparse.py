@@ -277,7 +277,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         if not newton.suits_rows(X, self._objective()):
             return TaskNeeds(process_bytes=shared)
         own = newton.own_bytes(X)
-        return TaskNeeds(own, equal_costs=True, process_bytes=shared)
+        return TaskNeeds(own, process_bytes=shared)
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> PPDSparseState:
         """Return the state of a worker.

@@ -1,4 +1,4 @@
-"""Available memory and the memory of processes, as the kernel reports it, else None."""
+"""Available memory and that of this process, as the kernel reports it, else None."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import resource
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from xcray.system.control_groups import CGROUPS, PROC, control_groups, read_lines
 
@@ -20,34 +20,8 @@ MEMORY_FILES: Final = {
 MADV_DONTNEED: Final = 4  # of <sys/mman.h>; read-only pages of a file lose nothing
 
 
-class MemoryUsage(NamedTuple):
-    """The memory of a process, in bytes.
-
-    resident: pages in memory. anonymous: those without a file behind them. proportional: resident,
-    with shared pages divided among their users (PSS). own: resident and not shared (USS).
-    """
-
-    resident: int
-    anonymous: int
-    proportional: int
-    own: int
-
-
-def process_memory(pid: int | None = None) -> MemoryUsage | None:
-    """Return the memory of a local process, by default this one; None without /proc."""
-    fields = _fields(PROC / str(pid or os.getpid()) / "smaps_rollup")
-    if not {"Rss", "Anonymous", "Pss", "Private_Clean", "Private_Dirty"} <= fields.keys():
-        return None
-    return MemoryUsage(
-        fields["Rss"],
-        fields["Anonymous"],
-        fields["Pss"],
-        fields["Private_Clean"] + fields["Private_Dirty"],
-    )
-
-
 def anonymous_bytes() -> int | None:
-    """Return the anonymous bytes of this process, faster than `process_memory`, or None."""
+    """Return the bytes of this process without a file behind them, or None without /proc."""
     return _fields(PROC / "self" / "status").get("RssAnon")
 
 

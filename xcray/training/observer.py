@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.system.memory import MemoryUsage
 from xcray.telemetry.progress import EMPTY
 from xcray.training.block_store import BlockStore
 from xcray.workers.contract import Workers
@@ -52,7 +51,7 @@ class TrainingObserver(RunObserver[SolvedLabels]):
     metrics: RunMetrics
     seconds_left: Callable[[], float | None]
     report_progress: ProgressFn
-    set_memory_source: Callable[[Callable[[], Mapping[str, MemoryUsage]]], None]
+    set_memory_source: Callable[[Callable[[], Mapping[str, int]]], None]
     _timeline: Timeline | None = None
 
     @contextmanager

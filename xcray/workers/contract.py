@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from xcray.system.memory import MemoryUsage
-
 
 class WorkerStatus(NamedTuple):
     """Workers of a pool or a group.
@@ -37,8 +35,8 @@ class Workers(Protocol):
     def open(self) -> None:
         """Start the workers. Raises Unavailable if they cannot be started."""
 
-    def memory_usage(self) -> dict[str, MemoryUsage]:
-        """Return the latest memory usage of workers in other processes, and request a new one.
+    def memory_usage(self) -> dict[str, int]:
+        """Return the latest anonymous bytes of workers in other processes, and request new ones.
 
         The call does not wait for replies.
         """

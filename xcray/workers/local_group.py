@@ -17,7 +17,6 @@ from xcray.schedule.autoscaling import Forecast
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost
 from xcray.solvers.contract import SolverState
-from xcray.system.memory import MemoryUsage
 from xcray.workers.contract import WorkerStatus
 from xcray.workers.pool import StopFlag, TaskRunner, TaskWorker
 from xcray.workers.worker_group import (
@@ -174,7 +173,7 @@ class _LocalGroup(ABC):
         """Return the very value, with views of its arrays that are read-only as on Ray."""
         return cast("T", _read_only(_deref(handle)))
 
-    def memory_usage(self) -> dict[str, MemoryUsage]:
+    def memory_usage(self) -> dict[str, int]:
         """Return no entries: the workers are this process."""
         return {}
 

@@ -59,7 +59,7 @@ def test_methods_are_chosen_as_in_the_solver(tmp_path: Path) -> None:
         # without padding, a block of rows, twenty numbers per row, and dense rows.
         matrices = 8 * (12**2 + 2 * 9**2 + 72 * 12)
         expected = matrices + 20 * 8 * 40 + 4 * 40 * 8 if suits else 0
-        assert solver.task_needs(dataset.train.X) == TaskNeeds(expected, equal_costs=suits)
+        assert solver.task_needs(dataset.train.X) == TaskNeeds(expected)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from xcray.errors import ParameterError
 
 MAX_PAGE_ROWS = 1000
+
+T = TypeVar("T")
 
 
 def page_start(page_token: str | None, limit: int) -> int | None:
@@ -44,3 +46,13 @@ def page_token_after(rows: Sequence[Any], limit: int) -> str | None:
         if len(rows) > limit
         else None
     )
+
+
+def all_rows(list_page: Callable[..., tuple[list[T], str | None]], *args: Any) -> Iterator[T]:
+    """Yield the rows of all pages. list_page: of a table, called with `args`."""
+    token = None
+    while True:
+        rows, token = list_page(*args, limit=MAX_PAGE_ROWS, page_token=token)
+        yield from rows
+        if token is None:
+            return

@@ -18,12 +18,12 @@ from xcray.jobs.job import TRAIN
 from xcray.jobs.states import PENDING, RUNNING, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobFilter
+from xcray.jobs.store.paging import all_rows
 from xcray.model.aliases import LATEST
 from xcray.model.manifest import read_manifest
 from xcray.model.registry import Registry
 from xcray.storage.atomic import NAME_PATTERN, verify_files
 
-PAGE_ROWS: Final = 1000
 READY: Final = "READY"
 
 
@@ -89,18 +89,10 @@ def _iter_datasets(
     store: JobStore, home: Home, check_content: bool
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the ready data sets of all tenants."""
-    token = None
-    while True:
-        records, token = store.datasets.list_page(None, limit=PAGE_ROWS, page_token=token)
-        for record in records:
-            if record.status == READY:
-                yield (
-                    "dataset",
-                    record.id,
-                    _dataset_fault(Path(record.path), home.dataset(record.id), check_content),
-                )
-        if token is None:
-            return
+    for record in all_rows(store.datasets.list_page, None):
+        if record.status == READY:
+            fault = _dataset_fault(Path(record.path), home.dataset(record.id), check_content)
+            yield "dataset", record.id, fault
 
 
 def _dataset_fault(path: Path, here: Path, check_content: bool) -> str:
@@ -177,30 +169,16 @@ def _iter_jobs(
 
     A training's version is unknown if the registry is older than the store.
     """
-    token = None
-    while True:
-        jobs, token = store.jobs.list_page(JobFilter(None), limit=PAGE_ROWS, page_token=token)
-        for job in jobs:
-            source, result = job.spec.get("dataset"), job.result or {}
-            if job.status in (PENDING, RUNNING) and isinstance(source, str):
-                lost = not (Path(source) / "manifest.json").is_file()
-                yield (
-                    "job",
-                    job.id,
-                    f"its data set {Path(source).name} is missing" if lost else "",
-                )
-            elif job.kind == TRAIN and job.status == SUCCEEDED and "version" in result:
-                name, version = str(result["model"]), int(result["version"])
-                lost = version > highest_versions.get((job.tenant, name), 0)
-                yield (
-                    "job",
-                    job.id,
-                    f"published {name}:{version}, which is unknown to the registry in the home"
-                    if lost
-                    else "",
-                )
-        if token is None:
-            return
+    for job in all_rows(store.jobs.list_page, JobFilter(None)):
+        source, result = job.spec.get("dataset"), job.result or {}
+        if job.status in (PENDING, RUNNING) and isinstance(source, str):
+            lost = not (Path(source) / "manifest.json").is_file()
+            yield "job", job.id, f"its data set {Path(source).name} is missing" if lost else ""
+        elif job.kind == TRAIN and job.status == SUCCEEDED and "version" in result:
+            name, version = str(result["model"]), int(result["version"])
+            lost = version > highest_versions.get((job.tenant, name), 0)
+            fault = f"published {name}:{version}, which is unknown to the registry in the home"
+            yield "job", job.id, fault if lost else ""
 
 
 def _iter_registry_roots(home: Home) -> Iterator[tuple[str, Path]]:

@@ -72,7 +72,6 @@ class Supervisor:
         *,
         quota: RunningQuota | None = None,
         has_space: Callable[[], bool] = lambda: True,
-        owner: str | None = None,
     ) -> None:
         """Create a supervisor. `start` starts its thread.
 
@@ -84,7 +83,7 @@ class Supervisor:
         self._options = options
         self._quota = quota
         self._has_space = has_space
-        self._owner = owner or process_name()
+        self._owner = process_name()
         # own runners that must end -> since when, in monotonic seconds
         self._unwanted_since: dict[RunnerId, float] = {}
         # ended runners that are not recorded in the store yet

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from email.message import Message as Header
 from functools import lru_cache, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -27,7 +27,6 @@ from xcray.service.http.strict_json import loads
 from xcray.service.settings import Settings
 
 M = TypeVar("M", bound=BaseModel)
-EarlyCheck: TypeAlias = Callable[[Settings, dict[str, Any]], None]
 MAX_INLINE_BYTES = 32_768  # larger bodies are parsed in a thread, not on the event loop
 MAX_INLINE_GZIP_BYTES = 4_096  # gzip bodies grow up to 1,000 times
 MAX_TYPE_CHARS = 256
@@ -35,13 +34,10 @@ CONTENT_ENCODINGS = ("identity", "gzip")
 BODY_MODELS: dict[str, type[BaseModel]] = {}  # body models of all routes, by name
 
 
-def json_body(
-    model: type[M], for_predictions: bool = False, check: EarlyCheck | None = None
-) -> Callable[[Request], Awaitable[M]]:
+def json_body(model: type[M], for_predictions: bool = False) -> Callable[[Request], Awaitable[M]]:
     """Return a dependency that reads the body as `model`.
 
-    for_predictions: the body can be as large as a predict request. check: raises for errors that
-    are cheap to detect before full validation.
+    for_predictions: the body can be as large as a predict request.
     """
 
     async def read(request: Request) -> M:
@@ -49,10 +45,9 @@ def json_body(
         settings: Settings = request.app.state.settings
         limit = settings.predict_body_bytes if for_predictions else constants.JSON_BODY_BYTES
         body = await read_body(request, limit)
-        early = partial(check, settings) if check is not None else None
         if len(body) <= MAX_INLINE_BYTES:
-            return parse_body(model, body, early)
-        return await run_in_heavy_thread(partial(parse_body, model, body, early))
+            return parse_body(model, body)
+        return await run_in_heavy_thread(partial(parse_body, model, body))
 
     return read
 

@@ -40,17 +40,17 @@ class BadJSON(InputError):
     code = "JSON_INVALID"
 
 
-def loads(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
+def loads(body: bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises BadJSON with code EMPTY_BODY, ENCODING, JSON_INVALID, JSON_DEPTH, JSON_KEYS,
     JSON_DUP_KEY, NOT_FINITE or UNICODE, with line and column if known.
     """
-    fast = _loads_fast(body, max_depth)
+    fast = _loads_fast(body)
     if fast is not None:
         return fast[0]
     text = _decode(body)
-    _check_depth(body, max_depth)
+    _check_depth(body)
     try:
         value = json.loads(
             text,
@@ -70,7 +70,7 @@ def loads(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     return value
 
 
-def _loads_fast(body: bytes, max_depth: int) -> tuple[Any] | None:
+def _loads_fast(body: bytes) -> tuple[Any] | None:
     """Return the value of a JSON text, or None if it is to be decoded slowly.
 
     Two quotation marks per string and key are counted: if the body has more, a key was dropped.
@@ -79,7 +79,7 @@ def _loads_fast(body: bytes, max_depth: int) -> tuple[Any] | None:
         return None
     try:
         value = msgspec.json.decode(body)
-        is_lossless = body.count(b'"') == 2 * _count_strings([value], max_depth + 1)
+        is_lossless = body.count(b'"') == 2 * _count_strings([value], MAX_DEPTH + 1)
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):
         return None
     return (value,) if is_lossless else None
@@ -125,8 +125,8 @@ def _decode(body: bytes) -> str:
         ) from None
 
 
-def _check_depth(body: bytes, limit: int) -> None:
-    """Raise BadJSON if the brackets outside strings nest deeper than `limit`.
+def _check_depth(body: bytes) -> None:
+    """Raise BadJSON if the brackets outside strings nest deeper than MAX_DEPTH.
 
     Array operations only, since a body can have megabytes, and a loop or a regular expression would
     hold the interpreter lock for seconds. A pair of backslashes, or a backslash and a quotation
@@ -138,8 +138,8 @@ def _check_depth(body: bytes, limit: int) -> None:
     marks = characters[(_STEP[characters] != 0) | (characters == _QUOTE)]
     in_string = np.cumsum(marks == _QUOTE, dtype=np.int32) & 1
     depth = np.cumsum(_STEP[marks] * (1 - in_string), dtype=np.int32)
-    if int(depth.max(initial=0)) > limit:
-        raise BadJSON(f"the body nests deeper than {limit} levels", code="JSON_DEPTH")
+    if int(depth.max(initial=0)) > MAX_DEPTH:
+        raise BadJSON(f"the body nests deeper than {MAX_DEPTH} levels", code="JSON_DEPTH")
 
 
 def _object_from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
@@ -18,6 +18,7 @@ from xcray.service.app_state import AppState
 from xcray.service.datasets import builds as building
 from xcray.service.datasets.fetching import fetch
 from xcray.service.datasets.statistics import statistics
+from xcray.service.datasets.uploads import Upload
 from xcray.service.http.auth import Caller
 from xcray.service.schemas.datasets import DatasetRequest
 
@@ -45,6 +46,17 @@ CLOSED_OPTIONS = frozenset(
 )
 
 
+class NewDataset(NamedTuple):
+    """A requested data set. key, digest: idempotency key and digest of the request."""
+
+    tenant: str
+    name: str
+    format: str
+    options: Mapping[str, Any]
+    key: str | None
+    digest: str | None
+
+
 def accept_request(
     app_state: AppState, caller: Caller, body: DatasetRequest, key: str | None
 ) -> tuple[DatasetRecord, bool]:
@@ -54,30 +66,20 @@ def accept_request(
     existing = app_state.store.datasets.find_by_key(tenant, key, digest)
     if existing is not None:  # a repeated request: its uploads are already used
         return existing, False
-    options = check_options(body.options)
+    new = NewDataset(tenant, body.name, body.format, check_options(body.options), key, digest)
     if body.format in GENERATED_FORMATS:
         if body.uploads or body.path or body.uri:
             raise ParameterError(
                 f"format {body.format} takes neither uploads nor a path", code="FORMAT"
             )
-        return accept_upload(app_state, tenant, body.name, body.format, options, {}, key, digest)
+        return accept_upload(app_state, new, {})
     if body.uri is not None:
-        return accept_uri(app_state, caller, body, options, key, digest)
+        return accept_uri(app_state, caller, body, new)
     if body.path is not None and body.uploads is None:
         path = building.allowed_path(body.path, app_state.settings.dataset_roots)
         if body.format == "dataset":
-            return register_folder(app_state, tenant, body.name, path, key, digest)
-        return accept_upload(
-            app_state,
-            tenant,
-            body.name,
-            body.format,
-            options,
-            {"train": path},
-            key,
-            digest,
-            take=False,
-        )
+            return register_folder(app_state, new, path)
+        return accept_upload(app_state, new, {"train": path}, take=False)
     if (
         body.uploads is None
         or "train" not in body.uploads
@@ -94,21 +96,14 @@ def accept_request(
     }
     if len(set(sources.values())) < len(sources):
         raise ParameterError("two parts are the same upload: send one file each", code="FORMAT")
-    record, created = accept_upload(
-        app_state, tenant, body.name, body.format, options, sources, key, digest
-    )
+    record, created = accept_upload(app_state, new, sources)
     for upload_id in body.uploads.values():
         app_state.uploads.remove(upload_id)
     return record, created
 
 
 def accept_uri(
-    app_state: AppState,
-    caller: Caller,
-    body: DatasetRequest,
-    options: Mapping[str, Any],
-    key: str | None,
-    digest: str | None,
+    app_state: AppState, caller: Caller, body: DatasetRequest, new: NewDataset
 ) -> tuple[DatasetRecord, bool]:
     """Download a file from an allowed URI and accept it as the training file."""
     if body.uploads is not None or body.path is not None or body.format not in UPLOAD_FORMATS:
@@ -119,67 +114,53 @@ def accept_uri(
     received = app_state.uploads.receive_blocks(
         caller, fetch(str(body.uri), app_state.settings), body.sha256
     )
+    return accept_received(app_state, new, received)
+
+
+def accept_received(
+    app_state: AppState, new: NewDataset, received: Upload
+) -> tuple[DatasetRecord, bool]:
+    """Accept a file that was just received as the training file."""
     app_state.metrics.uploaded.inc(received.n_bytes)
     try:
-        return accept_upload(
-            app_state,
-            caller.tenant,
-            body.name,
-            body.format,
-            options,
-            {"train": received.path},
-            key,
-            digest,
-        )
+        return accept_upload(app_state, new, {"train": received.path})
     finally:
         app_state.uploads.remove(received.id)
 
 
 def accept_upload(
-    app_state: AppState,
-    tenant: str,
-    name: str,
-    format: str,
-    options: Mapping[str, Any],
-    sources: Mapping[str, Path],
-    key: str | None,
-    digest: str | None,
-    *,
-    take: bool = True,
+    app_state: AppState, new: NewDataset, sources: Mapping[str, Path], *, take: bool = True
 ) -> tuple[DatasetRecord, bool]:
     """Return the record of a data set to build, and whether it is new."""
-    existing = app_state.store.datasets.find_by_key(tenant, key, digest)
+    existing = app_state.store.datasets.find_by_key(new.tenant, new.key, new.digest)
     if existing is not None:
         return existing, False
-    check_quota(app_state, tenant)
+    check_quota(app_state, new.tenant)
     return app_state.builder.accept(
-        tenant,
-        name,
-        format,
-        options,
+        new.tenant,
+        new.name,
+        new.format,
+        new.options,
         sources,
         move_sources=take and bool(sources),
-        key=key,
-        digest=digest,
+        key=new.key,
+        digest=new.digest,
     )
 
 
-def register_folder(
-    app_state: AppState, tenant: str, name: str, path: Path, key: str | None, digest: str | None
-) -> tuple[DatasetRecord, bool]:
+def register_folder(app_state: AppState, new: NewDataset, path: Path) -> tuple[DatasetRecord, bool]:
     """Record an existing data set directory without copying it."""
-    check_quota(app_state, tenant)
-    stats = {"format": "dataset", **statistics(Dataset.open(path))}
+    check_quota(app_state, new.tenant)
     dataset_id = new_id("ds")
     record = app_state.store.datasets.add(
-        name,
+        new.name,
         str(path),
-        tenant=tenant,
+        tenant=new.tenant,
         status=building.READY,
-        stats=stats,
+        stats={"format": "dataset", **statistics(Dataset.open(path))},
         dataset_id=dataset_id,
-        idempotency_key=key,
-        digest=digest,
+        idempotency_key=new.key,
+        digest=new.digest,
     )
     return record, record.id == dataset_id
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +20,7 @@ from xcray.errors import (
 )
 from xcray.jobs.job import DatasetRecord, body_digest
 from xcray.jobs.store.jobs import JobFilter
+from xcray.jobs.store.paging import all_rows
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets import builds as building
 from xcray.service.datasets.histograms import dataset_histograms
@@ -40,8 +39,9 @@ from xcray.service.http.strict_json import loads
 from xcray.service.routes.dataset_requests import (
     RAW_CONTENT_TYPES,
     UPLOAD_FORMATS,
+    NewDataset,
+    accept_received,
     accept_request,
-    accept_upload,
     check_options,
 )
 from xcray.service.schemas.base import SHA256_PATTERN
@@ -233,7 +233,7 @@ def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecor
 
     Raises NotFound, or Conflict if it is not READY: an older one of that name is not taken instead.
     """
-    records = list(_iter_records(app_state, tenant))
+    records = list(all_rows(app_state.store.datasets.list_page, tenant))
     candidates = [record for record in records if record.name == reference] or [
         record for record in records if record.id == reference
     ]
@@ -254,16 +254,6 @@ def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecor
         )
     require_ready(ready, reference)
     return ready
-
-
-def _iter_records(app_state: AppState, tenant: str) -> Iterator[DatasetRecord]:
-    """Yield all records of a tenant, newest first."""
-    token = None
-    while True:
-        records, token = app_state.store.datasets.list_page(tenant, limit=1000, page_token=token)
-        yield from records
-        if token is None:
-            return
 
 
 async def _from_body(
@@ -287,29 +277,10 @@ async def _from_body(
         {} if options is None else loads(options.encode("utf-8", "surrogatepass"))
     )
     received = await app_state.uploads.receive(request, sha256)
-    app_state.metrics.uploaded.inc(received.n_bytes)
-    digest = (
-        body_digest(
-            {"name": name, "format": format, "options": reader_options, "sha256": received.sha256}
-        )
-        if key
-        else None
-    )
-    accept = partial(
-        accept_upload,
-        app_state,
-        tenant,
-        name,
-        format,
-        reader_options,
-        {"train": received.path},
-        key,
-        digest,
-    )
-    try:
-        return await asyncio.to_thread(accept)
-    finally:
-        await asyncio.to_thread(app_state.uploads.remove, received.id)
+    content = {"name": name, "format": format, "options": reader_options, "sha256": received.sha256}
+    digest = body_digest(content) if key else None
+    new = NewDataset(tenant, name, format, reader_options, key, digest)
+    return await asyncio.to_thread(accept_received, app_state, new, received)
 
 
 def _check_unused(app_state: AppState, record: DatasetRecord, tenant: str) -> None:

@@ -71,7 +71,7 @@ class Baseline(HingeOneVsRest):
 
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of the arrays of a label."""
-        return TaskNeeds(BYTES_PER_ROW * X.n_rows + 24 * X.n_cols, equal_costs=True)
+        return TaskNeeds(BYTES_PER_ROW * X.n_rows + 24 * X.n_cols)
 
     def progress(
         self, local: HingeState, label: int, check: Callable[[], None]

@@ -279,7 +279,7 @@ class IndexedBCDSolver(HingeOneVsRest):
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of the arrays of a label, and of the pivots while a forest is built."""
         pivots = 8 * PIVOTS * (X.n_cols + 1) if self.selection == "forest" else 0
-        return TaskNeeds(BYTES_PER_ROW * X.n_rows + 24 * X.n_cols + pivots, equal_costs=True)
+        return TaskNeeds(BYTES_PER_ROW * X.n_rows + 24 * X.n_cols + pivots)
 
     def label_settings(self, local: HingeState, label: int) -> LabelSettings:
         """Return the parameters of the training of a label."""

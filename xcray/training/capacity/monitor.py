@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from xcray.arrays import Float64
-from xcray.system.memory import MemoryUsage, anonymous_bytes, release_mapped_files
+from xcray.system.memory import anonymous_bytes, release_mapped_files
 from xcray.training.block_store import BlockStore
 from xcray.training.capacity.disk import check_disk
 from xcray.training.capacity.preflight import (
@@ -51,10 +51,10 @@ class ResourceMonitor:
         self._start_bytes = self._peak_bytes = anonymous_bytes()
         self._start_part_bytes = part_bytes(run_dir)
         self._last_poll = time.monotonic()
-        self._workers: dict[str, MemoryUsage] = {}
-        self._read_workers: Callable[[], Mapping[str, MemoryUsage]] = dict
+        self._workers: dict[str, int] = {}
+        self._read_workers: Callable[[], Mapping[str, int]] = dict
 
-    def set_worker_source(self, read_workers: Callable[[], Mapping[str, MemoryUsage]]) -> None:
+    def set_worker_source(self, read_workers: Callable[[], Mapping[str, int]]) -> None:
         """Set the function that reads the memory of workers in separate processes."""
         self._read_workers = read_workers
 
@@ -79,9 +79,8 @@ class ResourceMonitor:
 
     def poll_workers(self) -> None:
         """Record the memory of workers in separate processes; keep the peak per worker."""
-        for name, footprint in self._read_workers().items():
-            if name not in self._workers or footprint.anonymous > self._workers[name].anonymous:
-                self._workers[name] = footprint
+        for name, n_bytes in self._read_workers().items():
+            self._workers[name] = max(n_bytes, self._workers.get(name, 0))
 
     def summarize(self, measured: Mapping[str, float]) -> dict[str, Any]:
         """Return the estimate compared with the measured values, and the memory of processes; JSON.
@@ -98,12 +97,14 @@ class ResourceMonitor:
         if growth is not None:
             actual["memory" if estimate.place == "thread" else "driver"] = growth
         if self._workers:
-            actual["worker_process"] = max(seen.anonymous for seen in self._workers.values())
+            actual["worker_process"] = max(self._workers.values())
         return {
             "estimate": estimate.as_dict(),
             "compared": compare_estimate(estimate, actual),
             "driver": {"anonymous_before": self._start_bytes, "anonymous_peak": self._peak_bytes},
-            "workers": {name: seen._asdict() for name, seen in sorted(self._workers.items())},
+            "workers": {
+                name: {"anonymous": n_bytes} for name, n_bytes in sorted(self._workers.items())
+            },
         }
 
     def _check_disk(self) -> None:

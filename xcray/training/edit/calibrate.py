@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +31,13 @@ def calibrate(
     *,
     part: str = "test",
     seed: int = 0,
-    ks: Sequence[int] = (1, 3, 5),
 ) -> Model:
     """Publish the model with probabilities at `out`.
 
     It shares its files with the model at `model`, which is not changed.
     dataset: must have the model's features. Its rows of `part` are used to fit and to measure;
     labels are matched by name. part="train" is for rows collected after the training; the data set
-    of the training itself is refused. seed: of the split into rows to fit and rows to measure. ks:
-    places in the report.
+    of the training itself is refused. seed: of the split into rows to fit and rows to measure.
     Raises NotFound, Corrupt, Conflict (`out` exists), ShapeMismatch for other features, InputError
     without held-out rows (NO_HELD_OUT) or with too few correct answers (TOO_FEW_ANSWERS).
     """
@@ -75,7 +72,6 @@ def calibrate(
         counts[: opened.n_labels],
         data.train.X if part == "test" else None,
         seed=seed,
-        ks=ks,
     )
     return with_calibration(
         opened, out, curves, {**details, "dataset_hash": data.content_hash, "part": part}

@@ -15,7 +15,7 @@ from ray.util.metrics import Counter
 from xcray.errors import ParameterError, Unavailable, XcrayError
 from xcray.schedule.autoscaling import ScalingPolicy
 from xcray.schedule.placement import ResourceRequest
-from xcray.system.memory import MemoryUsage, process_memory
+from xcray.system.memory import anonymous_bytes
 from xcray.workers.worker_group import CallOutcome, CallRunner
 
 BUSY_COUNTER: Final = (
@@ -94,9 +94,9 @@ class WorkerActor:
         return os.getpid()
 
     @ray.method(concurrency_group="control")
-    def memory_usage(self) -> tuple[int, ...] | None:
-        """Return the memory usage of the worker's process, see `xcray.system.memory`."""
-        return process_memory()
+    def memory_usage(self) -> int | None:
+        """Return the anonymous bytes of the worker's process."""
+        return anonymous_bytes()
 
 
 def _counter(job: str, worker: str, counter: tuple[str, str], *tags: str) -> Any:
@@ -193,7 +193,7 @@ class MemoryProbe:
     def __init__(self) -> None:
         self._pending: dict[Any, str] = {}  # reference -> worker
 
-    def poll(self, actors: Mapping[str, Any]) -> dict[str, MemoryUsage]:
+    def poll(self, actors: Mapping[str, Any]) -> dict[str, int]:
         """Return the replies since the last call; actors with a pending request get no new one."""
         out = {}
         for reference in ready_refs(self._pending):
@@ -203,7 +203,7 @@ class MemoryProbe:
             except ray.exceptions.RayError:
                 continue  # it died, which the callers of its work report
             if outcome is not None:
-                out[worker] = MemoryUsage(*outcome)
+                out[worker] = outcome
         for worker in actors.keys() - self._pending.values():
             self._pending[actors[worker].memory_usage.remote()] = worker
         return out

@@ -85,11 +85,11 @@ def free_port() -> int:
     )
 
 
-def is_reachable(address: str, seconds: float = 5.0) -> bool:
+def is_reachable(address: str) -> bool:
     """Return whether a process listens at `host:port`."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=seconds).close()
+        socket.create_connection((host, int(port)), timeout=5.0).close()
     except (OSError, ValueError):
         return False
     return True
@@ -192,9 +192,7 @@ def connect(
 
 
 @contextlib.contextmanager
-def local_ray(
-    num_cpus: int = 2, object_store_memory: int = 256 << 20, dashboard: bool = False
-) -> Iterator[str]:
+def local_ray(num_cpus: int = 2, object_store_memory: int = 256 << 20) -> Iterator[str]:
     """Start a Ray of this process, ended with the block; yield its "host:port".
 
     object_store_memory: in bytes. Its temporary folder is removed at the end. It joins no other
@@ -220,7 +218,7 @@ def local_ray(
                         namespace=NAMESPACE,
                         num_cpus=num_cpus,
                         object_store_memory=object_store_memory,
-                        include_dashboard=dashboard,
+                        include_dashboard=False,
                         dashboard_host="127.0.0.1",
                         dashboard_port=free_port(),
                         log_to_driver=False,
@@ -235,15 +233,15 @@ def local_ray(
 
 
 @contextlib.contextmanager
-def patient_start(seconds: float = START_SECONDS) -> Iterator[None]:
-    """Give a node of Ray that is started in the block `seconds` to answer, instead of Ray's thirty.
+def patient_start() -> Iterator[None]:
+    """Give a node of Ray started in the block START_SECONDS to answer, instead of Ray's thirty.
 
     Ray's limit is not a setting. It is checked when a query for the node has raised RuntimeError.
     """
     from ray._private import services  # a test fails if a release of Ray changes it
 
     get_node: Any = services.get_node  # it has no type annotations
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + START_SECONDS
 
     def wait_for_node(address: str, node_id: str) -> Any:
         """Return the information of a node once it is registered."""

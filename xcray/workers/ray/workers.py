@@ -24,7 +24,6 @@ from xcray.schedule.autoscaling import WorkerCounts
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Joined, Lost
 from xcray.schedule.placement import ResourceRequest, free_slots
-from xcray.system.memory import MemoryUsage
 from xcray.workers.contract import WorkerStatus
 from xcray.workers.pool import Report
 from xcray.workers.ray.actors import (
@@ -126,8 +125,8 @@ class RayWorkers:
         """Return the seconds since `open`."""
         return time.monotonic() - self._opened_at
 
-    def memory_usage(self) -> dict[str, MemoryUsage]:
-        """Return the memory usage of actors that replied since the last call."""
+    def memory_usage(self) -> dict[str, int]:
+        """Return the anonymous bytes of actors that replied since the last call."""
         return self._memory_probe.poll(self._actors)
 
     def status(self) -> WorkerStatus:
