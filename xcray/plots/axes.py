@@ -1,4 +1,4 @@
-"""Axes of a panel: positions of values, and the values that are marked."""
+"""Axes of a panel: positions of values, and round numbers to mark."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ STEPS: Final = (1.0, 2.0, 5.0, 10.0)
 class Axis(NamedTuple):
     """An axis from `low` to `high`.
 
-    names: names of the positions 0, 1, 2 and so on, instead of numbers. marked: values to mark,
-    instead of round numbers.
+    names: names of the positions 0, 1, 2 and so on, instead of numbers.
     """
 
     label: str
@@ -22,7 +21,6 @@ class Axis(NamedTuple):
     high: float
     is_log: bool = False
     names: tuple[str, ...] = ()
-    marked: tuple[float, ...] = ()
 
     def share(self, value: float) -> float:
         """Return the position of a value: 0 at `low`, 1 at `high`; a value outside is cut."""
@@ -36,7 +34,7 @@ class Axis(NamedTuple):
         """Return the values to mark, about `count` of them, with their texts."""
         if self.names:
             return [(float(i), name) for i, name in enumerate(self.names)]
-        values = self.marked or self._round_values(count)
+        values = self._round_values(count)
         return [(each, short_number(each)) for each in values if self.low <= each <= self.high]
 
     def text(self, value: float) -> str:

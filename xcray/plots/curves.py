@@ -1,11 +1,11 @@
-"""Values of pictures: cost by label frequency, bars of a timeline, shares, speed-ups.
+"""Values of pictures: cost by label frequency, bars of a timeline, shares.
 
 Pure functions on arrays and documents, without any drawing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,15 +99,3 @@ def timeline_bars(document: Mapping[str, Any]) -> list[Bar]:
             share = min(1.0, each["seconds"] / (ends - begins)) if ends > begins else 1.0
             out.append(Bar(lanes[each["worker"]], begins, ends, share, each["outcome"]))
     return out
-
-
-def speed_ups(points: Sequence[tuple[int, float]]) -> list[tuple[int, float, float]]:
-    """Return (workers, speed-up, efficiency) for points (workers, seconds).
-
-    The smallest number of workers is the reference, with an efficiency of 1.
-    """
-    ordered = sorted(points)
-    if not ordered:
-        return []
-    base = ordered[0][0] * ordered[0][1]
-    return [(workers, base / seconds, base / seconds / workers) for workers, seconds in ordered]

@@ -1,4 +1,4 @@
-"""Pictures of a training: measures and cost by label frequency, timeline, convergence, scaling."""
+"""Pictures of a training: measures and cost by label frequency, timeline, convergence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from xcray.plots.axes import axis_around, exact_number, named_axis, short_number
-from xcray.plots.curves import cost_curve, share_curve, speed_ups, timeline_bars
+from xcray.plots.curves import cost_curve, share_curve, timeline_bars
 from xcray.plots.marks import (
     BLUE,
     GREY,
@@ -235,24 +235,6 @@ def calibration_picture(report: Mapping[str, Mapping[str, Any]], name: str, note
         title = "The first label" if int(k) == 1 else f"The first {k} labels"
         panels.append(Panel(title, x, y, (reference("ideal", (0, 0), (1, 1)), *curves), 240))
     return Picture(f"Calibration · {name}", note, tuple(panels))
-
-
-def scaling_picture(points: Sequence[tuple[int, float]], name: str, note: str) -> Picture:
-    """Draw the speed-up against workers, with the ideal line; points: (workers, seconds)."""
-    measured = speed_ups(points)
-    workers = tuple(float(each) for each, _, _ in measured)
-    ends = min(workers, default=1.0), max(workers, default=2.0)
-    marks = (
-        reference("ideal", (ends[0], 1.0), (ends[1], ends[1] / ends[0])),
-        Line("measured", tuple((float(n), up) for n, up, _ in measured), BLUE),
-    )
-    ups = [1.0, ends[1] / ends[0], *(up for _, up, _ in measured)]
-    x = axis_around("workers", workers, is_log=True)._replace(marked=workers)
-    y = axis_around("times faster", ups, is_log=True)
-    shares = ", ".join(f"{n} workers {100 * share:.0f} %" for n, _, share in measured[1:])
-    return Picture(
-        f"Scaling · {name}", f"{note}; efficiency: {shares}", (Panel("", x, y, marks, 280),)
-    )
 
 
 def _gap_panels(gaps: Any, eps: float | None) -> tuple[Panel, Panel]:

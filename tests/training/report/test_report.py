@@ -172,26 +172,6 @@ def test_the_report_has_pictures_a_page_and_its_figures(
     assert report["timeline"]["n_labels"] == tiny.n_labels
 
 
-def test_scaling_needs_the_same_training(
-    trained: TrainResult, tiny: Dataset, tmp_path: Path
-) -> None:
-    one = train(
-        TrainSpec(str(tiny.path), pool="serial"), run_dir=tmp_path / "run", out=tmp_path / "one"
-    )
-    report = draw_report(trained.model_path, tmp_path / "out", [one.model_path])
-    assert [point[0] for point in report["scaling"]] == [1, 2]
-    assert report["scaling"][0][1] == one.report["makespan"]
-    assert (tmp_path / "out" / report["pictures"]["scaling"]).is_file()
-    other = train(
-        TrainSpec(str(tiny.path), pool="serial", params={"C": 2.0}),
-        run_dir=tmp_path / "r2",
-        out=tmp_path / "two",
-    )
-    with pytest.raises(InputError) as caught:
-        draw_report(trained.model_path, tmp_path / "out", [other.model_path])
-    assert caught.value.code == "NOT_THE_SAME"
-
-
 def test_missing_parts_of_a_bare_model_are_reported(tmp_path: Path) -> None:
     text_model(tmp_path / "bare")
     report = draw_report(tmp_path / "bare", tmp_path / "out")

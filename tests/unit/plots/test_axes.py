@@ -27,7 +27,6 @@ def test_round_values_are_marked():
         *("2", "5", "10", "20", "50")
     ]
     assert named_axis("x", ["a", "b"]).ticks(9) == [(0.0, "a"), (1.0, "b")]
-    assert Axis("x", 1.0, 8.0, marked=(1.0, 3.0, 9.0)).ticks(2) == [(1.0, "1"), (3.0, "3")]
 
 
 def test_axes_reach_around_the_finite_values():

@@ -59,13 +59,3 @@ def test_bars_lie_end_to_end_in_the_lanes_of_their_workers():
     ]
     # Six batches in one bar as long as their sum.
     assert [(bar.begins, bar.ends, bar.share) for bar in lost] == [(1.0, 2.5, 1.0)]
-
-
-def test_speed_ups():
-    assert curves.speed_ups([(4, 30.0), (1, 100.0), (2, 50.0)]) == [
-        (1, 1.0, 1.0),
-        (2, 2.0, 1.0),
-        (4, 100 / 30, 100 / 120),
-    ]
-    assert curves.speed_ups([(2, 50.0), (4, 25.0)]) == [(2, 2.0, 1.0), (4, 4.0, 1.0)]
-    assert curves.speed_ups([]) == []

@@ -67,8 +67,6 @@ def pictures() -> dict[str, Picture]:
         "no gaps": trainings.certificate_picture([], None, [], "set", "note"),
         "objective": trainings.objective_picture(timed, "set", "note"),
         "live": trainings.objective_picture(epochs, "set", "note"),
-        "scaling": trainings.scaling_picture([(1, 8.0), (2, 4.2)], "set", "note"),
-        "one": trainings.scaling_picture([(1, 8.0)], "set", "note"),
         "stages": trainings.stages_picture([{"seconds": 1, "features": 9, "P@1": 0.5}], "s", "n"),
         "oracle": trainings.oracle_picture([{"round": 1, **errors}], "set", "note"),
         "calibration": trainings.calibration_picture({"1": {**curve, **sigmoid}}, "set", "note"),
@@ -159,9 +157,9 @@ def test_colours_have_contrast_in_light_and_dark(background: str) -> None:
 
 
 def test_a_file_has_colours_and_a_notebook_shows_it(tmp_path) -> None:
-    picture = pictures()["scaling"]
-    picture.write(tmp_path / "scaling.svg")
-    text = (tmp_path / "scaling.svg").read_text()
+    picture = pictures()["timeline"]
+    picture.write(tmp_path / "timeline.svg")
+    text = (tmp_path / "timeline.svg").read_text()
     assert text == picture._repr_svg_()
     assert "prefers-color-scheme" in text
     assert "<style" not in picture.svg()

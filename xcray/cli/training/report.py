@@ -24,15 +24,6 @@ def report(
         Path | None,
         typer.Option("--out", "-o", help="Directory for the pictures; default: MODEL.report."),
     ] = None,
-    compare_with: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--beside",
-            metavar="MODEL",
-            help="Model of the same training with another number of workers, for a scaling "
-            "picture. Repeatable.",
-        ),
-    ] = None,
     json: output.JsonOption = False,
 ) -> None:
     """Draw how a model was trained, and write report.json and report.md.
@@ -44,7 +35,7 @@ def report(
     if out is not None and (out / "manifest.json").exists():
         raise Conflict(f"{out} is a model or a data set: choose another --out for the report")
     folder = out or model.resolve().with_name(f"{model.resolve().name}.report")
-    drawn_report = draw_report(model, folder, compare_with or ())
+    drawn_report = draw_report(model, folder)
     if json:
         output.print_json({"folder": str(folder), **drawn_report})
         return

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from xcray.errors import InputError
 from xcray.model.model import Model
 from xcray.plots.picture import Picture
-from xcray.plots.trainings import scaling_picture
 from xcray.storage.atomic import write_bytes, write_json
 from xcray.training.report.pictures import label_columns, model_pictures, model_title
 from xcray.training.report.timeline import timeline_document
@@ -29,36 +27,24 @@ PAGE: Final = """\
 """
 
 
-def draw_report(model_path: Path, out: Path, others: Sequence[Path] = ()) -> dict[str, Any]:
+def draw_report(model_path: Path, out: Path) -> dict[str, Any]:
     """Draw the report of a model directory into `out` and return the content of report.json.
 
-    Writes report.json, report.md and the pictures. others: models of the same training with other
-    numbers of workers, for a scaling picture. Pictures without data are left out; "left_out" gives
-    the reasons. Files of an earlier report are replaced.
-    Raises NotFound, Corrupt; InputError if a model of `others` comes from another training.
+    Writes report.json, report.md and the pictures. Pictures without data are left out; "left_out"
+    gives the reasons. Files of an earlier report are replaced. Raises NotFound, Corrupt.
     """
     model = Model.open(model_path, verify=False)
     report = summarize_model(model)
-    points = (
-        measure_scaling([model, *(Model.open(path, verify=False) for path in others)])
-        if others
-        else []
-    )
     out.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    drawn = model_pictures(model, report["name"])
-    if points:
-        seconds = ", ".join(f"{workers}: {each:.1f} s" for workers, each in points)
-        note = f"solving by workers, {seconds}"
-        drawn["scaling"] = scaling_picture(points, report["name"], note)
-    for name, picture in drawn.items():
+    for name, picture in model_pictures(model, report["name"]).items():
         if isinstance(picture, Picture):
             pictures[name] = f"{name}.svg"
             picture.write(out / pictures[name])
         else:
             left_out[name] = picture
-    complete = {**report, "scaling": points, "pictures": pictures, "left_out": left_out}
+    complete = {**report, "pictures": pictures, "left_out": left_out}
     write_json(out / "report.json", complete)
     write_bytes(out / "report.md", to_markdown(complete).encode())
     return complete
@@ -113,24 +99,6 @@ def summarize_model(model: Model) -> dict[str, Any]:
             if name not in ("batches", "thinned")
         }
     return out
-
-
-def measure_scaling(models: Sequence[Model]) -> list[tuple[int, float]]:
-    """Return (workers, seconds of solving) of models, the quickest per number of workers.
-
-    Raises InputError unless all have the same content.
-    """
-    if len({model.sha256 for model in models}) > 1:
-        raise InputError(
-            "models of different trainings do not show scaling: give models with the same sha256",
-            code="NOT_THE_SAME",
-        )
-    best: dict[int, float] = {}
-    for model in models:
-        report = model.manifest["report"]
-        workers, seconds = int(report["workers"]), float(report["makespan"])
-        best[workers] = min(seconds, best.get(workers, seconds))
-    return sorted(best.items())
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:
