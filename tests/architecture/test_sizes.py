@@ -38,7 +38,6 @@ LONG_FUNCTIONS = {
     "cli/service/serve.py:serve",
     "cli/training/calibrate.py:calibrate",
     "cli/training/train.py:train",
-    "cli/training/tune.py:tune",
     "data/readers/xc.py:parse_header",
     "jobs/runner/main.py:main",
     "kernels/search/bounded_scan_wide.py:scan_all",

@@ -103,15 +103,7 @@ class Client:
         extras = {"probabilities": probabilities or None, "certificate": certificate or None}
         body = {"instances": [_instance(each) for each in instances], "top_k": top_k}
         body |= {name: value for name, value in {**filters, **extras}.items() if value is not None}
-        return cast(
-            PredictReply,
-            self._connection.request(
-                "POST",
-                f"/v1/models/{quote_reference(model)}:predict",
-                body=body,
-                is_repeatable=True,
-            ),
-        )
+        return cast(PredictReply, self._ask(model, "predict", body))
 
     def explain(
         self, model: str, instance: Instance, *, label: str | None = None, top: int = 10
@@ -123,15 +115,11 @@ class Client:
         body = {"instance": _instance(instance), "top": top} | (
             {} if label is None else {"label": label}
         )
-        return cast(
-            ExplainReply,
-            self._connection.request(
-                "POST",
-                f"/v1/models/{quote_reference(model)}:explain",
-                body=body,
-                is_repeatable=True,
-            ),
-        )
+        return cast(ExplainReply, self._ask(model, "explain", body))
+
+    def _ask(self, model: str, verb: str, body: Mapping[str, Any]) -> Any:
+        path = f"/v1/models/{quote_reference(model)}:{verb}"
+        return self._connection.request("POST", path, body=body, is_repeatable=True)
 
     def solvers(self) -> list[SolverView]:
         """Return the solvers with their parameters: types, defaults, ranges, help."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
-from xcray.cli.terminal.storage import URIS, ResendOption, print_pushed
+from xcray.cli.terminal.storage import URIS, ResendOption, print_pulled, print_pushed
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
@@ -120,12 +120,7 @@ def pull(
         return
     for each in done:
         what = str(each.path) if each.number is None else f"{each.name}:{each.number}"
-        status = (
-            "exists already"
-            if each.moved is None
-            else f"{output.format_bytes(each.moved.sent)} fetched"
-        )
-        output.print_line(f"{what} ({status}), sha256 {each.sha256[:16]}")
+        print_pulled(what, each.moved, f"sha256 {each.sha256[:16]}")
 
 
 def pull_as_dict(pulled: Pulled) -> dict[str, Any]:

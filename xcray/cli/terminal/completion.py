@@ -6,6 +6,9 @@ Only directories are listed, so that completion answers fast: no server is asked
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 MANIFEST = "manifest.json"
 MAX_VALUES = 200
@@ -53,3 +56,9 @@ def directories(incomplete: str, file: str) -> list[str]:
 def _starting(names: list[str], incomplete: str) -> list[str]:
     """Return the names with this beginning, sorted."""
     return sorted(name for name in names if name.startswith(incomplete))[:MAX_VALUES]
+
+
+DatasetArgument = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
+]

@@ -9,6 +9,7 @@ import typer
 from xcray.cli.terminal import output
 
 if TYPE_CHECKING:
+    from xcray.storage.objectstore.transfer import TransferStats
     from xcray.storage.objectstore.versions import Pushed
 
 URIS = "s3://bucket/folder, gs://bucket/folder or file:///folder"
@@ -36,3 +37,9 @@ def print_pushed(done: Pushed, kind: str, as_json: bool) -> None:
     sent = done.moved.sent
     status = f"{output.format_bytes(sent)} sent" if sent else "existed already"
     output.print_line(f"{done.uri} ({status})")
+
+
+def print_pulled(what: str, moved: TransferStats | None, content_hash: str) -> None:
+    """Print what was copied here; moved is None if it existed."""
+    status = "exists already" if moved is None else f"{output.format_bytes(moved.sent)} fetched"
+    output.print_line(f"{what} ({status}), {content_hash}")

@@ -13,7 +13,7 @@ import typer
 from xcray.api.options import ReadingOptions
 from xcray.cli.connect import RayAddressOption, ServerOption, check_ray_options, make_client
 from xcray.cli.terminal import output
-from xcray.cli.terminal.completion import complete_datasets
+from xcray.cli.terminal.completion import DatasetArgument
 from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.training import data_storage, public_sets
 from xcray.errors import InputError
@@ -171,10 +171,7 @@ def parse_value(text: str) -> Any:
 
 @app.command()
 def show(
-    dataset: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
-    ],
+    dataset: DatasetArgument,
     verify: Annotated[
         bool, typer.Option("--verify", help="Verify the checksum of every file.")
     ] = False,
@@ -325,10 +322,7 @@ def set_weights(
 
 @app.command()
 def labels(
-    directory: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
-    ],
+    directory: DatasetArgument,
     vocabulary: Annotated[
         Path,
         typer.Argument(
@@ -361,10 +355,7 @@ def labels(
 
 @app.command()
 def spectrum(
-    directory: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
-    ],
+    directory: DatasetArgument,
     json: output.JsonOption = False,
 ) -> None:
     """Show eigenvalues of the second moments of the training rows, and which solvers suit them."""
@@ -389,10 +380,7 @@ def spectrum(
 
 @app.command()
 def index(
-    directory: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
-    ],
+    directory: DatasetArgument,
     leaf_size: Annotated[
         int, typer.Option(help="Maximum rows of a leaf, which is a page that is read at once.")
     ] = 256,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from xcray.cli.terminal import output
-from xcray.cli.terminal.completion import complete_datasets
+from xcray.cli.terminal.completion import DatasetArgument
 from xcray.cli.terminal.interrupt import stop_on_interrupt
 from xcray.cli.terminal.progress import make_reporter
-from xcray.cli.terminal.storage import URIS, ResendOption, print_pushed
+from xcray.cli.terminal.storage import URIS, ResendOption, print_pulled, print_pushed
 from xcray.telemetry.progress import Progress
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ MB: Final = 1_000_000
 
 
 def push(
-    dataset: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
-    ],
+    dataset: DatasetArgument,
     uri: Annotated[str, typer.Argument(metavar="URI", help=f"Target folder of data sets: {URIS}.")],
     name: Annotated[
         str | None,
@@ -88,8 +85,7 @@ def pull(
             }
         )
     else:
-        status = "exists already" if moved is None else f"{output.format_bytes(moved.sent)} fetched"
-        output.print_line(f"{path} ({status}), content hash {content_hash[:16]}")
+        print_pulled(str(path), moved, f"content hash {content_hash[:16]}")
 
 
 def remote(

@@ -10,7 +10,7 @@ import typer
 
 from xcray.api.options import DEFAULT_MEASURE, PoolOptions
 from xcray.cli.terminal import output
-from xcray.cli.terminal.completion import complete_datasets
+from xcray.cli.terminal.completion import DatasetArgument
 from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 
 @with_options(PoolOptions)
 def tune(
-    dataset: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="Data set directory, see `xcray data build`.",
-            autocompletion=complete_datasets,
-        ),
-    ],
+    dataset: DatasetArgument,
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="Directory to write: model/, path.json, path.arrow."),
