@@ -11,8 +11,10 @@ import json
 import logging
 import os
 import sys
+import threading
 import traceback
 import unicodedata
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -28,6 +30,8 @@ Context: TypeAlias = Callable[[], dict[str, Any]]
 FORMAT_VARIABLE: Final = "XCRAY_LOG_FORMAT"
 MAX_CHARS: Final = 256  # characters of a logged string; tracebacks can be longer
 MAX_TRACEBACK_CHARS: Final = 8192
+WRITE_SECONDS: Final = 0.2  # between two writes of a BatchingHandler
+MAX_WAITING_LINES: Final = 1000
 
 _ENCODER = json.JSONEncoder(ensure_ascii=True, default=str, separators=(",", ":"))
 _FAST_ENCODER = msgspec.json.Encoder()
@@ -107,6 +111,53 @@ FORMATTERS: Final[dict[LogFormat, Callable[[Context], logging.Formatter]]] = {
     "json": JSONFormatter,
     "text": TextFormatter,
 }
+
+
+class BatchingHandler(logging.Handler):
+    """Writes the lines of a stream in batches from a thread: a write per line is slow.
+
+    Lines are written every WRITE_SECONDS, when the handler closes or the program ends, and at once
+    with a warning or error. A process that is killed loses the lines of the last interval.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: deque[str] = deque()
+        self._writes = threading.Lock()
+        self._is_closed = threading.Event()
+        self._process = os.getpid()
+        threading.Thread(target=self._write_regularly, name="xcray-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add a line."""
+        try:
+            self._lines.append(self.format(record))
+        except Exception:  # as any handler of `logging`
+            self.handleError(record)
+        if record.levelno >= logging.WARNING or len(self._lines) >= MAX_WAITING_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the waiting lines. A failure does not fail the caller, whose work is another."""
+        if os.getpid() != self._process:  # a fork: the lines belong to the other process
+            return
+        with self._writes, contextlib.suppress(OSError, ValueError):
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            self._stream.writelines(f"{line}\n" for line in lines)
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Write the waiting lines and end the thread."""
+        self._is_closed.set()
+        self.flush()
+        super().close()
+
+    def _write_regularly(self) -> None:
+        """Write the lines of each interval."""
+        while not self._is_closed.wait(WRITE_SECONDS):
+            if self._lines:
+                self.flush()
 
 
 class LogContext:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -78,6 +79,40 @@ def test_the_first_item_of_a_kind_uses_a_thread_and_cheap_ones_the_loop() -> Non
     model = run(story)
     assert model.threads == [True, False, False]
     assert model.calls == [[0], [1], [2]]
+
+
+def test_the_item_of_the_only_request_is_computed_at_once() -> None:
+    async def story(batcher: Batcher, model: Model) -> None:
+        requests = batcher.requests = {"own"}
+        await batcher.submit("a", 0, model)  # its duration is not known yet
+        coroutine = batcher.submit("a", 1, model)
+        with pytest.raises(StopIteration) as done:  # without an iteration of the loop
+            coroutine.send(None)
+        assert done.value.value == "answer to 1"
+        requests.add("another")
+        results = await asyncio.gather(*(batcher.submit("a", i, model) for i in (2, 3)))
+        assert results == ["answer to 2", "answer to 3"]
+
+    assert run(story).calls == [[0], [1], [2, 3]]
+
+
+def test_durations_are_processor_time_of_the_thread() -> None:
+    """Time in which another process has the core does not make a kind look expensive."""
+    in_threads = list[bool]()
+
+    def compute(values: list[Any]) -> list[Any]:
+        in_threads.append(threading.current_thread() is not threading.main_thread())
+        time.sleep(0.02)
+        return values
+
+    async def story() -> None:
+        batcher = Batcher(1, 8, 0.015)
+        for i in range(3):
+            await batcher.submit("a", i, compute)
+        batcher.close()
+
+    asyncio.run(story())
+    assert in_threads == [True, False, False]
 
 
 def test_items_of_one_loop_iteration_are_one_call_per_kind() -> None:

@@ -228,9 +228,10 @@ class Metrics:
     def count_search(self, result: SearchResult) -> None:
         """Count a search over one or several instances."""
         self.instances.inc(len(result.labels))
-        self.labels_scored.inc(int(result.labels_scored.sum()))
-        self.postings_read.inc(int(result.postings_read.sum()))
-        self.certified_instances.inc(int(result.exact.sum()))
+        # faster than sums of NumPy for one row, and as fast for a thousand
+        self.labels_scored.inc(sum(result.labels_scored.tolist()))
+        self.postings_read.inc(sum(result.postings_read.tolist()))
+        self.certified_instances.inc(sum(result.exact.tolist()))
 
     def observe_transaction(self, mode: str, seconds: float, answered: bool) -> None:
         """Record a transaction of the store. mode: read or write."""

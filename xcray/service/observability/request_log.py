@@ -13,7 +13,7 @@ import time
 from contextvars import ContextVar
 from typing import IO, Any, Final
 
-from xcray.telemetry.logging import FORMATTERS, LogFormat
+from xcray.telemetry.logging import FORMATTERS, BatchingHandler, LogFormat
 
 NO_REQUEST: Final = "-"
 REQUEST_ID: ContextVar[str] = ContextVar("xcray_request_id", default=NO_REQUEST)
@@ -67,21 +67,30 @@ def log_quickly(level: int, event: str, fields: dict[str, Any]) -> None:
     # not of the constructor, which finds out the file, the thread and the process
     record = logging.LogRecord.__new__(logging.LogRecord)
     vars(record).update(
-        _EMPTY_RECORD, levelno=level, levelname=logging.getLevelName(level), msg=event
+        {
+            **_EMPTY_RECORD,
+            "levelno": level,
+            "levelname": logging.getLevelName(level),
+            "msg": event,
+            **fields,
+            "created": time.time(),
+            "_fields": fields,
+        }
     )
-    vars(record).update(fields, created=time.time(), _fields=fields)
     LOGGER.callHandlers(record)
 
 
 def configure_logging(stream: IO[str] | None, level: str, form: LogFormat = "json") -> None:
     """Send the logs of xcray, uvicorn and OpenTelemetry to a stream (default stderr).
 
-    Earlier handlers are replaced.
+    Lines are written in batches, see `BatchingHandler`. Earlier handlers are closed.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = BatchingHandler(stream or sys.stderr)
     handler.setFormatter(FORMATTERS[form](log_context))
     for name in ("xcray", "uvicorn", "opentelemetry"):
         logger = logging.getLogger(name)
+        for earlier in logger.handlers:
+            earlier.close()
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level.upper())
     # The edge middleware logs requests, with their ids.

@@ -3,11 +3,14 @@
 One batcher per process, used on its event loop. The duration of a computation is predicted from
 earlier computations of the same kind.
 
-Cheap computations run on the event loop itself, in its next iteration. Handing them to a thread and
-back takes longer than most of them, and under load a thread waits for the interpreter lock. All
-cheap requests with the same key that have arrived by that iteration are computed in one call.
-Batches therefore grow when requests arrive faster than they are answered, and no request ever waits
-for others to arrive.
+Cheap computations run on the event loop itself: at once if the process answers no other request,
+else in the next iteration. Handing them to a thread and back takes longer than most of them, and
+under load a thread waits for the interpreter lock. All cheap requests with the same key that have
+arrived by that iteration are computed in one call. Batches therefore grow when requests arrive
+faster than they are answered, and no request ever waits for others to arrive.
+
+Durations are processor time of the thread: on the clock of the wall, a moment in which another
+process had the core would make a kind of computation look expensive.
 
 Expensive computations run in threads. Requests that find all threads busy are batched when a thread
 becomes free. `inline_seconds` limits the computation per loop iteration, and `THREAD_BATCH_FACTOR`
@@ -20,7 +23,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +60,7 @@ class Batcher:
         threads: int,
         max_rows: int,
         inline_seconds: float,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """Create a batcher and its threads.
 
@@ -68,6 +71,7 @@ class Batcher:
         self._max_rows = max_rows
         self._inline_seconds = inline_seconds
         self._clock = clock
+        self.requests: Sized | None = None  # all that the process answers now, if the server knows
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xcray-predict")
         self._cheap: deque[_WorkItem] = deque()
         self._expensive: deque[_WorkItem] = deque()
@@ -111,15 +115,16 @@ class Batcher:
         are proportional to their `weight`. They can be computed in one call if all of them are
         `batchable`.
         """
+        seconds_per_weight = self._seconds_per_weight.get(key, math.inf)
+        is_cheap = seconds_per_weight * weight <= self._inline_seconds
+        if is_cheap and self.requests is not None and len(self.requests) < 2:
+            started = self._clock()
+            (result,) = compute_batch([payload])
+            self._learn(key, weight, 1, self._clock() - started)
+            return result
         loop = asyncio.get_running_loop()
         item = _WorkItem(key, payload, weight, compute_batch, batchable, loop.create_future())
-        seconds_per_weight = self._seconds_per_weight.get(key)
-        (
-            self._cheap
-            if seconds_per_weight is not None
-            and seconds_per_weight * weight <= self._inline_seconds
-            else self._expensive
-        ).append(item)
+        (self._cheap if is_cheap else self._expensive).append(item)
         self._schedule_tick(loop)
         return await item.future
 
@@ -208,7 +213,7 @@ class Batcher:
             self._schedule_tick(loop)
 
     def _deliver(self, batch: list[_WorkItem], results: list[Any], seconds: float) -> None:
-        """Set the results of a batch and update the predicted duration of its key."""
+        """Set the results of a batch."""
         for item, result in zip(batch, results, strict=True):
             if item.future.done():
                 continue
@@ -216,9 +221,13 @@ class Batcher:
                 item.future.set_exception(result)
             else:
                 item.future.set_result(result)
-        measured = seconds / sum([item.weight for item in batch])
-        predicted = self._seconds_per_weight.get(batch[0].key, measured)
+        self._learn(batch[0].key, sum([item.weight for item in batch]), len(batch), seconds)
+
+    def _learn(self, key: Hashable, weight: float, n_items: int, seconds: float) -> None:
+        """Update the predicted duration of a key by that of a computation."""
+        measured = seconds / weight
+        predicted = self._seconds_per_weight.get(key, measured)
         if len(self._seconds_per_weight) >= MAX_KEYS:
             self._seconds_per_weight.clear()
-        self._seconds_per_weight[batch[0].key] = predicted + SMOOTHING * (measured - predicted)
-        self._row_seconds += SMOOTHING * (seconds / len(batch) - self._row_seconds)
+        self._seconds_per_weight[key] = predicted + SMOOTHING * (measured - predicted)
+        self._row_seconds += SMOOTHING * (seconds / n_items - self._row_seconds)

@@ -181,6 +181,7 @@ class Server(uvicorn.Server):
             )
         )
         self._app_state: AppState = app.state.app_state
+        self._app_state.prediction.batcher.requests = self.server_state.tasks
         self._drain_seconds = settings.drain_seconds
         self._announce = announce
         self._drain_started_at: float | None = None
