@@ -162,7 +162,8 @@ def test_a_few_rows_are_predicted_without_search_kernels(
     def unexpected(*arguments: Any) -> None:
         raise AssertionError("a search kernel was called")
 
-    for kernel in ("search_dense", "search_narrow_rows", "search_wide_rows"):
+    lists = ("search_narrow_rows", "search_short_rows", "search_wide_rows")
+    for kernel in ("search_dense", *lists):
         monkeypatch.setattr(f"xcray.index.search.{kernel}", unexpected)
     monkeypatch.setattr(SearchIndex, "is_compiled", False)
     monkeypatch.setattr(SearchIndex, "_numpy_seconds", 0.0)

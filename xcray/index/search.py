@@ -34,7 +34,12 @@ from xcray.kernels.search.bounded_scan import (
     rank_of,
     score_one,
 )
-from xcray.kernels.search.choose_scan import search_narrow_rows, search_wide_rows
+from xcray.kernels.search.choose_scan import (
+    SHORT_LABELS,
+    search_narrow_rows,
+    search_short_rows,
+    search_wide_rows,
+)
 from xcray.kernels.search.dense import search_dense
 from xcray.kernels.search.label_groups import search_grouped_rows
 from xcray.kernels.search.lists import NARROW_BYTES, PackedLists
@@ -106,6 +111,8 @@ class SearchIndex:
         self._is_compiled = self._is_compiling = False
         narrow = lists.width == NARROW_BYTES
         self._list_kernel = DirectKernel(search_narrow_rows if narrow else search_wide_rows)
+        is_small = narrow and groups is None and lists.dropped_below == 0 and len(b) <= SHORT_LABELS
+        self._short_kernel = DirectKernel(search_short_rows) if is_small else None
         self._prefer_dense = is_dense(*W.shape, W.nnz) if dense is None else dense
         self.row_norm, self.groups = row_norm, groups
         # attributes, because each query reads them
@@ -254,8 +261,10 @@ class SearchIndex:
     def is_compiled(self) -> bool:
         """Return whether the kernel that searches the rows needs no compilation."""
         if not self._is_compiled:  # remembered, because each request asks
-            kernel = search_dense if self._prefer_dense else self._list_kernel.kernel
-            self._is_compiled = is_compiled(kernel)
+            kernels = [search_dense if self._prefer_dense else self._list_kernel.kernel]
+            if self._short_kernel is not None and not self._prefer_dense:
+                kernels.append(search_short_rows)
+            self._is_compiled = all(map(is_compiled, kernels))
         return self._is_compiled
 
     @property
@@ -267,8 +276,9 @@ class SearchIndex:
         """Load or compile the kernel; queries of other threads use NumPy meanwhile if they can."""
         self._is_compiling = True
         try:
-            row = csr([0, 0], [], [], self.n_features)
-            self._search_all(row, _new_output(1, min(1, self.n_labels)), 1, None, None)
+            row, out = csr([0, 0], [], [], self.n_features), _new_output(1, min(1, self.n_labels))
+            for end in (None, time.perf_counter() + 3600):  # with a deadline, no row is short
+                self._search_all(row, out, 1, end, None)
         finally:
             self._is_compiling = False
 
@@ -331,7 +341,11 @@ class SearchIndex:
             search_dense(X, start, stop, self.dense, self.b, allowed, out)
             return
         work = self._take_work()
-        kernel(X, start, stop, *self._data, allowed, n_allowed, budget, *work, out)
+        if self._short_kernel is not None and among is None and end is None:
+            lists = (self.lists.blocks, self.lists.starts, self.b)
+            start = self._short_kernel(X, start, stop, *lists, work[0].totals, out)
+        if start < stop:
+            kernel(X, start, stop, *self._data, allowed, n_allowed, budget, *work, out)
         self._free_work.append(work)  # clean again; after an exception it is not, and is discarded
 
     def _take_work(self) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,7 @@ from xcray.index.search import SearchIndex
 from xcray.index.search_result import SearchResult
 from xcray.index.weight_scan import Scan, scan_postings, scan_weights
 from xcray.kernels.entry_points import has_usual_arrays
+from xcray.kernels.search.choose_scan import SHORT_POSTINGS
 
 VALUES = st.sampled_from(
     [
@@ -161,7 +163,8 @@ def test_an_index_compiles_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     _, index = cold_index(monkeypatch, used)
     assert index.answers_while_compiling
     index.compile()
-    assert (used, index._is_compiling) == (["kernels"], False)
+    # without a deadline a row is short, with one it is not
+    assert (used, index._is_compiling) == (["kernels", "kernels"], False)
     monkeypatch.setattr(SearchIndex, "is_compiled", True)
     assert not index.answers_while_compiling
 
@@ -176,7 +179,8 @@ def test_rows_with_arrays_of_other_types_have_the_same_bits() -> None:
     )
     index = searcher(case.W, case.b)
     first, second = index.query(case.X, 5), index.query(case.X, 5)
-    assert index._list_kernel.entry_point is not None
+    assert index._short_kernel is not None
+    assert index._short_kernel.entry_point is not None
     padded = np.zeros(4 * len(case.X.data) + 1, np.uint8)
     padded[1:] = case.X.data.view(np.uint8)
     unaligned = padded[1:].view(np.float32)
@@ -187,6 +191,20 @@ def test_rows_with_arrays_of_other_types_have_the_same_bits() -> None:
     for other in (second, third):
         assert np.array_equal(first.labels, other.labels)
         assert first.scores.tobytes() == other.scores.tobytes()
+
+
+def test_short_and_long_rows_of_one_batch() -> None:
+    """Rows with few postings are searched by a kernel of their own, until one has many."""
+    rng = np.random.default_rng(6)
+    W = random_matrix(rng, 300, 120, 100, learned)
+    rows = [random_matrix(rng, 1, 120, n) for n in (3, 0, 110, 5)]
+    X = csr_from(sp.vstack([row.to_scipy() for row in rows]))
+    index = SearchIndex.build(W, biases(rng, 300), dense=False)
+    assert index.query(rows[0], 5).postings_read[0] < SHORT_POSTINGS
+    assert index.query(rows[2], 5).postings_read[0] > SHORT_POSTINGS
+    request = SearchArguments(k=5)
+    answer = request.of(index, X, 300)
+    assert differences(answer, naive.all_scores(X, W, index.b), request) == []
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

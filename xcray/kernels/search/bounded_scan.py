@@ -595,16 +595,29 @@ def scan_exact(
     i: int,
 ) -> None:
     """Compute the scores of all labels from the weights in narrow lists."""
-    blocks, terms, totals, k = engine.lists.blocks, row.terms, work.totals, out.labels.shape[1]
+    terms, totals = row.terms, work.totals
     for t in range(row.n_terms):
-        n, x = terms.n_all[t], terms.x[t]
-        labels, weights = terms.all[t], terms.all[t] + NARROW_BYTES * terms.n_all[t]
-        for j in range(n):
-            totals[load16(blocks, labels + NARROW_BYTES * j)] += x * float64(
-                float_of(load32(blocks, weights + WEIGHT_BYTES * j))
-            )
+        add_exact(engine.lists.blocks, terms.all[t], terms.n_all[t], terms.x[t], totals)
+    take_best(totals, engine.bias, allowed, out, i)
+    out.postings_read[i] += row.n_postings
+
+
+@inner(allocates=False)
+def add_exact(blocks: Bytes, labels: int, n: int, x: float, totals: Float64) -> None:
+    """Add x times the n weights behind the labels of a narrow list to the totals."""
+    weights = labels + NARROW_BYTES * n
+    for j in range(n):
+        totals[load16(blocks, labels + NARROW_BYTES * j)] += x * float64(
+            float_of(load32(blocks, weights + WEIGHT_BYTES * j))
+        )
+
+
+@inner()
+def take_best(totals: Float64, bias: Float32, allowed: Bytes, out: SearchOutput, i: int) -> None:
+    """Write the best labels of totals + bias to row i, worst first, and reset the totals."""
+    k = out.labels.shape[1]
     for label in range(len(totals)):
-        totals[label] += float64(engine.bias[label])
+        totals[label] += float64(bias[label])
     if len(allowed):
         for label in range(len(totals)):
             totals[label] = totals[label] if allowed[label] else -np.inf
@@ -620,7 +633,6 @@ def scan_exact(
         # worst first: a heap
         out.labels[i, k - 1 - c], out.scores[i, k - 1 - c] = best[c], scores[c]
     out.labels_scored[i] += len(totals)
-    out.postings_read[i] += row.n_postings
 
 
 @numba.njit(nogil=True, cache=True)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
-from xcray.arrays import CSR
+from xcray.arrays import CSR, Float32, Float64
 from xcray.kernels.inner import inner
-from xcray.kernels.search.bits import int64
+from xcray.kernels.prefetch import prefetch
+from xcray.kernels.search.bits import float64, int64
 from xcray.kernels.search.bounded_scan import (
     UNLIMITED,
     QueryRow,
     SearchEngine,
     SearchOutput,
     SearchScratch,
+    add_exact,
     offer_by_bias,
     read_row,
     scan,
     scan_exact,
     scan_touched,
     score_all,
+    take_best,
 )
 from xcray.kernels.search.bounded_scan_wide import (
     MAX_TERMS,
@@ -27,7 +31,7 @@ from xcray.kernels.search.bounded_scan_wide import (
     search_above_cuts,
     wide_search,
 )
-from xcray.kernels.search.lists import Bytes
+from xcray.kernels.search.lists import PREFETCH_LINES, UNIT_BYTES, Bytes, exact_list
 from xcray.kernels.search.postings import sort_best_first
 
 MAX_FLOAT32_SUM = 1e30  # larger sums can overflow float32
@@ -35,6 +39,9 @@ MAX_FLOAT32_SUM = 1e30  # larger sums can overflow float32
 TOUCHED_DIVISOR = 4
 # narrow lists are cut if k scores cost at most as much as n_labels / CUTS_DIVISOR postings
 CUTS_DIVISOR = 8
+# of models with at most so many labels, rows with at most so many postings are searched without a
+# choice of the method, which would take longer than it saves
+SHORT_LABELS, SHORT_POSTINGS = 4096, 8192
 CANDIDATES_FACTOR = 4  # with more than this times n_labels postings, the other methods are faster
 
 
@@ -97,11 +104,54 @@ def search_wide_rows(
         end_row(out, i)
 
 
+@numba.njit(nogil=True, cache=True)
+def search_short_rows(
+    X: CSR,
+    first: int,
+    stop: int,
+    blocks: Bytes,
+    starts: NDArray[np.uint32],
+    bias: Float32,
+    totals: Float64,
+    out: SearchOutput,
+) -> int:
+    """Search rows from `first` on by the weights in narrow lists; return the first row not done.
+
+    That is `stop`, or a row with more than SHORT_POSTINGS postings. What `search_narrow_rows` needs
+    for its choice, and 29 arrays instead of 13, take longer than such a row. blocks, starts: of the
+    lists; totals: (K,), zero between queries.
+    """
+    n_labels = len(bias)
+    for i in range(first, stop):
+        n_postings = int64(0)
+        for p in range(X.indptr[i], X.indptr[i + 1]):
+            for line in range(PREFETCH_LINES):
+                prefetch(blocks, int64(starts[X.indices[p]]) * UNIT_BYTES + 64 * line)
+        for p in range(X.indptr[i], X.indptr[i + 1]):
+            n_postings += exact_list(blocks, starts, X.indices[p], n_labels)[1]
+        if n_postings > SHORT_POSTINGS:
+            return i
+        for p in range(X.indptr[i], X.indptr[i + 1]):
+            labels, n = exact_list(blocks, starts, X.indices[p], n_labels)
+            add_exact(blocks, labels, n, float64(X.data[p]), totals)
+        begin_certificate(out, i)
+        take_best(totals, bias, blocks[:0], out, i)
+        out.postings_read[i] = n_postings
+        end_row(out, i)
+    return stop
+
+
 @inner()
 def begin_row(X: CSR, i: int, engine: SearchEngine, out: SearchOutput) -> QueryRow:
     """Return row i of X, and initialise its certificate."""
-    out.exact[i], out.labels_scored[i], out.postings_read[i], out.runner_up[i] = True, 0, 0, -np.inf
+    begin_certificate(out, i)
     return read_row(X, i, engine)
+
+
+@inner(allocates=False)
+def begin_certificate(out: SearchOutput, i: int) -> None:
+    """Initialise the certificate of row i."""
+    out.exact[i], out.labels_scored[i], out.postings_read[i], out.runner_up[i] = True, 0, 0, -np.inf
 
 
 @inner(allocates=False)

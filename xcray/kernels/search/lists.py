@@ -322,6 +322,33 @@ def _read_list(lists: PackedLists, terms: Terms, t: int, position: int) -> None:
 
 
 @inner(allocates=False)
+def exact_list(
+    blocks: Bytes, starts: NDArray[np.uint32], feature: int, n_labels: int
+) -> tuple[int, int]:
+    """Return the position of all labels of a feature in narrow lists, and their number.
+
+    Their weights follow. starts: of the lists.
+    """
+    begin = int64(starts[feature])
+    if starts[feature + 1] == begin:
+        return int64(0), int64(0)
+    position = begin * UNIT_BYTES
+    head = load32(blocks, position)
+    n = int64(head & np.uint32(0x7FFFFFFF))
+    if head & SPECIAL_BIT:
+        n = int64(load32(blocks, position + 12))
+        position += (
+            DENSE_HEADER_BYTES
+            + CURVE_BYTES
+            + n_labels
+            + list_bytes(2 * max_clipped(n_labels), NARROW_BYTES)
+        )
+    else:
+        position += HEADER_BYTES + curve_bytes(n, NARROW_BYTES)
+    return position + 2 * (chunk_count(n, chunk_shift(n)) + 1), n
+
+
+@inner(allocates=False)
 def _read_dense(lists: PackedLists, terms: Terms, t: int, position: int) -> None:
     """Fill in the fields of a dense feature with its header at `position`."""
     blocks = lists.blocks

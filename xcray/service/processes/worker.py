@@ -27,7 +27,11 @@ from xcray.jobs.store.job_store import JobStore
 from xcray.kernels.cache import load_compiled
 from xcray.kernels.canonical import first_fault
 from xcray.kernels.search.bounded_scan import rank_of, score_one
-from xcray.kernels.search.choose_scan import search_narrow_rows, search_wide_rows
+from xcray.kernels.search.choose_scan import (
+    search_narrow_rows,
+    search_short_rows,
+    search_wide_rows,
+)
 from xcray.kernels.text import vectorize_texts
 from xcray.service.app import AppParts, AppRole, create_app
 from xcray.service.models.loading import open_predictor_soon
@@ -46,6 +50,7 @@ SHARED_KERNELS: Final = (
     first_fault,
     vectorize_texts,
     search_narrow_rows,
+    search_short_rows,
     search_wide_rows,
     rank_of,
     score_one,
