@@ -119,7 +119,16 @@ class GraphRounds(Rounds):
 
         self._run_steps(draw, lo, advance)
 
-    def _arguments(self, draw: Draw, how: graph_kernel.GraphSearch, thread: int) -> Any:
+    def _arguments(
+        self, draw: Draw, how: graph_kernel.GraphSearch, thread: int
+    ) -> tuple[
+        kernel.MemoirBatch,
+        kernel.MemoirSettings,
+        graph_kernel.GraphSearch,
+        kernel.FeatureLists,
+        graph_kernel.SmallWorld,
+        graph_kernel.GraphScratch,
+    ]:
         """Return the first arguments of the kernels."""
         scratch = self._graph_scratch[thread]
         return draw.batch, self._settings, how, self.lists, self._graph, scratch
