@@ -21,9 +21,17 @@ import numpy as np
 from xcray.arrays import Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
 from xcray.kernels.vocabulary import Vocabulary, Words, extend_state, find, initial_state
+from xcray.kernels.word_rules import (
+    OTHER,
+    UPPER_A,
+    UPPER_Z,
+    kind_of,
+    letter_width,
+    part_end,
+    singular_end,
+)
 
-BLANK, UNDERSCORE, ZERO, NINE, UPPER_A, UPPER_Z, LOWER_A, LOWER_Z = 32, 95, 48, 57, 65, 90, 97, 122
-_C, _E, _H, _I, _N, _R, _S, _T, _U, _X, _Y = b"cehinrstuxy"
+BLANK = 32
 # in tokenized texts: ends a word; ends all words
 WORD_END, WORDS_END = 255, 254
 # bits of the form of a text: it is tokenized; its row has another text; it cannot be read as plain;
@@ -31,10 +39,7 @@ WORD_END, WORDS_END = 255, 254
 TOKENIZED, CONTINUED, MISSED, FIELD_SHIFT, LANGUAGE_SHIFT = 1, 2, 4, 3, 9
 FIELD_MASK = (1 << (LANGUAGE_SHIFT - FIELD_SHIFT)) - 1
 NO_FIELD: Any = np.int64(0)  # texts without own terms
-# begins terms of characters, see `data.text.fields`; ends words that names are searched in
-SEPARATOR: Final = 31
-# kinds of bytes
-OTHER, LOWER, UPPER, DIGIT, JOINT = 0, 1, 2, 3, 4
+SEPARATOR: Final = 31  # begins terms of characters; ends words that names are searched in
 
 
 class TextRules(NamedTuple):
@@ -89,63 +94,6 @@ class Workspace(NamedTuple):
     base: int
 
 
-@inner(inline="always")
-def _kind(c: int) -> int:
-    """Return the kind of a byte in tokens and identifiers."""
-    if LOWER_A <= c <= LOWER_Z:
-        return LOWER
-    if UPPER_A <= c <= UPPER_Z:
-        return UPPER
-    if ZERO <= c <= NINE:
-        return DIGIT
-    return JOINT if c == UNDERSCORE else OTHER
-
-
-@inner()
-def _part_end(text: Any, p: int, stop: int) -> int:
-    """Return the end of the part of an identifier that starts at p, as in HTTP|Error|2.
-
-    Returns p for an underscore.
-    """
-    kind = _kind(text[p])
-    if kind == JOINT:
-        return p
-    q = p + 1
-    while q < stop and _kind(text[q]) == kind:
-        q += 1
-    if kind != UPPER or q == stop or _kind(text[q]) != LOWER:
-        return q
-    if q - p > 1:
-        return q - 1  # the last capital starts the next word
-    while q < stop and _kind(text[q]) == LOWER:
-        q += 1
-    return q
-
-
-@inner()
-def _singular_end(w: Any, start: int, stop: int) -> int:
-    """Return the end of the singular of a word; "ies" becomes "y" in place.
-
-    The rules are those of `data.text.tokenizer.singular`.
-    """
-    n = stop - start
-    if n < 4 or w[stop - 1] != _S:
-        return stop
-    c = w[stop - 2]
-    if c in (_U, _S, _I):
-        return stop
-    if c == _E and w[stop - 3] == _I and n > 4:
-        w[stop - 3] = _Y
-        return stop - 2
-    if c != _E:
-        return stop - 1
-    a, b = w[stop - 4], w[stop - 3]
-    sibilant = b == _X or (a == _S and b in (_S, _H))
-    if a == _C and b == _H and n > 4:
-        sibilant = w[stop - 5] in (_T, _N, _R)
-    return stop - 2 if sibilant else stop - 1
-
-
 @inner()
 def _put(text: Any, start: int, stop: int, lowercase: bool, letters: Any, at: int) -> int:
     """Copy a token to letters[at:], in lower case if requested; return its end."""
@@ -169,7 +117,7 @@ def _put_word(
     w = workspace.letters
     end = _put(text, start, stop, rules.lowercase, w, at)
     if rules.fold_plurals:
-        end = _singular_end(w, at, end)
+        end = singular_end(w, at, end)
     if len(rules.read_as.offsets) > 1:
         state = extend_state(initial_state(rules.aliases.seed), w, at, end)
         alias = find(rules.aliases, w, at, end, state)
@@ -197,28 +145,6 @@ def _look_up(vocabulary: Vocabulary, w: Any, start: int, stop: int, terms: Int32
 
 
 @inner()
-def _letter_width(text: Any, p: int, stop: int, word_characters: Any) -> int:
-    """Return the bytes of the letter or digit at p, which is not ASCII; 0 for other characters.
-
-    Returns -1 for characters of four bytes.
-    """
-    c, point, width = text[p], 0, 2
-    if c >= 0xF0:
-        return -1
-    if c >= 0xE0:
-        point, width = c & 0xF, 3
-    elif c >= 0xC0:
-        point = c & 0x1F
-    else:
-        return 0  # inside of a character
-    if p + width > stop:
-        return -1
-    for q in range(p + 1, p + width):
-        point = point << 6 | (text[q] & 0x3F)
-    return width if word_characters[point] else 0
-
-
-@inner()
 def _tokenize(
     text: Any,
     start: int,
@@ -240,11 +166,11 @@ def _tokenize(
     while p < stop:
         first, inside = p, 0  # bytes inside of characters
         while True:
-            while p < stop and _kind(text[p]) != OTHER:
+            while p < stop and kind_of(text[p]) != OTHER:
                 p += 1
             if p == stop or text[p] < 0x80:
                 break
-            width = _letter_width(text, p, stop, rules.word_characters)
+            width = letter_width(text, p, stop, rules.word_characters)
             if width < 0:
                 return -1, m
             if width == 0:
@@ -255,7 +181,7 @@ def _tokenize(
             continue
         parts, q = 0, first
         while rules.split_identifiers and q < p and parts < 2:
-            end = _part_end(text, q, p)
+            end = part_end(text, q, p)
             parts += end > q
             q = max(end, q + 1)
         if parts < 2:
@@ -264,7 +190,7 @@ def _tokenize(
             continue
         q = first
         while q < p:
-            end = _part_end(text, q, p)
+            end = part_end(text, q, p)
             if end - q > 1:
                 at = _put_word(text, q, end, rules, workspace, at, n)
                 n += 1
@@ -337,9 +263,10 @@ def _read_words(
     m: int,
 ) -> tuple[int, int]:
     """Read the words of text i, or mark it as MISSED; the same as `_tokenize`."""
+    start, stop = starts[i], starts[i + 1]
     if form[i] & TOKENIZED:
-        return _read_tokens(text, starts[i], starts[i + 1], vocabulary, workspace, m)
-    n, m = _tokenize(text, starts[i], starts[i + 1], vocabulary, rules, workspace, m)
+        return _read_tokens(text, start, stop, vocabulary, workspace, m)
+    n, m = _tokenize(text, start, stop, vocabulary, rules, workspace, m)
     language = form[i] >> LANGUAGE_SHIFT
     if n < 0 or (language and not _stem_words(n, language, stems, workspace)):
         form[i] = form[i] | MISSED
@@ -506,20 +433,20 @@ def split_texts(
     known, how, known_stems = _named(vocabulary, rules, stems)
     workspace = _make_workspace(starts, form, how)
     words, ends = np.empty(len(text) + len(text) // 2 + 16, np.uint8), np.empty(len(form), np.int64)
-    at, row, begins = 0, 0, True
+    at, row, begins, base = 0, 0, True, workspace.base
     m: Any = np.int64(0)
     for i in range(len(form)):
         n, _ = _read_words(text, starts, form, i, known, how, known_stems, workspace, m)
-        size = workspace.ends[n - 1] + 1 - workspace.base if n > 0 else 0
+        size = workspace.ends[n - 1] + 1 - base if n > 0 else 0
         if at + size >= len(words):
             words = _enlarge(words, at, at + size + 1)
         if not begins:
             words[at] = SEPARATOR
             at += 1
         for p in range(size):
-            words[at + p] = workspace.letters[workspace.base + p]
+            words[at + p] = workspace.letters[base + p]
         for j in range(n):
-            words[at + workspace.ends[j] - workspace.base] = SEPARATOR
+            words[at + workspace.ends[j] - base] = SEPARATOR
         at += size
         begins = form[i] & CONTINUED == 0
         if begins:

@@ -100,11 +100,8 @@ class Builder:
         dataset_id = new_id("ds")
         staged, folder = self._root / f".{dataset_id}.part", self._root / dataset_id
         staged.mkdir(mode=0o700)
-        kinds = {VOCABULARY: ""}  # its content decides
         moved = {
-            part: folder / f"{part}{kinds.get(part, f'.{format}')}{compressed_suffix(path)}"
-            if move_sources
-            else path
+            part: folder / _source_name(part, format, path) if move_sources else path
             for part, path in sources.items()
         }
         if move_sources:
@@ -291,6 +288,12 @@ class Builder:
     def _remove(self, dataset_id: str) -> None:
         """Remove a request and its sources."""
         shutil.rmtree(self._root / dataset_id, ignore_errors=True)
+
+
+def _source_name(part: str, format: str, path: Path) -> str:
+    """Return the name of an upload in a build; the content of a vocabulary decides its format."""
+    kind = "" if part == VOCABULARY else f".{format}"
+    return part + kind + compressed_suffix(path)
 
 
 def allowed_path(path: str, roots: Sequence[Path]) -> Path:
