@@ -6,8 +6,8 @@ other family is `group_contract.GroupSolver`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Protocol, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, Literal, Protocol, Self
 
 import numpy as np
 
@@ -87,7 +87,7 @@ class Solver(Protocol):
     def summarize(self, records: np.ndarray) -> dict[str, Any]:
         """Return counts of the records (n,) for the report of a training; JSON.
 
-        By default: labels without training rows, dropped weights if they are recorded, and, if
+        By default: labels without training rows, the sums of `SUMMED` that are recorded, and, if
         there are certificates, "stopped": why the training ended, and "converged": whether it did
         with its tolerance.
         """
@@ -200,12 +200,26 @@ class WarmStartSolver(IndependentSolver, Protocol):
         """
 
 
+# fields of records whose sums are in a summary, and their names there
+SUMMED: Final[Mapping[str, str]] = {
+    "pruned": "weights_pruned",
+    "support": "support_vectors",
+    "violating": "margin_violations",
+    "outliers": "outliers",
+    "rows_read": "rows_read",
+    "bytes_read": "bytes_read",
+}
+
+
 def summarize_records(solver: Solver, records: np.ndarray) -> dict[str, Any]:
     """Return the default summary of `Solver.summarize`."""
-    names = records.dtype.names or ()
     summary: dict[str, Any] = {
         "labels_without_positives": int((records["positives"] == 0).sum()),
-        **({"weights_pruned": int(records["pruned"].sum())} if "pruned" in names else {}),
+        **{
+            key: int(records[name].sum())
+            for name, key in SUMMED.items()
+            if name in (records.dtype.names or ())
+        },
     }
     certified, gap = solver.certified(records), solver.largest_gap(records)
     if gap is not None:

@@ -18,7 +18,6 @@ from xcray.kernels.sparse import row_norms_sq, take_pattern_rows, transpose_patt
 from xcray.kernels.training import dynamic_csr as growing
 from xcray.kernels.training import pdsparse as kernel
 from xcray.schedule.calls import at_worker
-from xcray.solvers.contract import summarize_records
 from xcray.solvers.declarations import (
     WEIGHT_FIELDS,
     CompileCase,
@@ -166,11 +165,6 @@ class PDSparseSolver(Parameters, GroupSolver):
         solved = records["positives"] > 0
         gap, null = (float(records[name][solved].sum()) for name in ("gap", "null"))
         return float(relative_gaps(gap, null))
-
-    def summarize(self, records: np.ndarray) -> dict[str, Any]:
-        """Return the default counts, and the number of support vectors."""
-        support = int(records["support"].sum())
-        return {**summarize_records(self, records), "support_vectors": support}
 
     def layout(self, workers: int, processes: bool, rows: TrainingRows) -> Layout:
         """Return the layout: one worker, on one core."""

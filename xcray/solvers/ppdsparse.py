@@ -28,7 +28,7 @@ from xcray.kernels.training.ppdsparse.state import (
 )
 from xcray.measures import inverse_propensities
 from xcray.solvers import newton
-from xcray.solvers.contract import WarmStartSolver, summarize_records
+from xcray.solvers.contract import WarmStartSolver
 from xcray.solvers.declarations import (
     WEIGHT_FIELDS,
     CompileCase,
@@ -258,13 +258,6 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     def largest_gap(self, records: np.ndarray) -> float:
         """Return the largest gap of a label, relative to its null objective."""
         return largest_gap(records)
-
-    def summarize(self, records: np.ndarray) -> dict[str, Any]:
-        """Return the default counts, and the number of support vectors."""
-        support = int(records["support"].sum())
-        violating = int(records["violating"].sum())
-        counts = {"support_vectors": support, "margin_violations": violating}
-        return {**summarize_records(self, records), **counts}
 
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of Newton's method, where it can be used.

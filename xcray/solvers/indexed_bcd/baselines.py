@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from xcray.data.dataset import Dataset
 from xcray.data.metric_forest.forest import extended_norms
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.kernels.training.pegasos import Steps, take_steps
-from xcray.solvers.contract import summarize_records
 from xcray.solvers.declarations import RecordField, RecordSchema, StoppingRule, TaskNeeds
 from xcray.solvers.indexed_bcd.disk_blocks import NO_ROWS, DiskBlocks
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest, HingeState, new_scratch
@@ -140,15 +139,6 @@ class BlockMinimisationSolver(Baseline):
         certified &= records["rounds"] >= 0
         certified |= records["positives"] == 0
         return certified
-
-    def summarize(self, records: np.ndarray) -> dict[str, Any]:
-        """Return the default counts, support vectors, and rows read."""
-        return {
-            **summarize_records(self, records),
-            "support_vectors": int(records["support"].sum()),
-            "rows_read": int(records["rows_read"].sum()),
-            "bytes_read": int(records["bytes_read"].sum()),
-        }
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> HingeState:
         """Return the state of a worker, with its blocks in the temporary directory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from xcray.data.metric_forest.forest import (
 )
 from xcray.errors import ParameterError
 from xcray.kernels.training.metric_forest import PIVOTS
-from xcray.solvers.contract import SolverState, summarize_records
+from xcray.solvers.contract import SolverState
 from xcray.solvers.declarations import (
     CompileCase,
     RecordField,
@@ -184,16 +184,6 @@ class IndexedBCDSolver(HingeOneVsRest):
         certified: np.ndarray = (records["rounds"] >= 0) & is_small & (records["changing"] == 0)
         certified |= records["positives"] == 0
         return certified
-
-    def summarize(self, records: np.ndarray) -> dict[str, Any]:
-        """Return the default counts, support vectors, outliers, and rows of pages read."""
-        return {
-            **summarize_records(self, records),
-            "support_vectors": int(records["support"].sum()),
-            "outliers": int(records["outliers"].sum()),
-            "rows_read": int(records["rows_read"].sum()),
-            "bytes_read": int(records["bytes_read"].sum()),
-        }
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> HingeState:
         """Return the state of a worker; builds the forest if it is selected.

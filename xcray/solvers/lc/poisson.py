@@ -69,13 +69,12 @@ class PoissonResult(NamedTuple):
     """Result of `minimise`.
 
     W: (D', m) weights; S: their scores X W (N, m); gradient: (m,) squared norms of the initial
-    gradients; products: number of products with X, each weighted by its share of the columns.
+    gradients.
     """
 
     W: Float64
     S: Float64
     gradient: Float64
-    products: float
 
 
 class PoissonProblem(NamedTuple):
@@ -108,7 +107,7 @@ def minimise(
         if step == steps or not len(active):
             break
         active = task.step(active, G)
-    return PoissonResult(task.W, task.S, first, task.products)
+    return PoissonResult(task.W, task.S, first)
 
 
 class _PoissonTask:
@@ -121,8 +120,6 @@ class _PoissonTask:
             self.offset = (b + np.log(c))[:, None]
         self.W = W
         self.check = check
-        self.products = 0.0
-        self.share = 1.0 / max(W.shape[1], 1)
         self.S = self.product(W)
         self.E = self.exponentials(self.S)
 
@@ -134,13 +131,11 @@ class _PoissonTask:
     def product(self, W: Float64) -> Float64:
         """Return X W."""
         self.check()
-        self.products += W.shape[1] * self.share
         return self.X.scores(W)
 
     def gradient(self, active: Int64) -> Float64:
         """Return the gradients of these classes: (D', n)."""
         self.check()
-        self.products += len(active) * self.share
         R = self.E[:, active]
         targets = self.targets.select(active, self.W.shape[1])
         R[targets.rows, targets.columns] -= targets.values
@@ -163,7 +158,6 @@ class _PoissonTask:
         Conjugate gradients for all classes together.
         """
         E = self.E[:, active]
-        self.products += len(active) * self.share
         inverse = 1.0 / (self.X.adjoint_squared(E) + self.lam)
         V, R = np.zeros_like(G), -G
         Z = inverse * R
@@ -174,7 +168,6 @@ class _PoissonTask:
             XP = self.product(P)
             XP *= E[:, on]
             self.check()
-            self.products += len(on) * self.share
             HP = self.X.adjoint(XP) + self.lam * P
             alpha = rz / np.einsum("jk,jk->k", P, HP)
             V[:, on] += alpha * P

@@ -78,12 +78,11 @@ class LabelUpdate(NamedTuple):
     """Result of a round for the labels of a worker.
 
     sums: those of the new weights; gradient: squared norm of the gradient at the start of the
-    round; products: number of products of all rows with the weights.
+    round.
     """
 
     sums: LabelSums
     gradient: float
-    products: float
 
 
 class HeldOutPart(NamedTuple):
@@ -144,7 +143,7 @@ class LCWorker:
         """
         data, W = self._data, np.empty_like(part.W)
         b = b + data.rows.scores(mean[:, None])[:, 0]
-        parts, gradient, products = [], 0.0, 1.0 / max(part.hi - part.lo, 1)
+        parts, gradient = [], 0.0
         for lo, hi in _column_ranges(part, data.rows.n_rows):
             problem = poisson.PoissonProblem(
                 data.rows,
@@ -160,10 +159,7 @@ class LCWorker:
             W[:, lo:hi] = result.W
             parts.append(_sums(result.S, problem.targets, result.W))
             gradient += float(result.gradient.sum())
-            products += result.products * (hi - lo) / max(part.hi - part.lo, 1)
-        return LabelWeights(part.lo, part.hi, W), LabelUpdate(
-            _merge_sums(parts), gradient, products
-        )
+        return LabelWeights(part.lo, part.hi, W), LabelUpdate(_merge_sums(parts), gradient)
 
     def watch(self, part: LabelWeights, mean: Float64) -> tuple[None, HeldOutPart | None]:
         """Evaluate the held-out rows with the weights of a part minus `mean`; None if none."""

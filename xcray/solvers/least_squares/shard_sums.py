@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,15 +14,46 @@ from xcray.solvers.group_contract import WorkerCalls
 from xcray.solvers.least_squares.gram import solver_of
 
 
+class HasShards(Protocol):
+    """A worker with some of the shards of the rows."""
+
+    @property
+    def shards(self) -> Sequence[Any]:
+        """Return the shards, in ascending order."""
+
+
+A = TypeVar("A")
+P = ParamSpec("P")
+W = TypeVar("W", bound=HasShards)
+
+
+def of_shard(
+    method: Callable[Concatenate[W, int, P], tuple[A, float]],
+) -> Callable[Concatenate[W, int, P], tuple[A | None, float | None]]:
+    """Decorate a method that returns the array and the value of the worker's shard number `step`.
+
+    Without such a shard it returns (None, None), as `sum_over_shards` expects.
+    """
+
+    @wraps(method)
+    def call(
+        self: W, step: int, /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[A | None, float | None]:
+        if step >= len(self.shards):
+            return None, None
+        return method(self, step, *args, **kwargs)
+
+    return call
+
+
 def sum_over_shards(
     workers: WorkerCalls, shards: int, method: Callable[..., Any], *args: Any
 ) -> tuple[Any, float]:
     """Return the sums of arrays and values of a method over all shards, in the order of shards.
 
-    method: (step, *args) -> (array, value) of the worker's shard number `step`, or (None, None);
-    an array is one of NumPy, which is added in float64, or a sparse one of scipy.
-    Worker w of P holds shards w, w + P, ... The caller holds the arrays of one shard per worker at
-    a time.
+    method: see `of_shard`; an array is one of NumPy, which is added in float64, or a sparse one of
+    scipy. Worker w of P holds shards w, w + P, ... The caller holds the arrays of one shard per
+    worker at a time.
     """
     arrays: list[Any] = []
     total = 0.0

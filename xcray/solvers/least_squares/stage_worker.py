@@ -15,6 +15,7 @@ from xcray.model.stages import not_finite
 from xcray.solvers.declarations import Link
 from xcray.solvers.least_squares.gram import Moments, gram_of_chunks, weighted_gram
 from xcray.solvers.least_squares.row_readers import CopiedRows, MappedRows, RowReader
+from xcray.solvers.least_squares.shard_sums import of_shard
 from xcray.solvers.least_squares.stages import (
     Features,
     FittedStage,
@@ -74,7 +75,7 @@ class StageWorker:
         held_out: Int64 | None = None,
     ) -> None:
         self._link, self._stopped, self._kept_bytes = link, stopped, kept_bytes
-        self._shards = [with_targets(shard, link) for shard in shards]
+        self.shards = [with_targets(shard, link) for shard in shards]
         self._held_out = held_out
         self._rows: list[RowReader] = [
             CopiedRows(shard) if mapped is None else MappedRows(mapped, shard.rows)
@@ -84,15 +85,14 @@ class StageWorker:
         self._kept: dict[int, list[tuple[int, Float32]]] = {}
         self._kept_for = ""
 
-    def gram(self, step: int, block: Block, double: bool) -> tuple[Moments | None, float | None]:
+    @of_shard
+    def gram(self, step: int, block: Block, double: bool) -> tuple[Moments, float]:
         """Return the lower triangle of the preconditioner of a block without ridge, and 0.
 
         These are the second moments of the features of this worker's shard number `step`, and for
-        the softmax those of rows with their curvature. Returns (None, None) if there is no shard.
+        the softmax those of rows with their curvature.
         """
-        if step >= len(self._shards):
-            return None, None
-        shard, weights = self._shards[step], self._shards[step].weights
+        shard, weights = self.shards[step], self.shards[step].weights
         if self._link == "softmax":
             weights = weights * curvature(self._advance(step, block.stages).yhat)
         Z = self._sparse_block(step, block.features)
@@ -110,24 +110,21 @@ class StageWorker:
     def _with_predictions(self, step: int, block: Block, gram: Moments) -> Moments:
         """Return a lower triangle with the moments of the predictions as its last K rows."""
         yhat, n = self._advance(step, block.stages).yhat, len(gram)
-        weighted = (yhat * self._shards[step].weights[:, None]).astype(np.float32)
+        weighted = (yhat * self.shards[step].weights[:, None]).astype(np.float32)
         out = np.zeros((n + yhat.shape[1],) * 2, gram.dtype)
         out[:n, :n], out[n:, n:] = gram, np.tril(weighted.T @ yhat)
         for lo, Z in self._chunks(step, block.features):
             out[n:, :n] += (Z.T @ weighted[lo : lo + Z.shape[0]]).T
         return out
 
-    def gradient(
-        self, step: int, block: Block, W: Float32 | None
-    ) -> tuple[Float64 | None, float | None]:
+    @of_shard
+    def gradient(self, step: int, block: Block, W: Float32 | None) -> tuple[Float64, float]:
         """Return the gradient (n_outputs, K) in the weights W of a block, and the loss.
 
         W: (n_outputs, K), or None for 0, as it must be with `previous`; then the last K rows are
-        those of the predictions. Returns (None, None) if there is no shard `step`.
+        those of the predictions.
         """
-        if step >= len(self._shards):
-            return None, None
-        shard, at = self._shards[step], self._advance(step, block.stages)
+        shard, at = self.shards[step], self._advance(step, block.stages)
         residuals = RESIDUALS[self._link]
         width = width_of(self._rows[step], block.features)
         K = shard.targets.n_cols
@@ -143,16 +140,10 @@ class StageWorker:
                 G[width:] += at.yhat[lo:hi].T @ R
         return G, loss
 
-    def held_out_error(
-        self, step: int, stages: tuple[FittedStage, ...]
-    ) -> tuple[Float64 | None, float | None]:
-        """Return the squared error of the predictions of held-out rows, summed: (1,), and 0.
-
-        Returns (None, None) if there is no shard `step`.
-        """
-        if step >= len(self._shards):
-            return None, None
-        shard, yhat = self._shards[step], self._advance(step, stages).yhat
+    @of_shard
+    def held_out_error(self, step: int, stages: tuple[FittedStage, ...]) -> tuple[Float64, float]:
+        """Return the squared error of the predictions of held-out rows, summed: (1,), and 0."""
+        shard, yhat = self.shards[step], self._advance(step, stages).yhat
         rows = np.flatnonzero(np.isin(shard.rows, [] if self._held_out is None else self._held_out))
         targets = shard.targets.to_scipy()[rows].tocoo()
         own = yhat[rows]
@@ -160,60 +151,45 @@ class StageWorker:
         error -= 2.0 * own[targets.row, targets.col].sum(dtype=np.float64)
         return np.array([error]), 0.0
 
-    def column_moments(self, step: int, block: Block) -> tuple[Float64 | None, float | None]:
+    @of_shard
+    def column_moments(self, step: int, block: Block) -> tuple[Float64, float]:
         """Return the second moments of a block with the columns of the stages before it, and 0.
 
         Shape (n_outputs, columns of all stages), in the order of the stages, which have no
-        calibrations. Returns (None, None) if there is no shard `step`.
+        calibrations.
         """
-        if step >= len(self._shards):
-            return None, None
         Z = self._columns(step, block.features)
         before = [self._columns(step, stage.features) for stage in block.stages]
-        weighted = Z.multiply(self._shards[step].weights[:, None]).T.tocsr()
+        weighted = Z.multiply(self.shards[step].weights[:, None]).T.tocsr()
         return np.concatenate([(weighted @ each).toarray() for each in before], axis=1), 0.0
 
-    def target_moments(
-        self, step: int, features: FeaturePipeline | None
-    ) -> tuple[Features | None, float | None]:
-        """Return the sums of columns times targets, a scipy CSR matrix (n_outputs, K), and 0.
-
-        Returns (None, None) if there is no shard `step`.
-        """
-        if step >= len(self._shards):
-            return None, None
-        shard = self._shards[step]
+    @of_shard
+    def target_moments(self, step: int, features: FeaturePipeline | None) -> tuple[Features, float]:
+        """Return the sums of columns times targets, a scipy CSR matrix (n_outputs, K), and 0."""
+        shard = self.shards[step]
         targets = shard.targets.to_scipy().multiply(shard.weights[:, None])
         return (self._columns(step, features).T @ targets).tocsr(), 0.0
 
-    def calibration_moments(
-        self, step: int, block: Block, W: Float32
-    ) -> tuple[Float64 | None, float | None]:
+    @of_shard
+    def calibration_moments(self, step: int, block: Block, W: Float32) -> tuple[Float64, float]:
         """Return A'[A, Y] with A = [1, z, z^2, z^3] of the scores z under W, and 0.
 
-        Shape (1 + 3K, 1 + 4K), for calibrations on all scores. Returns (None, None) if there is no
-        shard `step`.
+        Shape (1 + 3K, 1 + 4K), for calibrations on all scores.
         """
-        if step >= len(self._shards):
-            return None, None
-        shard, z = self._shards[step], self._last_scores(step, block, W)
+        shard, z = self.shards[step], self._last_scores(step, block, W)
         A = np.concatenate((np.ones((len(z), 1)), powers(z)), axis=1, dtype=np.float64)
         weighted = A * shard.weights[:, None]
         return np.concatenate(
             (weighted.T @ A, _transposed_product(shard.targets, weighted)), 1
         ), 0.0
 
-    def label_moments(
-        self, step: int, block: Block, W: Float32
-    ) -> tuple[Float64 | None, float | None]:
+    @of_shard
+    def label_moments(self, step: int, block: Block, W: Float32) -> tuple[Float64, float]:
         """Return the sums of z^0 .. z^6, and of y z^0 .. y z^3, per label: (11, K), and 0.
 
-        The scores z are those under W. For calibrations of each label on its own score. Returns
-        (None, None) if there is no shard `step`.
+        The scores z are those under W. For calibrations of each label on its own score.
         """
-        if step >= len(self._shards):
-            return None, None
-        shard, z = self._shards[step], self._last_scores(step, block, W)
+        shard, z = self.shards[step], self._last_scores(step, block, W)
         K = shard.targets.n_cols
         out = np.zeros((11, K))
         targets = shard.targets.to_scipy().tocoo()
@@ -239,7 +215,7 @@ class StageWorker:
 
     def _advance(self, step: int, stages: tuple[FittedStage, ...]) -> _ShardPredictions:
         """Return the predictions of a shard after these stages, from those kept if possible."""
-        shard = self._shards[step]
+        shard = self.shards[step]
         at = self._predictions.get(step)
         if at is None or not _is_prefix(at.stages, stages):
             zeros = np.zeros((len(shard.rows), shard.targets.n_cols), np.float32)
@@ -298,7 +274,7 @@ class StageWorker:
 
     def _sparse_chunks(self, step: int, Z: Features) -> Iterator[tuple[int, Features]]:
         """Yield sparse features of a shard in chunks of rows."""
-        size = max(1, SCORE_CELLS // max(self._shards[step].targets.n_cols, 1))
+        size = max(1, SCORE_CELLS // max(self.shards[step].targets.n_cols, 1))
         for lo in range(0, Z.shape[0], size):
             if self._stopped():
                 raise Stopped("stopped between two chunks of rows; finished stages are kept")
@@ -317,7 +293,7 @@ class StageWorker:
 
     def _fits(self, n_outputs: int) -> bool:
         """Return whether that many features of all rows of this worker can be kept."""
-        return 4 * n_outputs * sum(len(shard.rows) for shard in self._shards) <= self._kept_bytes
+        return 4 * n_outputs * sum(len(shard.rows) for shard in self.shards) <= self._kept_bytes
 
 
 def _is_prefix(stages: Sequence[FittedStage], others: Sequence[FittedStage]) -> bool:

@@ -23,7 +23,7 @@ from xcray.kernels.sparse import take_rows
 from xcray.solvers.declarations import CompileCase
 from xcray.solvers.least_squares.solver import MAX_FEATURES
 from xcray.solvers.least_squares.stages_solver import Blocks, StagesSolver
-from xcray.solvers.least_squares.stagewise import StageFitter, UpdateRule
+from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.parameters import Parameters, parameter
 
 FOURIER, COLUMNS, INPUT = "fourier", "columns", "input"
@@ -141,7 +141,7 @@ class StagewiseSolver(Parameters, StagesSolver):
         )
         lam = self.lam or ridge / math.sqrt(max(n_rows, 1))
         return StageFitter(
-            _update_rule(self.rule), lam, self.shards, self.inner_steps, simplex, chain=self.stages
+            self.rule, lam, self.shards, self.inner_steps, simplex, chain=self.stages
         )
 
     def by_moments(self, n_rows: int, n_labels: int) -> bool:
@@ -316,12 +316,6 @@ def _sample(n_rows: int, seed: int) -> Int64:
     """Return the numbers of some rows, in ascending order."""
     chosen = np.random.default_rng(seed).permutation(n_rows)[:SAMPLE_ROWS]
     return frozen(np.sort(chosen), np.int64)
-
-
-def _update_rule(name: str) -> UpdateRule:
-    """Return the rule of this name."""
-    rules: dict[str, UpdateRule] = {r: r for r in ("linear", "previous", "logistic")}
-    return rules[name]
 
 
 def _median_distance(rows: Rows, seed: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from xcray.solvers.least_squares.shard_sums import preconditioner, sum_over_shar
 from xcray.solvers.least_squares.stage_worker import Block, StageWorker
 from xcray.solvers.least_squares.stages import FittedStage
 
-UpdateRule = Literal["linear", "previous", "logistic", "calibrated"]
 # ridge of the calibration, relative to the mean of the diagonal of its second moments
 CALIBRATION_RIDGE: Final = 1e-4
 LABEL_RIDGE: Final = 1e-3  # the same per power, for calibrations of each label on its own score
@@ -55,7 +54,7 @@ class StageFitter:
     curvature of their predictions before the block, so that it bounds the Hessian only there.
     """
 
-    rule: UpdateRule
+    rule: str
     lam: float
     shards: int = 8
     inner_steps: int = 8

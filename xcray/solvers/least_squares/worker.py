@@ -10,6 +10,7 @@ from xcray.arrays import Float64, csr
 from xcray.solvers.declarations import Link
 from xcray.solvers.held_out import HeldOut
 from xcray.solvers.least_squares.gram import Moments, weighted_gram
+from xcray.solvers.least_squares.shard_sums import of_shard
 from xcray.solvers.row_losses import RESIDUALS, RowLoss
 from xcray.solvers.row_shards import Shard
 
@@ -29,32 +30,30 @@ class LeastSquaresWorker:
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._stopped, residuals = stopped, RESIDUALS[link]
-        self._shards = [with_targets(shard, link) for shard in shards]
-        self._rows = [RowLoss(shard, residuals, stopped) for shard in self._shards]
+        self.shards = [with_targets(shard, link) for shard in shards]
+        self._rows = [RowLoss(shard, residuals, stopped) for shard in self.shards]
         self._held_out = None
         if held_out is not None and len(held_out.rows):
             self._held_out = RowLoss(with_targets(held_out, link), residuals, stopped)
 
     def count_rows(self) -> tuple[None, int]:
         """Return the number of training rows of this worker."""
-        return None, sum(len(shard.rows) for shard in self._shards)
+        return None, sum(len(shard.rows) for shard in self.shards)
 
-    def gram(self, step: int, double: bool) -> tuple[Moments | None, float | None]:
+    @of_shard
+    def gram(self, step: int, double: bool) -> tuple[Moments, float]:
         """Return the second moments (D', D') of this worker's shard number `step`, and 0.
 
-        Returns (None, None) if the worker has no such shard. double: see `weighted_gram`.
+        double: see `weighted_gram`.
         """
-        if step >= len(self._shards):
-            return None, None
-        return weighted_gram(self._shards[step], double=double, stopped=self._stopped), 0.0
+        return weighted_gram(self.shards[step], double=double, stopped=self._stopped), 0.0
 
-    def gradient(self, step: int, W: Float64) -> tuple[Float64 | None, float | None]:
+    @of_shard
+    def gradient(self, step: int, W: Float64) -> tuple[Float64, float]:
         """Return the gradient (D', K) and the loss of this worker's shard number `step`.
 
-        Both are without the norm of the weights. Returns (None, None) if there is no such shard.
+        Both are without the norm of the weights.
         """
-        if step >= len(self._shards):
-            return None, None
         return self._rows[step].gradient(W)
 
     def watch(self, W: Float64) -> tuple[None, HeldOut | None]:
