@@ -6,8 +6,9 @@ GUIDED_FACTOR = 4  # A batch is at most the remaining work / (GUIDED_FACTOR * to
 # Smaller batches cost more in messages than they save in waiting,
 MIN_BATCH_SECONDS = 0.02
 MIN_BATCH_SHARE = 0.01  # except in short jobs, where it is this share of the whole.
-# Of all workers together: with more of them batches grow, up to the maximum.
-MAX_BATCHES_PER_SECOND = 400.0
+# Of all workers together, so that the driver needs a few percent of a core: with more workers
+# batches grow, up to the maximum. Near the end there can be more.
+MAX_BATCHES_PER_SECOND, MAX_LAST_BATCHES_PER_SECOND = 100.0, 2000.0
 # Range of the seconds of a full batch, and its share of a worker's remaining work in between. So a
 # worker has about 500 (1 + ln(left / 125 s)) batches, until they have the maximum.
 MIN_FULL_BATCH_SECONDS, MAX_FULL_BATCH_SECONDS = 0.25, 4.0
@@ -32,5 +33,5 @@ def guided_seconds(full: float, horizon: float, workers: int, whole: float) -> f
 
     workers: present ones. whole: seconds of the whole job for all workers.
     """
-    least = max(MIN_BATCH_SECONDS, workers / (5.0 * MAX_BATCHES_PER_SECOND))
+    least = max(MIN_BATCH_SECONDS, workers / MAX_LAST_BATCHES_PER_SECOND)
     return max(min(full, horizon / GUIDED_FACTOR), min(least, MIN_BATCH_SHARE * whole))
