@@ -33,6 +33,7 @@ QUICK: Final = (  # with --quick, seconds each
     "training.sparsification",
 )
 LONGER: Final = (  # with --quick, up to a minute each
+    "full_size",
     "indexed_bcd.memory",
     "memoir",
     "peers.accuracy",

@@ -29,7 +29,7 @@ from xcray.storage.atomic import read_json, write_json
 # and a share of the run's time. A kill costs that and the batches in progress.
 SYNC_SECONDS: Final = 0.5
 SYNC_SHARE: Final = 1 / 200
-PENDING_BYTES: Final = 64 << 20  # of waiting blocks, from which they are written at once
+PENDING_BYTES: Final = 16 << 20  # of waiting blocks, from which they are written at once
 
 
 class BlockStore:
