@@ -60,7 +60,7 @@ class StageWorker:
 
     shards: in ascending order. link: as in `LeastSquaresWorker`. Methods are functions of their
     arguments and the rows. Predictions are kept until a method is called with other stages, and
-    features of a block until it has others, if they take at most `kept_bytes`. mapped: the rows of
+    features of a shard until it has others, if they take at most `kept_bytes`. mapped: the rows of
     all shards (N, D), if shards do not hold their rows; they are then read again in each pass.
     held_out: numbers of rows of the data set that have the weight 0, see `held_out_error`.
     """
@@ -82,8 +82,8 @@ class StageWorker:
             for shard in shards
         ]
         self._predictions: dict[int, _ShardPredictions] = {}
-        self._kept: dict[int, list[tuple[int, Float32]]] = {}
-        self._kept_for = ""
+        # by shard: the fingerprint of features, and their chunks
+        self._kept: dict[int, tuple[str, list[tuple[int, Float32]]]] = {}
 
     @of_shard
     def gram(self, step: int, block: Block, double: bool) -> tuple[Moments, float]:
@@ -101,6 +101,7 @@ class StageWorker:
             part = shard._replace(X=X, dense=None, weights=weights)
             gram = weighted_gram(part, double=double, stopped=self._stopped)
         else:
+            self._advance(step, block.stages)  # while the features of the last stage are kept
             width, chunks = width_of(self._rows[step], block.features), self._chunks
             gram = gram_of_chunks(
                 lambda: chunks(step, block.features), weights, width, double=double
@@ -249,18 +250,19 @@ class StageWorker:
             yield from self._sparse_chunks(step, block)
             return
         name = "" if features is None else features.fingerprint
-        if name != self._kept_for:
-            self._kept, self._kept_for = {}, name
+        if self._kept.get(step, (name,))[0] != name:
+            del self._kept[step]
+        kept = self._kept[step][1] if step in self._kept else None
+        keep = kept is None and features is not None and self._fits(features.n_outputs)
         chunks: list[tuple[int, Float32]] = []
-        keep = step not in self._kept and features is not None and self._fits(features.n_outputs)
-        for chunk in self._kept.get(step) or self._new_chunks(step, features):
+        for chunk in self._new_chunks(step, features) if kept is None else kept:
             if self._stopped():
                 raise Stopped("stopped between two chunks of rows; finished stages are kept")
             if keep:
                 chunks.append(chunk)
             yield chunk
         if keep:
-            self._kept[step] = chunks
+            self._kept[step] = name, chunks
 
     def _new_chunks(
         self, step: int, features: FeaturePipeline | None

@@ -74,6 +74,22 @@ def fit(
     return list(method.fit(GroupCalls(group), blocks))
 
 
+@pytest.mark.parametrize("rule", ["linear", "previous", "logistic"])
+def test_features_of_each_block_are_computed_once(
+    rule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = dict.fromkeys((block.fingerprint for block in BLOCKS), 0)
+    transform = RandomFourier.transform
+
+    def count(block: RandomFourier, X: Any) -> Float32:
+        rows[block.fingerprint] += X.shape[0]
+        return transform(block, X)
+
+    monkeypatch.setattr(RandomFourier, "transform", count)
+    fit(StageFitter(rule, LAM, SHARDS), BLOCKS, workers=2)
+    assert set(rows.values()) == {N}
+
+
 def features_of(X: Any, block: RandomFourier | None) -> Any:
     """Return cos(x' frequencies + phase) in float64, or X."""
     X = X.astype(np.float64)
