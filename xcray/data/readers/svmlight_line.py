@@ -18,7 +18,6 @@ from xcray.data.readers.blocks import Source
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.labels import INDICATOR_LIST, MIN_INDICATORS
 from xcray.data.readers.options import MAX_INDEX, ReadOptions
-from xcray.errors import DataError
 from xcray.kernels.parse import LineBounds
 
 DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -45,6 +44,16 @@ class ParsedRow(NamedTuple):
     values: list[float]
 
 
+class LineError(Exception):
+    """What is wrong at byte `at` of a line."""
+
+    def __init__(
+        self, code: str, text: str, at: int, value: bytes, hint: str | None = None
+    ) -> None:
+        super().__init__(text)
+        self.code, self.text, self.at, self.value, self.hint = code, text, at, value, hint
+
+
 class LineParser:
     """Parser of the lines of one file. Raises DataError with the position of the error."""
 
@@ -59,7 +68,21 @@ class LineParser:
 
     def __call__(self, line: RawLine) -> ParsedRow:
         """Return the row of a line that is neither blank nor a comment."""
-        self._check_text(line)
+        try:
+            return self._parse(line)
+        except LineError as error:
+            raise self.source.error(
+                error.code,
+                error.text,
+                line=line.number,
+                column=error.at + 1,
+                value=error.value.decode("utf-8", "backslashreplace"),
+                hint=error.hint,
+            ) from None
+
+    def _parse(self, line: RawLine) -> ParsedRow:
+        """Return the row of a line."""
+        _check_text(line.data)
         tokens = list(TOKEN.finditer(line.data))
         comment = next(
             (i for i, token in enumerate(tokens) if token[0].startswith(b"#")), len(tokens)
@@ -71,52 +94,18 @@ class LineParser:
             and all(re.fullmatch(rb"\d+", token[0]) for token in tokens)
         ):
             hint = "if two files were joined, give them separately, or remove the inner header"
-            raise self._error(
-                line, "XC_HEADER_TWICE", "a second header 'N D K'", 0, line.data, hint
-            )
+            raise LineError("XC_HEADER_TWICE", "a second header 'N D K'", 0, line.data, hint)
         labels: list[int] = []
         if self.bounds.labels and not line.data.startswith((b" ", b"\t")):
-            labels = self._labels(line, tokens.pop(0))
+            labels = self._labels(tokens.pop(0))
         pairs = [self._feature(line, token) for token in tokens]
-        return self._row(line, labels, pairs)
+        return self._row(line.data, labels, pairs)
 
-    def _error(
-        self, line: RawLine, code: str, problem: str, at: int, value: bytes, hint: str | None = None
-    ) -> DataError:
-        """Return a DataError at byte `at` of the line."""
-        shown = value.decode("utf-8", "backslashreplace")
-        return self.source.error(
-            code, problem, line=line.number, column=at + 1, value=shown, hint=hint
-        )
-
-    def _check_text(self, line: RawLine) -> None:
-        """Raise DataError unless the line is UTF-8 without carriage returns."""
-        at = line.data.find(b"\r")
-        if at >= 0:
-            hint = "convert line ends to LF: tr '\\r' '\\n'"
-            raise self._error(
-                line,
-                "LINE_ENDING",
-                "a CR inside the line",
-                at,
-                line.data[max(0, at - 20) : at + 20],
-                hint,
-            )
-        if not line.data.isascii():
-            try:
-                line.data.decode("utf-8")
-            except UnicodeDecodeError as error:
-                invalid = line.data[error.start : error.start + 8]
-                raise self._error(
-                    line, "ENCODING", "not UTF-8", error.start, invalid, "save the file as UTF-8"
-                ) from None
-
-    def _labels(self, line: RawLine, token: re.Match[bytes]) -> list[int]:
+    def _labels(self, token: re.Match[bytes]) -> list[int]:
         """Return the label set of the first token; repeats are dropped and counted."""
         if b":" in token[0]:
             hint = "if the line has no labels, begin it with a blank"
-            raise self._error(
-                line,
+            raise LineError(
                 "LABEL_MISSING",
                 "the line begins with a feature where labels are expected",
                 0,
@@ -125,19 +114,18 @@ class LineParser:
             )
         labels, at = [], token.start()
         for part in token[0].split(b","):
-            labels.append(self._label(line, part, at))
+            labels.append(self._label(part, at))
             at += len(part) + 1
         unique = sorted(set(labels))
         if len(labels) >= MIN_INDICATORS and unique[-1] <= 1:
-            raise self._error(line, "LABEL_INDICATORS", INDICATOR_LIST, token.start(), token[0])
+            raise LineError("LABEL_INDICATORS", INDICATOR_LIST, token.start(), token[0])
         self.collector.warnings["duplicate_labels"] += len(labels) - len(unique)
         return unique
 
-    def _label(self, line: RawLine, part: bytes, at: int) -> int:
+    def _label(self, part: bytes, at: int) -> int:
         """Return one label id."""
         if not part:
-            raise self._error(
-                line,
+            raise LineError(
                 "LABEL_EMPTY",
                 "an empty label",
                 at,
@@ -150,13 +138,8 @@ class LineParser:
                 if re.search(rb"\d[;|/]", part)
                 else "labels are whole numbers 0, 1, ... separated by ','"
             )
-            raise self._error(
-                line,
-                "LABEL_NOT_INT",
-                f"label '{_escape(part)}' is not a whole number",
-                at,
-                part,
-                hint,
+            raise LineError(
+                "LABEL_NOT_INT", f"label '{_escape(part)}' is not a whole number", at, part, hint
             )
         number = _parse_int(part)
         K = self.options.n_labels if self.options.n_labels is not None else self.bounds.n_labels
@@ -167,8 +150,7 @@ class LineParser:
             two_class = (
                 "labels +1 and -1 of a two-class file: write 1 and 0" if part == b"-1" else None
             )
-            raise self._error(
-                line,
+            raise LineError(
                 "LABEL_RANGE",
                 f"label {_escape(part)} is negative; labels begin at 0",
                 at,
@@ -178,53 +160,42 @@ class LineParser:
         if self.xc or self.options.n_labels is not None or number > MAX_INDEX:
             most = min(K, MAX_INDEX + 1)
             problem = f"label {_escape(part)} is not below the number of labels, {most}"
-            raise self._error(
-                line,
-                "LABEL_RANGE",
-                problem,
-                at,
-                part,
-                "labels begin at 0" if number == most else None,
+            raise LineError(
+                "LABEL_RANGE", problem, at, part, "labels begin at 0" if number == most else None
             )
-        raise self._limit_error(line, "label", number, self.options.max_labels, at, part)
+        raise self._limit_error("label", number, self.options.max_labels, at, part)
 
     def _feature(self, line: RawLine, token: re.Match[bytes]) -> tuple[int, float]:
         """Return one index:value pair, the index 0-based."""
         text, at = token[0], token.start()
         index, colon, value = text.partition(b":")
         if not colon:
-            raise self._error(
-                line,
+            raise LineError(
                 "SVM_NO_COLON",
                 f"'{_escape(text)}' has no colon; features are written index:value",
                 at,
                 text,
             )
         if index == b"qid":
-            raise self._error(
-                line,
-                "SVM_QID",
-                "qid (ranking data) is not supported",
-                at,
-                text,
-                "remove the qid fields",
+            raise LineError(
+                "SVM_QID", "qid (ranking data) is not supported", at, text, "remove the qid fields"
             )
-        return self._index(line, index, at), self._value(line, index, value, at + len(index) + 1)
+        return self._index(index, at), self._value(line, index, value, at + len(index) + 1)
 
-    def _index(self, line: RawLine, index: bytes, at: int) -> int:
+    def _index(self, index: bytes, at: int) -> int:
         """Return a feature index, 0-based."""
         if not INTEGER.fullmatch(index):
             if index and b"." in index and DECIMAL.fullmatch(index) and b"e" in index.lower():
                 problem = f"'{_escape(index)}' before the colon is a value, not an index"
-                raise self._error(
-                    line, "SVM_BAD_VALUE", problem, at, index, "missing space between two features?"
+                raise LineError(
+                    "SVM_BAD_VALUE", problem, at, index, "missing space between two features?"
                 )
             problem = (
                 "the index before the colon is empty"
                 if not index
                 else f"index '{_escape(index)}' is not a whole number"
             )
-            raise self._error(line, "SVM_BAD_INDEX", problem, at, index)
+            raise LineError("SVM_BAD_INDEX", problem, at, index)
         number = _parse_int(index) - self.bounds.base
         negative = index.startswith(b"-")  # -0 too
         if 0 <= number < self.bounds.n_features and not negative:
@@ -236,7 +207,7 @@ class LineParser:
                 else None
             )
             problem = f"index {_escape(index)} is below the first feature, {self.bounds.base}"
-            raise self._error(line, "SVM_INDEX_RANGE", problem, at, index, hint)
+            raise LineError("SVM_INDEX_RANGE", problem, at, index, hint)
         if self.xc or self.options.n_features is not None or number > MAX_INDEX:
             known = self.xc or self.options.n_features is not None
             most = (self.bounds.n_features if known else MAX_INDEX + 1) - 1 + self.bounds.base
@@ -246,26 +217,21 @@ class LineParser:
                 else None
             )
             problem = f"index {_escape(index)} is above the last feature, {most}"
-            raise self._error(line, "SVM_INDEX_RANGE", problem, at, index, hint)
-        raise self._limit_error(line, "feature", number, self.options.max_features, at, index)
+            raise LineError("SVM_INDEX_RANGE", problem, at, index, hint)
+        raise self._limit_error("feature", number, self.options.max_features, at, index)
 
-    def _limit_error(
-        self, line: RawLine, what: str, number: int, limit: int, at: int, value: bytes
-    ) -> DataError:
+    def _limit_error(self, what: str, number: int, limit: int, at: int, value: bytes) -> LineError:
         """Return the error for an id that would make the matrix wider than the limit."""
         problem = (
             f"{what} {_escape(value)} makes {number + 1} {what}s, more than the limit of {limit}"
         )
-        return self._error(
-            line, "DIM_LIMIT", problem, at, value, f"if this is intended, raise max_{what}s"
-        )
+        return LineError("DIM_LIMIT", problem, at, value, f"if this is intended, raise max_{what}s")
 
     def _value(self, line: RawLine, index: bytes, value: bytes, at: int) -> float:
         """Return a finite decimal number, rounded to float32."""
         feature = f"feature {_escape(index)}"
         if NON_FINITE.fullmatch(value):
-            raise self._error(
-                line,
+            raise LineError(
                 "SVM_NOT_FINITE",
                 f"{feature}: value '{_escape(value)}' is not a finite number",
                 at,
@@ -284,10 +250,9 @@ class LineParser:
                 if not value
                 else f"{feature}: value '{_escape(value)}' is not a number"
             )
-            raise self._error(line, "SVM_BAD_VALUE", problem, at, value, hint)
+            raise LineError("SVM_BAD_VALUE", problem, at, value, hint)
         if value.endswith(b".") and not line.ended and at + len(value) == len(line.data):
-            raise self._error(
-                line,
+            raise LineError(
                 "UPLOAD_TRUNCATED",
                 f"{feature}: the file ends inside a value",
                 at,
@@ -297,8 +262,7 @@ class LineParser:
         with np.errstate(over="ignore"):
             number = float(np.float32(float(value)))
         if not math.isfinite(number):
-            raise self._error(
-                line,
+            raise LineError(
                 "SVM_NOT_FINITE",
                 f"{feature}: value '{_escape(value)}' is too large for float32",
                 at,
@@ -306,22 +270,38 @@ class LineParser:
             )
         return number
 
-    def _row(self, line: RawLine, labels: list[int], pairs: list[tuple[int, float]]) -> ParsedRow:
+    def _row(self, data: bytes, labels: list[int], pairs: list[tuple[int, float]]) -> ParsedRow:
         """Return the row in ascending order. Raises SVM_DUP_INDEX."""
         indices = [index for index, _ in pairs]
         ordered = sorted(pairs, key=lambda pair: pair[0])
         for one, two in pairwise(ordered):
             if one[0] == two[0]:
                 index = str(one[0] + self.bounds.base).encode()
-                at = [m.start() for m in re.finditer(rb"(?<![^ \t])0*" + index + rb":", line.data)][
-                    -1
-                ]
-                raise self._error(
-                    line, "SVM_DUP_INDEX", f"index {index.decode()} is given twice", at, index
+                at = [m.start() for m in re.finditer(rb"(?<![^ \t])0*" + index + rb":", data)][-1]
+                raise LineError(
+                    "SVM_DUP_INDEX", f"index {index.decode()} is given twice", at, index
                 )
         unsorted = indices != [index for index, _ in ordered]
         self.collector.warnings["unsorted_rows"] += unsorted
         return ParsedRow(labels, [index for index, _ in ordered], [value for _, value in ordered])
+
+
+def _check_text(data: bytes) -> None:
+    """Raise LineError unless the line is UTF-8 without carriage returns."""
+    at = data.find(b"\r")
+    if at >= 0:
+        hint = "convert line ends to LF: tr '\\r' '\\n'"
+        raise LineError(
+            "LINE_ENDING", "a CR inside the line", at, data[max(0, at - 20) : at + 20], hint
+        )
+    if not data.isascii():
+        try:
+            data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            invalid = data[error.start : error.start + 8]
+            raise LineError(
+                "ENCODING", "not UTF-8", error.start, invalid, "save the file as UTF-8"
+            ) from None
 
 
 def _parse_int(digits: bytes) -> int:
