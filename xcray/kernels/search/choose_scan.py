@@ -39,8 +39,8 @@ MAX_FLOAT32_SUM = 1e30  # larger sums can overflow float32
 TOUCHED_DIVISOR = 4
 # narrow lists are cut if k scores cost at most as much as n_labels / CUTS_DIVISOR postings
 CUTS_DIVISOR = 8
-# of models with at most so many labels, rows with at most so many postings are searched without a
-# choice of the method, which would take longer than it saves
+# most labels of a model, and most postings of its rows, that are searched without a choice of the
+# method, which would take longer than it saves
 SHORT_LABELS, SHORT_POSTINGS = 4096, 8192
 CANDIDATES_FACTOR = 4  # with more than this times n_labels postings, the other methods are faster
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xcray.data.readers.blocks import compressed_suffix
 from xcray.errors import NotFound, Refused, XcrayError
@@ -46,6 +46,17 @@ EXIT_PROBLEMS = {
 }
 BUILDING, READY, FAILED = "BUILDING", "READY", "FAILED"
 STALE_SECONDS = 600.0  # age after which an incomplete request is considered left by a crash
+
+
+class NewDataset(NamedTuple):
+    """A requested data set. key, digest: idempotency key and digest of the request."""
+
+    tenant: str
+    name: str
+    format: str
+    options: Mapping[str, Any]
+    key: str | None
+    digest: str | None
 
 
 class Builder:
@@ -81,37 +92,32 @@ class Builder:
 
     def accept(
         self,
-        tenant: str,
-        name: str,
-        format: str,
-        options: Mapping[str, Any],
+        new: NewDataset,
         sources: Mapping[str, Path],
         *,
         move_sources: bool,
-        key: str | None = None,
-        digest: str | None = None,
     ) -> tuple[DatasetRecord, bool]:
         """Record a data set as BUILDING, durably; return the record and whether it is new.
 
         `start` starts the work. sources: files by part; with `move_sources` they are moved into the
-        build, else they are read in place. key, digest: idempotency key and digest of the request;
-        if an earlier request has the same key, its record is returned.
+        build, else they are read in place. If an earlier request has the same key, its record is
+        returned.
         """
         dataset_id = new_id("ds")
         staged, folder = self._root / f".{dataset_id}.part", self._root / dataset_id
         staged.mkdir(mode=0o700)
         moved = {
-            part: folder / _source_name(part, format, path) if move_sources else path
+            part: folder / _source_name(part, new.format, path) if move_sources else path
             for part, path in sources.items()
         }
         if move_sources:
             for part, path in sources.items():
                 os.rename(path, staged / moved[part].name)
         request = {
-            "tenant": tenant,
-            "name": name,
-            "format": format,
-            "options": dict(options),
+            "tenant": new.tenant,
+            "name": new.name,
+            "format": new.format,
+            "options": dict(new.options),
             "sources": {part: str(path) for part, path in moved.items()},
             "target": str(self._home.dataset(dataset_id)),
             "limits": {
@@ -122,16 +128,15 @@ class Builder:
         write_json(staged / "request.json", request)
         os.rename(staged, folder)
         sync_path(self._root)
-        stats, target = {"format": format}, str(self._home.dataset(dataset_id))
         record = self._records.add(
-            name,
-            target,
-            tenant=tenant,
+            new.name,
+            str(self._home.dataset(dataset_id)),
+            tenant=new.tenant,
             status=BUILDING,
-            stats=stats,
+            stats={"format": new.format},
             dataset_id=dataset_id,
-            idempotency_key=key,
-            digest=digest,
+            idempotency_key=new.key,
+            digest=new.digest,
         )
         created = record.id == dataset_id
         if not created:  # a concurrent request with the same key was first

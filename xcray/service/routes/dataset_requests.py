@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
@@ -16,6 +16,7 @@ from xcray.errors import (
 from xcray.jobs.job import DatasetRecord, body_digest, new_id
 from xcray.service.app_state import AppState
 from xcray.service.datasets import builds as building
+from xcray.service.datasets.builds import NewDataset
 from xcray.service.datasets.fetching import fetch
 from xcray.service.datasets.statistics import statistics
 from xcray.service.datasets.uploads import Upload
@@ -44,17 +45,6 @@ CLOSED_OPTIONS = frozenset(
         "token_pattern",
     }
 )
-
-
-class NewDataset(NamedTuple):
-    """A requested data set. key, digest: idempotency key and digest of the request."""
-
-    tenant: str
-    name: str
-    format: str
-    options: Mapping[str, Any]
-    key: str | None
-    digest: str | None
 
 
 def accept_request(
@@ -136,16 +126,7 @@ def accept_upload(
     if existing is not None:
         return existing, False
     check_quota(app_state, new.tenant)
-    return app_state.builder.accept(
-        new.tenant,
-        new.name,
-        new.format,
-        new.options,
-        sources,
-        move_sources=take and bool(sources),
-        key=new.key,
-        digest=new.digest,
-    )
+    return app_state.builder.accept(new, sources, move_sources=take and bool(sources))
 
 
 def register_folder(app_state: AppState, new: NewDataset, path: Path) -> tuple[DatasetRecord, bool]:

@@ -39,7 +39,6 @@ from xcray.service.http.strict_json import loads
 from xcray.service.routes.dataset_requests import (
     RAW_CONTENT_TYPES,
     UPLOAD_FORMATS,
-    NewDataset,
     accept_received,
     accept_request,
     check_options,
@@ -279,7 +278,7 @@ async def _from_body(
     received = await app_state.uploads.receive(request, sha256)
     content = {"name": name, "format": format, "options": reader_options, "sha256": received.sha256}
     digest = body_digest(content) if key else None
-    new = NewDataset(tenant, name, format, reader_options, key, digest)
+    new = building.NewDataset(tenant, name, format, reader_options, key, digest)
     return await asyncio.to_thread(accept_received, app_state, new, received)
 
 
