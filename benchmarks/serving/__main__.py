@@ -3,12 +3,13 @@
 Requests have one row or 32, as text or sparse.
 
 `python -m benchmarks.serving [--model DIR --rows DATASET] [--workers 1] [--seconds 5] [--repeats 3]
-[--parts training variants] [--json FILE] [--picture FILE]`
+[--rates 1000 2000] [--texts FILE] [--parts training variants] [--json FILE] [--picture FILE]`
 
 Without --model a text model is trained on pydocs (DATA/pydocs if present) and receives texts and
-sparse rows. A given model receives the test rows of --rows. The service runs as in production
-(`serve`, logs to a file) on all cores except the last; `benchmarks.serving.load` sends the requests
-from the last one. Each case has `repeats` rounds, and medians are reported:
+sparse rows. A given model receives the test rows of --rows, and the texts of --texts. The service
+runs as in production (`serve`, logs to a file) on all cores except the last;
+`benchmarks.serving.load` sends the requests from the last one. Each case has `repeats` rounds, and
+medians are reported:
 
 - bare: the predictor alone, in this process on the service's core; milliseconds for the rows of one
   request.
@@ -16,6 +17,8 @@ from the last one. Each case has `repeats` rounds, and medians are reported:
 - capacity: 32 clients that do the same; crowd: 300 of them (one row per request only).
 - open: requests due at random times, at 80 % of capacity, on up to 300 connections. Latency counts
   from the time at which a request was due.
+- rates: the same for the first case at each of --rates requests per second on 64 connections, in
+  turn with a bare ASGI app on the same core (benchmarks.serving.baselines).
 
 `cpu_us` is the processor time of the service per request in microseconds, which depends less on the
 load of the machine than the other figures. `variants` repeats the first case with other settings of
@@ -42,6 +45,7 @@ import psutil
 
 from benchmarks.harness import dataset, in_turns, run_benchmark, service
 from benchmarks.matplotlib_page import BLUE, ORANGE, RED, figure_page
+from benchmarks.serving.baselines import baseline
 from xcray.client import Client
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
@@ -250,7 +254,10 @@ def prepared(options: Any, folder: Path) -> tuple[Path, Predictor, list[Case], D
             TrainSpec(str(data.path), pool="threads"), run_dir=folder / "run", out=folder / "model"
         )
     else:
-        data, texts = Dataset.open(options.rows), None
+        data = Dataset.open(options.rows)
+        texts = options.texts and [
+            json.loads(line)["text"] for line in options.texts.read_text().splitlines()
+        ]
         (folder / "model").mkdir()
         for path in (
             p for p in sorted(options.model.rglob("*")) if p.is_file()
@@ -291,6 +298,8 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
         for name, result in out["cases"].items():
             result["overhead_us"] = round(result["cpu_us"] - 1e3 * result["bare_ms"], 1)
             print_line(name, result)
+        with baseline("bare", folder, cores()[0]) as (bare_url, _):
+            out["rates"] = at_rates({"service": url, "bare ASGI app": bare_url}, first, options)
         if options.model is None and "training" in options.parts:
             rate = 0.5 * out["cases"][first["name"]]["capacity"]["requests_a_second"]
             out["training"] = while_training(url, first, data, rate, options.seconds)
@@ -308,6 +317,21 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
         "requests_a_second": BAR,
         "met": out["cases"][first["name"]]["crowd"]["requests_a_second"] >= BAR,
     }
+    return out
+
+
+def at_rates(urls: dict[str, str], case: Case, options: Any) -> dict[str, Any]:
+    """Return the latencies of servers at each of the rates, in turn."""
+    methods = {
+        f"{name}, {rate:g} a second": partial(
+            load, url, case, options.seconds, connections=64, rate=rate
+        )
+        for rate in options.rates
+        for name, url in urls.items()
+    }
+    out = in_turns(methods, options.repeats)
+    for name, record in out.items():
+        print(f"{name:24s} p50 {record['p50']:7.2f} p99 {record['p99']:7.2f} ms", flush=True)
     return out
 
 
@@ -335,11 +359,18 @@ def main() -> None:
         measure,
         __doc__,
         draw=picture,
-        quick={"seconds": 0.3, "repeats": 1, "parts": []},
+        quick={"seconds": 0.3, "repeats": 1, "parts": [], "rates": [500.0]},
         model={"type": Path, "help": "a model directory, instead of training on pydocs"},
         rows={
             "type": Path,
             "help": "a data set directory whose test rows are sent (with --model)",
+        },
+        texts={"type": Path, "help": "JSON lines with a field text (with --model)"},
+        rates={
+            "type": float,
+            "nargs": "*",
+            "default": [1000.0, 2000.0],
+            "help": "requests per second of the first case at random times",
         },
         workers={"type": int, "default": 1, "help": "serving processes"},
         parts={

@@ -7,11 +7,17 @@ bytes, without logs, metrics, keys and limits.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
@@ -42,6 +48,26 @@ def fastapi() -> FastAPI:
         return Response(ANSWER, media_type="application/json")
 
     return app
+
+
+@contextlib.contextmanager
+def baseline(kind: str, folder: Path, cores: set[int]) -> Iterator[tuple[str, psutil.Process]]:
+    """Start one of these servers on some cores; yield its URL and process."""
+    ready = folder / f"{kind}.url"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.serving.baselines", kind, str(ready)]
+    )
+    os.sched_setaffinity(process.pid, cores)
+    try:
+        while not ready.is_file() or not ready.read_text():
+            if process.poll() is not None:
+                raise SystemExit(f"{kind} ended with {process.returncode}")
+            time.sleep(0.05)
+        time.sleep(1.0)  # the socket listens already; let the server start
+        yield ready.read_text(), psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def main() -> None:

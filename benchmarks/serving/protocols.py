@@ -13,14 +13,10 @@ request, and `search_us` that of the predictor alone, in this process, on the ro
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import struct
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -39,6 +35,7 @@ from benchmarks.serving.__main__ import (
     processor_seconds,
     sparse,
 )
+from benchmarks.serving.baselines import baseline
 from xcray.predict import Predictor
 
 V1, V2 = "/v1/models/bench:predict", "/v2/models/bench/infer"
@@ -89,26 +86,6 @@ def requests_of(rows: Sequence[Any]) -> dict[str, tuple[str, list[Any]]]:
         "v2 json": (V2, [infer_body(row, False) for row in rows]),
         "v2 binary": (V2, [infer_body(row, True) for row in rows]),
     }
-
-
-@contextlib.contextmanager
-def baseline(kind: str, folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """Start a server of `baselines` on the service's cores; yield its URL and process."""
-    ready = folder / f"{kind}.url"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.serving.baselines", kind, str(ready)]
-    )
-    os.sched_setaffinity(process.pid, cores()[0])
-    try:
-        while not ready.is_file() or not ready.read_text():
-            if process.poll() is not None:
-                raise SystemExit(f"{kind} ended with {process.returncode}")
-            time.sleep(0.05)
-        time.sleep(1.0)  # the socket listens already; let the server start
-        yield ready.read_text(), psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def search_us(predictor: Predictor, rows: Sequence[Any]) -> float:
@@ -176,8 +153,8 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
     rows = rows_of(options, cases)
     with (
         service(home, 1, {}, cores()[0]) as own,
-        baseline("bare", folder) as bare,
-        baseline("fastapi", folder) as fastapi,
+        baseline("bare", folder, cores()[0]) as bare,
+        baseline("fastapi", folder, cores()[0]) as fastapi,
     ):
         plan: dict[str, tuple[Any, str, list[Any]]] = {
             f"{kind}, {protocol}": (own, path, requests)

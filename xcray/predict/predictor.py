@@ -374,8 +374,10 @@ class Predictor:
         if isinstance(rows, str | Mapping):
             rows = [rows]
         if isinstance(rows, (list, tuple)) and all(isinstance(row, str | Mapping) for row in rows):
-            names = self.model.text_fields
-            return [row if isinstance(row, str) else document(row, names) for row in rows]
+            return [
+                row if isinstance(row, str) else document(row, self.model.text_fields)
+                for row in rows
+            ]
         return None
 
     def _encode_texts(self, texts: Sequence[str]) -> CSR:

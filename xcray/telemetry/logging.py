@@ -73,10 +73,12 @@ class JSONFormatter(logging.Formatter):
 def _encode(entry: dict[str, Any]) -> str:
     """Return an entry as ASCII JSON, by msgspec if it has simple values and characters only."""
     if _PLAIN_TYPES.issuperset(map(type, entry.values())):
-        with contextlib.suppress(OverflowError, UnicodeEncodeError):
+        try:
             line = _FAST_ENCODER.encode(entry)
-            if line.isascii():
-                return line.decode()
+        except (OverflowError, UnicodeEncodeError):  # a huge number, or a surrogate
+            return _ENCODER.encode(entry)
+        if line.isascii():
+            return line.decode()
     return _ENCODER.encode(entry)
 
 
