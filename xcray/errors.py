@@ -28,6 +28,7 @@ EXTRAS = {
     "nmslib": "memoir",
     "onnx": "onnx",
     "Stemmer": "text",
+    "py3langid": "text",
     "rdflib": "skos",
     **dict.fromkeys(
         (

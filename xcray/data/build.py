@@ -28,7 +28,7 @@ from xcray.data.splits import HashSplit, RowSplit
 from xcray.data.synthetic import SyntheticParams, generate
 from xcray.data.text.fields import LANGUAGE, Field, reading_options
 from xcray.data.text.pipeline import TextPipeline
-from xcray.data.text.stems import algorithm
+from xcray.data.text.stems import AUTO, algorithm
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.writer import DatasetWriter
 from xcray.errors import DataError, ParameterError, excerpt, similar_or_all
@@ -188,7 +188,7 @@ def _read_like(format: str, options: BuildOptions) -> BuildOptions:
 def _with_language(options: BuildOptions) -> BuildOptions:
     """Return the options with the field that holds the language of a row, if `text` names one."""
     language = options.text and options.text.language
-    if not language or algorithm(language) is not None:
+    if not language or language == AUTO or algorithm(language) is not None:
         return options
     names = options.read.text_fields
     texts = options.fields or tuple(Field(name) for name in names)

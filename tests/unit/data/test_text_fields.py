@@ -187,14 +187,39 @@ def test_languages():
         Analyzer(TextParams(language="klingon"))
 
 
-def test_another_stemmer_is_refused(tmp_path, monkeypatch):
-    TextPipeline.fit(["houses"], TextParams(language="en")).save(tmp_path)
-    monkeypatch.setattr(stems, "stemmer_version", lambda: "1.0")
-    with pytest.raises(Refused, match="pip install 'PyStemmer=="):
+def test_a_language_is_detected_text_by_text(tmp_path):
+    """With fields and without; the rows are those of texts whose language is given."""
+    texts = [
+        "Readings about the houses of our cities, and of the people who lived in them",
+        "Lesungen über die Häuser unserer Städte und die Menschen, die dort gelebt haben",
+    ]
+    pipeline, X = TextPipeline.fit_transform(texts, TextParams(language="auto"))
+    given = [*zip(texts, ("en", "de"), strict=True)]
+    fields = (Field("text"), Field("lang", "language"))
+    documents = [join_fields(each) for each in given]
+    expected, Y = TextPipeline.fit_transform(documents, TextParams(language="lang", fields=fields))
+    assert pipeline.terms.equals(expected.terms)
+    pipeline.save(tmp_path)
+    again = TextPipeline.load(tmp_path)
+    fielded = TextParams(language="auto", fields=(Field("title", weight=1.0), Field("abstract")))
+    split = TextPipeline.fit([join_fields(text.split(" ", 1)) for text in texts], fielded)
+    assert {"hous", "haus", "stadt"} <= set(split.names.to_pylist())
+    for rows in (X, pipeline.transform(texts), again.transform(texts)):
+        for ours, theirs in zip(rows, Y, strict=True):
+            assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("function", "package"), [("stemmer_version", "PyStemmer"), ("detector_version", "py3langid")]
+)
+def test_another_version_is_refused(function, package, tmp_path, monkeypatch):
+    TextPipeline.fit(["houses"], TextParams(language="auto")).save(tmp_path)
+    monkeypatch.setattr(stems, function, lambda: "1.0")
+    with pytest.raises(Refused, match=f"pip install '{package}=="):
         TextPipeline.load(tmp_path).transform(["house"])
 
 
-def test_without_pystemmer_the_extra_is_named(monkeypatch):
+def test_without_a_package_the_extra_is_named(monkeypatch):
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name="Stemmer")
 

@@ -21,7 +21,7 @@ from xcray.data.text.fields import (
     to_vector,
     vector_error,
 )
-from xcray.data.text.stems import Stems, algorithm, stems_of
+from xcray.data.text.stems import AUTO, Stems, algorithm, detect, stems_of
 from xcray.data.text.tokenizer import TextParams, make_cutter, ngrams
 
 
@@ -54,6 +54,7 @@ class Analyzer:
         own_language = params.language and algorithm(params.language)
         self.stems = stems_of(own_language) if own_language else None
         kinds = [field.kind for field in fields]
+        self.detects_language = params.language == AUTO
         self._language = kinds.index(LANGUAGE) if LANGUAGE in kinds else None
         texts = [i for i, kind in enumerate(kinds) if kind == TEXT]
         # where a text without fields belongs
@@ -72,20 +73,20 @@ class Analyzer:
 
     def parts(self, document: str) -> Iterator[Part]:
         """Yield the texts of a document, at least one."""
+        language = self.language(document)
+        name = None if language is None else algorithm(language)
+        stems = self.stems if language is None else stems_of(name) if name else None
         if not self.params.fields:
-            yield Part(0, document, self.stems)
+            yield Part(0, document, stems)
             return
-        values, stems = self.values(document), self.stems
-        if self._language is not None:
-            name = algorithm(values[self._language])
-            stems = stems_of(name) if name else None
+        values = self.values(document)
         for i, field in enumerate(self.params.fields):
             if field.kind == TEXT:
                 yield Part(i + 1, values[i], stems)
 
     def stems_by(self, languages: Iterable[str]) -> list[Stems | None]:
         """Return the stems of texts in each of the languages; None: words stay as they are."""
-        if self._language is None:
+        if self._language is None and not self.detects_language:
             return [self.stems]
         names = dict.fromkeys(map(algorithm, languages)) or [None]
         return [stems_of(name) if name else None for name in names]
@@ -99,8 +100,17 @@ class Analyzer:
         return SEPARATOR.join(values)
 
     def language(self, document: str) -> str | None:
-        """Return the value of the language field; None if there is no such field."""
-        return None if self._language is None else self.values(document)[self._language]
+        """Return the value of the language field, or the language of the texts if it is detected.
+
+        None if there is no such field.
+        """
+        if self._language is not None:
+            return self.values(document)[self._language]
+        if not self.detects_language:
+            return None
+        named = zip(self.params.fields, self.values(document), strict=True)
+        texts = [value for field, value in named if field.kind == TEXT]
+        return detect(" ".join(texts) if self.params.fields else document)
 
     def categories(self, document: str) -> list[str]:
         """Return the terms of the document's categories."""

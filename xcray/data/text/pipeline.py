@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from xcray.arrays import CSR, Float64, Int64, csr, frozen
 from xcray.data.text.analyzer import Analyzer, Part
 from xcray.data.text.fields import MAX_NUMBER, readable
-from xcray.data.text.stems import require_version, stemmer_version
+from xcray.data.text.stems import AUTO, detector_version, require_version, stemmer_version
 from xcray.data.text.term_counts import FittedTerms, TermCounts, renumber_terms
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.text.vectorizer import Vectorizer
@@ -54,17 +54,20 @@ class TextPipeline:
         n_texts: int,
         numbers: Sequence[Sequence[float]] = (),
         stemmer: str | None = None,
+        detector: str | None = None,
     ) -> None:
         """Initialise from fitted state.
 
         terms: D names (a sequence or an Arrow array), distinct and sorted; df: (D,) number
         of texts per term; n_texts: number of fitted texts; numbers: mean and standard deviation of
-        each number field; stemmer: version of PyStemmer, for stemmed words.
+        each number field; stemmer: version of PyStemmer, for stemmed words; detector: of py3langid,
+        for detected languages.
         """
         self.params = params
         self.n_texts = int(n_texts)
         self.numbers = tuple((float(mean), float(deviation)) for mean, deviation in numbers)
         self.stemmer = stemmer
+        self.detector = detector
         self.df: Int64 = frozen(df, np.int64)
         self.terms: pa.LargeStringArray = (
             terms if isinstance(terms, pa.Array) else pa.array(terms, pa.large_string())
@@ -82,9 +85,11 @@ class TextPipeline:
 
     @cached_property
     def analyzer(self) -> Analyzer:
-        """The analyzer of this pipeline. Raises Refused for another version of PyStemmer."""
+        """The analyzer of this pipeline. Raises Refused for other versions of what it needs."""
         if self.stemmer is not None:
-            require_version(self.stemmer)
+            require_version("PyStemmer", self.stemmer)
+        if self.detector is not None:
+            require_version("py3langid", self.detector)
         return Analyzer(self.params)
 
     @cached_property
@@ -179,7 +184,10 @@ class TextPipeline:
     @classmethod
     def _of(cls, params: TextParams, fitted: FittedTerms) -> TextPipeline:
         """Return the pipeline of selected terms."""
-        return cls(params, *fitted, None if params.language is None else stemmer_version())
+        stemmer = None if params.language is None else stemmer_version()
+        return cls(
+            params, *fitted, stemmer, detector_version() if params.language == AUTO else None
+        )
 
     def transform(self, texts: Sequence[str]) -> CSR:
         """Return (n x D) float32 rows of length 1, columns ascending.
@@ -264,8 +272,12 @@ class TextPipeline:
 
     @property
     def _extra(self) -> dict[str, Any]:
-        """What only some pipelines have: scales of numbers, the version of PyStemmer."""
-        extra = {"numbers": [[*each] for each in self.numbers], "stemmer": self.stemmer}
+        """What only some pipelines have: scales of numbers, versions of packages."""
+        extra = {
+            "numbers": [[*each] for each in self.numbers],
+            "stemmer": self.stemmer,
+            "detector": self.detector,
+        }
         return {name: value for name, value in extra.items() if value}
 
     def save(self, directory: Path) -> None:
@@ -306,8 +318,8 @@ class TextPipeline:
                 )
             terms, df, idf = (_column(table, name, kind) for name, kind in COLUMNS.items())
             params, extra = TextParams.from_dict(head["params"]), head.get("numbers", ())
-            stemmer = head.get("stemmer")
-            out = cls(params, terms, df.to_numpy(), head["n_texts"], extra, stemmer)
+            versions = head.get("stemmer"), head.get("detector")
+            out = cls(params, terms, df.to_numpy(), head["n_texts"], extra, *versions)
             seal, fingerprint = head.pop("seal"), head["fingerprint"]
             n_features = head["n_features"]
         except (KeyError, TypeError, AttributeError, ParameterError) as error:

@@ -1,8 +1,12 @@
-"""Stems of words by the Snowball algorithms of PyStemmer, the extra `text`."""
+"""Stems of words by the Snowball algorithms of PyStemmer, and the language of a text by py3langid.
+
+Both are in the extra `text`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, lru_cache
 from importlib import import_module, metadata
 from typing import Any, Final
 
@@ -49,6 +53,8 @@ ALGORITHMS: Final = {
     "yi": "yiddish",
 }
 NUMBERS: Final = {name: i + 1 for i, name in enumerate(ALGORITHMS.values())}
+AUTO: Final = "auto"  # the language that is detected text by text
+DETECTED_CHARACTERS: Final = 500  # at the start of a text: more do not change the result
 MAX_CACHED_WORDS: Final = 500_000  # of a language, then the cache starts again
 
 
@@ -62,17 +68,47 @@ def algorithm(language: str) -> str | None:
 
 def stemmer_version() -> str:
     """Return the version of PyStemmer. Raises Unavailable, with the fix, if it is missing."""
-    _stemmer_module()
+    _module("Stemmer")
     return metadata.version("PyStemmer")
 
 
-def require_version(version: str) -> None:
-    """Raise Refused unless this version of PyStemmer is installed: others can stem differently."""
-    if (installed := stemmer_version()) != version:
+def detector_version() -> str:
+    """Return the version of py3langid. Raises Unavailable, with the fix, if it is missing."""
+    _module("py3langid")
+    return metadata.version("py3langid")
+
+
+def require_version(package: str, version: str) -> None:
+    """Raise Refused for another version of a package: it can read texts in another way."""
+    installed = stemmer_version() if package == "PyStemmer" else detector_version()
+    if installed != version:
         raise Refused(
-            f"the text was stemmed with PyStemmer {version}, and {installed} is installed, whose "
-            f"stems can differ: pip install 'PyStemmer=={version}', or build the data set again"
+            f"the text was stemmed with {package} {version}, and {installed} is installed, whose "
+            f"stems can differ: pip install '{package}=={version}', or build the data set again"
         )
+
+
+def detect(text: str) -> str:
+    """Return the code of the most probable language that has stems. Deterministic.
+
+    Raises Unavailable if py3langid is missing.
+    """
+    return _detect(text[:DETECTED_CHARACTERS])
+
+
+@lru_cache(maxsize=256)  # a request analyses its text more than once
+def _detect(text: str) -> str:
+    """Return the language of the start of a text."""
+    return str(_detector().classify(text)[0])
+
+
+@cache
+def _detector() -> Any:
+    """Load the detector, which takes half a second."""
+    langid = _module("py3langid.langid")
+    out = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE)
+    out.set_languages([code for code in ALGORITHMS if code in out.labels])
+    return out
 
 
 class Stems(dict[str, str]):
@@ -83,7 +119,7 @@ class Stems(dict[str, str]):
         super().__init__()
         self.number = NUMBERS[name]  # of the language in compiled code
         # 0: without a cache of its own
-        self._stem: Callable[[str], str] = _stemmer_module().Stemmer(name, 0).stemWord
+        self._stem: Callable[[str], str] = _module("Stemmer").Stemmer(name, 0).stemWord
 
     def __missing__(self, word: str) -> str:
         """Compute the stem of a word."""
@@ -136,10 +172,10 @@ def _tabulate(words: list[tuple[int, tuple[str, str]]]) -> Any:
     return as_plain_tuple(StemTable(build_vocabulary(keys), string_bytes(stems)))
 
 
-def _stemmer_module() -> Any:
-    """Return the module of PyStemmer. Raises Unavailable if it is missing."""
+def _module(name: str) -> Any:
+    """Return a module of the extra. Raises Unavailable if it is missing."""
     try:
-        return import_module("Stemmer")
+        return import_module(name)
     except ModuleNotFoundError as error:
         raise missing_extra(error) from None
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from xcray.data.text.fields import LANGUAGE, MAX_FIELDS, SEPARATOR, TEXT, VECTOR, Field
-from xcray.data.text.stems import algorithm
+from xcray.data.text.stems import AUTO, algorithm
 from xcray.errors import ParameterError
 
 # characters that readers do not see, so terms ignore them
@@ -21,8 +21,8 @@ IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 SIBILANT_PLURAL = re.compile(r"(?:ss|sh|x|tch|nch|rch)es$")
 
 LANGUAGE_HINT = (
-    "a language with a Snowball stemmer, like de or english, or the field that holds the language "
-    "of each row"
+    "a language with a Snowball stemmer, like de or english, auto, or the field that holds the "
+    "language of each row"
 )
 
 
@@ -38,8 +38,8 @@ class TextParams:
     fold_plurals: read English plurals as their singular (rows -> row, dictionaries ->
     dictionary), by rule.
     aliases: pairs (token, replacement), applied last and once: (("dict", "dictionary"),).
-    language: read words as their stems: a code or name of a Snowball algorithm (de, german), or
-    the field that holds the language of the row. Needs PyStemmer, the extra `text`.
+    language: read words as their stems: a code or name of a Snowball algorithm (de, german),
+    the field that holds the language of the row, or auto to detect it. Needs the extra `text`.
     ngram_max: terms are runs of 1 to ngram_max tokens (1-5).
     char_ngrams: shortest and longest run of characters within a word (with a blank on both sides)
     that is an additional term: (4, 6); for compounds and typing errors.
@@ -143,7 +143,7 @@ class TextParams:
 
     def require_language(self) -> None:
         """Raise ParameterError for a language that is neither known nor a field of the rows."""
-        known = self.language is None or algorithm(self.language) is not None
+        known = self.language in (None, AUTO) or algorithm(str(self.language)) is not None
         fields = [field.name for field in self.fields if field.kind == LANGUAGE]
         _require(known or fields == [self.language], "language", self.language, LANGUAGE_HINT)
 

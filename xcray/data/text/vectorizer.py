@@ -79,7 +79,7 @@ class Vectorizer:
         self._compiled = params.token_pattern in COMPILED_PATTERNS
         # the rules for identifiers and plurals are compiled for ASCII only
         self._compiles_unicode = not (params.split_identifiers or params.fold_plurals)
-        self._is_plain = not params.fields
+        self._is_plain = not params.fields and not analyzer.detects_language
         self._has_categories = any(field.kind == CATEGORY for field in params.fields)
         aliases, fields = dict(params.aliases), analyzer.fields
         low, high = params.char_ngrams or (0, 0)
