@@ -13,6 +13,7 @@ from xcray.data.dataset import Dataset
 from xcray.measures import evaluate
 from xcray.model.model import Model
 from xcray.predict import Predictor
+from xcray.training.capacity.monitor import memory_bytes
 from xcray.training.run import train
 from xcray.training.spec import TrainSpec
 
@@ -40,12 +41,17 @@ class Outcome(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A training. measures: in percent; seconds: of one core; ms: per row of a prediction."""
+    """A training.
+
+    measures: in percent; seconds: of one core; ms: per row of a prediction; megabytes: of memory,
+    besides the mapped rows.
+    """
 
     measures: dict[str, float]
     seconds: float
     weights: int
     ms: float
+    megabytes: float
     report: dict[str, Any]
 
 
@@ -86,7 +92,9 @@ class Bench:
         ms = 1e3 * (time.process_time() - begin) / test.n_rows
         measures = {name: 100.0 * value for name, value in evaluate(top, test.Y).items()}
         report = result.report
-        return Trained(measures, report["core_seconds"], report.get("weights", 0), ms, report)
+        megabytes = (memory_bytes(report["preflight"]) or 0) / 1e6
+        weights = report.get("weights", 0)
+        return Trained(measures, report["core_seconds"], weights, ms, megabytes, report)
 
 
 class Row(NamedTuple):
@@ -117,6 +125,11 @@ class Paper(NamedTuple):
     rows: tuple[Row, ...]
     missing: tuple[tuple[str, str], ...]
     pictures: tuple[tuple[str, str], ...] = ()
+
+
+def memory(*trained: Trained) -> str:
+    """Return the memory of trainings that are compared."""
+    return f"memory {' / '.join(f'{each.megabytes:,.0f}' for each in trained)} MB"
 
 
 def precisions(trained: Trained) -> str:

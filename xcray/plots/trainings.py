@@ -147,10 +147,12 @@ def objective_picture(history: Sequence[Mapping[str, Any]], name: str, note: str
 
     history: one entry per point, with "epoch", "objective", and in reports "seconds" since the
     start of the training. With held-out rows also "held_out", their loss, and measures as
-    fractions, "P@1" and so on. A long history is thinned.
+    fractions, "P@1" and so on, "micro-F1" and "macro-F1". A long history is thinned.
     """
     history = [history[int(i)] for i in _evenly(len(history), MAX_POINTS)]
-    measures = [key for key in (history[-1] if history else ()) if "@" in key][:3]
+    last = history[-1] if history else {}
+    measures = [key for key in last if "@" in key][:3]
+    measures += [key for key in last if key.endswith("F1")]
     losses = [("training objective", "objective"), ("held-out loss", "held_out")]
     shown = [(label, key) for label, key in losses if _known(history, key)]
     panels: list[Panel] = []

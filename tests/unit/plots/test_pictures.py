@@ -47,7 +47,7 @@ def pictures() -> dict[str, Picture]:
         {"epoch": e, "objective": 2.0 / e, "held_out": 3.0 / e if e % 2 else None}
         for e in range(1, 9)
     ]
-    timed = [{**each, "seconds": 0.1, "P@1": 0.5, "P@3": None} for each in epochs]
+    timed = [{**each, "seconds": 0.1, "P@1": 0.5, "P@3": None, "macro-F1": 0.1} for each in epochs]
     curve = {"groups": [(3, 0.2, 0.3), (4, 0.9, 0.7)], "ece": 0.1}
     sigmoid = {"groups_sigmoid": [(7, 0.5, 0.5)], "ece_sigmoid": 0.2}
     errors = {"mean": 0.1, "p95": 0.2, "largest": 1.0, "agreement": 0.7}
@@ -87,6 +87,10 @@ def test_every_picture_is_xml_within_its_frame_and_without_styles(width: int) ->
                 assert -1 <= float(each.attrib.get(side, 0)) <= limit + 1, (name, each.attrib)
             numbers = " ".join(each.attrib.values())
             assert not re.search(r"\b(nan|inf)\b", numbers), (name, each.attrib)
+
+
+def test_f1_is_drawn_against_time() -> None:
+    assert re.search(r"Held-out rows by seconds.*macro-F1", pictures()["objective"].svg(), re.S)
 
 
 def test_bars_are_as_high_as_their_values() -> None:
