@@ -206,3 +206,5 @@ def test_all_softmax_solvers_reach_one_objective(references: References) -> None
     for name in names:
         history = [each["objective"] for each in references[name].report["history"]]
         assert all(b <= a * 1.02 for a, b in pairwise(history))
+    for name in (*names, "generalized-least-squares", "stagewise"):
+        assert {"seconds", "micro-F1", "macro-F1"} <= references[name].report["history"][-1].keys()
