@@ -122,9 +122,9 @@ def test_what_is_not_tried_says_why(data: Dataset, tmp_path: Path) -> None:
         "title:4: title:2 was not better",
         "abstract:2: the time is up",
         "abstract:4: abstract:2 was not better",
+        "sublinear_tf=true: the time is up",
         "char_ngrams=[4,6]: the time is up",
         "language: no known language",
-        "sublinear_tf=true: the time is up",
     ]
 
 

@@ -141,14 +141,14 @@ class TextSelector:
         if together and not set(together) & set(self.given):
             text = " ".join(f"{name}={value}" for name, value in together.items())
             yield lambda best: TextTry(text, best.params, dict(together))
-        if self.params.char_ngrams is None:
-            yield self._add_characters
-        if self.params.ngram_max == 1:
-            yield lambda best: _with(best, "ngram_max=2 min_df=2", ngram_max=2, min_df=2)
-        if self.params.language is None:
-            yield self._add_stems
         if not self.params.sublinear_tf:
             yield lambda best: _with(best, "sublinear_tf=true", sublinear_tf=True)
+        if self.params.char_ngrams is None:
+            yield self._add_characters
+        if self.params.language is None:
+            yield self._add_stems
+        if self.params.ngram_max == 1:
+            yield lambda best: _with(best, "ngram_max=2 min_df=2", ngram_max=2, min_df=2)
 
     def _weigh(self, name: str, weight: float, best: TextTry) -> TextTry | str:
         """Return the best try with a weight of a field, or why it is not worth a try."""
