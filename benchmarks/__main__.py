@@ -28,6 +28,7 @@ QUICK: Final = (  # with --quick, seconds each
     "training.auto",
     "training.certificates",
     "training.convergence",
+    "training.estimates",
     "training.labels",
     "training.quality",
     "training.sparsification",

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from xcray.arrays import csr, frozen
+from xcray.arrays import Int32, csr, frozen
 from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
@@ -470,3 +470,20 @@ def test_pages_of_mapped_files_are_released_and_read_again(tmp_path: Path) -> No
     assert before - unchanged < 4 << 20
     assert unchanged - after > 28 << 20
     assert int(values.sum()) == total
+
+
+def test_a_probe_solves_labels_in_batches(middle: Dataset) -> None:
+    """Single calls have a cost of their own, which a training does not pay for each label."""
+    solver = make_solver("ppdsparse", {})
+    sizes, solve = list[int](), solver.solve
+
+    def count(state: object, labels: Int32, *rest: object) -> object:
+        sizes.append(len(labels))
+        return solve(state, labels, *rest)
+
+    labels = frozen(np.arange(30), np.int32)
+    costs = frozen(np.full(30, 1e-9), np.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(solver), "solve", lambda _, *args: count(*args))
+        rates = run_probe(solver, middle, LabelWork(labels, costs, costs), 100.0)
+    assert (rates.probed, sizes) == (30, [1, 12, 12, 6])

@@ -13,6 +13,7 @@ from xcray.errors import Stopped
 from xcray.solvers.contract import IndependentSolver
 
 MAX_PROBE_LABELS: Final = 48  # labels solved by a probe
+BATCH_LABELS: Final = 12  # per call, as in a training: a call has a cost of its own
 MIN_LABEL_SECONDS: Final = 1.0  # after which a label of a probe is not solved to its end, or
 MAX_LABEL_SHARE: Final = 2.0  # after this share of the probe's time, whichever is later
 
@@ -52,28 +53,29 @@ def run_probe(
     solver.warm_up(state)
     longest = max(MIN_LABEL_SECONDS, MAX_LABEL_SHARE * seconds)
 
-    def solve(number: int) -> int | None:
-        """Solve a label; return its number of weights, None if it takes too long."""
+    def solve(start: int, stop: int) -> int | None:
+        """Solve a range of labels; return their number of weights, None if they take too long."""
         end = time.thread_time() + longest
-        label = frozen(work.labels[picked[number : number + 1]], np.int32)
+        labels = frozen(work.labels[picked[start:stop]], np.int32)
         try:
-            return solver.solve(state, label, lambda: time.thread_time() > end).W.nnz
+            return solver.solve(state, labels, lambda: time.thread_time() > end).W.nnz
         except Stopped:
             return None
 
     if len(picked) > 1:
-        solve(0)  # The first call touches the mapped files, which takes extra time once.
+        solve(0, 1)  # The first call touches the mapped files, which takes extra time once.
     # Thread time, because other processes can be busy.
-    began, n, took = time.thread_time(), 0, 0.0
-    counts: list[int | None] = []
-    while n < len(picked) and took <= seconds and None not in counts:
-        counts.append(solve(n))
-        n, took = n + 1, time.thread_time() - began
-    nnz = [count for count in counts if count is not None]
-    expected = float(work.weights[picked[: len(nnz)]].sum())
+    began, n, solved, nnz, took = time.thread_time(), 0, 0, 0, 0.0
+    while n < len(picked) and took <= seconds and n == solved:
+        batch = min(n + BATCH_LABELS, len(picked))
+        count = solve(n, batch)
+        n, took = batch, time.thread_time() - began
+        if count is not None:
+            solved, nnz = n, nnz + count
+    expected = float(work.weights[picked[:solved]].sum())
     return MeasuredRates(
         took / max(float(work.seconds[picked[:n]].sum()), 1e-9),
-        sum(nnz) / expected if nnz else 1.0,
+        nnz / expected if solved else 1.0,
         n,
     )
 
