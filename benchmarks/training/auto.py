@@ -1,4 +1,4 @@
-"""Compare `--auto`, and label groups beside it, with the defaults on rows that none has seen.
+"""Compare `--auto`, with and without label groups, with the defaults on rows that none has seen.
 
 `python -m benchmarks.training.auto --data DIR [--sets cooking ...] [--splits 5] [--rows 20000]
 [--groups auto]`
