@@ -139,6 +139,9 @@ def test_sigterm_fails_no_accepted_request(tmp_path: Path, workers: int) -> None
     assert {"200", "refused"} <= set(clients.counts) <= {"200", "refused"} | may_be_reset(), (
         clients.counts
     )
+    # every line of the log has been written: of each worker, the last batch too
+    lines = (home / "processes.log").read_text().splitlines()
+    assert sum('"status":200' in line for line in lines) >= clients.counts["200"]
     assert not (home / "serve.json").exists()
 
 
