@@ -305,6 +305,7 @@ def _text_files(
         names,
         collectors,
         label_ids=options.read.label_ids,
+        has_ids=options.read.id_field is not None,
     )
     return unpublished.publish(_provenance(format, sources, options, collectors))
 

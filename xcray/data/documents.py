@@ -61,11 +61,13 @@ def build_documents(
     collectors: Mapping[str, ErrorCollector],
     *,
     label_ids: bool = False,
+    has_ids: bool = False,
 ) -> UnpublishedDataset:
     """Write both parts of a data set of documents.
 
     features: parameters of a pipeline to fit on the training part alone, or a fitted pipeline.
-    label_ids: whether labels are positions in the names file. Raises errors as `build`.
+    label_ids: whether labels are positions in the names file. has_ids: whether the ids are those of
+    the documents, not row numbers: they are kept. Raises errors as `build`.
     """
     labels, spool = _LabelNumbering(names, label_ids), _Spool(writer.staged / "held_out.jsonl")
     collector = collectors["train"]
@@ -80,7 +82,7 @@ def build_documents(
                 spool.add(record)
             else:
                 labels.add(record)
-                copy.add(record.text)
+                copy.add(record.text, record.id)
                 yield record.text
         collector.raise_errors()
         if not labels.ids:
@@ -89,7 +91,7 @@ def build_documents(
                 "NO_POSITIVES", problem, file=collector.file, hint=default_fix("NO_POSITIVES")
             )
 
-    with TextWriter(writer.staged / "train" / TEXTS) as copy:
+    with TextWriter(writer.staged / "train" / TEXTS, has_ids) as copy:
         if isinstance(features, TextPipeline):
             pipeline, X = features, features.transform_stream(texts(copy))
         else:

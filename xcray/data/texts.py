@@ -1,7 +1,8 @@
 """Texts of the rows of a data set: what lexical candidates are found in when a ranker is fitted.
 
-`train/texts.arrow` and `test/texts.arrow` have one string per row, compressed, in batches. They are
-not part of the content hash, because the features already are.
+`train/texts.arrow` and `test/texts.arrow` have one string per row, and its id if the files have
+ids, compressed, in batches. They are not part of the content hash, because the features already
+are.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from xcray.storage.atomic import sync_path
 TEXTS: Final = "texts.arrow"
 BATCH_TEXTS: Final = 1000
 SCHEMA: Final = pa.schema({"text": pa.large_string()})
+SCHEMA_WITH_IDS: Final = pa.schema({"text": pa.large_string(), "id": pa.large_string()})
 
 
 class TextWriter:
     """Writer of the texts of one part, text by text. Memory: one batch.
 
-    A context manager. Without a text there is no file.
+    A context manager. Without a text there is no file. has_ids: whether rows have ids.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, has_ids: bool = False) -> None:
         self._path = path
-        self._waiting: list[str] = []
+        self._schema = SCHEMA_WITH_IDS if has_ids else SCHEMA
+        self._waiting: list[tuple[str, ...]] = []
         self._writer: Any = None
         self._files = ExitStack()
 
@@ -39,10 +42,15 @@ class TextWriter:
         """Return the writer."""
         return self
 
-    def add(self, text: str) -> None:
-        """Append the text of the next row."""
+    def add(self, text: str, id: str = "") -> None:
+        """Append the text of the next row, and its id."""
         # lone surrogates, which no file can hold, are not part of any term
-        self._waiting.append(text if text.isascii() else text.encode("utf-8", "ignore").decode())
+        self._waiting.append(
+            tuple(
+                each if each.isascii() else each.encode("utf-8", "ignore").decode()
+                for each in (text, id)[: len(self._schema)]
+            )
+        )
         if len(self._waiting) == BATCH_TEXTS:
             self._flush()
 
@@ -60,8 +68,13 @@ class TextWriter:
             self._path.parent.mkdir(exist_ok=True)
             sink = self._files.enter_context(pa.OSFile(str(self._path), "wb"))
             options = pa.ipc.IpcWriteOptions(compression="zstd")
-            self._writer = self._files.enter_context(pa.ipc.new_file(sink, SCHEMA, options=options))
-        batch = pa.record_batch([pa.array(self._waiting, pa.large_string())], schema=SCHEMA)
+            self._writer = self._files.enter_context(
+                pa.ipc.new_file(sink, self._schema, options=options)
+            )
+        columns = [
+            pa.array(column, pa.large_string()) for column in zip(*self._waiting, strict=True)
+        ]
+        batch = pa.record_batch(columns, schema=self._schema)
         self._writer.write_batch(batch)
         self._waiting.clear()
 
@@ -79,3 +92,11 @@ def read_texts(data: Dataset, part: str) -> Iterator[list[str]]:
         )
     for batch in read_table(data.path / part / TEXTS).to_batches():
         yield batch.column(0).to_pylist()
+
+
+def read_ids(data: Dataset) -> list[str] | None:
+    """Return the ids of the training rows; None if the files they were built from had none."""
+    if f"train/{TEXTS}" not in data.manifest["files"]:
+        return None
+    table = read_table(data.path / "train" / TEXTS)
+    return table.column("id").to_pylist() if "id" in table.column_names else None

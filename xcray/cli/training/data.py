@@ -170,6 +170,57 @@ def parse_value(text: str) -> Any:
 
 
 @app.command()
+def delta(
+    base: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BASE", help="Data set directory.", autocompletion=complete_datasets
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="Data set directory to write.")],
+    add: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Rows to add, read with the features of BASE."),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Format of the added rows; default: the suffix of the file.")
+    ] = None,
+    remove: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Training rows to remove, one per line: ids, if BASE was built with id_field, "
+            "else numbers from 0.",
+        ),
+    ] = None,
+    relabel: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='JSON lines: {"row": id or number, "labels": [...]}.'),
+    ] = None,
+    option: OtherOptions = None,
+    json: output.JsonOption = False,
+) -> None:
+    """Make a data set of another one, with training rows added, removed and relabelled.
+
+    Example: xcray data delta my-data my-data-2 --add new.jsonl --remove ids.txt
+    """
+    from xcray.cli.terminal.compilation import compilation_note
+    from xcray.data.delta.files import delta_from_files
+
+    with compilation_note(quiet=json):
+        made = delta_from_files(
+            base,
+            out,
+            add=add,
+            format=format,
+            remove=remove,
+            relabel=relabel,
+            options=parse_options(option),
+        )
+        print_dataset(made, json)
+
+
+@app.command()
 def show(
     dataset: DatasetArgument,
     verify: Annotated[

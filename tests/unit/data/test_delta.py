@@ -1,0 +1,131 @@
+"""Changed data sets: the rows of a base without removed ones, relabelled, and with added ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xcray.data.build import BuildOptions, build
+from xcray.data.dataset import Dataset
+from xcray.data.delta.files import delta_from_files
+from xcray.data.delta.rows import make_delta, read_lineage
+from xcray.data.texts import read_ids, read_texts
+from xcray.data.weights import set_weights
+from xcray.errors import Conflict, InputError, NotFound, ParameterError
+
+DOCUMENTS = [
+    {
+        "id": f"d{i}",
+        "text": f"{['red', 'blue', 'green'][i % 3]} word{i % 5}",
+        "labels": ["abc"[i % 3]],
+    }
+    for i in range(12)
+]
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Build a small data set of numbers with held-out rows."""
+    options = BuildOptions.from_dict(
+        {"test_fraction": 0.2, "synthetic": {"rows": 60, "features": 20, "labels": 5}}
+    )
+    return build("synthetic", {}, tmp_path_factory.mktemp("delta") / "numbers", options)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Build a small data set of texts with ids."""
+    folder = tmp_path_factory.mktemp("delta")
+    options = BuildOptions.from_dict({"id_field": "id", "test_fraction": 0.0})
+    return build("jsonl", {"train": write(folder / "d.jsonl", DOCUMENTS)}, folder / "d", options)
+
+
+def test_rows_that_are_removed_and_added_again_are_the_last(numbers: Dataset, tmp_path: Path):
+    """The rows are those of the base in another order, with the same held-out rows."""
+    n = numbers.train.n_rows
+    first = make_delta(numbers, tmp_path / "first", remove=range(n - 5, n))
+    rest = make_delta(numbers, tmp_path / "rest", remove=range(n - 5))
+    again = make_delta(first, tmp_path / "again", add=rest)
+    assert again.content_hash == numbers.content_hash
+    lineage = read_lineage(again)
+    assert lineage is not None
+    assert (lineage.base, lineage.base_rows, lineage.n_kept) == (first.content_hash, n - 5, n - 5)
+    assert lineage.origin.tolist() == [*range(n - 5), *[-1] * 5]
+    assert read_lineage(numbers) is None
+    assert Dataset.open(again.path, verify=True).test.content_hash == numbers.test.content_hash
+
+
+def test_relabelled_rows_have_their_new_labels(numbers: Dataset, tmp_path: Path):
+    before = numbers.train.Y.row(7).tolist()
+    data = make_delta(numbers, tmp_path / "d", remove=[3], relabel={7: ["2", "new"]})
+    lineage = read_lineage(data)
+    assert data.label_names[5] == "new"
+    assert data.train.Y.row(6).tolist() == [2, 5]
+    changed = sorted({*before} ^ {2, 5})
+    assert lineage.relabelled.tolist() == [[6, label] for label in changed]
+    others = [i for i in range(numbers.train.n_rows) if i not in (3, 7)]
+    for i in others:
+        assert data.train.Y.row(i - (i > 3)).tolist() == numbers.train.Y.row(i).tolist()
+        assert data.train.X.row(i - (i > 3))[1].tobytes() == numbers.train.X.row(i)[1].tobytes()
+
+
+def test_weights_of_added_rows_are_one(numbers: Dataset, tmp_path: Path):
+    n = numbers.train.n_rows
+    weighted = set_weights(numbers, np.linspace(0.5, 2.0, n), tmp_path / "w")
+    data = make_delta(weighted, tmp_path / "d", add=numbers, remove=[0])
+    np.testing.assert_array_equal(data.train.weights[: n - 1], weighted.train.weights[1:])
+    np.testing.assert_array_equal(data.train.weights[n - 1 :], 1.0)
+
+
+def test_texts_are_changed_by_id_and_removed_from_all_files(texts: Dataset, tmp_path: Path):
+    """A removed text and its id are in no file; added ones pass the pipeline of the base."""
+    secret = write(
+        tmp_path / "add.jsonl", [{"id": "n1", "text": "red word1", "labels": ["a", "z"]}]
+    )
+    (tmp_path / "remove").write_text("d4\n\n")
+    relabel = write(tmp_path / "relabel", [{"row": "d5", "labels": ["b"]}])
+    data = delta_from_files(
+        texts.path, tmp_path / "d", add=secret, remove=tmp_path / "remove", relabel=relabel
+    )
+    ids = [f"d{i}" for i in range(12) if i != 4] + ["n1"]
+    assert read_ids(data) == ids
+    assert [text for batch in read_texts(data, "train") for text in batch][-1] == "red word1"
+    assert data.label_names.to_pylist() == ["a", "b", "c", "z"]
+    assert data.train.Y.row(11).tolist() == [0, 3]
+    assert data.train.Y.row(4).tolist() == [1]
+    np.testing.assert_array_equal(data.train.X.row(11)[1], texts.train.X.row(6)[1])
+    assert data.text.fingerprint == texts.text.fingerprint
+
+
+def test_invalid_changes_are_refused(numbers: Dataset, texts: Dataset, tmp_path: Path):
+    out = tmp_path / "d"
+    with pytest.raises(InputError, match="nothing would change"):
+        make_delta(numbers, out)
+    with pytest.raises(NotFound, match="row 99 is not a training row"):
+        make_delta(numbers, out, remove=[99])
+    with pytest.raises(InputError, match="named twice"):
+        make_delta(numbers, out, remove=[1], relabel={1: ["0"]})
+    with pytest.raises(ParameterError, match="other features"):
+        make_delta(numbers, out, add=texts)
+    with pytest.raises(Conflict):
+        make_delta(numbers, texts.path, remove=[1])
+    for content, error in (("d99", NotFound), ("4", NotFound)):
+        (tmp_path / "remove").write_text(content)
+        with pytest.raises(error, match="is not a training row"):
+            delta_from_files(texts.path, out, remove=tmp_path / "remove")
+    (tmp_path / "relabel").write_text('{"row": "d1", "labels": []}')
+    with pytest.raises(InputError, match="a row needs a label"):
+        delta_from_files(texts.path, out, relabel=tmp_path / "relabel")
+    (tmp_path / "rows").write_text("{}")
+    with pytest.raises(ParameterError, match="format of rows is not known"):
+        delta_from_files(texts.path, out, add=tmp_path / "rows")
+    assert not out.exists()

@@ -1,0 +1,1 @@
+"""Data sets that are changes of others: training rows added, removed and relabelled."""
