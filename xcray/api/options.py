@@ -61,6 +61,12 @@ class TrainingOptions(PoolOptions):
         False,
         "also fit probabilities: on one half of the held-out rows, evaluated on the other half",
     )
+    keep_duals: bool = parameter(
+        False,
+        "also store the dual variables of all labels in the model, which makes updates with "
+        "`xcray update` faster and allows cheap removal of rows (solvers with a dual bound per "
+        "label)",
+    )
     rank: bool = parameter(
         False,
         "also fit a ranker, which finds names of labels in texts and orders them with the best "

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "data": "training.data:app",
     "train": "training.train:train",
     "retrain": "training.labels:retrain",
+    "update": "training.labels:update",
     "labels": "labels:app",
     "tune": "training.tune:tune",
     "compare": "training.compare:compare",

@@ -14,6 +14,8 @@ It is published by one rename and never changed afterwards.
     label_texts.arrow names and descriptions of labels, if the data set has them
     ranker/           orders candidates of search and names, if one was fitted
     label_table.arrow     the solver's report per label, if there is one
+    duals.arrow       dual variables of each label by training row, if the training kept them
+                      (not in the content hash)
     timeline.arrow    worker and times per batch, if the training recorded them (not in the
                       content hash)
     calibration.arrow from scores to probabilities, if the model is calibrated
@@ -71,6 +73,7 @@ from xcray.storage.verified import VerifiedFiles
 
 CARD = "card.md"
 TIMELINE = "timeline.arrow"
+DUALS = "duals.arrow"
 STAGES = "stages"
 NOT_FINITE = FAULTS.index("a value is not finite")
 

@@ -22,13 +22,14 @@ from xcray.index.staged import Stage, StagedScorer
 from xcray.kernels.sparse import transpose
 from xcray.model.calibration import Calibration
 from xcray.model.directory import (
+    DUALS,
     TIMELINE,
     LinearPart,
     read_parts,
 )
 from xcray.model.ranker import Ranker
 from xcray.parameters import require_type
-from xcray.storage.arrow import read_table
+from xcray.storage.arrow import read_csr, read_table
 from xcray.storage.names import Names
 from xcray.storage.verified import VerifiedFiles
 
@@ -218,6 +219,17 @@ class Model:
         None if the training did not record it. See `xcray.training.report.timeline`.
         """
         return read_table(self.path / TIMELINE) if TIMELINE in self.manifest["files"] else None
+
+    @cached_property
+    def duals(self) -> CSR | None:
+        """Dual variables of the labels, (K, N) by training row, mapped; None if not kept."""
+        return read_csr(self.path / DUALS) if DUALS in self.manifest["files"] else None
+
+    @property
+    def duals_digest(self) -> dict[str, str]:
+        """SHA-256 of the file of dual variables, which is not part of the content hash; or {}."""
+        entry = self.manifest["files"].get(DUALS)
+        return {} if entry is None else {"duals": entry["sha256"]}
 
     @property
     def n_bytes(self) -> int:

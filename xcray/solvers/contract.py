@@ -13,11 +13,15 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Pattern
 from xcray.data.dataset import Dataset
+from xcray.errors import ParameterError
 from xcray.solvers.declarations import (
+    Bounds,
     CompileCase,
+    EarlierLabels,
     Exports,
     Link,
     RecordSchema,
+    RowChange,
     StoppingRule,
     TaskNeeds,
     Tuning,
@@ -83,6 +87,13 @@ class Solver(Protocol):
     def largest_gap(self, records: np.ndarray) -> float | None:
         """Return the largest relative duality gap of the labels; None if there are no gaps."""
         return None
+
+    def check_updatable(self) -> None:
+        """Raise ParameterError if changed rows give no bound for solved labels."""
+        raise ParameterError(
+            "labels of this solver have no dual bound that holds for changed rows: train again, "
+            "or use ppdsparse or l2svm"
+        )
 
     def summarize(self, records: np.ndarray) -> dict[str, Any]:
         """Return counts of the records (n,) for the report of a training; JSON.
@@ -197,6 +208,18 @@ class WarmStartSolver(IndependentSolver, Protocol):
 
         start: (n, N) float32, dual variables of a similar problem for each of the labels.
         keep_duals: return the dual variables of this problem.
+        """
+
+
+class UpdatableSolver(WarmStartSolver, Protocol):
+    """A solver whose `check_updatable` raises nothing."""
+
+    def bound_changed(
+        self, local: Any, earlier: EarlierLabels, change: RowChange, threads: int
+    ) -> Bounds:
+        """Return the objectives of labels that were solved before rows changed.
+
+        local: the state of the changed rows.
         """
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from xcray.arrays import Int64
+from xcray.arrays import CSR, Float32, Float64, Int64
 
 Family: TypeAlias = Literal["independent", "group"]
 # from scores to probabilities: margins have none, softmax models have their own, and scores of
@@ -217,3 +217,41 @@ class CompileCase(NamedTuple):
     params: Mapping[str, Any] = {}
     data: Literal["sparse", "single", "dense"] = "sparse"
     leaf_rows: int = 0
+
+
+class EarlierLabels(NamedTuple):
+    """Labels that were solved before the rows changed: the first labels of the changed data.
+
+    W: (K', D); b: (K',) float32. primal, dual: (K',) float64, and positives: (K',) int64, of their
+    records. n_rows: of the rows that they were solved on.
+    """
+
+    W: CSR
+    b: Float32
+    primal: Float64
+    dual: Float64
+    positives: Int64
+    n_rows: int
+
+
+class RowChange(NamedTuple):
+    """Rows from `first_added` on are new; earlier ones keep their order.
+
+    duals: (K', N), dual variables of the earlier labels, without those of removed rows and of rows
+    whose label changed; None if they are unknown. is_reduced: whether any were left out.
+    """
+
+    first_added: int
+    duals: CSR | None
+    is_reduced: bool
+
+
+class Bounds(NamedTuple):
+    """Objectives of labels: primal of the weights and dual bound; null, see `certificate`.
+
+    All (K',) float64. dual is -infinity where it is unknown.
+    """
+
+    primal: Float64
+    dual: Float64
+    null: Float64

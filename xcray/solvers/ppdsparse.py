@@ -31,15 +31,19 @@ from xcray.solvers import newton
 from xcray.solvers.contract import WarmStartSolver
 from xcray.solvers.declarations import (
     WEIGHT_FIELDS,
+    Bounds,
     CompileCase,
+    EarlierLabels,
     Link,
     RecordField,
     RecordSchema,
+    RowChange,
     StoppingRule,
     TaskNeeds,
     Tuning,
 )
 from xcray.solvers.parameters import Parameters, parameter
+from xcray.solvers.recertify import bound_changed
 from xcray.solvers.solved_labels import SolvedLabels
 
 # entries of X between two checks of the stop flag: about 50 ms, at most 200 ms if memory is slow
@@ -290,13 +294,28 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
             row_norms_sq(XT, weights),
             YT,
             weights,
-            self._positive_factors(YT),
+            self._positive_factors(np.diff(YT.indptr), YT.n_cols),
             float(weights.sum(dtype=np.float64)) if len(weights) else float(X.n_rows),
         )
         return PPDSparseState(
             problem,
             _new_scratch(problem, np.float32 if self.eps >= MIN_FLOAT32_EPS else np.float64),
         )
+
+    def check_updatable(self) -> None:
+        """Raise ParameterError if weights are pruned: their certificate is of all weights."""
+        if self._prunes:
+            raise ParameterError(
+                "pruned weights are not those of the certificate, so changed rows give no bound: "
+                "train without prune, prune_keep and prune_loss"
+            )
+
+    def bound_changed(
+        self, local: PPDSparseState, earlier: EarlierLabels, change: RowChange, threads: int
+    ) -> Bounds:
+        """Return the objectives of labels that were solved before rows changed."""
+        factors = self._positive_factors(earlier.positives, earlier.n_rows)
+        return bound_changed(local.problem, self._objective(), earlier, change, factors, threads)
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
         """Return the cost terms of each label: (K, 3) float64.
@@ -352,7 +371,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
 
         W, records, duals = self._method(local)(local, labels, start_duals, check, keep_duals)
         self._add_norms(W, records)
-        if self.prune > 0.0 or self.prune_keep > 0 or self.prune_loss > 0.0:
+        if self._prunes:
             W = self._prune(local, W, records, check)
         return SolvedLabels(labels, W, frozen(records["bias"], np.float64), records, duals)
 
@@ -437,6 +456,11 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         W = csr_from(np.stack(weights) if weights else np.empty((0, problem.X.n_cols)))
         return W, records, csr_from(np.stack(duals)) if keep_duals else None
 
+    @property
+    def _prunes(self) -> bool:
+        """Whether weights are dropped after a label is solved."""
+        return self.prune > 0.0 or self.prune_keep > 0 or self.prune_loss > 0.0
+
     def _prune(
         self, local: PPDSparseState, W: CSR, records: np.ndarray, check: Callable[[], None]
     ) -> CSR:
@@ -478,16 +502,18 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         sums = 2.0 * records["primal"] - self.lam * records["l1"] - half
         records["dual_l1"] = np.where(records["positives"] > 0, sums, 0.0)
 
-    def _positive_factors(self, YT: Pattern) -> Float64:
-        """Return the factor of each label's positives: (K,), or empty if all are 1."""
-        counts = np.diff(YT.indptr)
+    def _positive_factors(self, counts: Int64, n_rows: int) -> Float64:
+        """Return the factor of each label's positives: (K,), or empty if all are 1.
+
+        counts: (K,), the positives of each label among `n_rows`.
+        """
         if self.positives == "equal" and self.positive_weight == 1.0:
             return frozen(np.empty(0), np.float64)
         factors = np.full(len(counts), float(self.positive_weight))
         if self.positives == "balanced":
-            factors *= np.maximum(YT.n_cols - counts, 1) / np.maximum(counts, 1)
+            factors *= np.maximum(n_rows - counts, 1) / np.maximum(counts, 1)
         elif self.positives == "propensity":
-            factors *= inverse_propensities(counts, YT.n_cols)
+            factors *= inverse_propensities(counts, n_rows)
         return frozen(factors, np.float64)
 
     def _objective(self) -> Objective:

@@ -19,8 +19,7 @@ class SolvedLabels(NamedTuple):
     """Solved labels.
 
     labels: (n,) int32; W: (n, D) CSR float32; bias: (n,) float64; records: (n,) structured. duals:
-    (n, N), the dual variables of each label's samples if requested; they are neither stored nor
-    hashed.
+    (n, N), the dual variables of each label's samples if requested.
     """
 
     labels: Int32
@@ -30,7 +29,7 @@ class SolvedLabels(NamedTuple):
     duals: CSR | None = None
 
     def digest(self) -> str:
-        """Return the SHA-256 of all contents except the duals."""
+        """Return the SHA-256 of all contents."""
         arrays = {
             "labels": self.labels,
             "bias": self.bias,
@@ -38,6 +37,8 @@ class SolvedLabels(NamedTuple):
             "indices": self.W.indices,
         }
         records = {f"record.{name}": self.records[name] for name in self.records.dtype.names or ()}
+        if self.duals is not None:
+            arrays |= {f"duals.{name}": np.asarray(x) for name, x in self.duals._asdict().items()}
         return sha256_arrays(
             {**arrays, "data": self.W.data, **records, "n_cols": str(self.W.n_cols)}
         )
@@ -64,26 +65,35 @@ def untrained_records(
 
 
 def concatenate(blocks: Sequence[SolvedLabels]) -> SolvedLabels:
-    """Concatenate one or more results with the same features and record type, without duals."""
+    """Concatenate one or more results with the same features and record type."""
     if len(blocks) == 1:
         return blocks[0]
-    starts = np.cumsum([0, *(block.W.indptr[-1] for block in blocks)])
-    indptr = [
-        starts[:1],
-        *(block.W.indptr[1:] + start for block, start in zip(blocks, starts[:-1], strict=True)),
-    ]
-    indices, data = (
-        [getattr(block.W, name)[: block.W.indptr[-1]] for block in blocks]
-        for name in ("indices", "data")
-    )
-    W = csr(
-        np.concatenate(indptr), np.concatenate(indices), np.concatenate(data), blocks[0].W.n_cols
-    )
     labels, bias, records = (
         np.concatenate([getattr(block, name) for block in blocks])
         for name in ("labels", "bias", "records")
     )
-    return SolvedLabels(frozen(labels, np.int32), W, frozen(bias, np.float64), records)
+    duals = [block.duals for block in blocks if block.duals is not None]
+    return SolvedLabels(
+        frozen(labels, np.int32),
+        stack([block.W for block in blocks]),
+        frozen(bias, np.float64),
+        records,
+        stack(duals) if len(duals) == len(blocks) else None,
+    )
+
+
+def stack(matrices: Sequence[CSR]) -> CSR:
+    """Return the rows of one or more matrices with the same columns, one after the other."""
+    starts = np.cumsum([0, *(matrix.indptr[-1] for matrix in matrices)])
+    indptr = [
+        starts[:1],
+        *(matrix.indptr[1:] + start for matrix, start in zip(matrices, starts[:-1], strict=True)),
+    ]
+    indices, data = (
+        np.concatenate([getattr(matrix, name)[: matrix.indptr[-1]] for matrix in matrices])
+        for name in ("indices", "data")
+    )
+    return csr(np.concatenate(indptr), indices, data, matrices[0].n_cols)
 
 
 def merge(blocks: Sequence[SolvedLabels], n_labels: int, n_features: int) -> SolvedLabels:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import Int64, csr, frozen
+from xcray.arrays import CSR, Int64, csr, frozen
 from xcray.errors import Conflict, Corrupt, XcrayError
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES, row_ranges
 from xcray.kernels.merge import copy_rows
@@ -126,31 +126,56 @@ class BlockStore:
         if len(missing) and not allow_missing:
             raise ValueError(f"label {int(missing[0])} is in no part")
         lengths = self._length[chosen.start : chosen.stop]
-        indptr = np.concatenate([[0], np.cumsum(lengths)])
-        with MatrixWriter(path, indptr, self._n_features) as out:
-            for first, stop in row_ranges(indptr, budget // ENTRY_BYTES):
-                n = int(indptr[stop] - indptr[first])
-                indices, weights = np.empty(n, np.int32), np.empty(n, np.float32)
-                for own, part in self._parts_of(chosen.start + first, chosen.start + stop):
-                    W = read_csr(self._directory / part)
-                    rows = self._row[own].astype(np.int64)
-                    if W.n_rows <= rows.max() or not np.array_equal(
-                        np.diff(W.indptr)[rows], self._length[own]
-                    ):
-                        raise _changed_part(part)
-                    copy_rows(
-                        W,
-                        frozen(rows, np.int64),
-                        frozen(indptr[own - chosen.start] - indptr[first], np.int64),
-                        indices,
-                        weights,
-                    )
-                out.write(int(indptr[first]), indices, weights)
-                tick()
+        self._merge_matrix(path, chosen, lengths, self._n_features, read_csr, budget, tick)
         bias, records = self._columns(missing, positives)
         numbers = np.arange(len(chosen), dtype=np.int32)
         first, stop = chosen.start, chosen.stop
         return SolvedLabels(numbers, read_csr(path), bias[first:stop], records[first:stop])
+
+    def merge_duals(self, path: Path, n_rows: int, budget: int = BUFFER_BYTES) -> dict[str, int]:
+        """Merge the dual variables (K, n_rows) of all labels into the matrix file `path`.
+
+        Returns their number and the bytes of the file. Labels that no part holds have none. Raises
+        Corrupt if a part was changed or has none.
+        """
+        chosen, lengths = range(self._n_labels), np.zeros(self._n_labels, np.int64)
+        for own, part in self._parts_of(0, self._n_labels):
+            lengths[own] = np.diff(_read_duals(self._directory / part).indptr)[self._row[own]]
+        self._merge_matrix(path, chosen, lengths, n_rows, _read_duals, budget, lambda: None)
+        return {"entries": int(lengths.sum()), "bytes": path.stat().st_size}
+
+    def _merge_matrix(
+        self,
+        path: Path,
+        chosen: range,
+        lengths: Int64,
+        n_cols: int,
+        read: Callable[[Path], CSR],
+        budget: int,
+        tick: Callable[[], None],
+    ) -> None:
+        """Write rows of `lengths` of the chosen labels, which `read` finds in parts, to a file."""
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        with MatrixWriter(path, indptr, n_cols) as out:
+            for first, stop in row_ranges(indptr, budget // ENTRY_BYTES):
+                n = int(indptr[stop] - indptr[first])
+                indices, values = np.empty(n, np.int32), np.empty(n, np.float32)
+                for own, part in self._parts_of(chosen.start + first, chosen.start + stop):
+                    matrix, rows = read(self._directory / part), self._row[own].astype(np.int64)
+                    places = own - chosen.start
+                    if matrix.n_rows <= rows.max() or not np.array_equal(
+                        np.diff(matrix.indptr)[rows], lengths[places]
+                    ):
+                        raise _changed_part(part)
+                    copy_rows(
+                        matrix,
+                        frozen(rows, np.int64),
+                        frozen(indptr[places] - indptr[first], np.int64),
+                        indices,
+                        values,
+                    )
+                out.write(int(indptr[first]), indices, values)
+                tick()
 
     def _parts_of(self, first: int, stop: int) -> Iterator[tuple[Int64, str]]:
         """Yield (labels (n,), part name) for labels in [first, stop), each part once."""
@@ -256,8 +281,31 @@ def _table(block: SolvedLabels) -> pa.Table:
     dtype = json.dumps(
         [[name, block.records.dtype[name].str] for name in block.records.dtype.names or ()]
     )
-    return pa.table({**columns, **records}).replace_schema_metadata(
-        {"n_cols": str(block.W.n_cols), "records": dtype}
+    metadata = {"n_cols": str(block.W.n_cols), "records": dtype}
+    if block.duals is not None:
+        offsets = pa.array(block.duals.indptr)
+        columns["samples"] = pa.LargeListArray.from_arrays(offsets, pa.array(block.duals.indices))
+        columns["duals"] = pa.LargeListArray.from_arrays(offsets, pa.array(block.duals.data))
+        metadata["n_rows"] = str(block.duals.n_cols)
+    return pa.table({**columns, **records}).replace_schema_metadata(metadata)
+
+
+def _read_duals(path: Path) -> CSR:
+    """Map the dual variables of a part's labels. Raises Corrupt if it has none."""
+    table = read_table(path)
+    if "duals" not in table.column_names:
+        raise Corrupt(f"{path.name} has no dual variables", file=path.name)
+    return _list_matrix(table, "samples", "duals", b"n_rows")
+
+
+def _list_matrix(table: pa.Table, indices: str, values: str, n_cols: bytes) -> CSR:
+    """Return two list columns of one batch, and the width in the metadata, as a matrix."""
+    lists, data = table.column(indices).chunk(0), table.column(values).chunk(0)
+    return csr(
+        lists.offsets.to_numpy(),
+        lists.values.to_numpy(),
+        data.values.to_numpy(),
+        int(table.schema.metadata[n_cols]),
     )
 
 
@@ -269,13 +317,11 @@ def _read_block(path: Path) -> SolvedLabels:
     table = read_table(path)
     if table.num_rows == 0 or any(column.num_chunks != 1 for column in table.columns):
         raise Corrupt(f"{path.name} does not hold one batch of labels")
-    indices, values = table.column("indices").chunk(0), table.column("values").chunk(0)
-    indptr = indices.offsets.to_numpy()
-    W = csr(
-        indptr,
-        indices.values.to_numpy(),
-        values.values.to_numpy(),
-        int(table.schema.metadata[b"n_cols"]),
+    W = _list_matrix(table, "indices", "values", b"n_cols")
+    duals = (
+        _list_matrix(table, "samples", "duals", b"n_rows")
+        if "duals" in table.column_names
+        else None
     )
     dtype = np.dtype(
         [(name, kind) for name, kind in json.loads(table.schema.metadata[b"records"])], align=True
@@ -284,4 +330,5 @@ def _read_block(path: Path) -> SolvedLabels:
     for name in dtype.names or ():
         records[name] = table.column(f"record.{name}").to_numpy()
     labels = frozen(table.column("label").to_numpy(), np.int32)
-    return SolvedLabels(labels, W, frozen(table.column("bias").to_numpy(), np.float64), records)
+    bias = frozen(table.column("bias").to_numpy(), np.float64)
+    return SolvedLabels(labels, W, bias, records, duals)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import missing_ray
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
-from xcray.solvers.contract import IndependentSolver
+from xcray.solvers.contract import IndependentSolver, WarmStartSolver
 from xcray.solvers.group_contract import StagedModel
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.telemetry.progress import LABELS_SOLVED
@@ -29,6 +29,7 @@ from xcray.training.label_groups.clustering import LabelClusters
 from xcray.training.label_groups.data import with_group_labels
 from xcray.training.observer import TrainingObserver
 from xcray.training.report.summary import label_table, summarize_block
+from xcray.training.selection.warm_start import WarmRunner
 from xcray.training.solve_labels import (
     LabelsToSolve,
     TrainingData,
@@ -57,9 +58,13 @@ class IndependentLabels(TrainingStrategy):
         self.workers = worker_count(context.spec)
 
     def run_settings(self) -> dict[str, Any]:
-        """Return the groups of labels, if any: labels give the same bits in any batches."""
+        """Return the groups of labels, if any, and whether parts have dual variables.
+
+        Labels give the same bits in any batches.
+        """
         clusters = self._context.clusters
-        return {} if clusters is None else {"groups": list(clusters.sizes)}
+        settings: dict[str, Any] = {} if clusters is None else {"groups": list(clusters.sizes)}
+        return settings | ({"duals": True} if self._context.spec.keep_duals else {})
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
         """Estimate the training; see `xcray.training.capacity.preflight.estimate`."""
@@ -135,7 +140,10 @@ class IndependentLabels(TrainingStrategy):
                 clusters=context.clusters,
             )
         state = self._solver.load_dataset(context.dataset, self.rows_limit())
-        return make_local_pool(context.spec.pool, self._solver, state, self.workers)
+        runner = (
+            WarmRunner(cast("WarmStartSolver", self._solver)) if context.spec.keep_duals else None
+        )
+        return make_local_pool(context.spec.pool, self._solver, state, self.workers, runner)
 
 
 class _BatchObserver(RunObserver[Result]):
@@ -204,7 +212,9 @@ def make_ray_pool(
         raise missing_ray(error) from None
     data_path = str(dataset.path.resolve())
     prepare = None if clusters is None else partial(with_group_labels, clusters=clusters)
-    task = SolverTask(solver, data_path, dataset.content_hash, memory_limit, prepare)
+    task = SolverTask(
+        solver, data_path, dataset.content_hash, memory_limit, prepare, spec.keep_duals
+    )
     policy, request = scaling_policy_for(spec.ray_address), ONE_CPU
     if policy is not None:
         request = ResourceRequest(memory=PROCESS_BYTES + worker_bytes(solver, dataset.train, 0)[0])

@@ -14,7 +14,7 @@ from xcray.errors import InputError, Stopped
 from xcray.index.search import SearchIndex
 from xcray.index.staged import link_of
 from xcray.model.calibration import Calibration
-from xcray.model.directory import Staging
+from xcray.model.directory import DUALS, Staging
 from xcray.model.stages import n_weights
 from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.parameters import require_type
@@ -208,7 +208,7 @@ class _TrainingRun:
                 positives=self.dataset.label_counts,
                 tick=lambda: self._report_phase("MERGING"),
             )
-            K, groups = self.dataset.n_labels, None
+            K, N, groups = self.dataset.n_labels, self.dataset.train.n_rows, None
             block = merge(staging.weights, labels=range(K))
             if self.plan is not None:
                 others = range(K, len(self.parts.lengths))
@@ -216,6 +216,8 @@ class _TrainingRun:
                 groups = make_groups(self.plan, solved)
                 entry = {**self.notes.get("groups", {}), **self.strategy.summarize(solved, {})}
                 self.notes["groups"] = entry
+            if self.spec.keep_duals:
+                self.notes["duals"] = self.parts.merge_duals(staging.path / DUALS, N, budget)
             index = staging.index(block.bias, self.solver.row_norm, groups)
             self.phase_seconds["MERGING"] = time.monotonic() - began
             query = search_query(index, self.monitor.poll_publishing)

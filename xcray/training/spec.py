@@ -59,6 +59,8 @@ class TrainSpec(TrainingOptions):
             self._check_groups()
         if self.rank:
             self._check_rank()
+        if self.keep_duals:
+            self._check_keep_duals()
         object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
         if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
             raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")
@@ -88,6 +90,14 @@ class TrainSpec(TrainingOptions):
             raise ParameterError(
                 "rank fits probabilities of its own and needs a whole training without groups: "
                 "leave out calibrate, max_seconds and groups"
+            )
+
+    def _check_keep_duals(self) -> None:
+        """Raise ParameterError for trainings whose dual variables no update can use."""
+        make_solver(self.solver, self.params).check_updatable()
+        if self.groups != "none" or self.rank:
+            raise ParameterError(
+                "keep_duals is for models of labels alone: leave out groups and rank"
             )
 
     @classmethod

@@ -20,7 +20,8 @@ class SolverTask:
 
     solver: its class must be importable by the workers. path, content_hash: of the data set.
     memory_limit: bytes of a worker's rows, see `load_dataset` of a solver. prepare: what is made of
-    the mapped data set before it is loaded, for example by adding groups of labels.
+    the mapped data set before it is loaded, for example by adding groups of labels. keep_duals:
+    whether results have the dual variables, of solvers that have them.
     """
 
     counter: ClassVar[tuple[str, str]] = ("xcray_labels_solved", "Labels solved by this worker")
@@ -30,6 +31,7 @@ class SolverTask:
     content_hash: str
     memory_limit: int | None = None
     prepare: Callable[[Dataset], Dataset] | None = None
+    keep_duals: bool = False
 
     def open(self) -> SolverState | None:
         """Map the data set if this node has it with this content; None otherwise."""
@@ -49,7 +51,8 @@ class SolverTask:
         self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False
     ) -> SolvedLabels:
         """Solve labels, see `Solver`."""
-        return self.solver.solve(local, labels, stopped)
+        kept: dict[str, Any] = {"keep_duals": True} if self.keep_duals else {}
+        return self.solver.solve(local, labels, stopped, **kept)
 
     def warm_up(self, local: Any = None) -> None:
         """Compile or load the kernels, see `Solver`."""
@@ -57,7 +60,8 @@ class SolverTask:
 
     def decode_result(self, result: SolvedLabels) -> SolvedLabels:
         """Return the block with the array types that xcray's own code expects."""
-        return SolvedLabels(result.labels, csr(*result.W), result.bias, result.records)
+        duals = None if result.duals is None else csr(*result.duals)
+        return SolvedLabels(result.labels, csr(*result.W), result.bias, result.records, duals)
 
 
 def open_dataset(path: str, content_hash: str) -> Dataset | None:

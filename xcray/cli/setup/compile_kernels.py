@@ -110,6 +110,7 @@ def compile_all(folder: Path) -> Iterator[str]:
         *((name, run_training, (name,)) for name in trainings() if name not in others),
         ("ranked texts", rank_texts, ()),
         ("changed labels", edit_labels, ()),
+        ("changed rows", change_rows, ()),
         ("files of rows", predict_files, ()),
     ]
     more: list[tuple[str, Step, tuple[Any, ...]]] = [
@@ -305,6 +306,23 @@ def edit_labels(folder: Path) -> None:
     merge_labels(folder / "texts", folder / "text", folder / "merged", ["csv", "json"], "csv")
     remove_labels(folder / "texts", folder / "fewer", ["io"])
     add_labels(folder / "fewer", folder / "text", folder / "again")
+
+
+def change_rows(folder: Path) -> None:
+    """Update a model to changed rows, which also change the weights of positives."""
+    from xcray.data.dataset import Dataset
+    from xcray.data.delta.rows import make_delta
+    from xcray.training import TrainSpec
+    from xcray.training import train as run
+    from xcray.training.edit.update import update_model
+
+    spec = TrainSpec(
+        str(folder / "text"), params={"positives": "propensity"}, workers=1, keep_duals=True
+    )
+    before = run(spec, run_dir=folder / "before.run", out=folder / "before").model_path
+    base = Dataset.open(folder / "text")
+    changed = make_delta(base, folder / "changed", add=base, remove=[0])
+    update_model(before, changed.path, folder / "after")
 
 
 def predict_files(folder: Path) -> None:

@@ -173,9 +173,7 @@ def parse_value(text: str) -> Any:
 def delta(
     base: Annotated[
         Path,
-        typer.Argument(
-            metavar="BASE", help="Data set directory.", autocompletion=complete_datasets
-        ),
+        typer.Argument(metavar="BASE", help="Data set directory."),
     ],
     out: Annotated[Path, typer.Argument(metavar="DIR", help="Data set directory to write.")],
     add: Annotated[

@@ -1,4 +1,4 @@
-"""`xcray labels` and `xcray retrain`: add, remove, merge, rename and retrain labels of a model."""
+"""`xcray labels`, `retrain` and `update`: changes of the labels of a model, and of its rows."""
 
 from __future__ import annotations
 
@@ -170,6 +170,34 @@ def retrain(
         run_dir,
         options,
     )
+
+
+@with_options(LocalPoolOptions)
+def update(
+    model: ModelDir,
+    dataset: Annotated[
+        Path,
+        typer.Option(
+            "--dataset",
+            metavar="DIR",
+            help="Data set that `xcray data delta` made from that of the model.",
+        ),
+    ],
+    out: Out,
+    *,
+    options: Options,
+    run_dir: RunDir = None,
+    json: output.JsonOption = False,
+) -> None:
+    """Update a model to changed rows: only labels that the change affects are solved again.
+
+    All labels are certified on the changed rows; the others keep their weights, byte for byte.
+
+    Example: xcray update MODEL_DIR --dataset DIR --out NEW_DIR
+    """
+    from xcray.training.edit.update import update_model
+
+    run_edit(lambda how: update_model(model, dataset, out, how), out, json, run_dir, options)
 
 
 def run_edit(

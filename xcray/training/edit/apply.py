@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import Int32, Int64, Pattern, distinct, frozen, pattern
+from xcray.arrays import CSR, Int32, Int64, Pattern, distinct, frozen, pattern
 from xcray.data.dataset import Dataset
 from xcray.data.unseen import with_unseen
 from xcray.errors import Conflict, InputError, ShapeMismatch, Stopped
@@ -19,12 +19,12 @@ from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_rows
 from xcray.measures import evaluate
 from xcray.model.calibration import Calibration
-from xcray.model.directory import Staging
+from xcray.model.directory import DUALS, Staging
 from xcray.model.label_groups import change_labels
 from xcray.model.model import Model
 from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.solvers import make_solver
-from xcray.solvers.contract import IndependentSolver
+from xcray.solvers.contract import IndependentSolver, WarmStartSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.arrow import read_csr
 from xcray.storage.atomic import create_staging_directory, discard_directory
@@ -41,6 +41,7 @@ from xcray.training.edit.compose import (
 from xcray.training.report.summary import label_table, measures_by_frequency, summarize_block
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run import TrainResult
+from xcray.training.selection.warm_start import WarmRunner
 from xcray.training.solve_labels import (
     LabelsToSolve,
     StoreObserver,
@@ -80,14 +81,28 @@ class EditOptions:
     stop: StopFlag = field(default_factory=StopFlag)
 
 
+class Update(NamedTuple):
+    """What changed rows add to a label change, see `xcray.training.edit.update`.
+
+    state: of the solver, with the changed rows. start: (K_data, N), dual variables from which
+    labels are solved, in the numbers of the data set; None if the model has none. label_table: of
+    the old labels, with their certificates on the changed rows. report: entries of the report.
+    """
+
+    state: Any
+    start: CSR | None
+    label_table: pa.Table
+    report: dict[str, Any]
+
+
 class LabelChange(NamedTuple):
     """A change of a model's labels, decided before any work.
 
-    operation: "add", "remove", "merge", "rename" or "retrain". names: of all labels of the new
-    model, in order. rows: (K',) int64, the label of the old model for each new one, or -1.
+    operation: "add", "remove", "merge", "rename", "retrain" or "update". names: of all labels of
+    the new model, in order. rows: (K',) int64, the label of the old model for each new one, or -1.
     train_labels: (K',) int64, the label of the data set to train each new one on, or -1. groups:
     label of the data set -> further labels whose rows it also gets (merging). details: additional
-    entries of the manifest.
+    entries of the manifest. update: if the rows changed.
     """
 
     operation: str
@@ -96,6 +111,7 @@ class LabelChange(NamedTuple):
     train_labels: Int64
     details: dict[str, Any]
     groups: Mapping[int, Sequence[int]] = {}
+    update: Update | None = None
 
 
 def check_output_path(out: str | Path) -> None:
@@ -219,11 +235,15 @@ class _EditRun:
             np.intersect1d(self.labels_to_train, parts.missing, assume_unique=True), np.int32
         )
         n_kept, solver = len(self.labels_to_train) - len(labels), self._label_solver()
+        update = self.change.update
+        start = None if update is None else update.start
         if len(labels):
+            state = solver.load(*rows) if update is None else update.state
+            runner = None if start is None else WarmRunner(cast("WarmStartSolver", solver), start)
             with Timeline(folder) as timeline:
                 solve_labels(
                     LabelsToSolve(solver, labels, rows.cost_terms(solver)),
-                    make_local_pool(self.options.pool, solver, solver.load(*rows), self.workers),
+                    make_local_pool(self.options.pool, solver, state, self.workers, runner),
                     StoreObserver(
                         parts,
                         timeline,
@@ -234,7 +254,11 @@ class _EditRun:
                 )
         self.timeline = read_streams(folder)
         budget = merge_budget(self.spec, int(parts.lengths.sum()))
-        return parts.merge(folder / "trained.arrow", budget=budget, allow_missing=True)
+        trained = parts.merge(folder / "trained.arrow", budget=budget, allow_missing=True)
+        if start is None:
+            return trained
+        parts.merge_duals(folder / DUALS, start.n_cols, budget)
+        return trained._replace(duals=read_csr(folder / DUALS))
 
     def _fingerprint(self, data: Dataset) -> dict[str, Any]:
         """Return the data that identifies this run: as for a training from scratch, plus groups."""
@@ -248,7 +272,9 @@ class _EditRun:
             if self.change.groups
             else {}
         )
-        return {**solver, "dataset": data.content_hash, "format": 1, **groups}
+        # an update starts from the dual variables of a model
+        parent = {"model": self.old.sha256, **self.old.duals_digest} if self.change.update else {}
+        return {**solver, "dataset": data.content_hash, "format": 1, **groups, **parent}
 
     def _publish(self, out: Path, trained: SolvedLabels | None) -> TrainResult:
         """Compose, evaluate and write the new model, and publish it by rename.
@@ -263,6 +289,7 @@ class _EditRun:
             self._run_phase(
                 "MERGING", lambda: compose_weights(staging.weights, old.W, W, rows, budget=budget)
             )
+            self._keep_duals(staging, trained, rows, budget)
             groups = old.groups
             if groups is not None:
                 groups = change_labels(groups, change.rows, read_csr(staging.weights))
@@ -270,6 +297,19 @@ class _EditRun:
             measures = self._run_phase("EVALUATING", lambda: self._measure(index))
             self._report_phase("PUBLISHING")
             return self._write_model(staging, index, trained, measures)
+
+    def _keep_duals(
+        self, staging: Staging, trained: SolvedLabels | None, rows: Int64, budget: int
+    ) -> None:
+        """Write the dual variables of all labels, if an update has those of the old ones."""
+        start = None if self.change.update is None else self.change.update.start
+        if start is None:
+            return
+        duals = start if trained is None or trained.duals is None else trained.duals
+        compose_weights(staging.path / DUALS, start, duals, rows, budget=budget)
+        size = (staging.path / DUALS).stat().st_size
+        entries = read_csr(staging.path / DUALS).nnz
+        self.report_extras["duals"] = {"entries": entries, "bytes": size}
 
     def _write_model(
         self,
@@ -287,8 +327,11 @@ class _EditRun:
             -1 - np.searchsorted(self.labels_to_train, change.train_labels),
             change.rows,
         )
-        new_table = compose_label_table(old.label_table, table, places)
+        update = change.update
+        parent = old.label_table if update is None else update.label_table
+        new_table = compose_label_table(parent, table, places)
         report = {**self._make_report(new_block), **summarize_label_table(new_table)}
+        report |= {} if update is None else update.report
         if "groups" in old.manifest["report"]:
             report["groups"] = dict(old.manifest["report"]["groups"])
             joined = int((change.rows < 0).sum())
@@ -301,7 +344,7 @@ class _EditRun:
         settings = {
             name: old.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")
         }
-        if self.data is not None and new_block is not None:
+        if self.data is not None and (new_block is not None or update is not None):
             settings["dataset_hash"] = self.data.content_hash
         content = ModelContent(
             index.W,
@@ -370,13 +413,13 @@ class _EditRun:
         """Return the manifest entry of the change, without times, so that it is reproducible."""
         step: dict[str, Any] = {"operation": self.change.operation, "parent": self.old.sha256}
         for name, value in self.change.details.items():
-            if isinstance(value, str):
+            if isinstance(value, str | int):
                 step[name] = value
             else:
                 entries = list(value.items()) if isinstance(value, Mapping) else list(value)
                 step[name] = entries[:MAX_LISTED]
                 step[f"n_{name}"] = len(entries)
-        if self.data is not None and len(self.labels_to_train):
+        if self.data is not None and (len(self.labels_to_train) or self.change.update):
             step["dataset_hash"] = self.data.content_hash
             step["revision"] = self.solver.revision
         return step
@@ -464,6 +507,8 @@ def match_labels(change: LabelChange, data: Dataset) -> tuple[Int64, Int64]:
     numbers after its own: they count as true labels but cannot be answered. Merged labels have the
     number of their new label.
     """
+    if change.update is not None:  # the new model has the labels of the data set
+        return frozen(np.arange(data.n_labels), np.int64), data.label_counts
     ids: dict[str, int] = {}
     for number, name in enumerate(change.names):
         ids.setdefault(name, number)

@@ -28,7 +28,9 @@ class WarmRunner:
     origin: (K x N), by label, or None. factor: applied to the duals.
     """
 
-    def __init__(self, solver: WarmStartSolver, origin: CSR | None, factor: float = 1.0) -> None:
+    def __init__(
+        self, solver: WarmStartSolver, origin: CSR | None = None, factor: float = 1.0
+    ) -> None:
         self._solver = solver
         self._origin = origin
         self._factor = np.float32(factor)
