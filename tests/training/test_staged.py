@@ -27,6 +27,7 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.solvers.least_squares import stage_worker, staged_solvers
+from xcray.solvers.least_squares.solver import MAX_FEATURES
 from xcray.training import TrainSpec, group_training, train
 from xcray.training.report.baseline import centroid_precision
 from xcray.training.run import TrainResult
@@ -289,7 +290,7 @@ def test_columns_of_sparse_rows(tiny: Dataset, tmp_path: Path) -> None:
 def test_too_many_features_name_the_fix(digits: Dataset, tmp_path: Path) -> None:
     wide = tmp_path / "wide"
     with DatasetWriter(wide, name="wide", n_labels=2) as writer:
-        X = csr_from(np.eye(4, 20_000, dtype=np.float32))
+        X = csr_from(np.eye(4, MAX_FEATURES + 1, dtype=np.float32))
         writer.add("train", X, pattern(np.arange(5), [0, 1, 0, 1], 2))
         data = writer.finish(source={"format": "made"})
     spec = spec_of(data, "calibrated-least-squares")
