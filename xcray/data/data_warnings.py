@@ -17,8 +17,9 @@ from xcray.kernels.fingerprint import fingerprints
 SEPARATORS: Final = (",", ";", "|", "\t", "/", " ")
 SAMPLE_NAMES: Final = 20_000  # label names that are examined
 SEPARATED_SHARE: Final = 0.5  # share of names with the separator from which it is suspicious
-# distinct parts over distinct names; names of several words share many words, so " " needs less
-PARTS_SHARE: Final = {" ": 0.1}
+# distinct parts over distinct names; names of several words share many words, so " " needs less;
+# single labels hardly ever have the marks that can have more
+PARTS_SHARE: Final = {" ": 0.1, ";": 2.0, "|": 2.0, "\t": 2.0}
 DEFAULT_PARTS_SHARE: Final = 0.5
 UNSEEN_SHARE: Final = 0.5
 EMPTY_SHARE: Final = 0.05
@@ -67,7 +68,7 @@ def separator_warning(names: Sequence[str]) -> DataWarning | None:
     separator, joined, parts = min(found, key=lambda each: each.parts)
     return DataWarning(
         "LABEL_SEPARATOR",
-        f"{joined:,} of {len(names):,} label names contain {separator!r} and have only "
+        f"{joined:,} of {len(names):,} label names contain {separator!r} and have "
         f"{parts:,} different parts: if each part is a label, build the data set with "
         f"--label-separator {separator!r} (label_separator)",
     )
