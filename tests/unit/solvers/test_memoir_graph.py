@@ -67,12 +67,6 @@ def test_threads_find_the_rivals_of_one() -> None:
     assert (whole.weights().data == split.weights().data).all()
 
 
-def test_a_large_margin_error_scores_all_classes() -> None:
-    rounds = trained(max_margin_error=1e-12)
-    assert not rounds.uses_index
-    assert 1 <= len(rounds.errors) < 3  # none is recorded after the switch
-
-
 def test_epsilon_and_delta_of_the_oracle() -> None:
     assert share_bound(0.02, 2000) == pytest.approx(0.02 + np.sqrt(np.log(20.0) / 4000.0))
     assert share_bound(0.9, 10) == 1.0

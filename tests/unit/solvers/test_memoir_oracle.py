@@ -17,7 +17,6 @@ from xcray.kernels.training.memoir import MemoirBatch, MemoirProblem
 from xcray.solvers.memoir import oracle
 from xcray.solvers.memoir.margin_errors import Capacity, OracleErrors
 from xcray.solvers.memoir.oracle import IndexOracle
-from xcray.solvers.memoir.rounds import Rounds, run_alone
 from xcray.solvers.memoir.solver import MemoirSolver
 
 SETTINGS: dict[str, Any] = {"rounds": 6, "batch": 30, "group": 0, "oracle": "lsh", "seed": 3}
@@ -111,18 +110,6 @@ def test_many_bits_train_nearly_as_the_exact_search() -> None:
         for block in (exact, hashed)
     ]
     assert abs(hits[0].mean() - hits[1].mean()) < 0.1
-
-
-def test_a_large_margin_error_switches_to_the_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle, "build_index", lambda name, W, **_: LastRows(W))
-    X, Y = problem()
-    for limit, expected in ((0.0, 6), (1e9, 6), (0.05, 2)):
-        solver = MemoirSolver(**SETTINGS, max_margin_error=limit)
-        rounds = Rounds(local_of(solver, X, Y).problem, solver, 30)
-        for number in range(1, 7):
-            run_alone(rounds.run(number, solver.step_size(number), lambda: False))
-        assert len(rounds.errors) == expected  # W is 0 in the first round: no error
-        assert rounds.uses_index == (expected == 6)
 
 
 def test_figures_are_in_the_history_and_a_training_resumes_with_the_same_bits() -> None:

@@ -83,13 +83,12 @@ class GraphSearch(NamedTuple):
     """How rivals are found.
 
     searches: whether they are searched sample by sample; False: they are known. tests: whether the
-    margin of a known rival is tested on the present W. is_exact: score all classes. every: samples
-    between two whose exact rival is searched, too.
+    margin of a known rival is tested on the present W. every: samples between two whose exact
+    rival is searched, too.
     """
 
     searches: bool
     tests: bool
-    is_exact: bool
     every: int
 
 
@@ -255,8 +254,8 @@ def find_and_check(
 
     leads: (B, 2) receives the lead over it, and over the exact rival for each `every`-th sample.
     """
-    rival, lead = find_in_graph(batch, lists, graph, scratch, i, how.is_exact, at)
-    if i % how.every == 0 and rival >= 0 and not how.is_exact:
+    rival, lead = find_in_graph(batch, lists, graph, scratch, i, False, at)
+    if i % how.every == 0 and rival >= 0:
         leads[i, 0] = lead
         leads[i, 1] = find_in_graph(batch, lists, graph, scratch, i, True, at)[1]
     return code_rival(rival, lead < s.margin)
@@ -417,7 +416,7 @@ def advance_in_graph(
                 return FULL
             add_to_class(batch, lists, scratch, i, y, step, at)
             add_to_class(batch, lists, scratch, i, r, -step, at)
-            if how.searches and not how.is_exact:
+            if how.searches:
                 insert_class(lists, graph, scratch, y, batch.numbers[i], at)
                 insert_class(lists, graph, scratch, r, batch.numbers[i], at)
             at.updates += 1

@@ -66,10 +66,10 @@ class GraphRounds(Rounds):
     def _take_steps(self, draw: Draw) -> Exchange:
         """Take the steps of all samples of a round."""
         yield from ()
-        searches, is_exact = self.group == 1, not self.uses_index
+        searches = self.group == 1
         tests = self.params.margin_at == "step"
         every = max(1, self.batch // SAMPLE_ROWS)
-        how = graph_kernel.GraphSearch(searches, tests, is_exact, every)
+        how = graph_kernel.GraphSearch(searches, tests, every)
         seconds = 0.0
         for lo, hi in [(0, self.batch)] if searches else self._groups():
             began = time.perf_counter()
@@ -79,13 +79,12 @@ class GraphRounds(Rounds):
             self._step_samples(draw, how, lo, hi)
             if searches:  # of searches and steps, which alternate
                 seconds += time.perf_counter() - began
-            elif not is_exact:
+            else:
                 self._insert_changed(draw, lo, hi)
-        if not is_exact:
-            norm = float(np.sqrt(self.state["norm_sq"][0]))
-            rate = self.batch / max(seconds, 1e-9)
-            errors = measure_errors(draw.number, draw.leads, self.capacity, norm, rate, 0.0)
-            self.errors.append(errors)
+        norm = float(np.sqrt(self.state["norm_sq"][0]))
+        rate = self.batch / max(seconds, 1e-9)
+        errors = measure_errors(draw.number, draw.leads, self.capacity, norm, rate, 0.0)
+        self.errors.append(errors)
 
     def _search_group(self, draw: Draw, how: graph_kernel.GraphSearch, lo: int, hi: int) -> None:
         """Write the rivals of samples lo .. hi - 1, on all threads of this worker."""

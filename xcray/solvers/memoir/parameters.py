@@ -45,12 +45,6 @@ class MemoirParameters(Parameters):
     components: int = parameter(
         0, "lsh: singular vectors of W that rows are projected on; 0: none", low=0
     )
-    max_margin_error: float = parameter(
-        0.0,
-        "sw-graph, nmslib, lsh: search exactly after a round in which the mean score of the rivals "
-        "found is lower than that of the exact ones by more than this; 0: never",
-        low=0.0,
-    )
     group: int = parameter(
         1,
         "draws whose labels are searched before W changes; above 1, threads or workers share "

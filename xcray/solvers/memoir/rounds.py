@@ -113,7 +113,7 @@ class Rounds:
 
     def _take_steps(self, draw: Draw) -> Exchange:
         """Take the steps of all samples of a round."""
-        if self.uses_index:
+        if self.params.is_approximate:
             self._search_by_index(draw)
         elif self.group == 1:
             self._run_steps(draw, 0, lambda: self._advance(draw))
@@ -145,13 +145,6 @@ class Rounds:
 
     def restore_graph(self, arrays: Arrays) -> None:
         """Set what finds rivals, besides W, to a saved state: nothing."""
-
-    @property
-    def uses_index(self) -> bool:
-        """Whether an index finds rivals: until its mean margin error is larger than allowed."""
-        limit, params = self.params.max_margin_error, self.params
-        is_bad = bool(self.errors) and 0.0 < limit < self.errors[-1].mean
-        return params.is_approximate and not is_bad
 
     @property
     def _settings(self) -> kernel.MemoirSettings:
