@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.papers.rows import Bench, Figure, Outcome, Paper, Row, Trained, memory
+from benchmarks.papers.rows import Bench, Figure, Outcome, Paper, Row, Trained
 
 LAM = 1e-4  # the paper does not say its own
 LC_ROUNDS = 60
@@ -48,7 +48,6 @@ def _lc(bench: Bench) -> Outcome:
     )
     assert mine is not None
     text = f"LC stalls {excess:.1f} % above the optimum; {theirs / mine:.0f} times as fast to there"
-    text += f"; DS-MLR / L-BFGS / LC: {memory(ours, lbfgs, lc)}"
     curves = {
         name: [(each["seconds"], each["objective"]) for each in _history(trained)]
         for name, trained in (("DS-MLR", ours), ("L-BFGS", lbfgs), ("LC", lc))

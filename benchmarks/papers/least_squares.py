@@ -60,9 +60,10 @@ def _stages(bench: Bench) -> Outcome:
 def _masks(bench: Bench) -> Outcome:
     """Compare masks moved over the images with Fourier features of whole images."""
     params = {"rule": "linear", "stages": 2, "block_size": 2000}
+    ridge = 0.025 / 60_000**0.5
     kinds = {
-        "k-means masks": {"features": "kmeans-masks", "image": "28x28"},
-        "random masks": {"features": "random-masks", "image": "28x28"},
+        "k-means masks": {"features": "kmeans-masks", "image": "28x28", "lam": ridge},
+        "random masks": {"features": "random-masks", "image": "28x28", "lam": ridge},
         "Fourier features": MNIST,
     }
     errors = {name: _error(bench, "stagewise", {**params, **kind}) for name, kind in kinds.items()}

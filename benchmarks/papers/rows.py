@@ -13,7 +13,6 @@ from xcray.data.dataset import Dataset
 from xcray.measures import evaluate
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.training.capacity.monitor import memory_bytes
 from xcray.training.run import train
 from xcray.training.spec import TrainSpec
 
@@ -41,17 +40,12 @@ class Outcome(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A training.
-
-    measures: in percent; seconds: of one core; ms: per row of a prediction; megabytes: of memory,
-    besides the mapped rows.
-    """
+    """A training. measures: in percent; seconds: of one core; ms: per row of a prediction."""
 
     measures: dict[str, float]
     seconds: float
     weights: int
     ms: float
-    megabytes: float
     report: dict[str, Any]
 
 
@@ -92,9 +86,7 @@ class Bench:
         ms = 1e3 * (time.process_time() - begin) / test.n_rows
         measures = {name: 100.0 * value for name, value in evaluate(top, test.Y).items()}
         report = result.report
-        megabytes = (memory_bytes(report["preflight"]) or 0) / 1e6
-        weights = report.get("weights", 0)
-        return Trained(measures, report["core_seconds"], weights, ms, megabytes, report)
+        return Trained(measures, report["core_seconds"], report.get("weights", 0), ms, report)
 
 
 class Row(NamedTuple):
@@ -125,11 +117,6 @@ class Paper(NamedTuple):
     rows: tuple[Row, ...]
     missing: tuple[tuple[str, str], ...]
     pictures: tuple[tuple[str, str], ...] = ()
-
-
-def memory(*trained: Trained) -> str:
-    """Return the memory of trainings that are compared."""
-    return f"memory {' / '.join(f'{each.megabytes:,.0f}' for each in trained)} MB"
 
 
 def precisions(trained: Trained) -> str:
