@@ -53,6 +53,9 @@ DONE, BUDGET, FULL = 0, 1, 2  # results of `advance`
 # Tuned on title and abstract data; none of these changes the optimum or the certificate.
 # maximum cost of deferred changes, as share of the null objective, the gap, the requested gap
 FIRST_DEFER_SHARE, EARLY_DEFER_SHARE, LATE_DEFER_SHARE = 3.0, 0.45, 1.0
+# the same of the first score of a start from duals, as share of the requested gap; the estimate is
+# high there, because it takes all samples as violating
+WARM_DEFER_SHARE = 10.0
 # real cost of deferring over the estimate of `choose_changes`, which treats features separately
 DEFER_COST_FACTOR = 0.4
 # if the gap without deferred changes is below this share of the requested one, apply more changes
@@ -125,7 +128,8 @@ def start_from_duals(
 ) -> None:
     """Set the first dual point from given duals; their samples become active.
 
-    Negative or too large alphas are clipped.
+    Negative or too large alphas are clipped. Sweeps stay near the bias of the duals, and the first
+    scores defer no more than a certificate allows, because they can be final.
     """
     for i in samples:
         scratch.entering[at.n_entering] = i
@@ -137,6 +141,8 @@ def start_from_duals(
         add_row(scratch, row, row.sign * row.alpha)
         at.vb += row.sign * row.alpha
         at.work += row.length
+    if len(samples) > 0:
+        at.center, at.budget = at.vb / s.objective.tau_bias, WARM_DEFER_SHARE * s.eps * at.null
     start_sweeps(s, at)
 
 
