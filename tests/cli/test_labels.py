@@ -59,6 +59,30 @@ def test_every_change_from_the_command_line(
     assert names == ["again", "less", "more", "named", "one"]
 
 
+def test_an_update_from_the_command_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.jsonl").write_text(json.dumps({"text": "snow owl", "labels": ["c", "e"]}) + "\n")
+    Path("gone.txt").write_text("0\n")
+    change = f"data delta {folder}/data changed --add new.jsonl --remove gone.txt"
+    assert run(*change.split()) == 0
+    assert run(*f"train {folder}/data --out kept --keep-duals".split()) == 0
+    capsys.readouterr()
+    assert run(*["update", "kept", "--dataset", "changed", "--out", "after"]) == 0
+    model = Model.open(tmp_path / "after")
+    counts = model.manifest["report"]["update"]
+    solved = counts["solved"] + counts["new"]
+    assert counts["new"] == 1
+    message = f"update: {solved} labels trained, {counts['untouched']} kept, 5 in total"
+    assert message in capsys.readouterr().out
+    assert model.label_names.to_pylist() == ["a", "b", "c", "d", "e"]
+    assert (
+        model.duals.shape[1]
+        == json.loads(Path("changed/manifest.json").read_text())["splits"]["train"]["n_rows"]
+    )
+
+
 def test_names_from_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("gone.txt").write_text("a\n\nb\n")
