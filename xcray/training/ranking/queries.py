@@ -18,7 +18,7 @@ from xcray.model.ranker import Ranker
 from xcray.predict.ranking import TextRanker
 from xcray.system.cores import available_cores
 
-ROWS: Final = 256  # that are answered between two ticks
+ROWS: Final = 64  # that are answered between two ticks
 
 
 def search_query(
