@@ -34,7 +34,7 @@ MASKS: Final[dict[str, Literal["random", "kmeans"]]] = {
     "kmeans-masks": "kmeans",
 }
 # ridge of one block and of several, times the root of the number of rows; measured on MNIST
-ONE_RIDGE, STAGE_RIDGE, MASK_RIDGE = 0.05, 0.2, 0.025
+ONE_RIDGE, STAGE_RIDGE, MASK_RIDGE = 0.05, 0.2, 0.0005
 RANDOM_BLOCK, COLUMN_BLOCK = 2000, 4096  # features of a stage by default
 BANDWIDTH: Final = 0.7  # of the median distance; measured on MNIST
 MAX_CENTRES: Final = 1000  # rows at which logits and polynomials are centred
@@ -91,7 +91,7 @@ class StagewiseSolver(Parameters, StagesSolver):
     lam: float = parameter(
         0.0,
         "ridge of a stage, relative to the mean loss; 0: 0.2 / sqrt(rows), for columns "
-        "0.05 / sqrt(rows), for masks 0.025 / sqrt(rows)",
+        "0.05 / sqrt(rows), for masks 0.0005 / sqrt(rows)",
         low=0.0,
     )
     components: int = parameter(
