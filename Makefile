@@ -15,7 +15,7 @@ LOG := $(VENV)/install.log
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test drills kernels check bench docs clean
+.PHONY: help install demo serve test drills kernels check bench docs dist clean
 
 help:  ## print this list
 	@echo "make VERB, where VERB is one of:"
@@ -52,6 +52,11 @@ bench: $(STAMP)  ## the quick benchmarks
 docs: $(STAMP)  ## the documentation site with search, in build/docs; fails on a dead link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "to read it: open build/docs/index.html"
+
+dist: $(STAMP)  ## source distribution and wheel, checked, in build/dist
+	@rm -rf build/dist
+	@$(BIN)/python -m build --outdir build/dist . > $(VENV)/build.log 2>&1 || { tail -n 30 $(VENV)/build.log >&2; exit 1; }
+	@$(BIN)/python -m twine check --strict build/dist/*
 
 clean:  ## remove .venv, build and caches
 	@if [ -e $(MADE) ]; then rm -rf $(VENV); else rm -f $(STAMP) $(SERVE_STAMP) $(LOG); fi

@@ -1,0 +1,95 @@
+"""The wheel: built from the source distribution, installed alone, and used as README says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.printed import ROOT
+
+pytestmark = pytest.mark.drill
+
+USER = """
+import numpy as np
+import scipy.sparse as sp
+import xcray
+X = sp.random(300, 40, 0.2, format="csr", dtype=np.float32, random_state=0)
+Y = sp.csr_matrix((X[:, :5].toarray() > 0).astype(np.float32))
+X_new, X_test, Y_test = X, X, Y
+{lines}
+assert "site-packages" in xcray.__file__, xcray.__file__
+print("version", xcray.__version__)
+"""
+
+
+def run(*command: object, cwd: Path) -> str:
+    """Run a command without the source tree in its path; return what it printed."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    ran = subprocess.run(
+        [*map(str, command)],
+        cwd=cwd,
+        env=environment | {"NUMBA_CACHE_DIR": str(cwd / "kernels")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with the source distribution and the wheel made from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    return folder
+
+
+def test_the_distributions_have_the_program_and_nothing_else(distributions: Path) -> None:
+    run(
+        sys.executable,
+        "-m",
+        "twine",
+        "check",
+        "--strict",
+        *distributions.iterdir(),
+        cwd=distributions,
+    )
+    (wheel,) = distributions.glob("*.whl")
+    (source,) = distributions.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"xcray"}
+    assert "xcray/service/static/console.html" in names
+    assert "xcray/py.typed" in names
+    assert not [name for name in names if "__pycache__" in name]
+    with tarfile.open(source) as tar:
+        inside = {name.split("/")[1] for name in tar.getnames() if "/" in name}
+    assert {"README.md", "LICENSE", "pyproject.toml", "xcray"} <= inside
+    assert inside.isdisjoint({"tests", "benchmarks", "notebooks", "build"})
+
+
+def test_the_wheel_works_without_the_source_tree(distributions: Path, tmp_path: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env/bin/python"
+    run(python, "-m", "pip", "install", "-q", f"{wheel}[sklearn]", cwd=tmp_path)
+    lines = re.search(
+        r"```python\n(from xcray import PPDSparse.+?)```", (ROOT / "README.md").read_text(), re.S
+    )
+    assert lines
+    version = run(python, "-c", USER.format(lines=lines[1]), cwd=tmp_path).split()[-1]
+    xcray = tmp_path / "env/bin/xcray"
+    assert version in run(xcray, "--version", cwd=tmp_path)
+    assert f"xcray-{version}-" in wheel.name
+    run(xcray, "data", "build", "synthetic", "data", cwd=tmp_path)
+    run(xcray, "train", "data", "--out", "model", "--pool", "serial", cwd=tmp_path)
+    assert "P" in run(xcray, "evaluate", "model", "data", cwd=tmp_path)
