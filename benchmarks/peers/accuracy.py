@@ -1,4 +1,4 @@
-"""P@1, P@5, nDCG@5 and PSP@1 of xcray with and without --auto, and of its peers with a chosen C.
+"""P@1, P@5, nDCG@5 and PSP@5 of xcray, with --auto and with groups, and of peers with a chosen C.
 
 `python -m benchmarks.peers.accuracy --data DIR [--sets bibtex ...] [--peers pecos_tree ...]
 [--cache DIR] [--env DIR] [--dismecpp PROGRAM]`
@@ -8,7 +8,12 @@ held-out training rows for P@1 + nDCG@5. These are the rows that --auto measures
 read the same rows; LinearSVC and PECOS, which do not normalise them, are trained once more on rows
 of length 1 where the lengths differ. All run on one core with one thread. CPU seconds are those of
 training; the choice of C or of other parameters is counted separately for the peers and included
-for --auto. --dismecpp is the path of the program `train` of DiSMEC++, built elsewhere.
+for --auto and groups. Differences are those to the row of --auto, with paired standard errors
+(bootstrap). A second table has the recall of rare, middling and frequent labels, with a third of
+the training positives each. --dismecpp is the path of the program `train` of DiSMEC++, built
+elsewhere.
+
+DIR has a folder per set with train.txt.xz and test.txt.xz; --sets names any of them.
 """
 
 from __future__ import annotations
@@ -28,14 +33,25 @@ from xcray.data.dataset import Dataset
 from xcray.data.splits import HashSplit
 from xcray.kernels.row_norm import has_equal_lengths
 from xcray.measures import evaluate
+from xcray.training.evaluation import EvaluationOptions, compare_samples, measure_ranking
 from xcray.training.selection.held_out import HOLDOUT
 
 PEERS = ("sklearn", "pecos_tree", "omikuji_tree", "napkinxc_plt", "dismecpp")
-SETS = ("bibtex", "cooking", "news20_bydate", "clef_imclef07a")
+SETS = ("bibtex", "cooking", "news20_bydate", "gutenberg_lcsh", "gnd_tibkat")
+# rows of xcray: --auto and --groups
+OURS = {
+    "xcray, defaults": (False, "none"),
+    "xcray, --groups auto": (False, "auto"),
+    "xcray, --auto": (True, "none"),
+    "xcray, --auto --groups auto": (True, "auto"),
+}
+REFERENCE = "xcray, --auto"
 # peers that do not normalise rows; omikuji and napkinXC do
 READ_AS_GIVEN = ("sklearn", "pecos_tree")
 CS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-SHOWN = ("P@1", "P@5", "nDCG@5", "PSP@1")
+SHOWN = ("P@1", "P@5", "nDCG@5", "PSP@5")
+COMPARED = ("P@1", "nDCG@5")
+EVALUATION = EvaluationOptions(ks=(1, 5))
 
 
 class Folders(NamedTuple):
@@ -62,14 +78,30 @@ def prepare(data: Dataset, folder: Path, dismecpp: Path | None = None) -> Folder
     return Folders(data, columns, whole, learn, pattern_from(Y[held_out]), dismecpp)
 
 
-def measures(top: Any, truth: Pattern, counts: Any, n_train: int) -> dict[str, float]:
-    """Return the measures in percent of answers (rows, k); labels below 0 count as misses.
+def answers(labels: Any) -> TopK:
+    """Return answers (rows, k) without scores; labels below 0 count as misses."""
+    return TopK(frozen(labels, np.int32), frozen(np.zeros(np.shape(labels)), np.float64))
 
-    counts: training rows of each label, of n_train.
+
+def with_measures(rows: list[dict[str, Any]], data: Dataset) -> list[dict[str, Any]]:
+    """Return the rows of one set with the measures of their answers "top", and their differences.
+
+    Measures are in percent; differences are those to the row of REFERENCE.
     """
-    top = TopK(frozen(top, np.int32), frozen(np.zeros(np.shape(top)), np.float64))
-    values = evaluate(top, truth, ks=(1, 5), label_counts=counts, n_train=n_train)
-    return {name: round(100 * values[name], 2) for name in SHOWN if name in values}
+    measured = {}
+    for row in rows:
+        if "top" in row:
+            args = (data["test"].Y, EVALUATION.ks, data.label_counts, data, EVALUATION)
+            measured[row["program"]] = measure_ranking(answers(row.pop("top")), *args)
+    for row in rows:
+        if row["program"] not in measured:
+            continue
+        entry, drawn = measured[row["program"]]
+        row |= {name: 100 * entry["measures"][name] for name in SHOWN if name in entry["measures"]}
+        row["by_frequency"] = entry["by_frequency"]
+        if REFERENCE in measured and row["program"] != REFERENCE:
+            row["differences"] = compare_samples(entry, drawn, *measured[REFERENCE])
+    return rows
 
 
 def train_peer(
@@ -92,14 +124,13 @@ def train_peer(
 def peer_rows(those: Folders, peer: str, unit: bool, train: Any) -> list[dict[str, Any]]:
     """Return the rows of one peer: with its defaults, and with the best C. unit: see above."""
     values, seconds = {}, 0.0
-    counts, n_train = those.data.label_counts, those.data.train.n_rows
     for C in CS:
         run = train_peer(those, peer, C, "learn", unit, train)
         if "failed" in run:
             print(f"{peer} C={C:g}: {run['failed']}", flush=True)
             continue
         seconds += run["train_cpu_s"]
-        scores = measures(run["top"], those.held_Y, counts[those.columns], n_train)
+        scores = evaluate(answers(run["top"]), those.held_Y, ks=EVALUATION.ks)
         values[C] = scores["P@1"] + scores.get("nDCG@5", 0.0)
     rows = []
     for title, C in (("defaults", 1.0), ("tuned", max(values, key=values.__getitem__, default=1))):
@@ -111,32 +142,47 @@ def peer_rows(those: Folders, peer: str, unit: bool, train: Any) -> list[dict[st
             continue
         labels = np.array(run["top"])
         top = np.where(labels >= 0, those.columns[labels], -1)
-        scores = measures(top, those.data["test"].Y, counts, n_train)
-        rows.append({**row, **scores, "cpu_s": run["train_cpu_s"]})
+        rows.append({**row, "top": top, "cpu_s": run["train_cpu_s"]})
     return rows
 
 
-def xcray_row(those: Folders, auto: bool, train: Any) -> dict[str, Any]:
-    """Return the row of xcray, with its defaults or with --auto."""
+def xcray_row(those: Folders, program: str, train: Any) -> dict[str, Any]:
+    """Return the row of xcray with the options of `program`, see OURS."""
+    auto, groups = OURS[program]
     task = {"peer": "xcray", "package": "xcray", "k": 5, "core": None, "params": {}}
     task |= {"dataset": str(those.data.path), "columns": None, "sample_only": False, "auto": auto}
-    run = train(task, f"xcray-{'auto' if auto else 'defaults'}")
-    row = {"program": f"xcray, {'--auto' if auto else 'defaults'}"}
+    if groups != "none":
+        task["groups"] = groups
+    run = train(task, program.replace(", ", "-").replace(" ", "_"))
     if "failed" in run:
-        return {**row, "failed": run["failed"]}
-    data = those.data
-    scores = measures(run["top"], data["test"].Y, data.label_counts, data.train.n_rows)
-    return {**row, **scores, "cpu_s": run["train_cpu_s"], "selection": run.get("selection")}
+        return {"program": program, "failed": run["failed"]}
+    top, cpu = np.array(run["top"]), run["train_cpu_s"]
+    return {"program": program, "top": top, "cpu_s": cpu, "selection": run.get("selection")}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return Markdown."""
-    lines = ["| set | program | C | P@1 | P@5 | nDCG@5 | PSP@1 | CPU s |", "|---" * 8 + "|"]
+    names = ["set", "program", "C", *SHOWN, *(f"{name} - --auto" for name in COMPARED), "CPU s"]
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for row in rows:
         cells = [row["set"], row["program"], f"{row['C']:g}" if "C" in row else ""]
         cells += [f"{row[name]:.2f}" if name in row else "" for name in SHOWN]
+        for name in COMPARED:
+            own = row.get("differences", {}).get(name)
+            error = own and f"{100 * own['difference']:+.2f} ± {100 * own['standard_error']:.2f}"
+            cells.append(error or "")
         cells += [row["failed"] if "failed" in row else f"{row['cpu_s']:.1f}"]
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def frequency_table(rows: list[dict[str, Any]]) -> str:
+    """Return the recall in the first five labels by frequency of labels, as Markdown."""
+    lines = ["| set | program | rare | middling | frequent |", "|---" * 5 + "|"]
+    for row in rows:
+        if "by_frequency" in row:
+            recalls = [f"{100 * part.get('recall@5', 0.0):.1f}" for part in row["by_frequency"]]
+            lines.append("| " + " | ".join([row["set"], row["program"], *recalls]) + " |")
     return "\n".join(lines)
 
 
@@ -160,14 +206,14 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
             again = options.again and task["package"] == "xcray"
             return cached(task, python, options.limit, file, again)
 
-        mine = [xcray_row(those, auto, train) for auto in (False, True)]
+        mine = [xcray_row(those, program, train) for program in OURS]
         for peer in options.peers:
             if PEERS_BY_NAME[peer].package not in absent:
                 both = peer in READ_AS_GIVEN and not has_equal_lengths(data.train.X)
                 for unit in (False, True) if both else (False,):
                     mine += peer_rows(those, peer, unit, train)
-        rows += [{"set": name, **row} for row in mine]
-        print(table(rows), flush=True)
+        rows += [{"set": name, **row} for row in with_measures(mine, data)]
+        print(table(rows), frequency_table(rows), sep="\n\n", flush=True)
     return {"benchmark": "accuracy", "rows": rows, "versions": versions(python)}
 
 

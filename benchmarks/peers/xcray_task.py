@@ -51,13 +51,20 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     load(data, task["params"])
     scratch, rest, meter = Path(task["scratch"]), memory_bytes("VmRSS"), Meter()
     auto = DEFAULT_MEASURE if task.get("auto") else None
-    spec = TrainSpec(task["dataset"], params=task["params"], pool="serial", auto=auto)
+    spec = TrainSpec(
+        task["dataset"],
+        params=task["params"],
+        pool="serial",
+        auto=auto,
+        groups=task.get("groups", "none"),
+    )
     result = train(spec, run_dir=scratch / "run", out=scratch / "model", progress=meter.note)
     peak, end = memory_bytes("VmHWM"), meter.phases["MERGING"]
     model = Model.open(result.model_path, verify=False)
     began = cpu_seconds()
     rows = model.search.input_rows(data["test"].X)
-    top = InvertedIndex(model.W, model.postings, model.b).query(rows, task["k"])
+    plain = InvertedIndex(model.W, model.postings, model.b) if model.groups is None else None
+    top = (plain or model.search).query(rows, task["k"])
     predicted = cpu_seconds() - began
     np.save(task["top"], top.labels)
     sample = {}

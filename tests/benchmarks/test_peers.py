@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from benchmarks.peers.accuracy import CS, peer_rows, prepare
+from benchmarks.peers.accuracy import CS, REFERENCE, peer_rows, prepare, with_measures
 from benchmarks.peers.data import measures_sample, sample, write_folder
 from benchmarks.peers.worker import FastXML, Problem, best
 from xcray.data.build import BuildOptions, build
@@ -59,9 +59,14 @@ def test_the_c_of_a_peer_is_tuned_on_held_out_training_rows(tmp_path: Path) -> N
         label = 0 if task["C"] == 3.0 else -1  # only C = 3 answers anything
         return {"top": np.full((rows, 5), label).tolist(), "train_cpu_s": 2.0}
 
-    default, tuned = peer_rows(those, "pecos_tree", False, train)
+    nothing = {"program": REFERENCE, "top": np.full((those.data["test"].n_rows, 5), -1)}
+    rows = [nothing, *peer_rows(those, "pecos_tree", False, train)]
+    _, default, tuned = with_measures(rows, those.data)
     assert (default["C"], tuned["C"]) == (1.0, 3.0)
     assert default["P@1"] == 0.0 < tuned["P@1"]
+    assert tuned["differences"]["P@1"]["difference"] == tuned["P@1"] / 100
+    assert tuned["differences"]["P@1"]["standard_error"] > 0.0
+    assert [part["group"] for part in tuned["by_frequency"]] == ["tail", "middle", "head"]
     assert tuned["tuning_cpu_s"] == 2.0 * len(CS)
 
 

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 from tests.naive import search as naive
-from xcray.arrays import csr_from, pattern_from
+from xcray.arrays import csr_from, frozen, pattern_from
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.errors import Conflict, Corrupt, ParameterError, Refused, Stopped
@@ -25,6 +25,8 @@ from xcray.model.label_groups import WEIGHTS
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.predict.label_details import label_details
+from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.solved_labels import concatenate
 from xcray.training import TrainResult, TrainSpec, train
 from xcray.training.edit.labels import add_labels, remove_labels
 from xcray.training.finished import find_finished
@@ -34,6 +36,12 @@ from xcray.training.label_groups.clustering import (
     cluster_labels,
     k_means,
     unit_rows,
+)
+from xcray.training.label_groups.data import (
+    GROUP_EPS,
+    LabelsAndGroups,
+    group_solver,
+    with_group_labels,
 )
 from xcray.training.strategies import estimate_training
 from xcray.workers.pool import StopFlag
@@ -135,6 +143,23 @@ def test_model_has_certified_groups_and_better_measures(
     assert "groups" not in without.manifest["stages"][0]
     assert diff(model, without).identical == ()
     assert diff(model, model).changed == ()
+
+
+def test_groups_are_solved_to_a_larger_gap(topics: Dataset, trained: TrainResult) -> None:
+    K = topics.n_labels
+    clusters = cluster_labels(topics.train.X, topics.train.YT, (3, 6))
+    solver = PPDSparseSolver()
+    local = solver.load_dataset(with_group_labels(topics, clusters))
+    mixed, labels, groups = (
+        frozen(numbers, np.int32) for numbers in ([K, 0, K + 2], [0], [K, K + 2])
+    )
+    solved = LabelsAndGroups(solver, K).solve(local, mixed)
+    loose = replace(solver, eps=GROUP_EPS).solve(local, groups)
+    expected = concatenate([solver.solve(local, labels), loose])
+    assert solved.digest() == expected.digest()
+    assert loose.digest() != solver.solve(local, groups).digest()
+    assert group_solver(replace(solver, eps=0.2)).eps == 0.2
+    assert trained.report["groups"]["largest_gap"] <= GROUP_EPS
 
 
 def test_weight_is_the_best_of_those_tried(trained: TrainResult) -> None:

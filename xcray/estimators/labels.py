@@ -22,7 +22,7 @@ from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.contract import IndependentSolver, summarize_records
 from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.training.label_groups.clustering import add_group_rows, choose_sizes, cluster_labels
-from xcray.training.label_groups.data import GroupPlan, make_groups
+from xcray.training.label_groups.data import GroupPlan, LabelsAndGroups, make_groups
 from xcray.training.label_groups.weighing import choose_weight
 from xcray.training.selection.held_out import split_training_rows
 from xcray.workers.driver import run_schedule
@@ -76,8 +76,9 @@ class LabelByLabelEstimator(LinearEstimator):
     ) -> tuple[SolvedLabels, LabelGroups]:
         """Return the solved labels and groups."""
         all_labels = transpose_pattern(add_group_rows(transpose_pattern(Y), plan.clusters))
-        block = solve_labels(solver, X, all_labels, weights, self._workers())
         K = Y.n_cols
+        runner = LabelsAndGroups(solver, K)
+        block = solve_labels(solver, X, all_labels, weights, self._workers(), runner)
         labels = block._replace(
             labels=block.labels[:K],
             W=row_range(block.W, 0, K),
@@ -89,13 +90,18 @@ class LabelByLabelEstimator(LinearEstimator):
 
 
 def solve_labels(
-    solver: IndependentSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
+    solver: IndependentSolver,
+    X: CSR,
+    Y: Pattern,
+    weights: Float32 | None,
+    workers: int,
+    runner: LabelsAndGroups | None = None,
 ) -> SolvedLabels:
-    """Solve all labels on threads of this process."""
+    """Solve all labels on threads of this process. runner: see `make_local_pool`."""
     XT, YT = transpose(X), transpose_pattern(Y)
     local, terms = solver.load(X, XT, YT, weights), solver.cost_terms(X, XT, YT)
     schedule = LabelScheduler(range(Y.n_cols), terms, solver.cost_rates, workers=workers)
-    pool = local_pool(solver, local, None if workers == 1 else workers)
+    pool = local_pool(runner or solver, local, None if workers == 1 else workers)
     results = CollectResults[Result]()
     run_schedule(schedule, pool, results, stop=StopFlag())
     return merge([result.value for result in results.results], Y.n_cols, X.n_cols)

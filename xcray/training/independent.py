@@ -26,7 +26,7 @@ from xcray.training.capacity.preflight import (
 )
 from xcray.training.capacity.worker_memory import entries_per_label, worker_bytes
 from xcray.training.label_groups.clustering import LabelClusters
-from xcray.training.label_groups.data import with_group_labels
+from xcray.training.label_groups.data import LabelsAndGroups, with_group_labels
 from xcray.training.observer import TrainingObserver
 from xcray.training.report.summary import label_table, summarize_block
 from xcray.training.selection.warm_start import WarmRunner
@@ -39,7 +39,7 @@ from xcray.training.solve_labels import (
 from xcray.training.spec import TrainSpec
 from xcray.training.strategy import TrainingContext, TrainingStrategy
 from xcray.workers.observer import RunObserver, RunProgress
-from xcray.workers.pool import Pool, Result
+from xcray.workers.pool import Pool, Result, TaskRunner
 from xcray.workers.solver_task import SolverTask, shared_arrays
 from xcray.workers.timeline import Span
 
@@ -101,7 +101,9 @@ class IndependentLabels(TrainingStrategy):
             solve_labels(
                 work,
                 pool,
-                _BatchObserver(observer, self._solver, len(counts) - len(missing)),
+                _BatchObserver(
+                    observer, self._solver, len(counts) - len(missing), self._first_group
+                ),
                 workers=self.workers,
                 stop=observer.stop,
                 seconds=seconds,
@@ -138,23 +140,35 @@ class IndependentLabels(TrainingStrategy):
                 context.job,
                 memory_limit=self.rows_limit(),
                 clusters=context.clusters,
+                runner=self._label_runner(),
             )
         state = self._solver.load_dataset(context.dataset, self.rows_limit())
-        runner = (
-            WarmRunner(cast("WarmStartSolver", self._solver)) if context.spec.keep_duals else None
-        )
+        runner = self._label_runner()
         return make_local_pool(context.spec.pool, self._solver, state, self.workers, runner)
+
+    @property
+    def _first_group(self) -> int:
+        """Return the number of labels, without groups."""
+        clusters, labels = self._context.clusters, self._context.dataset.n_labels
+        return labels if clusters is None else len(clusters.members)
+
+    def _label_runner(self) -> TaskRunner | None:
+        """Return what solves the labels if it is not the solver."""
+        if self._context.spec.keep_duals:
+            return WarmRunner(cast("WarmStartSolver", self._solver))
+        grouped = self._context.clusters is not None
+        return LabelsAndGroups(self._solver, self._first_group) if grouped else None
 
 
 class _BatchObserver(RunObserver[Result]):
     """Observes batches of labels; the progress counts the labels of earlier attempts too."""
 
     def __init__(
-        self, observer: TrainingObserver, solver: IndependentSolver, n_earlier: int
+        self, observer: TrainingObserver, solver: IndependentSolver, n_earlier: int, n_labels: int
     ) -> None:
         self._observer = observer
         self._solver = solver
-        self._n_earlier = n_earlier
+        self._n_earlier, self._n_labels = n_earlier, n_labels
 
     def record(self, span: Span) -> None:
         """Record what a worker did."""
@@ -169,7 +183,9 @@ class _BatchObserver(RunObserver[Result]):
         self._observer.commit(result.value)
         metrics = self._observer.metrics
         metrics.add(LABELS_SOLVED, len(result.value.labels))
-        gap = self._solver.largest_gap(result.value.records)
+        # groups have a larger gap
+        are_labels = result.value.labels < self._n_labels
+        gap = self._solver.largest_gap(result.value.records[are_labels])
         if gap is not None:
             metrics.add_gap(gap)
 
@@ -195,11 +211,12 @@ def make_ray_pool(
     job: str,
     memory_limit: int | None = None,
     clusters: LabelClusters | None = None,
+    runner: TaskRunner | None = None,
 ) -> Pool:
     """Return a pool of Ray actors, on the spec's cluster or on a local Ray.
 
-    memory_limit: see `SolverTask`. clusters: groups that the labels of `dataset` end with; its
-    directory does not have them.
+    memory_limit, runner: see `SolverTask`. clusters: groups that the labels of `dataset` end with;
+    its directory does not have them.
     """
     try:
         from xcray.workers.ray.pool import (
@@ -212,9 +229,7 @@ def make_ray_pool(
         raise missing_ray(error) from None
     data_path = str(dataset.path.resolve())
     prepare = None if clusters is None else partial(with_group_labels, clusters=clusters)
-    task = SolverTask(
-        solver, data_path, dataset.content_hash, memory_limit, prepare, spec.keep_duals
-    )
+    task = SolverTask(solver, data_path, dataset.content_hash, memory_limit, prepare, runner)
     policy, request = scaling_policy_for(spec.ray_address), ONE_CPU
     if policy is not None:
         request = ResourceRequest(memory=PROCESS_BYTES + worker_bytes(solver, dataset.train, 0)[0])

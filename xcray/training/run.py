@@ -29,7 +29,7 @@ from xcray.training.capacity.monitor import ResourceMonitor
 from xcray.training.capacity.preflight import check_fits, memory_limits, merge_budget
 from xcray.training.epoch_strategy import shorten_history
 from xcray.training.label_groups.data import GroupPlan, make_groups, with_group_labels
-from xcray.training.label_groups.plan import plan_groups
+from xcray.training.label_groups.plan import plan_groups, summarize_groups
 from xcray.training.observer import TrainingObserver
 from xcray.training.part_training import PartTraining, with_part_training
 from xcray.training.partial import check_any_finished, partial_summary
@@ -214,8 +214,7 @@ class _TrainingRun:
                 others = range(K, len(self.parts.lengths))
                 solved = merge(self.run_dir / "groups.arrow", labels=others)
                 groups = make_groups(self.plan, solved)
-                entry = {**self.notes.get("groups", {}), **self.strategy.summarize(solved, {})}
-                self.notes["groups"] = entry
+                self.notes.setdefault("groups", {}).update(summarize_groups(solved, self.solver))
             if self.spec.keep_duals:
                 self.notes["duals"] = self.parts.merge_duals(staging.path / DUALS, N, budget)
             index = staging.index(block.bias, self.solver.row_norm, groups)

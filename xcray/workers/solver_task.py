@@ -12,6 +12,7 @@ from xcray.data.dataset import Dataset
 from xcray.errors import XcrayError
 from xcray.solvers.contract import IndependentSolver, SolverState
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.workers.pool import TaskRunner
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class SolverTask:
 
     solver: its class must be importable by the workers. path, content_hash: of the data set.
     memory_limit: bytes of a worker's rows, see `load_dataset` of a solver. prepare: what is made of
-    the mapped data set before it is loaded, for example by adding groups of labels. keep_duals:
-    whether results have the dual variables, of solvers that have them.
+    the mapped data set before it is loaded, for example by adding groups of labels. runner: solves
+    the labels, by default the solver.
     """
 
     counter: ClassVar[tuple[str, str]] = ("xcray_labels_solved", "Labels solved by this worker")
@@ -31,7 +32,7 @@ class SolverTask:
     content_hash: str
     memory_limit: int | None = None
     prepare: Callable[[Dataset], Dataset] | None = None
-    keep_duals: bool = False
+    runner: TaskRunner | None = None
 
     def open(self) -> SolverState | None:
         """Map the data set if this node has it with this content; None otherwise."""
@@ -51,8 +52,8 @@ class SolverTask:
         self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False
     ) -> SolvedLabels:
         """Solve labels, see `Solver`."""
-        kept: dict[str, Any] = {"keep_duals": True} if self.keep_duals else {}
-        return self.solver.solve(local, labels, stopped, **kept)
+        solved: SolvedLabels = (self.runner or self.solver).solve(local, labels, stopped)
+        return solved
 
     def warm_up(self, local: Any = None) -> None:
         """Compile or load the kernels, see `Solver`."""

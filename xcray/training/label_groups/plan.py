@@ -10,14 +10,17 @@ from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import Refused
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.solvers import SOLVERS
+from xcray.solvers.contract import IndependentSolver
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import discard_directory, read_json, write_json
 from xcray.system.cores import available_cores
 from xcray.system.units import format_bytes
 from xcray.training.capacity.preflight import memory_limits
 from xcray.training.label_groups.clustering import choose_sizes, cluster_bytes, cluster_labels
-from xcray.training.label_groups.data import GroupPlan
+from xcray.training.label_groups.data import GroupPlan, group_solver
 from xcray.training.label_groups.weighing import choose_weight
 from xcray.training.part_training import PartTraining
+from xcray.training.report.summary import summarize_block
 from xcray.training.selection.held_out import HOLDOUT, hold_out, split_training_rows
 from xcray.training.spec import TrainSpec, parse_group_sizes
 
@@ -61,6 +64,11 @@ def plan_groups(
         return None, {"groups": report}
     plan = GroupPlan(cluster_labels(dataset.train.X, dataset.train.YT, sizes), weight)
     return plan, {"groups": {**report, "sizes": list(plan.clusters.sizes)}}
+
+
+def summarize_groups(block: SolvedLabels, solver: IndependentSolver) -> dict[str, Any]:
+    """Return the report entry of solved groups, see `summarize_block`."""
+    return summarize_block(block, group_solver(solver))
 
 
 def _check_memory(spec: TrainSpec, dataset: Dataset) -> None:
