@@ -10,7 +10,6 @@ from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import Refused
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.solvers import SOLVERS
-from xcray.solvers.contract import IndependentSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import discard_directory, read_json, write_json
 from xcray.system.cores import available_cores
@@ -66,7 +65,7 @@ def plan_groups(
     return plan, {"groups": {**report, "sizes": list(plan.clusters.sizes)}}
 
 
-def summarize_groups(block: SolvedLabels, solver: IndependentSolver) -> dict[str, Any]:
+def summarize_groups(block: SolvedLabels, solver: Any) -> dict[str, Any]:
     """Return the report entry of solved groups, see `summarize_block`."""
     return summarize_block(block, group_solver(solver))
 
