@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +13,12 @@ from xcray.arrays import Float64, TopK, frozen, pattern
 from xcray.cli.connect import locate_version
 from xcray.cli.models.evaluation_rows import EvaluationRows
 from xcray.cli.models.predict import BATCH_ROWS, to_instances
-from xcray.client import Client
 from xcray.data.dataset import Dataset
 from xcray.data.unseen import with_unseen
 from xcray.training.evaluation import EvaluationOptions, evaluate_each, measure_ranking
+
+if TYPE_CHECKING:  # needs httpx
+    from xcray.client import Client
 
 
 def evaluate_on_server(
