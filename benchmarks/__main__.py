@@ -32,6 +32,7 @@ QUICK: Final = (  # with --quick, seconds each
     "training.labels",
     "training.quality",
     "training.sparsification",
+    "training.updates",
 )
 LONGER: Final = (  # with --quick, up to a minute each
     "full_size",

@@ -210,7 +210,7 @@ def test_auto_normalises_where_it_helps_and_lengths_differ(twins: Twins, tmp_pat
         settings.append(report["auto"]["settings"])
         (chosen,) = [row["params"] for row in settings[-1] if row["chosen"]]
         assert Model.open(out).row_norm == chosen.get("row_norm", "none")
-    assert [row["params"]["row_norm"] for row in settings[0]][:2] == ["none", "l2"]
+    assert [row["params"]["row_norm"] for row in settings[0]][:3] == ["none", "none", "l2"]
     # rows of equal length
     assert all("row_norm" not in row["params"] for row in settings[1])
 

@@ -110,7 +110,8 @@ def test_stopped_and_resumed_it_has_the_same_model(
     assert result.sha256 == references[solver].sha256
     if "epochs" in result.report:  # no epoch is repeated
         assert next(step.done for step in steps if step.phase == "TRAINING") >= 2
-        assert result.report["work_lost_seconds"] == 0.0
+        outcomes = read_streams(tmp_path / "run")["outcome"].to_pylist()
+        assert outcomes.count(LOST) <= 1  # a call that ended after the checkpoint
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,7 @@ def test_an_incompatible_upgrade_is_refused_while_older_programs_run(fresh_url, 
     assert upgrade_to(cuts, fresh_url) == HEAD
     # If the program is still alive, it can no longer use the store.
     for refused in (
-        store.jobs.count,
+        lambda: store.jobs.get("j-1"),
         lambda: submit(store),
         store.clients.heartbeat,
     ):

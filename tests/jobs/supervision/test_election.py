@@ -19,7 +19,7 @@ from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.supervision.election import LeaderElection
 from xcray.service import constants
-from xcray.service.datasets.builds import READY, Builder
+from xcray.service.datasets.builds import READY, Builder, NewDataset
 from xcray.service.datasets.uploads import UploadStore
 from xcray.service.maintenance import MaintenanceLoop
 from xcray.service.observability.metrics import Metrics
@@ -156,7 +156,9 @@ def test_a_build_passes_to_the_next_leader_and_the_old_outcome_is_dropped(
             MaintenanceProcess(home, store, post, stub)
             for store, post in zip(stores, posts(stores, clock), strict=True)
         )
-        record, _ = second.builder.accept("default", "a", "pydocs", {}, {}, move_sources=True)
+        record, _ = second.builder.accept(
+            NewDataset("default", "a", "pydocs", {}, None, None), {}, move_sources=True
+        )
         folder = home.path / "builds" / record.id
         (folder / "wait").touch()
         # Only the first process is the leader.
