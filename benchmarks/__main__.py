@@ -32,7 +32,6 @@ QUICK: Final = (  # with --quick, seconds each
     "training.labels",
     "training.quality",
     "training.sparsification",
-    "training.updates",
 )
 LONGER: Final = (  # with --quick, up to a minute each
     "full_size",
@@ -42,6 +41,7 @@ LONGER: Final = (  # with --quick, up to a minute each
     "serving",
     "serving.protocols",
     "soak",
+    "training.updates",
 )
 
 
