@@ -33,7 +33,7 @@ from xcray.training.selection.evaluate import Evaluator
 from xcray.training.selection.held_out import LearnRows, selection_of, split_training_rows
 from xcray.workers.pool import StopFlag
 
-MAX_ROWS: Final = 45_000  # of the sample, four fifths of them to learn from
+MAX_ROWS: Final = 100_000  # of the sample, four fifths of them to learn from
 MAX_CHARACTERS: Final = 400  # of the mean text, up to which runs of characters are tried
 FIELD_WEIGHTS: Final = (2.0, 4.0)
 MAX_TRIES: Final = 9  # with two text fields
