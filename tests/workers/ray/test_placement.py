@@ -239,7 +239,10 @@ def test_a_vanished_node_changes_no_bit_and_counts_as_no_crash(
         cluster.remove_node(victim, allow_graceful=False)
         run.linger(lambda: run.pool.status().lost_with_nodes == 2 and len(run.pool.nodes) >= 4)
 
-    run = Run(tiny, tmp_path, "vanished", acts={2: vanish})
+    def settle(run: Run) -> None:  # a worker that is lost before its node is known is a crash
+        run.linger(lambda: len(run.pool.nodes) == 2)
+
+    run = Run(tiny, tmp_path, "vanished", acts={1: settle, 2: vanish})
     there = run.pool.status()
     assert run.digest == digest
     assert (there.lost, there.lost_with_nodes) == (2, 2)
