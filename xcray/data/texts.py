@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self
 
+import numpy as np
 import pyarrow as pa
 
+from xcray.arrays import Int64
 from xcray.data.dataset import Dataset
 from xcray.errors import InputError
 from xcray.storage.arrow import read_table
@@ -92,6 +95,17 @@ def read_texts(data: Dataset, part: str) -> Iterator[list[str]]:
         )
     for batch in read_table(data.path / part / TEXTS).to_batches():
         yield batch.column(0).to_pylist()
+
+
+def texts_of(data: Dataset, rows: Int64) -> Iterator[str]:
+    """Yield the texts of training rows, which are ascending. Memory: one batch.
+
+    Raises as `read_texts`.
+    """
+    wanted = np.zeros(data.train.n_rows, bool)
+    wanted[rows] = True
+    every = chain.from_iterable(read_texts(data, "train"))
+    return (text for text, is_wanted in zip(every, wanted, strict=True) if is_wanted)
 
 
 def read_ids(data: Dataset) -> list[str] | None:

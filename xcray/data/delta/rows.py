@@ -24,7 +24,7 @@ import pyarrow as pa
 from xcray.arrays import Float32, Int64, Pattern, distinct, frozen, pattern
 from xcray.data.build import name_of
 from xcray.data.dataset import FEATURES, LABEL_TEXTS, Dataset, Split, default_names
-from xcray.data.texts import TEXTS, TextWriter, read_ids, read_texts
+from xcray.data.texts import TEXTS, TextWriter, read_ids, read_texts, texts_of
 from xcray.data.writer import DatasetWriter
 from xcray.errors import InputError, NotFound, ParameterError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
@@ -234,11 +234,11 @@ def _write_files(
 
 def _write_texts(folder: Path, base: Dataset, add: Dataset | None, remaining: Int64) -> None:
     """Write the texts of all training rows, and their ids if the base has ids."""
-    texts, ids = [*chain.from_iterable(read_texts(base, "train"))], read_ids(base)
+    ids = read_ids(base)
     with TextWriter(folder / "train" / TEXTS, ids is not None) as out:
-        for row in remaining:
-            out.add(texts[row], "" if ids is None else ids[row])
+        for row, text in zip(remaining, texts_of(base, remaining), strict=True):
+            out.add(text, "" if ids is None else ids[row])
         if add is not None:
-            added = [*chain.from_iterable(read_texts(add, "train"))]
-            for text, id in zip(added, read_ids(add) or [""] * len(added), strict=True):
+            added = chain.from_iterable(read_texts(add, "train"))
+            for text, id in zip(added, read_ids(add) or [""] * add.train.n_rows, strict=True):
                 out.add(text, id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from xcray.arrays import Float64, Int64, Pattern, frozen
 from xcray.data.dataset import Dataset
 from xcray.data.label_texts import LabelTexts, open_label_texts
-from xcray.data.texts import TEXTS, read_texts
+from xcray.data.texts import TEXTS, read_texts, texts_of
 from xcray.errors import InputError, missing_extra
 from xcray.kernels.search.ranked_candidates import FEATURES
 from xcray.kernels.search.trees import LEAF, Trees, tree_roots
@@ -128,18 +129,10 @@ def _labelled_candidates(
 
 def _batches(data: Dataset, rows: Int64) -> Iterator[tuple[Int64, list[str]]]:
     """Yield row numbers with their texts, in batches of at most BATCH_ROWS."""
-    numbers: list[int] = []
-    texts: list[str] = []
-    start, wanted = 0, np.zeros(data.train.n_rows, bool)
-    wanted[rows] = True
-    for batch in read_texts(data, "train"):
-        for row in np.flatnonzero(wanted[start : start + len(batch)]).tolist():
-            numbers.append(start + row)
-            texts.append(batch[row])
-        start += len(batch)
-        if len(numbers) >= BATCH_ROWS or (start == data.train.n_rows and numbers):
-            yield frozen(numbers, np.int64), texts
-            numbers, texts = [], []
+    texts = texts_of(data, rows)
+    for start in range(0, len(rows), BATCH_ROWS):
+        numbers = frozen(rows[start : start + BATCH_ROWS], np.int64)
+        yield numbers, [*islice(texts, len(numbers))]
 
 
 def _is_correct(candidates: Candidates, Y: Pattern) -> NDArray[np.bool_]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +22,7 @@ from xcray.data.text.fields import SEPARATOR, TEXT, Field
 from xcray.data.text.pipeline import TextPipeline
 from xcray.data.text.stems import stemmer_version
 from xcray.data.text.tokenizer import TextParams
-from xcray.data.texts import read_texts
+from xcray.data.texts import texts_of
 from xcray.errors import ParameterError, Unavailable
 from xcray.kernels.sparse import take_pattern_rows
 from xcray.solvers import SOLVERS
@@ -87,10 +86,7 @@ class TextSelector:
         self.fields = self.params.fields or tuple(map(Field, names))
         rows = np.random.default_rng(0).permutation(data.train.n_rows)[:MAX_ROWS]
         rows = np.sort(rows)
-        wanted = np.zeros(data.train.n_rows, bool)
-        wanted[rows] = True
-        every = chain.from_iterable(read_texts(data, "train"))
-        self.texts = [text for text, is_wanted in zip(every, wanted, strict=True) if is_wanted]
+        self.texts = [*texts_of(data, rows)]
         self.Y = take_pattern_rows(data.train.Y, frozen(rows, np.int64))
         weights = data.train.weights
         self.weights = None if weights is None else frozen(weights[rows], np.float32)
