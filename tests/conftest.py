@@ -261,11 +261,14 @@ def ray() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the local Ray after the last test of a file, unless the next one needs it."""
+    """End the local Ray after the last test of a file, unless the next one takes it.
+
+    A test with the mark `ray` alone can start a Ray of its own, which needs an unconnected process.
+    """
     shared_ray = sys.modules.get("tests.support.shared_ray")
     if shared_ray is None or (nextitem is not None and nextitem.path == item.path):
         return
-    if nextitem is None or not nextitem.get_closest_marker("ray"):
+    if nextitem is None or "ray" not in getattr(nextitem, "fixturenames", ()):
         shared_ray.stop()
 
 
