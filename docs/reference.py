@@ -1,4 +1,4 @@
-"""Reference pages from the code: Python, commands, REST, settings, metrics, alerts."""
+"""Reference pages from the code: Python, commands, REST, settings, metrics, alerts, error codes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typer.cli import get_docs_for_click
 from typer.core import MARKUP_MODE_KEY
 
 import xcray
+from docs import error_codes
 from xcray.cli.main import commands_for
 from xcray.jobs.store.statistics import StoreStatistics
 from xcray.service.app import create_app
@@ -88,6 +89,7 @@ def pages() -> dict[str, str]:
         "reference/settings.md": settings(),
         "reference/metrics.md": metrics(),
         "reference/alerts.md": alerts(),
+        "reference/errors.md": error_codes.page(),
     }
 
 

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from docs import hooks, reference
+from docs import error_codes, hooks, reference
 from tests.support.browser import browsing, chromium
 from tests.support.missing_tools import say
-from tests.support.printed import COMMANDS
+from tests.support.printed import COMMANDS, sources
+from xcray.data.readers.error_codes import CODES
+from xcray.service.http import problems
 from xcray.service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,20 @@ def test_reference_pages_list_everything_there_is() -> None:
         assert f"`{metric.name}" in pages["reference/metrics.md"]
         assert all(label in pages["reference/metrics.md"] for label in labels)
     assert "](#xcraystoredown) | critical |" in pages["reference/alerts.md"]
+
+
+def test_every_error_code_has_a_cause_and_what_to_do() -> None:
+    page = error_codes.page()
+    rows = re.findall(
+        r"^\| `([A-Z0-9_]+)` \| (?:[\d-]+ \| )?(.+?) \| (.+?) \|$", page, re.MULTILINE
+    )
+    assert len(rows) == page.count("\n| `")
+    for code, cause, cure in rows:
+        assert len(cause.strip("… ")) > 8, code
+        assert len(cure.strip("… ")) > 5, code
+    source = "".join(sources("xcray").values())
+    codes = {*re.findall(r"\bcode=\"([A-Z0-9_]+)\"", source), *problems.STATUS_OF_CODE, *CODES}
+    assert codes - {row[0] for row in rows} == set()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.robustness.badinput.memory import CASES
 from xcray.data.build import BuildOptions, build
 from xcray.data.check import check
 from xcray.data.dataset import Dataset
-from xcray.data.readers.error_codes import CODES, GROUPS
+from xcray.data.readers.error_codes import CODES
 from xcray.data.readers.error_log import DataErrors, ErrorCollector
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.svmlight import read_svmlight
@@ -228,14 +228,3 @@ def test_every_code_of_reading_is_explained() -> None:
     assert set(CODES) - named == apart, (
         "every code has a row in the tables, and every row a code that is explained"
     )
-
-
-def test_the_page_has_the_table_of_codes() -> None:
-    page = (ROOT / "docs" / "formats.md").read_text()
-    for group, codes in GROUPS.items():
-        lines = [
-            f"| `{code}` | {entry.meaning} | {entry.fix.replace('|', chr(92) + '|')} |"
-            for code, entry in codes.items()
-        ]
-        table = "\n".join([f"| {group} | what it is | what to do |", "|---|---|---|", *lines])
-        assert table in page, f"docs/formats.md does not contain:\n{table}"

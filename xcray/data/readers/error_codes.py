@@ -1,6 +1,6 @@
 """Catalogue of data error codes, each with its meaning and a default fix.
 
-A test compares docs/formats.md with this table.
+docs/error_codes.py makes a page of it.
 """
 
 from __future__ import annotations
