@@ -13,6 +13,7 @@ from xcray.errors import ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Scorer
 from xcray.index.search_result import SearchResult, concatenate_results
+from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.search.ranked_candidates import (
     FEATURES,
     LabelSide,
@@ -46,6 +47,7 @@ class CandidateFinder:
     def __init__(self, text: TextPipeline, linear: LinearPart, labels: LabelIndex) -> None:
         """Initialise. labels: its first labels are those of the weights."""
         self._text = text
+        self._row_norm = linear.search.row_norm
         self._n_labels = len(labels.counts)
         self.side = as_plain_tuple(
             LabelSide(linear.W, linear.b, labels.counts, labels.texts, labels.names)
@@ -76,6 +78,7 @@ class CandidateFinder:
         words, starts = self._text.words(texts)
         labels, scores = frozen(result.labels, np.int32), frozen(result.scores, np.float64)
         allowed.flags.writeable = False  # kernels expect read-only arrays
+        X = normalize_rows(X, self._row_norm)  # as the search multiplies them with the weights
         return as_plain_tuple(SearchedTexts(words, starts, X, labels, scores, allowed))
 
     def candidates(self, texts: Sequence[str], X: CSR, result: SearchResult) -> Candidates:

@@ -127,6 +127,19 @@ def test_candidates_are_those_of_the_search_and_of_names(finder: CandidateFinder
     assert np.isnan(all_labels.features[all_labels.labels[:4].tolist().index(3), SCORE])
 
 
+def test_rows_are_normalised_as_by_the_search() -> None:
+    """The scores of labels that only a name has found, too."""
+    D = PIPELINE.n_features
+    names = Names(pa.array(["a", "b"], pa.large_string()))
+    labels = index_labels(names, frozen([1, 1], np.int64), LabelTexts.of(ENTRIES), PIPELINE)
+    index = SearchIndex.build(csr_from(np.ones((2, D))), np.zeros(2, np.float32), row_norm="l2")
+    finder = CandidateFinder(PIPELINE, LinearPart(index.W, index.b, index), labels)
+    X = PIPELINE.transform(TEXTS)
+    longer = X._replace(data=frozen(3 * X.data, np.float32))
+    ours, theirs = (finder.candidates(TEXTS, rows, index.query(rows, 1)) for rows in (longer, X))
+    assert ours.features == pytest.approx(theirs.features, rel=1e-6, nan_ok=True)
+
+
 def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """To the last bits, with missing values, also after writing and reading; ranks follow them."""
     from sklearn.ensemble import HistGradientBoostingClassifier
