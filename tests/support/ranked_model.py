@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,10 +43,11 @@ def name_of(label: int) -> str:
     return NAMES[label] if label < len(NAMES) else f"Rarity{label}"
 
 
-def named_data(folder: Path, rows: int = 1000) -> Dataset:
+def named_data(folder: Path, rows: int = 1000, reading: dict[str, Any] | None = None) -> Dataset:
     """Build a data set of texts: three in four name their label, the others have other words.
 
-    Every eighth row has a label of its own.
+    Every eighth row has a label of its own. The first two words are the title, all of them the
+    abstract, and every third row is in German: fields of build options in `reading`.
     """
     rng = np.random.default_rng(0)
     lines = []
@@ -54,10 +56,13 @@ def named_data(folder: Path, rows: int = 1000) -> Dataset:
         words = rng.choice(WORDS, 6).tolist()
         named = name_of(label) if label == i or rng.random() < 0.75 else f"hint{label}"
         words.insert(int(rng.integers(6)), named)
-        lines.append(json.dumps({"id": str(i), "text": " ".join(words), "labels": [f"id{label}"]}))
+        text, title = " ".join(words), " ".join(words[:2])
+        fields = {"title": title, "abstract": text, "lang": "en" if i % 3 else "de"}
+        row = {"id": str(i), "text": text, **fields, "labels": [f"id{label}"]}
+        lines.append(json.dumps(row))
     source = folder / "rows.jsonl"
     source.write_text("\n".join(lines))
-    options = BuildOptions.from_dict({"test_fraction": 0.2})
+    options = BuildOptions.from_dict({"test_fraction": 0.2, **(reading or {})})
     data = build("jsonl", {"train": source}, folder / "data", options)
     numbers = [int(name.removeprefix("id")) for name in data.label_names]
     entries = [LabelText(f"id{i}", name_of(i)) for i in numbers]

@@ -12,11 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
+from tests.support.batch_inputs import run
 from tests.support.live_service import client_of, settings_for
 from tests.support.ranked_model import ASKED, NAMES, UNSEEN, named_data, ranked_model
 from xcray.api.model_replies import ExplainReply, PredictReply
 from xcray.batch import BatchPredictSpec, predict_batch
 from xcray.cli.main import main
+from xcray.data.dataset import Dataset
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.predict.ranking import origin_views
@@ -97,6 +99,57 @@ def test_batches_and_tensors_have_the_same_labels(
     body = {"inputs": [tensor], "parameters": {"top_k": K}}
     outputs = http.post("/v2/models/animals/infer", json=body).json()["outputs"]
     assert next(each["data"] for each in outputs if each["name"] == "labels") == labels
+
+
+FIELDS = {
+    "text_fields": "title:2,abstract",
+    "text": {"language": "lang", "ngram_max": 2, "sublinear_tf": True, "char_ngrams": [4, 6]},
+}
+ROWS = [
+    {"title": "White sharks", "abstract": ASKED, "lang": "en"},
+    {"title": "Häuser, Bär", "abstract": "polar bears and two quokkas", "lang": "de"},
+    {"title": "", "abstract": "", "lang": ""},
+] * 3
+
+
+@pytest.fixture(scope="module")
+def of_fields(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Model]:
+    """Train a model with a ranker of documents with fields, in this thread."""
+    folder = tmp_path_factory.mktemp("fields")
+    data = named_data(folder, reading=FIELDS)
+    return data, ranked_model(data, folder)
+
+
+@pytest.mark.parametrize("pool", ["threads", pytest.param("ray", marks=pytest.mark.drill)])
+def test_ranked_documents_have_the_same_bits_everywhere(
+    of_fields: tuple[Dataset, Model],
+    pool: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    """The model of another pool; answers of the predictor, batches on that pool, requests."""
+    data, model = of_fields
+    workers = {"pool": pool, "workers": 2}
+    if pool == "ray":
+        workers["ray_address"] = request.getfixturevalue("ray")
+    assert ranked_model(data, tmp_path / pool, **workers).sha256 == model.sha256
+    expected = Predictor(model).search(ROWS, K)
+    assert len({row["rank"] is None for row in origin_views(expected)[0]}) == 2
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    _, table = run(tmp_path, model, source, top_k=K, part_rows=2, **workers)
+    assert table.column("scores").to_pylist() == expected.scores.tolist()
+    app = create_app(settings_for(tmp_path / "home"))
+    app.state.app_state.registry.publish(
+        "animals", shutil.copytree(model.path, tmp_path / "staged")
+    )
+    with client_of(app) as client:
+        body = {"instances": [{"fields": row} for row in ROWS], "top_k": K}
+        replies = client.post("/v1/models/animals:predict", json=body).json()["predictions"]
+    assert [each["scores"] for each in replies] == expected.scores.tolist()
+    assert [each["origins"] for each in replies] == origin_views(expected)
+    (alone,) = Predictor(model).search(ROWS[0], K).scores.tolist()
+    assert alone == expected.scores[0].tolist()
 
 
 def test_the_command_line_prints_names(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
