@@ -86,11 +86,13 @@ class TrainSpec(TrainingOptions):
                 f"rank needs one score per label and its weights; {self.solver} makes a chain of "
                 "stages"
             )
-        if self.calibrate or self.max_seconds is not None or self.groups != "none":
-            raise ParameterError(
-                "rank fits probabilities of its own and needs a whole training without groups: "
-                "leave out calibrate, max_seconds and groups"
-            )
+        for name, given, reason in (
+            ("calibrate", self.calibrate, "fits probabilities of its own"),
+            ("max_seconds", self.max_seconds is not None, "needs all labels of two trainings"),
+            ("groups", self.groups != "none", "scores names by the label's own weights"),
+        ):
+            if given:
+                raise ParameterError(f"rank {reason}: leave {name} or rank out")
 
     def _check_keep_duals(self) -> None:
         """Raise ParameterError for trainings whose dual variables no update can use."""

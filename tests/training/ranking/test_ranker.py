@@ -114,12 +114,13 @@ def test_evaluation_is_of_the_ranked_answers(data: Dataset, predictor: Predictor
 def test_what_a_ranker_cannot_do_is_refused(data: Dataset, model: Model, tmp_path: Path) -> None:
     """With the reason, before the training."""
     spec = TrainSpec(str(data.path), rank=True)
-    for changes in (
-        {"calibrate": True},
-        {"max_seconds": 1.0},
-        {"solver": "stagewise"},
+    for changes, reason in (
+        ({"calibrate": True}, "leave calibrate or rank out"),
+        ({"max_seconds": 1.0}, "two trainings: leave max_seconds or rank out"),
+        ({"groups": "auto"}, "leave groups or rank out"),
+        ({"solver": "stagewise"}, "stagewise makes a chain of stages"),
     ):
-        with pytest.raises(ParameterError, match="rank"):
+        with pytest.raises(ParameterError, match=reason):
             dataclasses.replace(spec, **changes)
     (tmp_path / "rows.jsonl").write_text('{"text": "a cat", "labels": ["x"]}')
     bare = build("jsonl", {"train": tmp_path / "rows.jsonl"}, tmp_path / "data")
