@@ -8,7 +8,8 @@ Options that the data set was built with stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from xcray.arrays import Int64, frozen
 from xcray.data.dataset import Dataset
 from xcray.data.text.fields import SEPARATOR, TEXT, Field
 from xcray.data.text.pipeline import TextPipeline
-from xcray.data.text.stems import stemmer_version
+from xcray.data.text.stems import detect, stemmer_version
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.texts import texts_of
 from xcray.errors import ParameterError, Unavailable
@@ -37,15 +38,7 @@ MAX_CHARACTERS: Final = 400  # of the mean text, up to which runs of characters 
 FIELD_WEIGHTS: Final = (2.0, 4.0)
 MAX_TRIES: Final = 9  # with two text fields
 SECONDS_PER_ENTRY: Final = 5e-6  # of the rows of a try, to fit a pipeline
-# frequent words that distinguish languages, by code of the stemmer
-FREQUENT_WORDS: Final = {
-    "en": "the of and to in for with how is are",
-    "de": "der die das und von zur mit für den ein",
-    "fr": "le la les des et du une dans pour sur",
-    "es": "el los las del y en una por para con",
-    "it": "il di che gli della e per un con nel",
-    "nl": "het een van en de op voor met zijn aan",
-}
+MAX_DETECTED: Final = 500  # texts whose language is detected
 
 
 class TextTry(NamedTuple):
@@ -167,13 +160,11 @@ class TextSelector:
 
     def _add_stems(self, best: TextTry) -> TextTry | str:
         """Return the best try with stems of the language that most texts seem to be in."""
-        language = frequent_language(self.texts)
-        if language is None:
-            return "language: no known language"
         try:
             stemmer_version()
+            language = frequent_language(self.texts)
         except Unavailable as error:
-            return f"language={language}: {error.message}"
+            return f"language: {error.message}"
         return _with(best, f"language={language}", language=language)
 
     def _field_length(self, name: str) -> int:
@@ -230,16 +221,14 @@ def text_seconds(rows: int, entries: int, training: float) -> float:
     return MAX_TRIES * share * (training + SECONDS_PER_ENTRY * entries)
 
 
-def frequent_language(texts: list[str]) -> str | None:
-    """Return the code of the language whose frequent words most texts have; None without any."""
-    counts = dict.fromkeys(FREQUENT_WORDS, 0)
-    own = {code: frozenset(words.split()) for code, words in FREQUENT_WORDS.items()}
-    for text in texts[:1000]:
-        words = set(text.lower().split())
-        for code, known in own.items():
-            counts[code] += len(words & known)
-    code = max(counts, key=lambda each: counts[each])
-    return code if counts[code] else None
+def frequent_language(texts: Sequence[str]) -> str:
+    """Return the code of the most frequent language, in a sample: files can be in its order.
+
+    Raises Unavailable if py3langid is missing.
+    """
+    step = max(1, len(texts) // MAX_DETECTED)
+    [(language, _)] = Counter(map(detect, texts[::step])).most_common(1)
+    return language
 
 
 def _with(best: TextTry, name: str, **changes: Any) -> TextTry:
