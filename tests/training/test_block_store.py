@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -46,7 +48,7 @@ def merged(result: BlockStore, path, **how) -> SolvedLabels:
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "rename"])
 def test_damaged_parts_are_set_aside_and_solved_again(tmp_path, harm):
     result, one = parts(tmp_path), block([0, 1, 2])
-    result.commit(one)
+    result.commit(block([0, 1]), block([2]))
     victim = next(tmp_path.glob("part-*"))
     result.commit(block([3, 4, 5]))
     content = bytearray(victim.read_bytes())
@@ -102,3 +104,30 @@ def test_blocks_share_a_part_for_half_a_second_or_a_share_of_the_run(tmp_path, m
     assert files_at(1004.2, 5) == 4  # the end of a run
     result.sync()
     assert merged(parts(tmp_path), tmp_path).digest() == block(range(6)).digest()
+
+
+def test_blocks_with_checksums_become_one_part_without_a_pass_over_their_weights(
+    tmp_path, monkeypatch
+):
+    """The driver of many workers only writes: also in pieces, if the system takes some bytes."""
+    blocks = [block(labels) for labels in ([4, 0], [5], [1, 2, 3])]
+    checked = [each._replace(checksum=each.digest()) for each in blocks]
+    result, synced, fsync = parts(tmp_path), [], os.fsync
+    with monkeypatch.context() as patch:
+        patch.setattr(SolvedLabels, "digest", lambda _: pytest.fail("computed by the driver"))
+        patch.setattr(os, "fsync", lambda handle: synced.append(fsync(handle)))
+        patch.setattr(os, "writev", lambda file, views: os.write(file, views[0][:5]))
+        for each in checked:
+            result.add(each)
+        result.sync()
+    assert len(synced) == 2  # the file and its directory
+    assert len(list(tmp_path.glob("part-*"))) == 1
+    assert merged(parts(tmp_path), tmp_path).digest() == block(range(6)).digest()
+
+
+def test_a_block_with_the_checksum_of_another_one_is_set_aside(tmp_path):
+    wrong = block([1])._replace(checksum=block([2]).digest())
+    parts(tmp_path).commit(block([0]), wrong)
+    again = parts(tmp_path)
+    assert len(again.damaged) == 1
+    assert again.missing.tolist() == list(range(6))

@@ -45,11 +45,6 @@ class Backlog:
     def __len__(self) -> int:
         return self._end - self._begin
 
-    @property
-    def remaining_terms(self) -> tuple[float, ...]:
-        """Sums of the terms of the remaining labels: (T,)."""
-        return tuple((self._sums[self._end] - self._sums[self._begin]).tolist())
-
     def sort(self, rates: Sequence[float]) -> None:
         """Sort the remaining labels by these rates."""
         left = slice(self._begin, self._end)
@@ -61,6 +56,12 @@ class Backlog:
         self._values = None if self._values is None else self._values[left][order]
         self._sums = np.vstack([np.zeros(terms.shape[1]), np.cumsum(self._terms, axis=0)])
         self._begin, self._end, self._sorted = 0, len(labels), np.asarray(rates, np.float64)
+        self._update_remaining()
+
+    def _update_remaining(self) -> None:
+        """Update the sums of the terms of the remaining labels: (T,)."""
+        left = self._sums[self._end] - self._sums[self._begin]
+        self.remaining_terms: tuple[float, ...] = tuple(left.tolist())
 
     def order_drift(self, rates: Sequence[float]) -> float:
         """Return how far these rates are from those of the last sort, in [0, 1].
@@ -115,6 +116,7 @@ class Backlog:
             self._begin = end
         else:
             self._end = begin
+        self._update_remaining()
         return batch
 
     def _slice(self, begin: int, end: int) -> Batch:

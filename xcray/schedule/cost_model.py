@@ -23,13 +23,16 @@ MIN_SECONDS = 1e-9  # shorter predictions are ignored
 # Longer batches are scaled down to this: an expensive label is one sample, not many.
 FULL_WEIGHT_SECONDS = 0.25
 PRIOR_SECONDS = 0.05  # evidence that the first guess is worth
+# After the first MEMORY_BATCHES, a fit per this number of batches: with a thousand workers the
+# driver receives thousands of batches per second.
+BATCHES_PER_FIT = 4
 
 
 class CostModel:
     """Seconds = terms . rates, with rates >= 0 by recency-weighted least squares.
 
     guess: (T,) positive seconds per unit of each term. In units of the guess, theta = rates / guess
-    and z = terms * guess, the fit after each batch is
+    and z = terms * guess, the fit (see BATCHES_PER_FIT) is
 
         min over theta >= MIN_RATE_SHARE s
             sum_b g^age(b) (z_b . theta - seconds_b)^2 / p_b  +  sum_t m_t (theta_t - s)^2
@@ -61,6 +64,7 @@ class CostModel:
         self._b = [0.0] * n  # sum over batches of z seconds / p
         self._expected = PRIOR_SECONDS
         self._measured = PRIOR_SECONDS  # sum over batches of the measured seconds
+        self._updates = 0
         self.rates: tuple[float, ...] = tuple(self._guess)
 
     def price(self, terms: Sequence[float]) -> float:
@@ -85,7 +89,9 @@ class CostModel:
             self._b[i] = keep * self._b[i] + z[i] * seconds / predicted
             for j in range(len(row)):
                 row[j] = keep * row[j] + z[i] * z[j] / predicted
-        self._fit()
+        self._updates += 1
+        if self._updates <= MEMORY_BATCHES or self._updates % BATCHES_PER_FIT == 0:
+            self._fit()
 
     def _fit(self) -> None:
         """Minimise over theta with an active set: repeat until the signs of the gradient agree."""

@@ -266,11 +266,13 @@ class LabelScheduler:
 
     def _update_model(self, worker: WorkerState, terms: tuple[float, ...], seconds: float) -> None:
         """Update the costs and the speed; sort the remaining labels if their order has changed."""
+        before = self._model.rates
         self._model.update(terms, seconds * worker.speed)
         self._workers.update_speed(worker, self._model.price(terms), seconds)
-        due = (self.done_tasks - self._sorted_at) * SORTED_LABELS_PER_BATCH >= len(self._backlog)
-        if due and self._backlog.order_drift(self._model.rates) > RESORT_DRIFT:
-            self._backlog.sort(self._model.rates)
+        rates, n_since = self._model.rates, self.done_tasks - self._sorted_at
+        due = rates is not before and n_since * SORTED_LABELS_PER_BATCH >= len(self._backlog)
+        if due and self._backlog.order_drift(rates) > RESORT_DRIFT:
+            self._backlog.sort(rates)
             self._sorted_at = self.done_tasks
 
     def _on_drain(self, _: Drain, __: float) -> list[Command]:

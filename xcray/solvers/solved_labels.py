@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int32, csr, frozen
+from xcray.arrays import CSR, Float64, Int32, Int64, csr, frozen
 from xcray.storage.atomic import sha256_arrays
 
 UNTRAINED_DTYPE = np.dtype(
@@ -19,7 +19,8 @@ class SolvedLabels(NamedTuple):
     """Solved labels.
 
     labels: (n,) int32; W: (n, D) CSR float32; bias: (n,) float64; records: (n,) structured. duals:
-    (n, N), the dual variables of each label's samples if requested.
+    (n, N), the dual variables of each label's samples if requested. checksum: what `digest`
+    returned where the labels were solved; empty if it was not called.
     """
 
     labels: Int32
@@ -27,21 +28,40 @@ class SolvedLabels(NamedTuple):
     bias: Float64
     records: np.ndarray
     duals: CSR | None = None
+    checksum: str = ""
+
+    def rows(self, first: int, stop: int) -> SolvedLabels:
+        """Return labels [first, stop) of the block, as views."""
+        chosen = slice(first, stop)
+        return SolvedLabels(
+            self.labels[chosen],
+            _rows(self.W, first, stop),
+            self.bias[chosen],
+            self.records[chosen],
+            None if self.duals is None else _rows(self.duals, first, stop),
+        )
 
     def digest(self) -> str:
         """Return the SHA-256 of all contents."""
-        arrays = {
-            "labels": self.labels,
-            "bias": self.bias,
-            "indptr": self.W.indptr,
-            "indices": self.W.indices,
-        }
+        arrays = {"labels": self.labels, "bias": self.bias, **_entries(self.W)}
         records = {f"record.{name}": self.records[name] for name in self.records.dtype.names or ()}
         if self.duals is not None:
-            arrays |= {f"duals.{name}": np.asarray(x) for name, x in self.duals._asdict().items()}
-        return sha256_arrays(
-            {**arrays, "data": self.W.data, **records, "n_cols": str(self.W.n_cols)}
-        )
+            arrays |= {f"duals.{name}": each for name, each in _entries(self.duals).items()}
+        return sha256_arrays({**arrays, **records})
+
+
+def _entries(matrix: CSR) -> dict[str, Any]:
+    """Return the arrays of a matrix and its width, by name."""
+    n = matrix.nnz
+    entries = {"indices": matrix.indices[:n], "data": matrix.data[:n]}
+    return {"indptr": matrix.indptr, **entries, "n_cols": str(matrix.n_cols)}
+
+
+def _rows(matrix: CSR, first: int, stop: int) -> CSR:
+    """Return rows [first, stop) of a matrix, as views."""
+    indptr = matrix.indptr[first : stop + 1]
+    entries = slice(indptr[0], indptr[-1])
+    return csr(indptr - indptr[0], matrix.indices[entries], matrix.data[entries], matrix.n_cols)
 
 
 def untrained_records(
@@ -84,16 +104,21 @@ def concatenate(blocks: Sequence[SolvedLabels]) -> SolvedLabels:
 
 def stack(matrices: Sequence[CSR]) -> CSR:
     """Return the rows of one or more matrices with the same columns, one after the other."""
+    indices, data = (
+        np.concatenate([getattr(matrix, name)[: matrix.indptr[-1]] for matrix in matrices])
+        for name in ("indices", "data")
+    )
+    return csr(row_offsets(matrices), indices, data, matrices[0].n_cols)
+
+
+def row_offsets(matrices: Sequence[CSR]) -> Int64:
+    """Return the positions of the entries of all rows of `matrices` in order: (n_rows + 1,)."""
     starts = np.cumsum([0, *(matrix.indptr[-1] for matrix in matrices)])
     indptr = [
         starts[:1],
         *(matrix.indptr[1:] + start for matrix, start in zip(matrices, starts[:-1], strict=True)),
     ]
-    indices, data = (
-        np.concatenate([getattr(matrix, name)[: matrix.indptr[-1]] for matrix in matrices])
-        for name in ("indices", "data")
-    )
-    return csr(np.concatenate(indptr), indices, data, matrices[0].n_cols)
+    return frozen(np.concatenate(indptr), np.int64)
 
 
 def merge(blocks: Sequence[SolvedLabels], n_labels: int, n_features: int) -> SolvedLabels:

@@ -6,8 +6,9 @@ import io
 import mmap
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -17,19 +18,31 @@ from xcray.arrays import CSR, Float32, Int32, Int64, Pattern, csr, frozen, patte
 from xcray.errors import Corrupt, NotFound, ShapeMismatch
 from xcray.storage.atomic import sync_path
 
+MAX_PIECES: Final = 512  # per call of the system, which allows 1024
 CSR_TYPES: Final = {"indices": pa.large_list(pa.int32()), "values": pa.large_list(pa.float32())}
 
 
-def write_table(path: Path, table: pa.Table) -> None:
+def write_table(
+    path: Path,
+    table: pa.Table,
+    lists: Mapping[str, tuple[Int64, Sequence[Any]]] = MappingProxyType({}),
+) -> None:
     """Write a table durably as an uncompressed Arrow IPC file that a memory map reads in place.
 
-    The file has one record batch.
+    The file has one record batch. lists: further columns, each the offsets (n_rows + 1,) of its
+    lists and the arrays of one dtype that have their entries one after the other, which are written
+    without a copy of the whole.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        with pa.OSFile(str(temporary), "wb") as sink:
-            _write_batch(sink, table)
-        sync_path(temporary)
+        with io.FileIO(temporary, "x") as raw:
+            sink = _PlaceholderSink(raw)
+            for name, (offsets, pieces) in lists.items():
+                values = sink.array(pa.from_numpy_dtype(pieces[0].dtype), int(offsets[-1]), pieces)
+                column = pa.LargeListArray.from_arrays(pa.array(offsets), values)
+                table = table.append_column(name, column)
+            _write_batch(pa.PythonFile(sink, mode="w"), table)
+            os.fsync(raw.fileno())
         os.replace(temporary, path)
         sync_path(path.parent)
     finally:
@@ -105,8 +118,9 @@ class MatrixWriter:
         """Write the file around the placeholders."""
         try:
             with io.FileIO(self._temporary, "x") as raw:
-                sink = _PlaceholderSink(raw, 4 * self._nnz)
-                columns = {"indices": sink.array(pa.int32()), "values": sink.array(pa.float32())}
+                sink = _PlaceholderSink(raw)
+                kinds = {"indices": pa.int32(), "values": pa.float32()}
+                columns = {name: sink.array(kind, self._nnz) for name, kind in kinds.items()}
                 _write_batch(
                     pa.PythonFile(sink, mode="w"),
                     _list_table(pa.array(self._indptr), columns, self._n_cols),
@@ -173,8 +187,8 @@ class BlobWriter:
         """Write the file around the placeholder."""
         try:
             with io.FileIO(self._temporary, "x") as raw:
-                sink = _PlaceholderSink(raw, self._size)
-                columns = {**self._columns, "blocks": sink.array(pa.uint8())}
+                sink = _PlaceholderSink(raw)
+                columns = {**self._columns, "blocks": sink.array(pa.uint8(), self._size)}
                 lists = {
                     name: pa.LargeListArray.from_arrays([0, len(values)], values)
                     for name, values in columns.items()
@@ -221,38 +235,52 @@ def _write_all(file: io.FileIO, left: memoryview) -> None:
         left = left[file.write(left) :]
 
 
-class _PlaceholderSink:
-    """A file object that skips the bytes of one placeholder array.
+def _write_pieces(file: io.FileIO, pieces: Sequence[Any]) -> None:
+    """Write arrays one after the other, with few calls, because long writes take less time."""
+    views = [piece.view(np.uint8).data for piece in pieces]
+    for first in range(0, len(views), MAX_PIECES):
+        group = views[first : first + MAX_PIECES]
+        left = os.writev(file.fileno(), group)
+        for view in group:  # what was not written, for example because of a full disk
+            _write_all(file, view[left:])
+            left = max(left - len(view), 0)
 
-    The placeholder is reserved address space without memory behind it.
+
+class _PlaceholderSink:
+    """A file object that skips the bytes of placeholder arrays, or writes pieces instead.
+
+    A placeholder is reserved address space without memory behind it.
     """
 
     closed = False
 
-    def __init__(self, raw: io.FileIO, size: int) -> None:
-        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+    def __init__(self, raw: io.FileIO) -> None:
         self._raw = raw
-        self._buffer = pa.py_buffer(
+        self._placeholders: dict[int, tuple[pa.Buffer, Sequence[Any]]] = {}  # by address
+
+    def array(self, kind: pa.DataType, length: int, pieces: Sequence[Any] = ()) -> pa.Array:
+        """Return a placeholder as an array of numbers.
+
+        pieces: arrays of this kind and, together, of this length.
+        """
+        size = length * kind.bit_width // 8
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        buffer = pa.py_buffer(
             mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ) if size else b""
         )
-
-    def array(self, kind: pa.DataType) -> pa.Array:
-        """Return the placeholder as an array of numbers."""
-        return pa.Array.from_buffers(
-            kind, self._buffer.size * 8 // kind.bit_width, [None, self._buffer]
-        )
+        if size:
+            self._placeholders[buffer.address] = (buffer, pieces)
+        return pa.Array.from_buffers(kind, length, [None, buffer])
 
     def write(self, data: Any) -> int:
-        """Write the data, or skip the placeholder."""
-        size = len(memoryview(data))
-        if (
-            self._buffer.size
-            and isinstance(data, pa.Buffer)
-            and data.address == self._buffer.address
-        ):
-            self._raw.seek(size, io.SEEK_CUR)
-        else:
+        """Write the data, or what takes the place of a placeholder."""
+        size, address = len(memoryview(data)), data.address if isinstance(data, pa.Buffer) else 0
+        if not size or address not in self._placeholders:
             self._raw.write(data)
+        elif pieces := self._placeholders[address][1]:
+            _write_pieces(self._raw, pieces)
+        else:
+            self._raw.seek(size, io.SEEK_CUR)
         return size
 
     def flush(self) -> None:

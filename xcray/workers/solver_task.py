@@ -51,9 +51,9 @@ class SolverTask:
     def solve(
         self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False
     ) -> SolvedLabels:
-        """Solve labels, see `Solver`."""
+        """Solve labels, see `Solver`, and compute their checksum, so that the driver need not."""
         solved: SolvedLabels = (self.runner or self.solver).solve(local, labels, stopped)
-        return solved
+        return solved._replace(checksum=solved.digest())
 
     def warm_up(self, local: Any = None) -> None:
         """Compile or load the kernels, see `Solver`."""
@@ -62,7 +62,7 @@ class SolverTask:
     def decode_result(self, result: SolvedLabels) -> SolvedLabels:
         """Return the block with the array types that xcray's own code expects."""
         duals = None if result.duals is None else csr(*result.duals)
-        return SolvedLabels(result.labels, csr(*result.W), result.bias, result.records, duals)
+        return result._replace(W=csr(*result.W), duals=duals)
 
 
 def open_dataset(path: str, content_hash: str) -> Dataset | None:
