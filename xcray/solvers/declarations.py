@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Int64
 
@@ -238,12 +239,14 @@ class RowChange(NamedTuple):
     """Rows from `first_added` on are new; earlier ones keep their order.
 
     duals: (K', N), dual variables of the earlier labels, without those of removed rows and of rows
-    whose label changed; None if they are unknown. is_reduced: whether any were left out.
+    whose label changed; None if they are unknown. is_reduced: whether any were left out. is_solved:
+    (K',) bool, labels that are solved again in any case and need no bound.
     """
 
     first_added: int
     duals: CSR | None
     is_reduced: bool
+    is_solved: NDArray[np.bool_]
 
 
 class Bounds(NamedTuple):

@@ -63,7 +63,8 @@ def bound_changed(
         dual[:] = -np.inf
         if change.duals is not None:
             duals = change.duals
-            in_ranges(lambda labels: dual_values(problem, o, duals, labels, dual), K, threads)
+            skip = change.is_solved
+            in_ranges(lambda labels: dual_values(problem, o, duals, labels, skip, dual), K, threads)
     null_objectives(problem, o, null)
     return Bounds(primal, dual, null)
 

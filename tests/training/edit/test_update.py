@@ -138,14 +138,17 @@ def test_most_labels_are_untouched_by_a_few_rows(complete: Dataset, tmp_path: Pa
     after = Model.open(result.model_path)
     check_certificates(after, data, tmp_path / "exact")
     assert after.duals is None
+    assert after.measures == {}
     assert result.report["update"]["untouched"] >= 15
     kept = sum(
         after.W.row(k)[1].tobytes() == before.W.row(k)[1].tobytes() and after.b[k] == before.b[k]
         for k in range(30)
     )
     assert kept >= result.report["update"]["untouched"]
-    threads = update_model(before.path, data.path, tmp_path / "threads", EditOptions(workers=3))
+    three = EditOptions(workers=3)
+    threads = update_model(before.path, data.path, tmp_path / "threads", three, evaluate=True)
     assert threads.sha256 == result.sha256
+    assert set(threads.measures) >= {"P@1", "nDCG@5"}
     again = make_delta(data, tmp_path / "again", remove=[5])
     second = update_model(after.path, again.path, tmp_path / "second", SERIAL)
     assert second.report["update"]["untouched"] == 0

@@ -184,6 +184,9 @@ def update(
         ),
     ],
     out: Out,
+    evaluate: Annotated[
+        bool, typer.Option(help="Also measure the new model on the held-out rows.")
+    ] = False,
     *,
     options: Options,
     run_dir: RunDir = None,
@@ -197,7 +200,13 @@ def update(
     """
     from xcray.training.edit.update import update_model
 
-    run_edit(lambda how: update_model(model, dataset, out, how), out, json, run_dir, options)
+    run_edit(
+        lambda how: update_model(model, dataset, out, how, evaluate=evaluate),
+        out,
+        json,
+        run_dir,
+        options,
+    )
 
 
 def run_edit(

@@ -8,6 +8,7 @@ only, so that a label costs a small part of a pass over all rows.
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Pattern
 from xcray.kernels.inner import inner
@@ -90,16 +91,20 @@ def dual_values(
     o: Objective,
     duals: CSR,
     labels: tuple[int, int],
+    skip: NDArray[np.bool_],
     out: Float64,
 ) -> None:
     """Write the dual objective of the given dual variables to out[label].
 
     duals: (K', N), of the first labels; values above the upper bound of their sample are clipped.
+    skip: (K',) bool, labels to leave out.
     """
     X, YT = problem.X, problem.YT
     number, touched = np.zeros(X.n_cols, np.int32), np.empty(X.n_cols + 1, np.int32)
     v = np.zeros(X.n_cols + 1)
     for k in range(labels[0], labels[1]):
+        if skip[k]:
+            continue
         factor = problem.factors[k] if len(problem.factors) > 0 else 1.0
         first, second, vb, n_touched = 0.0, 0.0, 0.0, 0
         q, end = YT.indptr[k], YT.indptr[k + 1]

@@ -102,7 +102,7 @@ class LabelChange(NamedTuple):
     the new model, in order. rows: (K',) int64, the label of the old model for each new one, or -1.
     train_labels: (K',) int64, the label of the data set to train each new one on, or -1. groups:
     label of the data set -> further labels whose rows it also gets (merging). details: additional
-    entries of the manifest. update: if the rows changed.
+    entries of the manifest. update: if the rows changed. evaluate: measure the new model.
     """
 
     operation: str
@@ -112,6 +112,7 @@ class LabelChange(NamedTuple):
     details: dict[str, Any]
     groups: Mapping[int, Sequence[int]] = {}
     update: Update | None = None
+    evaluate: bool = True
 
 
 def check_output_path(out: str | Path) -> None:
@@ -388,24 +389,25 @@ class _EditRun:
         """Return measures on the held-out part; the old model's if only names change; else none."""
         if self.change.operation == "rename":
             return self.old.measures
-        if self.data is None or self.data.test is None or not self.data.test.n_rows:
+        data = self.data if self.change.evaluate else None
+        if data is None or data.test is None or not data.test.n_rows:
             return {}
-        place, counts = match_labels(self.change, self.data)
-        truth = renumber_labels(self.data.test.Y, place, len(counts))
-        truth, counts = with_unseen(truth, counts, self.data.test.unseen)
-        top = index.query(self.data.test.X, max(self.options.ks), threads=self.workers).top
+        place, counts = match_labels(self.change, data)
+        truth = renumber_labels(data.test.Y, place, len(counts))
+        truth, counts = with_unseen(truth, counts, data.test.unseen)
+        top = index.query(data.test.X, max(self.options.ks), threads=self.workers).top
         self.report_extras |= {
             "data": {
-                "name": self.data.name,
-                "rows": self.data.train.n_rows,
-                "held_out": self.data.test.n_rows,
+                "name": data.name,
+                "rows": data.train.n_rows,
+                "held_out": data.test.n_rows,
             }
         }
         self.report_extras["by_frequency"] = measures_by_frequency(
             top, truth, counts, self.options.ks
         )
         measures: dict[str, float] = evaluate(
-            top, truth, ks=self.options.ks, label_counts=counts, n_train=self.data.train.n_rows
+            top, truth, ks=self.options.ks, label_counts=counts, n_train=data.train.n_rows
         )
         return measures
 

@@ -38,15 +38,21 @@ from xcray.training.spec import TrainSpec
 
 
 def update_model(
-    model: str | Path, dataset: str | Path, out: str | Path, options: EditOptions | None = None
+    model: str | Path,
+    dataset: str | Path,
+    out: str | Path,
+    options: EditOptions | None = None,
+    *,
+    evaluate: bool = False,
 ) -> TrainResult:
     """Publish the model at `out` with every label certified on the rows of a changed data set.
 
-    dataset: made by `xcray.data.delta` from the data set that the model was trained on. The result
-    is the same for any pool and after any kill and resume. Raises ParameterError if the solver has
-    no dual bound or the model has label groups, InputError if the data set is not a changed one,
-    Conflict if it is one of another data set than the model's or `out` exists; and the errors of
-    `xcray.training.train`.
+    dataset: made by `xcray.data.delta` from the data set that the model was trained on. evaluate:
+    also measure the new model on the held-out rows, which takes longer than a small update. The
+    result is the same for any pool and after any kill and resume. Raises ParameterError if the
+    solver has no dual bound or the model has label groups, InputError if the data set is not a
+    changed one, Conflict if it is one of another data set than the model's or `out` exists; and the
+    errors of `xcray.training.train`.
     """
     check_output_path(out)
     old = Model.open(model)
@@ -57,7 +63,8 @@ def update_model(
     check_features(old, data)
     lineage = _check_lineage(old, data)
     options = options or EditOptions()
-    return apply_change(old, data, out, plan_update(old, data, lineage, options), options)
+    change = plan_update(old, data, lineage, options)
+    return apply_change(old, data, out, change._replace(evaluate=evaluate), options)
 
 
 def plan_update(old: Model, data: Dataset, lineage: Lineage, options: EditOptions) -> LabelChange:
@@ -69,6 +76,9 @@ def plan_update(old: Model, data: Dataset, lineage: Lineage, options: EditOption
     state = solver.load(train.X, train.XT, train.YT, train.weights)
     before = _read_records(old)
     duals = None if old.duals is None else carry_duals(old.duals, lineage)
+    used = np.zeros(K, bool) if duals is None else duals.used
+    positives = data.label_counts[:K]
+    is_solved = used | _lost_rows(data, lineage, before["positives"]) | ~before["certified"]
     removed = lineage.base_rows - lineage.n_kept
     spec = TrainSpec(str(data.path), pool=options.pool, workers=options.workers)
     bounds = solver.bound_changed(
@@ -81,15 +91,12 @@ def plan_update(old: Model, data: Dataset, lineage: Lineage, options: EditOption
             frozen(before["positives"], np.int64),
             lineage.base_rows,
         ),
-        RowChange(lineage.n_kept, None if duals is None else duals.values, removed > 0),
+        RowChange(lineage.n_kept, None if duals is None else duals.values, removed > 0, is_solved),
         worker_count(spec),
     )
-    used = np.zeros(K, bool) if duals is None else duals.used
     gap = np.maximum(0.0, bounds.primal - bounds.dual)
-    positives = data.label_counts[:K]
-    is_solved = (gap > solver.stopping.threshold * bounds.null) | ~before["certified"]
-    is_solved |= used | _lost_rows(data, lineage, before["positives"])
-    is_solved &= (positives > 0) | (before["positives"] > 0)
+    has_rows = (positives > 0) | (before["positives"] > 0)
+    is_solved |= has_rows & (gap > solver.stopping.threshold * bounds.null)
     labels = np.arange(data.n_labels)
     is_trained = np.concatenate([is_solved, np.ones(data.n_labels - K, bool)])
     names = data.label_names.to_pylist()
@@ -128,6 +135,8 @@ def carry_duals(duals: CSR, lineage: Lineage) -> CarriedDuals:
     Those of removed rows, and of rows whose membership of the label changed, are left out.
     """
     n_rows = len(lineage.origin)
+    if lineage.n_kept == lineage.base_rows and not len(lineage.relabelled):
+        return CarriedDuals(duals._replace(n_cols=n_rows), np.zeros(duals.n_rows, bool))
     place = np.full(lineage.base_rows, -1, np.int64)
     place[lineage.origin[: lineage.n_kept]] = np.arange(lineage.n_kept)
     label_of = np.repeat(np.arange(duals.n_rows), np.diff(duals.indptr))
