@@ -27,7 +27,7 @@ from xcray.errors import Corrupt
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.kernels.search.names import LabelNameTable
 from xcray.kernels.search.ranked_candidates import FEATURES
-from xcray.kernels.search.trees import Trees, first_unsound_node
+from xcray.kernels.search.trees import Trees, tabulate_trees
 from xcray.kernels.text import SEPARATOR
 from xcray.storage.arrow import read_csr, read_table, write_matrix, write_table
 from xcray.storage.atomic import sha256_arrays
@@ -80,10 +80,16 @@ class Ranker:
     """Trees over candidates. Immutable; evaluated by `xcray.predict.ranking`."""
 
     def __init__(self, labels: LabelIndex, trees: Trees, baseline: float) -> None:
-        """Initialise. baseline: the raw prediction without trees."""
+        """Initialise. baseline: the raw prediction without trees. Raises Corrupt for no trees."""
         self.labels = labels
         self.trees = trees
         self.baseline = float(baseline)
+        try:
+            self.table = tabulate_trees(trees, len(FEATURES))
+        except ValueError as error:
+            raise Corrupt(
+                f"{TREES} is not a list of trees: {error}", file=f"{RANKER}/{TREES}"
+            ) from None
 
     @cached_property
     def sha256(self) -> str:
@@ -134,9 +140,8 @@ class Ranker:
             baseline = float.fromhex(table.schema.metadata[b"baseline"].decode())
         except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(f"the ranker is not readable: {error!r}") from None
-        trees = Trees(starts=frozen(roots, np.int32), **columns)
-        _check(labels, trees, shape)
-        return cls(labels, trees, baseline)
+        _check(labels, shape)
+        return cls(labels, Trees(starts=frozen(roots, np.int32), **columns), baseline)
 
 
 def _load_labels(directory: Path, verify: bool) -> LabelIndex:
@@ -170,7 +175,7 @@ def _chunk(table: pa.Table, name: str, kind: pa.DataType) -> Any:
     return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
-def _check(labels: LabelIndex, trees: Trees, shape: tuple[int, int]) -> None:
+def _check(labels: LabelIndex, shape: tuple[int, int]) -> None:
     """Raise Corrupt unless kernels can read all arrays."""
     (K, D), V = shape, len(labels.label_names)
     code, row = first_fault(labels.texts)
@@ -183,11 +188,6 @@ def _check(labels: LabelIndex, trees: Trees, shape: tuple[int, int]) -> None:
     ordered = len(starts) == n_names + 1 and starts[0] == 0 and (np.diff(starts) >= 0).all()
     if not ordered or starts[-1] != len(numbers) or (numbers < 0).any() or (numbers >= V).any():
         raise Corrupt(f"{NAMES} does not list labels 0 to {V - 1}", file=f"{RANKER}/{NAMES}")
-    roots = trees.starts
-    if first_unsound_node(trees, len(FEATURES)) >= 0 or not (
-        ((roots >= 0) & (roots < len(trees.feature))).all()
-    ):
-        raise Corrupt(f"{TREES} is not a list of trees", file=f"{RANKER}/{TREES}")
 
 
 def index_labels(

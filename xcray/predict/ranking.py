@@ -94,7 +94,7 @@ class TextRanker:
     ) -> None:
         """Initialise. scorer: of the weights, for the search."""
         self._ranker = ranker
-        self._trees = as_plain_tuple(ranker.trees)
+        self._trees = as_plain_tuple(ranker.table)
         self._finder = CandidateFinder(text, linear, ranker.labels)
         self._scorer = scorer
 
@@ -130,7 +130,7 @@ class TextRanker:
         """Return what the ranker makes of a label; None unless it is a candidate of the text."""
         found = self._scorer.top_k(x, CANDIDATES)
         candidates = self._finder.candidates([text], x, found)
-        raw = sum_trees(candidates.features, self._ranker.trees, self._ranker.baseline)
+        raw = sum_trees(candidates.features, self._ranker.table, self._ranker.baseline)
         places = np.flatnonzero(candidates.labels == label)
         if not len(places):
             return None

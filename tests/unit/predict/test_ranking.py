@@ -8,13 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from xcray.arrays import CSR, csr, csr_from, frozen
+from xcray.arrays import CSR, Float64, csr, csr_from, frozen
 from xcray.data.label_texts import LabelText, LabelTexts
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, ShapeMismatch
 from xcray.index.scorer import SparseScorer
 from xcray.index.search import SearchIndex
 from xcray.kernels.search.ranked_candidates import (
+    BLOCK,
     COVERED,
     FEATURES,
     FIRST_WORD,
@@ -23,9 +24,13 @@ from xcray.kernels.search.ranked_candidates import (
     MATCHES,
     RANK,
     SCORE,
+    SLOTS,
     WORDS,
+    EntryTable,
+    add_products,
+    fill_table,
 )
-from xcray.kernels.search.trees import sum_trees
+from xcray.kernels.search.trees import LEAF, Trees, sum_trees, tabulate_trees
 from xcray.model.directory import LinearPart
 from xcray.model.ranker import Ranker, index_labels
 from xcray.predict.ranking import CandidateFinder, TextRanker
@@ -140,6 +145,21 @@ def test_rows_are_normalised_as_by_the_search() -> None:
     assert ours.features == pytest.approx(theirs.features, rel=1e-6, nan_ok=True)
 
 
+def test_products_of_rows_are_summed_in_the_order_of_columns() -> None:
+    """Also of columns in the same slot of the table, and of rows longer than a block."""
+    rng = np.random.default_rng(0)
+    for n in (0, 1, 300, 3_000):
+        columns = np.sort(rng.choice(20_000, n, replace=False)).astype(np.int32)
+        others = np.sort(rng.choice(20_000, 2_000, replace=False)).astype(np.int32)
+        a, b = (rng.normal(size=len(each)).astype(np.float32) for each in (others, columns))
+        table = EntryTable(*(np.empty(size, np.int32) for size in (SLOTS, n, BLOCK)))
+        fill_table.py_func(table, columns)
+        expected, shared = 0.0, np.intersect1d(others, columns)
+        for i, j in zip(others.searchsorted(shared), columns.searchsorted(shared), strict=True):
+            expected += float(a[i]) * float(b[j])
+        assert add_products.py_func(others, a, columns, b, table) == (expected, len(shared))
+
+
 def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """To the last bits, with missing values, also after writing and reading; ranks follow them."""
     from sklearn.ensemble import HistGradientBoostingClassifier
@@ -154,7 +174,8 @@ def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, monkeypatch) -
     trees, baseline = fit_trees(X, y, 0)
     model = HistGradientBoostingClassifier(early_stopping=False, random_state=0, **TREES)
     expected = model.fit(X, y).decision_function(X)
-    assert sum_trees(X, trees, baseline) == pytest.approx(expected, rel=1e-12)
+    table = tabulate_trees(trees, len(FEATURES))
+    assert sum_trees(X, table, baseline) == pytest.approx(expected, rel=1e-12)
     labels = index_labels(
         Names(pa.array(["a", "b"], pa.large_string())),
         frozen([1, 1], np.int64),
@@ -165,14 +186,14 @@ def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, monkeypatch) -
     ranker.save(tmp_path / "ranker")
     read = Ranker.load(tmp_path / "ranker", shape, verify=True)
     assert read.sha256 == ranker.sha256
-    assert (sum_trees(X, read.trees, read.baseline) == sum_trees(X, trees, baseline)).all()
+    assert (sum_trees(X, read.table, read.baseline) == sum_trees(X, table, baseline)).all()
     rows = PIPELINE.transform(TEXTS)
     index = SearchIndex.build(csr_from(np.eye(2, PIPELINE.n_features)), np.zeros(2, np.float32))
     linear, scorer = LinearPart(index.W, index.b, index), SparseScorer(index)
     ranked = TextRanker(read, PIPELINE, linear, scorer).search(TEXTS, rows, 2)
     finder = CandidateFinder(PIPELINE, linear, labels)
     candidates = finder.candidates(TEXTS, rows, index.query(rows, 2))
-    raw = sum_trees(candidates.features, trees, baseline)
+    raw = sum_trees(candidates.features, table, baseline)
     for i in range(len(TEXTS)):
         row = raw[candidates.indptr[i] : candidates.indptr[i + 1]]
         order = np.argsort(-row, kind="stable")[:2]
@@ -182,3 +203,82 @@ def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, monkeypatch) -
         )
     with pytest.raises(Corrupt, match="the ranker has 4 labels"):
         Ranker.load(tmp_path / "ranker", (9, PIPELINE.n_features), verify=False)
+
+
+def walk(trees: Trees, x: Float64, baseline: float) -> float:
+    """Return the sum of the leaves that a row reaches from node to node."""
+    total = baseline
+    for start in trees.starts:
+        node = start
+        while trees.feature[node] != LEAF:
+            value = x[trees.feature[node]]
+            left = trees.missing_left[node] if np.isnan(value) else value <= trees.threshold[node]
+            node = trees.left[node] if left else trees.right[node]
+        total += trees.value[node]
+    return total
+
+
+def random_trees(rng: np.random.Generator) -> Trees:
+    """Return three trees of 1, 7 and 16 leaves over two features with few thresholds."""
+    nodes: list[list[float]] = []
+    starts = []
+    for n_leaves in (1, 7, 16):
+        starts.append(len(nodes))
+        waiting = [(n_leaves, -1, 0)]
+        while waiting:
+            leaves, parent, side = waiting.pop(int(rng.integers(len(waiting))))
+            if parent >= 0:
+                nodes[parent][side] = len(nodes)
+            node = len(nodes)
+            values = [rng.integers(2), rng.integers(4), 0, 0, rng.integers(2), rng.normal()]
+            nodes.append([float(LEAF) if leaves == 1 else values[0], *values[1:]])
+            if leaves > 1:
+                left = int(rng.integers(1, leaves))
+                waiting += [(left, node, 2), (leaves - left, node, 3)]
+    columns = zip(*nodes, strict=True)
+    types = (np.int32, np.float64, np.int32, np.int32, np.uint8, np.float64)
+    arrays = [frozen(each, kind) for each, kind in zip(columns, types, strict=True)]
+    return Trees(frozen(starts, np.int32), *arrays)
+
+
+def test_the_table_of_trees_has_the_bits_of_walks() -> None:
+    """At thresholds, between them, outside, and without a value."""
+    rng = np.random.default_rng(1)
+    values = [np.nan, -np.inf, *np.arange(-0.5, 4.0, 0.5), np.inf]
+    X = np.array([(a, b) for a in values for b in values])
+    for _ in range(20):
+        trees = random_trees(rng)
+        sums = sum_trees(X, tabulate_trees(trees, 2), 0.1)
+        assert sums.tolist() == [walk(trees, x, 0.1) for x in X]
+
+
+@pytest.mark.parametrize(
+    ("field", "node", "value"),
+    [("feature", 1, 2), ("left", 1, 1), ("right", 1, 999), ("right", 1, 2), ("starts", 1, -1)],
+)
+def test_unsound_trees_are_refused(field: str, node: int, value: int) -> None:
+    """A feature or child that does not exist, a cycle, a node with two parents, a wrong root."""
+    trees = random_trees(np.random.default_rng(1))
+    assert trees.left[1] == 2
+    array = getattr(trees, field).copy()
+    array[node] = value
+    with pytest.raises(ValueError, match="node"):
+        tabulate_trees(trees._replace(**{field: array}), 2)
+
+
+def test_trees_of_many_leaves_are_refused() -> None:
+    """A chain of 17 leaves."""
+    n = np.arange(33)
+    leaf = (n % 2 == 1) | (n == 32)
+    zeros = np.zeros(33)
+    trees = Trees(
+        starts=frozen([0], np.int32),
+        feature=frozen(np.where(leaf, LEAF, 0), np.int32),
+        threshold=frozen(zeros, np.float64),
+        left=frozen(np.where(leaf, 0, n + 1), np.int32),
+        right=frozen(np.where(leaf, 0, n + 2), np.int32),
+        missing_left=frozen(zeros, np.uint8),
+        value=frozen(zeros, np.float64),
+    )
+    with pytest.raises(ValueError, match="more than 16 leaves"):
+        tabulate_trees(trees, 1)

@@ -10,7 +10,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
 from xcray.kernels.search.names import LabelNameTable, NameMatches, find_names, match_memory
-from xcray.kernels.search.trees import Trees, sum_trees
+from xcray.kernels.search.trees import TreeTable, sum_trees
 from xcray.kernels.vocabulary import Vocabulary, Words
 
 # columns of the features
@@ -30,6 +30,10 @@ FEATURES: Final = (
     "share of the label text in the row",
     "labels of the same name",
 )
+
+
+SLOTS: Final = 4096  # of the hash table of a row; a power of two
+BLOCK: Final = 256  # entries of another row that are compared with the table at a time
 
 
 class LabelSide(NamedTuple):
@@ -62,29 +66,72 @@ class SearchedTexts(NamedTuple):
     allowed: Any
 
 
-@inner(allocates=False)
-def _dot(
-    a_indices: Int32, a_data: Float32, b_indices: Int32, b_data: Float32
-) -> tuple[float, int, float]:
-    """Return the inner product of two sparse vectors, their shared entries, and the norm^2 of a.
+class EntryTable(NamedTuple):
+    """Hash table of the columns of a row, for products with other rows.
 
-    a: the shorter one, for speed.
+    last: (SLOTS,) int32, 1 + the last entry whose column modulo SLOTS is the slot, 0 if there is
+    none; before: int32, the entry before it, in the same way. found: working memory of a product.
     """
-    total, shared, norm_sq, q = 0.0, 0, 0.0, 0
-    for p in range(len(a_indices)):
-        norm_sq += np.float64(a_data[p]) * a_data[p]
-        # a binary search, which begins where the last one ended: both ascend
-        last = len(b_indices)
-        while q < last:
-            middle = (q + last) >> 1
-            if b_indices[middle] < a_indices[p]:
-                q = middle + 1
-            else:
-                last = middle
-        if q < len(b_indices) and b_indices[q] == a_indices[p]:
-            total += np.float64(a_data[p]) * b_data[q]
-            shared += 1
-    return total, shared, norm_sq
+
+    last: Int32
+    before: Int32
+    found: Int32
+
+
+@inner()
+def _table_memory(indptr: Int64) -> EntryTable:
+    """Return memory for the table of any row of a matrix."""
+    longest: Any = np.int64(0)
+    for i in range(len(indptr) - 1):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    return EntryTable(
+        np.empty(SLOTS, np.int32), np.empty(longest, np.int32), np.empty(BLOCK, np.int32)
+    )
+
+
+@inner(allocates=False)
+def fill_table(table: EntryTable, indices: Int32) -> None:
+    """Write the table of a row."""
+    table.last[:] = 0
+    for p in range(len(indices)):
+        slot = indices[p] & (SLOTS - 1)
+        table.before[p] = table.last[slot]
+        table.last[slot] = p + 1
+
+
+@inner(allocates=False)
+def add_products(
+    a_indices: Int32, a_data: Float32, b_indices: Int32, b_data: Float32, table: EntryTable
+) -> tuple[float, int]:
+    """Return the inner product of two sparse rows, and their shared entries. table: of b.
+
+    Most entries of a row of weights are not in a text. So a pass without branches collects those
+    whose slot is not empty, a block at a time. Products are added in the order of the columns.
+    """
+    total, shared = 0.0, 0
+    for begin in range(0, len(a_indices), BLOCK):
+        n = 0
+        for p in range(begin, min(begin + BLOCK, len(a_indices))):
+            table.found[n] = p
+            n += table.last[a_indices[p] & (SLOTS - 1)] != 0
+        for e in range(n):
+            p = table.found[e]
+            q = table.last[a_indices[p] & (SLOTS - 1)]
+            while q and b_indices[q - 1] != a_indices[p]:
+                q = table.before[q - 1]
+            if q:
+                total += np.float64(a_data[p]) * b_data[q - 1]
+                shared += 1
+    return total, shared
+
+
+@inner(allocates=False)
+def _norm_sq(data: Float32) -> float:
+    """Return the squared length of a row."""
+    total = 0.0
+    for value in data:
+        total += np.float64(value) * value
+    return total
 
 
 @inner(allocates=False)
@@ -132,32 +179,28 @@ def _complete(
     end: int,
     n_words: int,
     side: LabelSide,
+    table: EntryTable,
 ) -> None:
     """Fill the features that do not depend on where the name is, for the candidates of row i."""
     lo, hi = rows.X.indptr[i], rows.X.indptr[i + 1]
     x_indices, x_data = rows.X.indices[lo:hi], rows.X.data[lo:hi]
-    x_sq = 0.0
-    for value in x_data:
-        x_sq += np.float64(value) * value
+    fill_table(table, x_indices)
+    x_sq = _norm_sq(x_data)
     best = rows.scores[i, 0] if rows.scores.shape[1] else 0.0
     for at in range(begin, end):
         label = labels[at]
         if np.isnan(features[at, SCORE]) and side.counts[label] > 0:
             first, last = side.W.indptr[label], side.W.indptr[label + 1]
             W_row = side.W.indices[first:last], side.W.data[first:last]
-            if last - first < hi - lo:
-                score = _dot(*W_row, x_indices, x_data)[0]
-            else:
-                score = _dot(x_indices, x_data, *W_row)[0]
-            features[at, SCORE] = score + side.b[label]
+            features[at, SCORE] = add_products(*W_row, x_indices, x_data, table)[0] + side.b[label]
         features[at, GAP] = features[at, SCORE] - best
         features[at, FREQUENCY] = np.log1p(np.float64(side.counts[label]))
         features[at, COVERED] /= n_words
         first, last = side.texts.indptr[label], side.texts.indptr[label + 1]
         text = side.texts.indices[first:last], side.texts.data[first:last]
-        dot, shared, norm_sq = _dot(*text, x_indices, x_data)
+        dot, shared = add_products(*text, x_indices, x_data, table)
         if shared:
-            features[at, SIMILARITY] = dot / np.sqrt(norm_sq * x_sq)
+            features[at, SIMILARITY] = dot / np.sqrt(_norm_sq(text[1]) * x_sq)
             features[at, SHARED] = shared / (last - first)
 
 
@@ -170,6 +213,7 @@ def _add_row(
     labels: Int32,
     features: Float64,
     begin: int,
+    table: EntryTable,
 ) -> tuple[Int32, Float64, int]:
     """Append the candidates of row i from `begin` on; return the arrays and the end.
 
@@ -204,12 +248,12 @@ def _add_row(
                 continue
             where = matches.first[m], matches.length[m]
             end = _add_match(features, labels, begin, end, label, *where, last - first)
-    _complete(rows, i, labels, features, begin, end, max(1, n_words), side)
+    _complete(rows, i, labels, features, begin, end, max(1, n_words), side, table)
     return labels, features, end
 
 
 @inner()
-def _named(rows: Any, side: Any) -> tuple[SearchedTexts, LabelSide, NameMatches]:
+def _named(rows: Any, side: Any) -> tuple[SearchedTexts, LabelSide, NameMatches, EntryTable]:
     """Return plain tuples as named ones, and working memory."""
     x, w, t, n = rows[2], side[0], side[3], side[4]
     texts = SearchedTexts(rows[0], rows[1], CSR(x[0], x[1], x[2], x[3]), rows[3], rows[4], rows[5])
@@ -220,7 +264,7 @@ def _named(rows: Any, side: Any) -> tuple[SearchedTexts, LabelSide, NameMatches]
     longest = 0
     for i in range(len(rows[1]) - 1):
         longest = max(longest, rows[1][i + 1] - rows[1][i])
-    return texts, of_labels, match_memory(longest)
+    return texts, of_labels, match_memory(longest), _table_memory(x[0])
 
 
 @numba.njit(nogil=True, cache=True)
@@ -230,13 +274,13 @@ def collect_candidates(rows: Any, side: Any) -> tuple[Int64, Int32, Float64]:
     rows, side: `SearchedTexts` and `LabelSide` converted by `as_plain_tuple`, which takes a tenth
     of the time to pass.
     """
-    texts, of_labels, matches = _named(rows, side)
+    texts, of_labels, matches, table = _named(rows, side)
     n, k = texts.labels.shape
     labels, features = np.empty(2 * n * k + 1, np.int32), np.empty((2 * n * k + 1, len(FEATURES)))
     indptr = np.zeros(n + 1, np.int64)
     for i in range(n):
         labels, features, indptr[i + 1] = _add_row(
-            texts, i, of_labels, matches, labels, features, indptr[i]
+            texts, i, of_labels, matches, labels, features, indptr[i], table
         )
     return indptr, labels[: indptr[n]], features[: indptr[n]]
 
@@ -249,16 +293,18 @@ def rank_rows(
 
     Best first, equal scores in the order of the candidates. Each row has at least k candidates.
     origins: rank and score in the search, first word and words of a match; NaN if missing. rows,
-    side, trees: as for `collect_candidates`, and `Trees`.
+    side, trees: as for `collect_candidates`, and `TreeTable`.
     """
-    texts, of_labels, matches = _named(rows, side)
-    forest = Trees(trees[0], trees[1], trees[2], trees[3], trees[4], trees[5], trees[6])
+    texts, of_labels, matches, table = _named(rows, side)
+    forest = TreeTable(trees[0], trees[1], trees[2], trees[3])
     n, width = texts.labels.shape
     best, scores, origins = np.empty((n, k), np.int32), np.empty((n, k)), np.empty((n, k, 4))
     labels, features = np.empty(2 * width + 1, np.int32), np.empty((2 * width + 1, len(FEATURES)))
     begin: Any = np.int64(0)
     for i in range(n):
-        labels, features, end = _add_row(texts, i, of_labels, matches, labels, features, begin)
+        labels, features, end = _add_row(
+            texts, i, of_labels, matches, labels, features, begin, table
+        )
         raw = sum_trees(features[:end], forest, baseline)
         for place in range(k):
             at = 0

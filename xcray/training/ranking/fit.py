@@ -23,7 +23,7 @@ from xcray.data.label_texts import LabelTexts, open_label_texts
 from xcray.data.texts import TEXTS, read_texts, texts_of
 from xcray.errors import InputError, missing_extra
 from xcray.kernels.search.ranked_candidates import FEATURES
-from xcray.kernels.search.trees import LEAF, Trees, tree_roots
+from xcray.kernels.search.trees import LEAF, MAX_LEAVES, Trees, tree_roots
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.model.model import Model
 from xcray.model.ranker import LabelIndex, Ranker, index_labels
@@ -42,7 +42,7 @@ MIN_CORRECT: Final = 100  # correct candidates without which trees only fit nois
 TREES: Final = {
     "max_iter": 40,
     "learning_rate": 0.15,
-    "max_leaf_nodes": 16,
+    "max_leaf_nodes": MAX_LEAVES,
     "l2_regularization": 1.0,
 }
 
