@@ -8,7 +8,7 @@ nor scikit-learn:
                                      scikit-learn estimators: fit(X, Y), predict(X)
     Dataset, train, TrainSpec        train from a data set directory
     Model, Predictor, evaluate       open a model, predict with it, evaluate it
-    calibrate                        fit probabilities to the scores of a model
+    calibrate, fit_thresholds        fit probabilities, or thresholds per label, to a model's scores
     BatchPredictSpec, predict_batch  predict a whole file of rows, into Parquet files
     Client                           the same over REST
     XcrayError and its subclasses    errors
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from xcray.model.model import Model
     from xcray.predict import Predictor
     from xcray.training import TrainSpec, train
-    from xcray.training.edit.calibrate import calibrate
+    from xcray.training.edit.calibrate import calibrate, fit_thresholds
 
 __version__ = "0.1.0"
 
@@ -85,6 +85,7 @@ _EXPORTS = {
     "XcrayError": "xcray.errors",
     "calibrate": "xcray.training.edit.calibrate",
     "evaluate": "xcray.measures",
+    "fit_thresholds": "xcray.training.edit.calibrate",
     "predict_batch": "xcray.batch",
     "train": "xcray.training",
 }
@@ -119,6 +120,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "evaluate",
+    "fit_thresholds",
     "predict_batch",
     "train",
 ]

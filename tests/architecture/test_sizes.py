@@ -36,7 +36,6 @@ LONG_FUNCTIONS = {
     "cli/models/evaluate.py:evaluate",
     "cli/service/keys.py:create",
     "cli/service/serve.py:serve",
-    "cli/training/calibrate.py:calibrate",
     "cli/training/train.py:train",
     "data/readers/xc.py:parse_header",
     "jobs/runner/main.py:main",

@@ -262,6 +262,8 @@ def test_probabilities_need_a_calibrated_model(tmp_path, model):
         run(tmp_path, model, path, probabilities=True)
     with pytest.raises(InputError, match="calibrate"):
         run(tmp_path, model, path, min_probability=0.5)
+    with pytest.raises(ParameterError, match="xcray thresholds"):
+        run(tmp_path, model, path, label_thresholds=True)
 
 
 def test_labels_below_the_threshold_are_left_out(tmp_path, model):

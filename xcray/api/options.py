@@ -110,6 +110,11 @@ class ThresholdOptions:
         low=0,
         high=1,
     )
+    label_thresholds: bool = parameter(
+        False,
+        "leave out labels whose score is below the threshold of the label; needs a model with "
+        "thresholds",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.predict.arrow import to_arrow
 from xcray.predict.input_warnings import InputCounts, count_inputs
-from xcray.predict.thresholds import Thresholds
+from xcray.predict.thresholds import thresholds_of
 from xcray.workers.pool import StopFlag
 
 ROWS_PER_STEP: Final = 256  # rows between two checks of the stop flag
@@ -236,9 +236,11 @@ class ChunkTask:
             if self.spec.needs_probabilities
             else None
         )
-        thresholds = Thresholds(self.spec.min_score, self.spec.min_probability)
-        keep = thresholds.keep(answer.scores, probabilities)
-        names = state.predictor.model.answer_names.array
+        spec, model = self.spec, state.predictor.model
+        keep = thresholds_of(
+            model, answer, spec.min_score, spec.min_probability, spec.label_thresholds
+        ).keep(answer.labels, answer.scores, probabilities)
+        names = model.answer_names.array
         table, schema = to_arrow(answer, names, probabilities, keep), self._output_schema()
         columns = [pa.concat_arrays(ids), *(table.column(name) for name in schema.names[1:])]
         return pa.Table.from_arrays(columns, schema.names).cast(schema)

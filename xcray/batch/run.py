@@ -23,6 +23,7 @@ from xcray.errors import InputError, Stopped, Unavailable, missing_ray
 from xcray.model.model import Model
 from xcray.parameters import require_type
 from xcray.predict import Predictor
+from xcray.predict.thresholds import require_label_thresholds
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.system.cores import available_cores
 from xcray.telemetry.progress import EMPTY, ROWS_ANSWERED, Progress
@@ -102,6 +103,8 @@ class _BatchRun:
         self.predictor = Predictor(self.model)
         if spec.needs_probabilities:
             self.predictor.require_probabilities()
+        if spec.label_thresholds:
+            require_label_thresholds(self.model.manifest)
         run_dir.mkdir(parents=True, exist_ok=True)
         self.plan = self._make_plan()
         if self.plan.schema.kind == TEXT and self.model.text is None:

@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "compare": "training.compare:compare",
     "solvers": "training.solvers:solvers",
     "calibrate": "training.calibrate:calibrate",
+    "thresholds": "training.calibrate:thresholds",
     "jobs": "service.jobs:app",
     "models": "models.models:app",
     "store": "service.store:app",

@@ -82,6 +82,7 @@ class Client:
         deny: Sequence[str] | None = None,
         min_score: float | None = None,
         min_probability: float | None = None,
+        label_thresholds: bool = False,
         deadline_ms: float | None = None,
         probabilities: bool = False,
         certificate: bool = False,
@@ -89,7 +90,8 @@ class Client:
         """Predict the best labels of texts, or of sparse rows {"indices": [...], "values": [...]}.
 
         model: name, name@alias or name:version. allow, deny: label names, or "set:NAME" for a label
-        set of the model. min_score, min_probability: labels below them are left out. deadline_ms:
+        set of the model. min_score, min_probability: labels below them are left out;
+        label_thresholds: and those below the thresholds of the model for each label. deadline_ms:
         time for all instances; after it the best labels found so far are returned. probabilities,
         certificate: whether to include these.
         """
@@ -98,6 +100,7 @@ class Client:
             "deny": deny and [*deny],
             "min_score": min_score,
             "min_probability": min_probability,
+            "label_thresholds": label_thresholds or None,
             "deadline_ms": deadline_ms,
         }
         extras = {"probabilities": probabilities or None, "certificate": certificate or None}

@@ -27,7 +27,7 @@ search is exact; equal scores are ordered by label number.
 ## Measures
 
 {measures}
-{calibration}
+{calibration}{decisions}
 ## Parameters
 
 {params}
@@ -121,6 +121,7 @@ def render_card(manifest: Mapping[str, Any]) -> str:
         calibration=_calibration_section(manifest["stages"][0]["calibration"])
         or (SOFTMAX.format(n_labels=n_labels) if manifest["link"] == "softmax" else ""),
         scores=SCORES[manifest["link"]],
+        decisions=_decision_section(manifest.get("label_thresholds")),
         probabilities=PROBABILITIES if manifest["stages"][0]["calibration"] else "",
         partial=_partial_note(manifest.get("partial"), n_labels),
         history=_history_section(manifest.get("provenance", ())),
@@ -204,6 +205,20 @@ def _calibration_section(report: Mapping[str, Any] | None) -> str:
             "\nECE: mean difference of probability and share right, in groups of equal mass. Data "
             f"`{str(report.get('dataset_hash', ''))[:16]}`, scores of `{report['model'][:16]}`.\n",
         ]
+    )
+
+
+def _decision_section(fitted: Mapping[str, Any] | None) -> str:
+    """Return the section on the thresholds per label of a model; "" without them."""
+    if fitted is None:
+        return ""
+    goal = f" of {fitted['precision']:g}" if fitted["precision"] is not None else ""
+    measures = {name: _percent(value) for name, value in fitted["measures"].items()}
+    return (
+        f"\n## Decisions\n\nThresholds per label for {fitted['objective']}{goal}, fitted on "
+        f"{fitted['rows']['fitted']:,} held-out rows; measured by cross validation on them:\n\n"
+        + _table("measure", {**measures, "labels per row": f"{fitted['labels_per_row']:.2f}"}, "")
+        + "\n"
     )
 
 

@@ -75,6 +75,7 @@ CARD = "card.md"
 TIMELINE = "timeline.arrow"
 DUALS = "duals.arrow"
 STAGES = "stages"
+THRESHOLDS = "label_thresholds.arrow"
 NOT_FINITE = FAULTS.index("a value is not finite")
 
 
@@ -94,7 +95,7 @@ class ModelParts(NamedTuple):
 
     linear: of a linear model, or None; stages: of a chain of stages, otherwise empty; names: K
     labels and D inputs; labels: K rows. calibration: from scores to probabilities, or None.
-    label_texts: names and descriptions of labels, or None; ranker: or None.
+    label_texts, ranker, label_thresholds: see `Model`; None without them.
     """
 
     linear: LinearPart | None
@@ -106,6 +107,7 @@ class ModelParts(NamedTuple):
     calibration: Calibration | None = None
     label_texts: LabelTexts | None = None
     ranker: Ranker | None = None
+    label_thresholds: Float32 | None = None
 
 
 class Staging:
@@ -312,6 +314,10 @@ def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> ModelPa
             raise Corrupt(f"{path.name}: {error.message}") from None
     else:
         linear = _map_linear(path, manifest, verify)
+    ranker, n_answers, files = None, n_labels, manifest["files"]
+    if manifest.get("ranker"):
+        ranker = Ranker.load(path / RANKER, (n_labels, n_features), verify)
+        n_answers = len(ranker.labels.label_names)
     return ModelParts(
         linear=linear,
         stages=stages,
@@ -319,16 +325,15 @@ def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> ModelPa
         feature_names=_map_column(path, "features.arrow", "name", pa.large_string(), n_features),
         text=TextPipeline.load(path / "text", verify) if manifest["text"] else None,
         label_table=read_table(path / "label_table.arrow")
-        if "label_table.arrow" in manifest["files"]
+        if "label_table.arrow" in files
         else None,
         calibration=Calibration.load(path / CALIBRATION, n_labels)
-        if CALIBRATION in manifest["files"]
+        if CALIBRATION in files
         else None,
-        label_texts=LabelTexts.load(path / LABEL_TEXTS)
-        if LABEL_TEXTS in manifest["files"]
-        else None,
-        ranker=Ranker.load(path / RANKER, (n_labels, n_features), verify)
-        if manifest.get("ranker")
+        label_texts=LabelTexts.load(path / LABEL_TEXTS) if LABEL_TEXTS in files else None,
+        ranker=ranker,
+        label_thresholds=_map_column(path, THRESHOLDS, "threshold", pa.float32(), n_answers)
+        if THRESHOLDS in files
         else None,
     )
 

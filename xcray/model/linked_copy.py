@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from xcray.arrays import Float32
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import render_card
-from xcray.model.directory import CARD
+from xcray.model.directory import CARD, THRESHOLDS
 from xcray.model.manifest import MANIFEST, seal_manifest
 from xcray.model.model import Model
-from xcray.model.write import calibration_entries
+from xcray.model.write import calibration_entries, threshold_entries
+from xcray.storage.arrow import write_table
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
@@ -30,17 +34,42 @@ def with_calibration(
     """Publish the model with these curves at `target`, by one rename.
 
     Earlier curves of the model are replaced. report: how the curves were fitted (JSON), with
-    "measures" of them by name, which are added to the model's measures. Weights and index are
-    hard links to the model's own files, which never change, or copies on another file system.
-    They keep the recorded checksums: open the model with verify=True first. Raises Conflict if
-    `target` exists.
+    "measures" of them by name, which are added to the model's measures. Files are shared and errors
+    raised as by `with_files`.
+    """
+    entries = calibration_entries(model.manifest, curves, report)
+    return with_files(model, target, entries, lambda folder: curves.save(folder / CALIBRATION))
+
+
+def with_label_thresholds(
+    model: Model, target: str | Path, thresholds: Float32, report: Mapping[str, Any]
+) -> Model:
+    """Publish the model with these thresholds, one per label of its answers, at `target`.
+
+    report: how they were fitted (JSON). Otherwise as `with_calibration`.
+    """
+    entries = threshold_entries(model.manifest, thresholds, report)
+    table = pa.table({"threshold": pa.array(thresholds)})
+    return with_files(
+        model, target, entries, lambda folder: write_table(folder / THRESHOLDS, table)
+    )
+
+
+def with_files(
+    model: Model, target: str | Path, entries: Mapping[str, Any], write: Callable[[Path], None]
+) -> Model:
+    """Publish the model with other entries of its manifest, and the files that `write` adds.
+
+    All other files are hard links to the model's own, which never change, or copies on another file
+    system. They keep the recorded checksums: open the model with verify=True first. Raises Conflict
+    if `target` exists.
     """
     bare = {name: value for name, value in model.manifest.items() if name not in ("files", "seal")}
-    manifest = {**bare, **calibration_entries(bare, curves, report)}
+    manifest = {**bare, **entries}
     target = Path(target)
     staged = create_staging_directory(target)
     try:
-        curves.save(staged / CALIBRATION)
+        write(staged)
         write_bytes(staged / CARD, render_card(manifest).encode())
         digests = file_digests(staged)
         shared = {

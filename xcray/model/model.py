@@ -45,7 +45,8 @@ class Model:
     the pipeline that makes features from text, or None. labels: the solver's report, one row
     per label, or None; manifest: see `directory`; calibration: from scores to probabilities, or
     None; label_texts: names and descriptions of labels, or None; ranker: orders candidates of the
-    search and of names in a text, or None.
+    search and of names in a text, or None; label_thresholds: least score of each label of
+    `answer_names` in a decision, or None.
     """
 
     path: Path
@@ -59,6 +60,7 @@ class Model:
     calibration: Calibration | None = None
     label_texts: LabelTexts | None = None
     ranker: Ranker | None = None
+    label_thresholds: Float32 | None = None
 
     @classmethod
     def open(cls, path: str | Path, verify: bool | VerifiedFiles = True) -> Model:

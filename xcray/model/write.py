@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from xcray.arrays import CSR, csr
+from xcray.arrays import CSR, Float32, csr
 from xcray.data.label_texts import LabelTexts
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import ParameterError, ShapeMismatch, excerpt
@@ -190,7 +190,9 @@ def calibration_entries(
     measures.
     """
     stage, *others = manifest["stages"]
-    before = stage["calibration"] or {"model": manifest["sha256"], "measured": []}
+    fitted = manifest.get("label_thresholds")
+    bare = manifest["sha256"] if fitted is None else fitted["model"]
+    before = stage["calibration"] or {"model": bare, "measured": []}
     measures = {
         name: value
         for name, value in manifest["measures"].items()
@@ -200,11 +202,32 @@ def calibration_entries(
     entry = {name: value for name, value in _to_json(report).items() if name != "measures"}
     entry |= {"model": before["model"], "measured": sorted(new_measures), "file": CALIBRATION}
     sha256 = sha256_arrays({"model": before["model"], "calibration": curves.sha256})
-    return {
+    entries = {
         "stages": [{**stage, "calibration": entry}, *others],
         "measures": {**measures, **new_measures},
-        "sha256": sha256,
     }
+    if fitted is not None:
+        return {**entries, **_hashed_thresholds(sha256, fitted)}
+    return {**entries, "sha256": sha256}
+
+
+def threshold_entries(
+    manifest: Mapping[str, Any], thresholds: Float32, report: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the manifest entries that change when a model gets these thresholds per label.
+
+    Earlier ones are replaced. report: how they were fitted (JSON). The content hash covers the
+    model without thresholds, and the thresholds.
+    """
+    before = manifest.get("label_thresholds", {}).get("model", manifest["sha256"])
+    entry = {**_to_json(report), "sha256": sha256_arrays({"thresholds": thresholds})}
+    return _hashed_thresholds(before, entry)
+
+
+def _hashed_thresholds(model: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of thresholds that were added to a model of this content hash."""
+    sha256 = sha256_arrays({"model": model, "label_thresholds": entry["sha256"]})
+    return {"label_thresholds": {**entry, "model": model}, "sha256": sha256}
 
 
 def _hashed_link(link: str) -> dict[str, str]:

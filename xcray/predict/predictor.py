@@ -33,7 +33,7 @@ from xcray.predict.explain import (
 )
 from xcray.predict.labels import FilterCache, SetLookup, unknown_labels
 from xcray.predict.ranking import TextRanker, origin_views, widen
-from xcray.predict.thresholds import Thresholds
+from xcray.predict.thresholds import thresholds_of
 
 
 class ScoredLabel(NamedTuple):
@@ -230,9 +230,7 @@ class Predictor:
         return softmax(top.scores, log_normaliser)
 
     @takes(ThresholdOptions)
-    def table(
-        self, result: SearchResult, *, filtered: bool = False, **thresholds: float | None
-    ) -> pa.Table:
+    def table(self, result: SearchResult, *, filtered: bool = False, **thresholds: Any) -> pa.Table:
         """Return a search result as an Arrow table, see `to_arrow`.
 
         It has probabilities if the model is calibrated or its scores are probabilities, or if it is
@@ -248,7 +246,9 @@ class Predictor:
             )
         )
         probabilities = self.probabilities(result, filtered=filtered) if has_probabilities else None
-        keep = Thresholds(**thresholds).keep(result.scores, probabilities)
+        keep = thresholds_of(self.model, result, **thresholds).keep(
+            result.labels, result.scores, probabilities
+        )
         return to_arrow(result, self.model.answer_names.array, probabilities, keep)
 
     @takes(ThresholdOptions)
@@ -256,14 +256,16 @@ class Predictor:
         self,
         top: TopK | SearchResult,
         probabilities: Float64 | None = None,
-        **thresholds: float | None,
+        **thresholds: Any,
     ) -> list[list[ScoredLabel]]:
         """Return names and scores of a result, one list per row.
 
         probabilities: (n, k), from the method `probabilities`; added to the items if given, and
         needed for min_probability.
         """
-        keep = Thresholds(**thresholds).keep(top.scores, probabilities)
+        keep = thresholds_of(self.model, top, **thresholds).keep(
+            top.labels, top.scores, probabilities
+        )
         origins: Iterator[Any] = repeat(None)
         shown = self.model.display_names
         if isinstance(top, SearchResult) and top.is_ranked:

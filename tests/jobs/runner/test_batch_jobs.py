@@ -31,10 +31,10 @@ from xcray.errors import (
     Conflict,
     Corrupt,
     InputError,
-    NotCalibrated,
     NotFound,
     ParameterError,
     Refused,
+    XcrayError,
 )
 from xcray.jobs.database.schema import JOBS
 from xcray.jobs.job import PREDICT
@@ -107,11 +107,18 @@ def run_next(server: ServerSetup, stop_flag: StopFlag | None = None) -> str:
     )
 
 
-@pytest.mark.parametrize("options", [{"probabilities": True}, {"min_probability": 0.5}])
-def test_probabilities_of_an_uncalibrated_model_are_refused_at_submission(
-    server: ServerSetup, file: Path, options: dict[str, Any]
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ({"probabilities": True}, "train with calibrate=true"),
+        ({"min_probability": 0.5}, "train with calibrate=true"),
+        ({"label_thresholds": True}, "xcray thresholds"),
+    ],
+)
+def test_what_the_model_was_not_fitted_for_is_refused_at_submission(
+    server: ServerSetup, file: Path, options: dict[str, Any], fix: str
 ) -> None:
-    with pytest.raises(NotCalibrated, match="train with calibrate=true"):
+    with pytest.raises(XcrayError, match=fix):
         server.client.jobs.predict("text", file=file, format="parquet", **options)
     assert list(server.client.jobs.list()) == []
 

@@ -72,6 +72,7 @@ requests = st.fixed_dictionaries(
         "deny": labels,
         "min_score": st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9, 9),
         "min_probability": st.floats(0.0, 1.0) | st.integers(0, 1),
+        "label_thresholds": st.booleans(),
         "deadline_ms": st.floats(0.001, 1000.0),
         "certificate": st.booleans(),
         "probabilities": st.booleans(),

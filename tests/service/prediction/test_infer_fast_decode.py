@@ -70,6 +70,7 @@ options = st.fixed_dictionaries(
         "deny": labels,
         "min_score": st.floats(allow_nan=False, allow_infinity=False),
         "min_probability": st.floats(0.0, 1.0),
+        "label_thresholds": st.booleans(),
         "deadline_ms": st.floats(0.001, 1000.0),
         "probabilities": st.booleans(),
         "binary_data_output": st.booleans(),

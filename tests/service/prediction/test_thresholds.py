@@ -18,7 +18,7 @@ from tests.support.live_service import (
     text_model,
 )
 from xcray.model.calibration import Calibration
-from xcray.model.linked_copy import with_calibration
+from xcray.model.linked_copy import with_calibration, with_label_thresholds
 from xcray.service.app import create_app
 
 # One curve for all labels and ranks: probability 0.1 at score -1, 0.9 at score 1.
@@ -30,6 +30,14 @@ REPORT = {
     "report": {},
     "measures": {},
 }
+FITTED = {
+    "objective": "micro-F1",
+    "precision": None,
+    "rows": {"fitted": 1, "left_out": 0},
+    "measures": {},
+    "labels_per_row": 1.0,
+}
+BY_LABEL = np.linspace(-0.5, 0.5, len(LABELS), dtype=np.float32)
 ROWS = [{"text": text} for text in TEXTS]
 NAMES = ("labels", "scores", "probabilities")
 
@@ -41,8 +49,9 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     app = create_app(settings_for(folder / "home"))
     registry = app.state.app_state.registry
     curves = Calibration(np.zeros(len(LABELS), np.int32), *CURVE)
-    with_calibration(text_model(folder / "bare"), folder / "curves", curves, REPORT)
-    registry.publish("docs", folder / "curves")
+    curved = with_calibration(text_model(folder / "bare"), folder / "curves", curves, REPORT)
+    with_label_thresholds(curved, folder / "both", BY_LABEL, FITTED)
+    registry.publish("docs", folder / "both")
     publish(registry, "plain", folder / "plain")
     with client_of(app) as client:
         yield client
@@ -64,6 +73,8 @@ def predict(http: httpx.Client, **options: Any) -> list[dict[str, Any]]:
         {"min_score": 0.3, "min_probability": 0.7},
         {"min_score": -1e300, "min_probability": 0},
         {"min_score": 1e300},
+        {"label_thresholds": True},
+        {"label_thresholds": True, "min_score": 0.1, "min_probability": 0.5},
     ],
 )
 def test_labels_below_a_threshold_are_left_out(
@@ -77,6 +88,7 @@ def test_labels_below_a_threshold_are_left_out(
             for label, score, probability in columns
             if score >= thresholds.get("min_score", score)
             and probability >= thresholds.get("min_probability", 0)
+            and (not thresholds.get("label_thresholds") or score >= BY_LABEL[LABELS.index(label)])
         ]
         expected.append({name: [each[i] for each in kept] for i, name in enumerate(NAMES)})
     assert predict(http, probabilities=True, **more, **thresholds) == expected
@@ -88,15 +100,18 @@ def test_labels_below_a_threshold_are_left_out(
     assert all(row["certificate"]["exact"] for row in certified)
 
 
-@pytest.mark.parametrize("as_bytes", [False, True])
-def test_tensors_have_the_length_of_the_longest_row(http: httpx.Client, as_bytes: bool) -> None:
-    limit = 0.3
-    expected = predict(http, min_score=limit, probabilities=True)
+@pytest.mark.parametrize(
+    ("as_bytes", "limit"), [(False, {"min_score": 0.3}), (True, {"label_thresholds": True})]
+)
+def test_tensors_have_the_length_of_the_longest_row(
+    http: httpx.Client, as_bytes: bool, limit: dict[str, Any]
+) -> None:
+    expected = predict(http, **limit, probabilities=True)
     longest = max(len(row["labels"]) for row in expected)
     assert len({len(row["labels"]) for row in expected}) > 1
     body = {
         "inputs": [{"name": "text", "datatype": "BYTES", "shape": [len(TEXTS)], "data": [*TEXTS]}],
-        "parameters": {"min_score": limit, "binary_data_output": as_bytes},
+        "parameters": {**limit, "binary_data_output": as_bytes},
         "outputs": [
             {"name": name, **({"parameters": {"binary_data": False}} if name != "scores" else {})}
             for name in (*NAMES, "label_ids", "exact")
@@ -135,6 +150,7 @@ def test_tensors_have_the_length_of_the_longest_row(http: httpx.Client, as_bytes
     ("options", "code"),
     [
         ({"min_probability": 0.5}, "NOT_CALIBRATED"),
+        ({"label_thresholds": True}, "NO_THRESHOLDS"),
         ({"min_probability": 1.5}, "RANGE"),
         ({"min_probability": -0.1}, "RANGE"),
         ({"min_score": "0"}, "TYPE"),

@@ -134,6 +134,7 @@ def optional_info(model: Model) -> dict[str, Any]:
         **partial,
         **({"edits": steps} if steps else {}),
         **format_calibration(model.calibration_report),
+        **format_thresholds(model.manifest.get("label_thresholds")),
     }
 
 
@@ -148,6 +149,18 @@ def format_calibration(report: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "calibrated": f"ECE {errors} % on {report['rows']['measured']:,} rows "
         "(before: sigmoid of the score)"
+    }
+
+
+def format_thresholds(fitted: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Describe the thresholds per label of a model in one line."""
+    if fitted is None:
+        return {}
+    goal = "" if fitted["precision"] is None else f" of {fitted['precision']:g}"
+    measures = ", ".join(f"{name} {format_percent(x)}" for name, x in fitted["measures"].items())
+    return {
+        "label thresholds": f"for {fitted['objective']}{goal}: {measures}, "
+        f"{fitted['labels_per_row']:.2f} labels per row (cross-validated)"
     }
 
 

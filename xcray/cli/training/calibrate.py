@@ -1,4 +1,4 @@
-"""`xcray calibrate`: fit probabilities to the scores of a model."""
+"""`xcray calibrate` and `xcray thresholds`: what is fitted to the scores of a model."""
 
 from __future__ import annotations
 
@@ -17,42 +17,50 @@ if TYPE_CHECKING:
     from xcray.model.registry import Registry
 
 
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model directory, or NAME, NAME:VERSION, NAME@ALIAS in the home directory of a "
+        "service.",
+    ),
+]
+DatasetArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", help="Data set with held-out rows and the features of the model."
+    ),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Model directory to write; it must not exist."),
+]
+PublishOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Publish as the next version of this name in the home directory instead.",
+    ),
+]
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(help="Home directory of the service; default: XCRAY_HOME, else ~/.xcray."),
+]
+PartOption = Annotated[
+    str,
+    typer.Option(
+        help="Rows to use: test, or train for a data set that the model was not trained on."
+    ),
+]
+
+
 def calibrate(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="Model directory, or NAME, NAME:VERSION, NAME@ALIAS in the home directory of "
-            "a service.",
-        ),
-    ],
-    dataset: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="Data set with held-out rows and the features of the model."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Model directory to write; it must not exist."),
-    ] = None,
-    publish: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Publish as the next version of this name in the home directory instead.",
-        ),
-    ] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(help="Home directory of the service; default: XCRAY_HOME, else ~/.xcray."),
-    ] = None,
-    part: Annotated[
-        str,
-        typer.Option(
-            help="Rows to use: test, or train for a data set that the model was not trained on."
-        ),
-    ] = "test",
+    model: ModelArgument,
+    dataset: DatasetArgument,
+    out: OutputOption = None,
+    publish: PublishOption = None,
+    home: HomeOption = None,
+    part: PartOption = "test",
     seed: Annotated[
         int,
         typer.Option(min=0, help="Seed of the split into fitting and evaluation rows."),
@@ -65,15 +73,7 @@ def calibrate(
     """
     from xcray.training.edit.calibrate import calibrate as make
 
-    if (out is None) == (publish is None):
-        raise InputError("choose the target: --output DIR or --publish NAME", code="USAGE")
-    source = find_model(model, home)
-    if out is not None:
-        calibration, where = make(source, dataset, out, part=part, seed=seed), str(out)
-    else:
-        calibration, where = calibrate_and_publish(
-            make, source, dataset, open_registry(home), str(publish), part=part, seed=seed
-        )
+    calibration, where = edit(make, model, dataset, out, publish, home, part=part, seed=seed)
     if json:
         output.print_json(
             {
@@ -85,6 +85,64 @@ def calibrate(
         return
     print_calibration(calibration.calibration_report)
     output.print_line(f"model {where}, sha256 {calibration.sha256[:16]}")
+
+
+def thresholds(
+    model: ModelArgument,
+    dataset: DatasetArgument,
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="What to maximise: micro-F1, macro-F1, or the recall at a --precision (precision)."
+        ),
+    ] = "macro-F1",
+    precision: Annotated[
+        float | None, typer.Option(help="Least precision per label, for --objective precision.")
+    ] = None,
+    out: OutputOption = None,
+    publish: PublishOption = None,
+    home: HomeOption = None,
+    part: PartOption = "test",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
+    json: output.JsonOption = False,
+) -> None:
+    """Fit one threshold per label, on rows the model was not trained on.
+
+    Predictions use them with --label-thresholds. Rankings stay the same; files are shared with the
+    source model.
+    """
+    from xcray.training.edit.calibrate import fit_thresholds
+
+    how: dict[str, Any] = {"objective": objective, "precision": precision}
+    made, where = edit(
+        fit_thresholds, model, dataset, out, publish, home, part=part, seed=seed, **how
+    )
+    fitted = made.manifest["label_thresholds"]
+    if json:
+        output.print_json({"model": where, "sha256": made.sha256, "label_thresholds": fitted})
+        return
+    measures = {name: format_percent(value) for name, value in fitted["measures"].items()}
+    output.print_line(f"fitted on {fitted['rows']['fitted']:,} held-out rows; cross-validated:")
+    output.print_pairs({**measures, "labels per row": f"{fitted['labels_per_row']:.2f}"})
+    output.print_line(f"model {where}, sha256 {made.sha256[:16]}")
+
+
+def edit(
+    make: Any,
+    model: str,
+    dataset: Path,
+    out: Path | None,
+    publish: str | None,
+    home: Path | None,
+    **how: Any,
+) -> tuple[Model, str]:
+    """Write the model that `make` returns, or publish it; return it and where it is."""
+    if (out is None) == (publish is None):
+        raise InputError("choose the target: --output DIR or --publish NAME", code="USAGE")
+    source = find_model(model, home)
+    if out is not None:
+        return make(source, dataset, out, **how), str(out)
+    return edit_and_publish(make, source, dataset, open_registry(home), str(publish), **how)
 
 
 def find_model(model: str, home: Path | None) -> Path:
@@ -116,10 +174,10 @@ def open_registry(home: Path | None) -> Registry:
     return Registry(Home(Settings(**chosen).home).models)
 
 
-def calibrate_and_publish(
+def edit_and_publish(
     make: Any, source: Path, dataset: Path, registry: Registry, name: str, **how: Any
 ) -> tuple[Model, str]:
-    """Calibrate in a staging directory and publish; return the model and its reference."""
+    """Edit a model in a staging directory and publish it; return the model and its reference."""
     from xcray.model.model import Model
     from xcray.storage.atomic import check_name, create_staging_directory, discard_directory
 

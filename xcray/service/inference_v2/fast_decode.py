@@ -75,6 +75,7 @@ class _FastParameters(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     deny: _LabelName | LabelNames | None = None
     min_score: float | None = None
     min_probability: Probability | None = None
+    label_thresholds: bool | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_MILLISECONDS)] | None = None
     probabilities: bool | None = None
     binary_data_output: bool | None = None

@@ -83,6 +83,7 @@ def _to_query(request: InferRequest | FastInferRequest, probabilities: bool) -> 
         deny=_to_list(options.deny),
         min_score=options.min_score,
         min_probability=options.min_probability,
+        label_thresholds=bool(options.label_thresholds),
         deadline_ms=options.deadline_ms,
         probabilities=probabilities,
     )

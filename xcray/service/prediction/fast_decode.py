@@ -73,6 +73,7 @@ class PredictQuery(NamedTuple):
     deny: list[str] | None = None
     min_score: float | None = None
     min_probability: float | None = None
+    label_thresholds: bool = False
     deadline_ms: float | None = None
     certificate: bool = False
     probabilities: bool = False
@@ -101,6 +102,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
     deny: LabelNames | None = None
     min_score: float | None = None
     min_probability: Probability | None = None
+    label_thresholds: bool | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_MILLISECONDS)] | None = None
     certificate: bool | None = None
     probabilities: bool | None = None
@@ -108,7 +110,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 
 _DECODER = msgspec.json.Decoder(_Request)
 _OPTIONS = (
-    *("top_k", "allow", "deny", "min_score", "min_probability"),
+    *("top_k", "allow", "deny", "min_score", "min_probability", "label_thresholds"),
     *("deadline_ms", "certificate", "probabilities"),
 )
 

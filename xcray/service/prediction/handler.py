@@ -17,7 +17,7 @@ from xcray.data.text.pipeline import empty_rows
 from xcray.errors import InputError
 from xcray.index.search_result import Bools, SearchResult
 from xcray.model.model import Model
-from xcray.predict.thresholds import Thresholds
+from xcray.predict.thresholds import require_label_thresholds, thresholds_of
 from xcray.service.http.body import check_media_type, first_header, parse_body, read_body
 from xcray.service.http.limits import count_instances
 from xcray.service.http.offload import run_in_heavy_thread
@@ -148,8 +148,14 @@ async def run_inference(
                 services.shadows.submit,
                 _shadow_copy(target, query, encode, loaded, shadow, output.search, started),
             )
-        thresholds = Thresholds(query.min_score, query.min_probability)
-        keep = thresholds.keep(output.search.scores, output.probabilities)
+        search = output.search
+        keep = thresholds_of(
+            loaded.predictor.model,
+            search,
+            query.min_score,
+            query.min_probability,
+            query.label_thresholds,
+        ).keep(search.labels, search.scores, output.probabilities)
         probabilities = output.probabilities if query.probabilities else None
         return InferenceResult(loaded, output.search, probabilities, output.empty, keep)
 
@@ -219,6 +225,8 @@ async def _compute(
     model = loaded.key
     if query.needs_probabilities:
         loaded.predictor.require_probabilities()  # raise before the search
+    if query.label_thresholds:
+        require_label_thresholds(loaded.predictor.model.manifest)
     if query.allow is None and query.deny is None and query.deadline_ms is None:
         with_probabilities = query.needs_probabilities
         key = (model, query.top_k, with_probabilities, type(rows))

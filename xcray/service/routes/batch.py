@@ -29,6 +29,7 @@ from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.calibration import require_probabilities
 from xcray.model.manifest import read_manifest as read_model_manifest
 from xcray.model.registry import Registry
+from xcray.predict.thresholds import require_label_thresholds
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets.builds import allowed_path
 from xcray.service.http.auth import Caller, Reader, Submitter
@@ -222,5 +223,7 @@ def _batch_spec(
     )
     if spec.needs_probabilities:
         require_probabilities(read_model_manifest(Path(spec.model)))
+    if spec.label_thresholds:
+        require_label_thresholds(read_model_manifest(Path(spec.model)))
     shown = {"model": f"{name}:{version}", "input": body.upload or body.path}
     return {**spec.as_dict(), "shown": shown, **tracing.trace_headers()}

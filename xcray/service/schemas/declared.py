@@ -24,10 +24,11 @@ def with_parameters(name: str, base: type[M], *declarations: type) -> type[M]:
 
 
 def declared_field(declaration: type, name: str) -> Any:
-    """Return the field of a request for a number that is declared, if null by default."""
+    """Return the field of a request for a declared number or switch."""
     (field,) = [each for each in declared_fields(declaration) if each.name == name]
     about = field.metadata
-    return Field(None, ge=about.get("low"), le=about.get("high"), description=_description(field))
+    limits: dict[str, Any] = {"ge": about.get("low"), "le": about.get("high")}
+    return Field(field.default, **limits, description=_description(field))
 
 
 def declared_values(body: BaseModel, *declarations: type) -> dict[str, Any]:

@@ -89,6 +89,7 @@ class InferParameters(Strict):
     deny: LabelName | LabelNames | None = Field(None, description="Same syntax as `allow`.")
     min_score: float | None = declared_field(ThresholdOptions, "min_score")
     min_probability: float | None = declared_field(ThresholdOptions, "min_probability")
+    label_thresholds: bool = declared_field(ThresholdOptions, "label_thresholds")
     deadline_ms: float | None = Field(None, gt=0, le=MAX_MILLISECONDS)
     probabilities: bool = False
     binary_data_output: bool = Field(

@@ -128,13 +128,15 @@ class ReportView(View):
     by_frequency: for ten groups of labels, rarest first, with equally many "labels" or "positives":
     their training rows (least, most), their part of P@k, recall@k and precision@k. calibration: by
     k, the "ece" and the "groups" (rows, mean predicted probability, observed share), also for the
-    sigmoid of the score ("_sigmoid"). pictures: those that exist, for `/pictures/{picture}`.
+    sigmoid of the score ("_sigmoid"). label_thresholds: how they were fitted, and the measures of
+    their decisions. pictures: those that exist, for `/pictures/{picture}`.
     """
 
     params: dict[str, Any]
     training: dict[str, Any]
     by_frequency: dict[str, list[dict[str, Any]]] | None
     calibration: dict[str, dict[str, Any]] | None
+    label_thresholds: dict[str, Any] | None
     gaps: GapsView | None
     pictures: list[str]
 

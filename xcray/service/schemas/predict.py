@@ -64,6 +64,7 @@ class PredictRequest(Strict):
     )
     min_score: float | None = declared_field(ThresholdOptions, "min_score")
     min_probability: float | None = declared_field(ThresholdOptions, "min_probability")
+    label_thresholds: bool = declared_field(ThresholdOptions, "label_thresholds")
     deadline_ms: float | None = Field(
         None,
         gt=0,

@@ -193,6 +193,15 @@ def split_rows(X: CSR, train_rows: CSR | None, seed: int) -> tuple[Int64, int, A
     X: held-out rows, split by a hash of each row's content and `seed`, so that equal rows are on
     one side.
     """
+    rows, left_out, hashes = usable_rows(X, train_rows, seed)
+    return rows, left_out, hashes < np.uint64(FIT_SHARE * 2**64)
+
+
+def usable_rows(X: CSR, train_rows: CSR | None, seed: int) -> tuple[Int64, int, Any]:
+    """Return the rows that `train_rows` lacks, the number of others, and the hashes of the former.
+
+    The rows are (n,), ascending, at most MAX_ROWS; the hashes are (n,) uint64, see `split_rows`.
+    """
     hashes = _row_hashes(X, seed)
     in_training = (
         np.isin(hashes, _row_hashes(train_rows, seed))
@@ -201,11 +210,7 @@ def split_rows(X: CSR, train_rows: CSR | None, seed: int) -> tuple[Int64, int, A
     )
     rows = np.flatnonzero(~in_training)
     rows = np.sort(rows[np.argsort(_row_hashes(X, seed + 1)[rows], kind="stable")[:MAX_ROWS]])
-    return (
-        frozen(rows, np.int64),
-        int(in_training.sum()),
-        hashes[rows] < np.uint64(FIT_SHARE * 2**64),
-    )
+    return frozen(rows, np.int64), int(in_training.sum()), hashes[rows]
 
 
 def _row_hashes(X: CSR, seed: int) -> Any:

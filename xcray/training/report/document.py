@@ -20,10 +20,11 @@ def report_document(model: Model) -> dict[str, Any]:
     "params": of the solver. "training": entries of the report that are one value. "by_frequency":
     see `measures_by_frequency`, None if it was not measured. "calibration": per k the "ece" and the
     "groups" (rows, mean predicted probability, observed share) with and without ("_sigmoid")
-    calibration, None for other models. "gaps": "edges" (n + 1) and "counts" (n) of the duality gaps
-    of the labels with training rows, as shares of their null objectives, and the "eps" that was
-    requested; None if the solver has no certificates by label. "pictures": names of the pictures
-    that `xcray.training.report.pictures.model_picture` draws.
+    calibration, None for other models. "label_thresholds": how they were fitted, with the
+    "measures" of their decisions, or None. "gaps": "edges" (n + 1) and "counts" (n) of the duality
+    gaps of the labels with training rows, as shares of their null objectives, and the "eps" that
+    was requested; None if the solver has no certificates by label. "pictures": names of the
+    pictures that `xcray.training.report.pictures.model_picture` draws.
     """
     report = model.manifest["report"]
     return {
@@ -33,6 +34,7 @@ def report_document(model: Model) -> dict[str, Any]:
         },
         "by_frequency": report.get("by_frequency"),
         "calibration": model.calibration_report.get("report"),
+        "label_thresholds": model.manifest.get("label_thresholds"),
         "gaps": _gap_histogram(model),
         "pictures": picture_names(model),
     }

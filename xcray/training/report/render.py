@@ -59,7 +59,7 @@ def summarize_model(model: Model) -> dict[str, Any]:
     """
     manifest, table = model.manifest, model.label_table
     training = manifest["report"]
-    columns = label_columns(model)
+    columns, fitted = label_columns(model), manifest.get("label_thresholds")
     out: dict[str, Any] = {
         "name": model_title(model),
         **{
@@ -81,6 +81,7 @@ def summarize_model(model: Model) -> dict[str, Any]:
         "loosest": [],
         "timeline": None,
         **({"calibration": model.calibration_report} if model.calibration_report else {}),
+        **({"label_thresholds": fitted} if fitted else {}),
     }
     if table is not None:
         column_names = [
