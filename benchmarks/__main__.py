@@ -24,6 +24,7 @@ QUICK: Final = (  # with --quick, seconds each
     "search",
     "soak.corruption",
     "text",
+    "text.vectors",
     "training.auto",
     "training.certificates",
     "training.convergence",

@@ -83,10 +83,12 @@ def answers(labels: Any) -> TopK:
     return TopK(frozen(labels, np.int32), frozen(np.zeros(np.shape(labels)), np.float64))
 
 
-def with_measures(rows: list[dict[str, Any]], data: Dataset) -> list[dict[str, Any]]:
+def with_measures(
+    rows: list[dict[str, Any]], data: Dataset, reference: str = REFERENCE
+) -> list[dict[str, Any]]:
     """Return the rows of one set with the measures of their answers "top", and their differences.
 
-    Measures are in percent; differences are those to the row of REFERENCE.
+    Measures are in percent; differences are those to the row of the program `reference`.
     """
     measured = {}
     for row in rows:
@@ -99,8 +101,8 @@ def with_measures(rows: list[dict[str, Any]], data: Dataset) -> list[dict[str, A
         entry, drawn = measured[row["program"]]
         row |= {name: 100 * entry["measures"][name] for name in SHOWN if name in entry["measures"]}
         row["by_frequency"] = entry["by_frequency"]
-        if REFERENCE in measured and row["program"] != REFERENCE:
-            row["differences"] = compare_samples(entry, drawn, *measured[REFERENCE])
+        if reference in measured and row["program"] != reference:
+            row["differences"] = compare_samples(entry, drawn, *measured[reference])
     return rows
 
 
@@ -160,9 +162,10 @@ def xcray_row(those: Folders, program: str, train: Any) -> dict[str, Any]:
     return {"program": program, "top": top, "cpu_s": cpu, "selection": run.get("selection")}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]], reference: str = "--auto") -> str:
     """Return Markdown."""
-    names = ["set", "program", "C", *SHOWN, *(f"{name} - --auto" for name in COMPARED), "CPU s"]
+    compared = [f"{name} - {reference}" for name in COMPARED]
+    names = ["set", "program", "C", *SHOWN, *compared, "CPU s"]
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for row in rows:
         cells = [row["set"], row["program"], f"{row['C']:g}" if "C" in row else ""]

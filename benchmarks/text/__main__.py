@@ -1,16 +1,20 @@
 """What each text option gains: accuracy, processor time and model size, option after option.
 
 python -m benchmarks.text --data DIR [--sets cooking,gutenberg_lcsh,gnd_tibkat_text]
-    [--options default,stems,...] [--rows 0] [--part test]
+    [--options default,stems,...] [--rows 0] [--part test] [--peers omikuji_tree,...]
 
 DIR holds `gnd_tibkat_text/{train,dev}.jsonl.xz`, `cooking/cooking.stackexchange.txt.xz` (its last
 3,000 rows are tested), and `gutenberg_lcsh/docs.tsv.xz` (a fifth of the rows, by a hash of their
 number, is tested). Options add up: each line of `OPTIONS` has those before it. Measures count all
 true labels of a row, also those that do not occur in training. CPU is that of the build, which
-reads and analyses all texts, and of the training, with all threads. LinearSVC of scikit-learn, one
-against the rest on TfidfVectorizer's words and pairs (`sublinear_tf`, `min_df=2`), runs on sets of
-at most 1,000 labels. `--rows` limits the training rows. `--part validation` leaves a
-fifth of the training rows out and tests on them, to choose options; `--part test` is for figures.
+reads and analyses all texts, and of the training, with all threads. `--rows` limits the training
+rows. `--part validation` leaves a fifth of the training rows out and tests on them, to choose
+options; `--part test` is for figures.
+
+`--peers omikuji_tree,pecos_tree` trains programs of `benchmarks.peers` on the features of the last
+option, as `benchmarks.peers.accuracy` does, and on sets of at most 1,000 labels LinearSVC of
+scikit-learn, one label against the rest, on features of TfidfVectorizer. Their measures are of
+labels that occur in training.
 """
 
 from __future__ import annotations
@@ -24,22 +28,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from benchmarks.harness import run_benchmark
-from xcray import measures
-from xcray.arrays import TopK, frozen
+from benchmarks.text.peers import compare_peers
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.data.splits import HashSplit
 from xcray.data.text.fields import document
-from xcray.data.unseen import with_unseen
 from xcray.model.model import Model
 from xcray.training import TrainSpec, train
 
 KS: Final = (1, 5, 20)
 SHOWN: Final = ("P@1", "P@5", "nDCG@5", "F1@5", "nDCG@20", "recall@20")
-MAX_PEER_LABELS: Final = 1000
 COOKING_TEST: Final = 3000
 # name -> options of the build, and parameters of the solver; each has those before it
 OPTIONS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
@@ -164,48 +163,26 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-def measure_peer(data: Dataset, files: dict[str, Path], fields: list[str]) -> dict[str, Any]:
-    """Return the figures of scikit-learn on words and pairs."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.svm import LinearSVC
-
-    parts = {part: [*_rows(file)] for part, file in files.items()}
-    began = time.process_time()
-    maker = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
-    texts = {
-        part: [" ".join(row[each] for each in fields) for row in parts[part]] for part in parts
-    }
-    X, X_test = maker.fit_transform(texts["train"]), maker.transform(texts["test"])
-    scores = np.full((len(texts["test"]), data.n_labels), -np.inf)
-    for k in range(data.n_labels):
-        y = np.zeros(X.shape[0], bool)
-        y[data.train.YT.row(k)] = True
-        if 0 < y.sum() < len(y):
-            scores[:, k] = LinearSVC().fit(X, y).decision_function(X_test)
-    width = min(max(KS), data.n_labels)
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :width]
-    top = TopK(frozen(best, np.int32), frozen(np.take_along_axis(scores, best, 1), np.float64))
-    assert data.test is not None
-    truth, _ = with_unseen(data.test.Y, data.label_counts, data.test.unseen)
-    found = measures.evaluate(top, truth, ks=KS)
-    figures = {each: round(100 * found[each], 2) for each in SHOWN if each in found}
-    return {**figures, "features": X.shape[1], "cpu": round(time.process_time() - began, 1)}
-
-
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the figures of every set and option."""
     out: dict[str, Any] = {}
     for name in options.sets.split(","):
-        files, data = write_rows(name, options, folder), None
+        files, data, last = write_rows(name, options, folder), None, ""
         figures: dict[str, Any] = {}
         for option in options.options.split(","):
             if option == "fields" and SETS[name][2] is None:
                 continue
             figures[option], data = measure_option(name, option, files, folder)
+            last = option
             print(name, option, figures[option], flush=True)
-        if data is not None and data.n_labels <= MAX_PEER_LABELS:
-            figures["LinearSVC"] = measure_peer(data, files, SETS[name][1])
-            print(name, "LinearSVC", figures["LinearSVC"], flush=True)
+        if data is not None and options.peers:
+            texts = {
+                part: [" ".join(row[each] for each in SETS[name][1]) for row in _rows(file)]
+                for part, file in files.items()
+            }
+            env, cache = options.env or folder / "env", options.cache or folder / "cache"
+            model, peers = folder / f"{name}-{last}-model", options.peers.split(",")
+            figures["peers"] = compare_peers(data, model, texts, peers, env, cache)
         out[name] = figures
     return out
 
@@ -220,6 +197,9 @@ def main() -> None:
         options={"default": ",".join(OPTIONS)},
         rows={"type": int, "default": 0},
         part={"choices": ("validation", "test"), "default": "test"},
+        peers={"default": "", "help": "programs that read the features of the last option"},
+        env={"type": Path, "help": "the peers' environment; default: a temporary one"},
+        cache={"type": Path, "help": "keeps the runs of the peers; default: a temporary directory"},
     )
 
 
