@@ -24,7 +24,7 @@ from xcray.model.registry import Registry
 from xcray.plots.picture import Picture
 from xcray.service.app import create_app
 from xcray.service.datasets import histograms
-from xcray.service.routes.datasets import find_ready
+from xcray.service.routes.dataset_requests import find_ready
 from xcray.training.report.pictures import model_pictures
 from xcray.training.run import train
 from xcray.training.spec import TrainSpec

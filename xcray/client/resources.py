@@ -16,7 +16,7 @@ from xcray.api.job_replies import (
     OutputView,
     TimelineView,
 )
-from xcray.api.options import BatchOptions, JobOptions, TrainingOptions
+from xcray.api.options import BatchOptions, JobOptions, LocalPoolOptions, TrainingOptions
 from xcray.client.connection import Connection
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, Unavailable, excerpt
 from xcray.parameters import takes
@@ -79,6 +79,29 @@ class Datasets(Resource):
         return self._create(
             {"name": name, "format": format, "options": dict(options or {}), "uploads": uploads}
         )
+
+    def change(
+        self,
+        base: str,
+        *,
+        name: str,
+        format: str = "jsonl",
+        add: str | Path | None = None,
+        remove: str | Path | None = None,
+        relabel: str | Path | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> DatasetView:
+        """Build a data set from another one, with training rows added, removed and relabelled.
+
+        base: id or name. add: a file of rows, in `format`. remove, relabel: files as of `xcray data
+        delta`. Returns while the data set is BUILDING; see `wait`.
+        """
+        files = {"train": add, "remove": remove, "relabel": relabel}
+        uploads = {
+            part: self._upload(Path(file)) for part, file in files.items() if file is not None
+        }
+        named = {"name": name, "format": format, "base": base, "uploads": uploads}
+        return self._create({**named, "options": dict(options or {})})
 
     def build(
         self, name: str, format: str, options: Mapping[str, Any] | None = None
@@ -186,6 +209,27 @@ class Jobs(Resource):
         named = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {})}
         body = {**named, **options}
         return cast(JobView, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
+
+    @takes(LocalPoolOptions, JobOptions)
+    def update(
+        self,
+        version: str,
+        *,
+        dataset: str,
+        model: str | None = None,
+        idempotency_key: str | None = None,
+        **options: Any,
+    ) -> JobView:
+        """Submit an update of a version to a data set that was changed from its own.
+
+        version: name, name@alias or name:version. dataset: id or name. model: the name to publish
+        under, by default that of the version.
+        """
+        body = {"dataset": dataset, **options}
+        if model is not None:
+            body["model"] = model
+        path = f"/v1/models/{quote_reference(version)}:update"
+        return cast(JobView, self._connection.create(path, key=idempotency_key, body=body))
 
     @takes(TrainingOptions)
     def estimate(

@@ -62,6 +62,7 @@ from xcray.service.routes import (
     pictures,
     predict,
     solvers,
+    updates,
     versions,
 )
 from xcray.service.settings import Settings
@@ -249,6 +250,7 @@ def _build_app(
         (
             predict,
             batch,
+            updates,
             datasets,
             jobs,
             labels,

@@ -90,6 +90,7 @@ HEADERS_OF_STATUS: Final = {
 # Statuses of an operation in addition to those implied by its parameters and body.
 EXTRA_STATUSES: Final[dict[str, tuple[int, ...]]] = {
     "batch_submit": (404, 409, 507),
+    "updates_submit": (404, 409, 507),
     "datasets_create": (404, 409, 507),
     "datasets_delete": (409, 412),
     "datasets_histograms": (409,),
@@ -169,6 +170,7 @@ EXAMPLES: Final[dict[str, Any]] = {
         "top_k": 3,
     },
     "datasets_create": {"name": "pydocs", "format": "pydocs"},
+    "updates_submit": {"dataset": "pydocs-2"},
     "inference_infer": _INFERENCE,
     "inference_load": {},
     "inference_repository_index": {"ready": False},

@@ -32,7 +32,7 @@ inference_ready inference_repository_index inference_server inference_unload inf
 inference_version_ready jobs_labels jobs_delete jobs_events jobs_index jobs_logs jobs_resume jobs_show jobs_stop jobs_submit
 jobs_timeline keys_audit keys_create keys_index keys_revoke models_card models_delete_alias models_delete_set models_delete_version
 models_index models_put_set models_set_alias models_sets models_show models_show_set models_show_version predict_explain
-predict_predict
+predict_predict updates_submit
 """  # clients are generated from these names: add names, never rename one
 
 

@@ -29,6 +29,7 @@ NEEDS: Final[dict[str, str]] = {
     "POST /v1/models/{reference}:predict": "predict",
     "POST /v1/models/{reference}:explain": "predict",
     "POST /v1/models/{reference}:batchPredict": "submit",
+    "POST /v1/models/{reference}:update": "submit",
     "GET /v1/jobs/{job_id}/output": "read",
     "GET /v1/jobs/{job_id}/output/{file}": "read",
     "POST /v1/uploads": "submit",
@@ -210,6 +211,7 @@ def test_resources_of_another_tenant_are_not_found(app_setup: AppSetup, tmp_path
             "predict": {"instances": [{"text": "a"}]},
             "explain": {"instance": {"text": "a"}},
             "batchPredict": {"upload": upload, "format": "text"},
+            "update": {"dataset": data.id},
             "alias": {"version": 1},
             "set": {"labels": ["csv"]},
             "infer": {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.api.options import JobOptions, TrainingOptions
+from xcray.api.options import JobOptions, LocalPoolOptions, TrainingOptions
 from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
 from xcray.cli.terminal.declared_options import Options, with_options
@@ -39,6 +39,10 @@ app = typer.Typer(
 )
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
+KeyOption = Annotated[
+    str | None, typer.Option(help="Idempotency key; the same key returns the same job.")
+]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Wait and show the progress.")]
 
 
 @app.command()
@@ -52,10 +56,8 @@ def submit(
     param: ParameterOption = None,
     *,
     options: Options,
-    key: Annotated[
-        str | None, typer.Option(help="Idempotency key; the same key returns the same job.")
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Wait and show the progress.")] = False,
+    key: KeyOption = None,
+    watch: WatchOption = False,
     estimate: Annotated[
         bool,
         typer.Option(
@@ -73,9 +75,42 @@ def submit(
             print_estimate(client.jobs.estimate(**request), json)
             return
         job = client.jobs.submit(**request, idempotency_key=key)
-        if watch:
-            raise typer.Exit(follow(client, job["id"], json))
-    if json:
+        print_submitted(client, job, watch, json)
+
+
+@app.command()
+@with_options(LocalPoolOptions, JobOptions, server=True)
+def update(
+    version: Annotated[
+        str, typer.Argument(metavar="VERSION", help="Model: name, name@alias or name:version.")
+    ],
+    dataset: Annotated[
+        str,
+        typer.Option(help="Id or name of a data set that was changed from that of the version."),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="Name to publish under; default: that of the version.")
+    ] = None,
+    *,
+    options: Options,
+    key: KeyOption = None,
+    watch: WatchOption = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
+) -> None:
+    """Submit an update: only labels that the changed rows affect are solved again."""
+    with make_client(server) as client:
+        job = client.jobs.update(
+            version, dataset=dataset, model=model, idempotency_key=key, **options
+        )
+        print_submitted(client, job, watch, json)
+
+
+def print_submitted(client: Client, job: ClientJob, watch: bool, as_json: bool) -> None:
+    """Print a submitted job, or follow it to its end. Raises Exit."""
+    if watch:
+        raise typer.Exit(follow(client, job["id"], as_json))
+    if as_json:
         output.print_json(job)
     else:
         output.print_line(f"{job['id']} {job['status']}; xcray jobs watch {job['id']}")

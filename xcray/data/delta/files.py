@@ -25,13 +25,14 @@ def delta_from_files(
     remove: Path | None = None,
     relabel: Path | None = None,
     options: Mapping[str, Any] | None = None,
+    name: str | None = None,
 ) -> Dataset:
     """Publish a changed data set at `out`, from files of changes.
 
     add: rows in a format of `build`, by default that of the suffix, read with the features of the
     base. remove: one row per line: its id, if the base was built with `id_field`, else its number
     among the training rows, from 0. relabel: JSON lines with "row" (the same) and "labels".
-    options: of reading `add`. Raises as `make_delta` and `build`.
+    options: of reading `add`. name: as for `make_delta`. Raises as `make_delta` and `build`.
     """
     data = Dataset.open(base)
     find = _RowFinder(data)
@@ -41,7 +42,7 @@ def delta_from_files(
         row, labels = _read_relabelling(line)
         relabelled |= dict.fromkeys(find.rows(row), labels)
     if add is None:
-        return make_delta(data, out, remove=removed, relabel=relabelled)
+        return make_delta(data, out, remove=removed, relabel=relabelled, name=name)
     format = format or add.name.removesuffix(".xz").removesuffix(".gz").rpartition(".")[2]
     if format not in FORMATS or format in GENERATED_FORMATS:
         raise ParameterError(f"the format of {add.name} is not known: give --format")
@@ -57,6 +58,7 @@ def delta_from_files(
             add=build(format, {"train": add}, Path(folder, "added"), how),
             remove=removed,
             relabel=relabelled,
+            name=name,
         )
 
 

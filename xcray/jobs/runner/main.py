@@ -19,6 +19,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ from xcray.system.processes import lower_priority
 from xcray.telemetry import tracing
 from xcray.telemetry.logging import LogContext, configure_runner_logging
 from xcray.training import TrainResult, TrainSpec, train
+from xcray.training.edit.apply import EditOptions
+from xcray.training.edit.update import update_model
 from xcray.workers.pool import StopFlag
 
 LOG: Final = logging.getLogger(__name__)
@@ -169,7 +172,8 @@ class _Attempt:
 
     def _train_and_publish(self, training: TrainFunction) -> dict[str, Any]:
         """Train, publish the model, and return the job's result."""
-        spec = TrainSpec.from_dict(self._work_spec())
+        values = self._work_spec()
+        solve = self._update if "update" in values else partial(self._train, training)
         publisher = Publisher(
             self.folder / PUBLISH_FOLDER,
             self._registry(),
@@ -181,15 +185,7 @@ class _Attempt:
             LOG.info("an earlier attempt has published version %d", published["version"])
             return published
         staged = publisher.staging_path(self.job.attempt)
-        trained = training(
-            spec,
-            run_dir=self.folder,
-            out=staged,
-            progress=self.monitor.report_progress,
-            stop=self.monitor.stop_flag,
-            job=self.job.id,
-            exclusive=False,
-        )
+        trained = solve(values, staged)
         outcome = Outcome(trained.sha256, trained.measures, shorten_report(trained.report))
         result = publisher.publish(
             trained.model_path, outcome, self.job.attempt, self.monitor.commit
@@ -197,6 +193,29 @@ class _Attempt:
         # Logged before the job ends, so that its log is complete then.
         LOG.info("published %s version %d", result["model"], result["version"])
         return result
+
+    def _train(self, training: TrainFunction, values: dict[str, Any], out: Path) -> TrainResult:
+        """Train, and return the result."""
+        return training(
+            TrainSpec.from_dict(values),
+            run_dir=self.folder,
+            out=out,
+            progress=self.monitor.report_progress,
+            stop=self.monitor.stop_flag,
+            job=self.job.id,
+            exclusive=False,
+        )
+
+    def _update(self, values: dict[str, Any], out: Path) -> TrainResult:
+        """Update a model to changed rows, and return the result."""
+        options = EditOptions(
+            pool=values["pool"],
+            workers=values["workers"],
+            run_dir=self.folder,
+            progress=self.monitor.report_progress,
+            stop=self.monitor.stop_flag,
+        )
+        return update_model(values["update"], values["dataset"], out, options, evaluate=True)
 
     def _predict_and_publish(self) -> dict[str, Any]:
         """Predict, publish the results, and return the job's result."""

@@ -26,7 +26,6 @@ from xcray.jobs.job import DatasetRecord, new_id
 from xcray.jobs.store.datasets import DatasetTable
 from xcray.jobs.supervision.election import AlwaysLeader, Leadership
 from xcray.service import constants
-from xcray.service.datasets.ingest import VOCABULARY
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
@@ -49,7 +48,10 @@ STALE_SECONDS = 600.0  # age after which an incomplete request is considered lef
 
 
 class NewDataset(NamedTuple):
-    """A requested data set. key, digest: idempotency key and digest of the request."""
+    """A requested data set.
+
+    key, digest: idempotency key and digest of the request. base: the data set that it changes.
+    """
 
     tenant: str
     name: str
@@ -57,6 +59,7 @@ class NewDataset(NamedTuple):
     options: Mapping[str, Any]
     key: str | None
     digest: str | None
+    base: str | None = None
 
 
 class Builder:
@@ -118,6 +121,7 @@ class Builder:
             "name": new.name,
             "format": new.format,
             "options": dict(new.options),
+            "base": new.base,
             "sources": {part: str(path) for part, path in moved.items()},
             "target": str(self._home.dataset(dataset_id)),
             "limits": {
@@ -296,8 +300,8 @@ class Builder:
 
 
 def _source_name(part: str, format: str, path: Path) -> str:
-    """Return the name of an upload in a build; the content of a vocabulary decides its format."""
-    kind = "" if part == VOCABULARY else f".{format}"
+    """Return the name of an upload in a build; the content of others decides their format."""
+    kind = f".{format}" if part in ("train", "test") else ""
     return part + kind + compressed_suffix(path)
 
 

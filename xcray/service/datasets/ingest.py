@@ -18,6 +18,7 @@ from typing import Any
 
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.data.delta.files import delta_from_files
 from xcray.data.label_texts import read_label_texts, set_label_texts
 from xcray.errors import Conflict, XcrayError
 from xcray.service.datasets.statistics import statistics
@@ -46,9 +47,8 @@ def run_build(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     vocabulary = sources.pop(VOCABULARY, None)
     try:
         texts = None if vocabulary is None else read_label_texts(vocabulary)
-        options = BuildOptions.from_dict({**request["options"], "name": request["name"]})
         try:
-            dataset = build(request["format"], sources, target, options)
+            dataset = _build(request, sources, target)
         except Conflict:  # published by an attempt that died before it wrote its outcome
             dataset = Dataset.open(target, verify=texts is None)
         if texts is not None:
@@ -67,6 +67,23 @@ def run_build(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             "internal error, not caused by your file; the server log has details",
         )
     return {"stats": statistics(dataset)}
+
+
+def _build(request: Mapping[str, Any], sources: dict[str, Path], target: Path) -> Dataset:
+    """Build the data set from its files, or from the changes of another one."""
+    name, format, options = (request[key] for key in ("name", "format", "options"))
+    if request.get("base") is None:
+        return build(format, sources, target, BuildOptions.from_dict({**options, "name": name}))
+    return delta_from_files(
+        request["base"],
+        target,
+        add=sources.get("train"),
+        format=format,
+        remove=sources.get("remove"),
+        relabel=sources.get("relabel"),
+        options=options,
+        name=name,
+    )
 
 
 def _problem_outcome(code: str, message: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ ACTIONS: Final[dict[tuple[str, str], str]] = {
     ("DELETE", "/v1/datasets/{dataset_id}"): "dataset.delete",
     ("POST", "/v1/jobs"): "job.submit",
     ("POST", "/v1/models/{reference}:batchPredict"): "job.submit",
+    ("POST", "/v1/models/{reference}:update"): "job.submit",
     ("POST", f"{_JOB}/stop"): "job.stop",
     ("POST", "/v1/jobs:stop"): "job.stop_all",
     ("POST", f"{_JOB}/resume"): "job.resume",

@@ -9,11 +9,16 @@ from typing import Any
 from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
 from xcray.errors import (
+    Conflict,
     InputError,
+    NotFound,
     ParameterError,
     Refused,
+    excerpt,
+    suggestion,
 )
 from xcray.jobs.job import DatasetRecord, body_digest, new_id
+from xcray.jobs.store.paging import all_rows
 from xcray.service.app_state import AppState
 from xcray.service.datasets import builds as building
 from xcray.service.datasets.builds import NewDataset
@@ -56,9 +61,12 @@ def accept_request(
     existing = app_state.store.datasets.find_by_key(tenant, key, digest)
     if existing is not None:  # a repeated request: its uploads are already used
         return existing, False
-    new = NewDataset(tenant, body.name, body.format, check_options(body.options), key, digest)
+    base = None if body.base is None else find_ready(app_state, tenant, body.base).path
+    new = NewDataset(tenant, body.name, body.format, check_options(body.options), key, digest, base)
+    if base is not None and (body.path or body.uri):
+        raise ParameterError("send the changes of a `base` as uploads", code="FORMAT")
     if body.format in GENERATED_FORMATS:
-        if body.uploads or body.path or body.uri:
+        if body.uploads or body.path or body.uri or base:
             raise ParameterError(
                 f"format {body.format} takes neither uploads nor a path", code="FORMAT"
             )
@@ -70,24 +78,28 @@ def accept_request(
         if body.format == "dataset":
             return register_folder(app_state, new, path)
         return accept_upload(app_state, new, {"train": path}, take=False)
+    uploads = {str(part): upload_id for part, upload_id in (body.uploads or {}).items()}
+    needed, allowed = {"train"}, {"train", "test", "labels"}
+    if base is not None:
+        needed, allowed = set(), {"train", "remove", "relabel"}
     if (
-        body.uploads is None
-        or "train" not in body.uploads
+        not uploads
+        or not needed <= set(uploads) <= allowed
         or body.path is not None
         or body.format not in UPLOAD_FORMATS
     ):
         raise ParameterError(
-            f"format {body.format} needs uploads {{'train': id}} from POST /v1/uploads, or a path",
+            f"format {body.format} needs uploads {{'train': id}} from POST /v1/uploads, or a path; "
+            "`remove` and `relabel` change a `base`",
             code="FORMAT",
         )
     sources = {
-        str(part): app_state.uploads.path(upload_id, tenant)
-        for part, upload_id in body.uploads.items()
+        part: app_state.uploads.path(upload_id, tenant) for part, upload_id in uploads.items()
     }
     if len(set(sources.values())) < len(sources):
         raise ParameterError("two parts are the same upload: send one file each", code="FORMAT")
     record, created = accept_upload(app_state, new, sources)
-    for upload_id in body.uploads.values():
+    for upload_id in uploads.values():
         app_state.uploads.remove(upload_id)
     return record, created
 
@@ -144,6 +156,50 @@ def register_folder(app_state: AppState, new: NewDataset, path: Path) -> tuple[D
         digest=new.digest,
     )
     return record, record.id == dataset_id
+
+
+def require_ready(record: DatasetRecord, reference: str) -> None:
+    """Raise Conflict unless a data set is READY."""
+    if record.status != building.READY:
+        building_now = record.status == building.BUILDING
+        fix = (
+            "wait until it is READY"
+            if building_now
+            else f"see GET /v1/datasets/{record.id} for the reason"
+        )
+        raise Conflict(
+            f"data set {reference} is {record.status}: {fix}",
+            code="DATASET_NOT_READY",
+            dataset=record.id,
+        )
+
+
+def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecord:
+    """Return a data set by id, or the newest one of a name whose build has not failed.
+
+    Raises NotFound, or Conflict if it is not READY: an older one of that name is not taken instead.
+    """
+    records = list(all_rows(app_state.store.datasets.list_page, tenant))
+    candidates = [record for record in records if record.name == reference] or [
+        record for record in records if record.id == reference
+    ]
+    if not candidates:
+        similar = suggestion(reference, [record.name for record in records])
+        raise NotFound(
+            f"there is no data set {excerpt(reference)!r}"
+            f"{similar or ': GET /v1/datasets lists them'}"
+        )
+    usable = [record for record in candidates if record.status != building.FAILED] or candidates
+    ready = next((each for each in usable if each.status == building.READY), usable[0])
+    if ready is not usable[0]:
+        raise Conflict(
+            f"data set {usable[0].id} of the name {reference} is {usable[0].status}: wait until it "
+            f"is READY, or give the id of an older one, {ready.id}",
+            code="DATASET_NOT_READY",
+            dataset=usable[0].id,
+        )
+    require_ready(ready, reference)
+    return ready
 
 
 def check_quota(app_state: AppState, tenant: str) -> None:

@@ -13,14 +13,10 @@ from xcray.api.job_replies import DatasetView
 from xcray.data.dataset import Dataset
 from xcray.errors import (
     Conflict,
-    NotFound,
     ParameterError,
-    excerpt,
-    suggestion,
 )
 from xcray.jobs.job import DatasetRecord, body_digest
 from xcray.jobs.store.jobs import JobFilter
-from xcray.jobs.store.paging import all_rows
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets import builds as building
 from xcray.service.datasets.histograms import dataset_histograms
@@ -42,6 +38,7 @@ from xcray.service.routes.dataset_requests import (
     accept_received,
     accept_request,
     check_options,
+    require_ready,
 )
 from xcray.service.schemas.base import SHA256_PATTERN
 from xcray.service.schemas.datasets import (
@@ -206,53 +203,9 @@ async def delete(
         await asyncio.to_thread(shutil.rmtree, record.path, True)
 
 
-def require_ready(record: DatasetRecord, reference: str) -> None:
-    """Raise Conflict unless a data set is READY."""
-    if record.status != building.READY:
-        building_now = record.status == building.BUILDING
-        fix = (
-            "wait until it is READY"
-            if building_now
-            else f"see GET /v1/datasets/{record.id} for the reason"
-        )
-        raise Conflict(
-            f"data set {reference} is {record.status}: {fix}",
-            code="DATASET_NOT_READY",
-            dataset=record.id,
-        )
-
-
 def dataset_fields(record: DatasetRecord) -> dict[str, Any]:
     """Return a record as described by `DatasetView`, without its path."""
     return {name: getattr(record, name) for name in DatasetView.__annotations__}
-
-
-def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecord:
-    """Return a data set by id, or the newest one of a name whose build has not failed.
-
-    Raises NotFound, or Conflict if it is not READY: an older one of that name is not taken instead.
-    """
-    records = list(all_rows(app_state.store.datasets.list_page, tenant))
-    candidates = [record for record in records if record.name == reference] or [
-        record for record in records if record.id == reference
-    ]
-    if not candidates:
-        similar = suggestion(reference, [record.name for record in records])
-        raise NotFound(
-            f"there is no data set {excerpt(reference)!r}"
-            f"{similar or ': GET /v1/datasets lists them'}"
-        )
-    usable = [record for record in candidates if record.status != building.FAILED] or candidates
-    ready = next((each for each in usable if each.status == building.READY), usable[0])
-    if ready is not usable[0]:
-        raise Conflict(
-            f"data set {usable[0].id} of the name {reference} is {usable[0].status}: wait until it "
-            f"is READY, or give the id of an older one, {ready.id}",
-            code="DATASET_NOT_READY",
-            dataset=usable[0].id,
-        )
-    require_ready(ready, reference)
-    return ready
 
 
 async def _from_body(

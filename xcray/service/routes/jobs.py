@@ -34,7 +34,7 @@ from xcray.service.http.etags import (
 )
 from xcray.service.http.idempotency import IdempotencyKey, replay_response
 from xcray.service.observability import log_tail as log_pages
-from xcray.service.routes.datasets import find_ready
+from xcray.service.routes.dataset_requests import find_ready
 from xcray.service.routes.job_replies import (
     job_fields,
     job_reply,

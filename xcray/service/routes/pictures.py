@@ -15,7 +15,7 @@ from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets.histograms import dataset_picture
 from xcray.service.http.auth import ModelReader, Reader
 from xcray.service.http.etags import IfNoneMatch, reply
-from xcray.service.routes.datasets import require_ready
+from xcray.service.routes.dataset_requests import require_ready
 from xcray.service.routes.job_replies import job_timeline
 from xcray.training.report.pictures import MAX_BATCHES, model_picture
 from xcray.training.report.timeline import describe_timeline, timeline_document

@@ -40,10 +40,17 @@ class DatasetRequest(Strict):
         "dataset",
     ]
     options: dict[str, Any] = Field(default_factory=dict)
-    uploads: dict[Literal["train", "test", "labels"], UploadId] | None = Field(
+    uploads: dict[Literal["train", "test", "labels", "remove", "relabel"], UploadId] | None = Field(
         None,
         description="Ids from POST /v1/uploads. `labels`: a vocabulary with the names of the "
-        "labels, JSON lines with `id` and `name`, or lines of an id, a tab and a name.",
+        "labels, JSON lines with `id` and `name`, or lines of an id, a tab and a name. With "
+        "`base`: `train` has rows to add, `remove` and `relabel` rows as for `xcray data delta`.",
+    )
+    base: str | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="Id or name of a data set whose training rows are changed by the uploads.",
     )
     path: str | None = Field(
         None,

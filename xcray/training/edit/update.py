@@ -55,23 +55,26 @@ def update_model(
     errors of `xcray.training.train`.
     """
     check_output_path(out)
-    old = Model.open(model)
-    old.require_linear()
-    if old.groups is not None:
-        raise ParameterError("a model with label groups cannot be updated: train it again")
-    data = open_verified(dataset)
-    check_features(old, data)
-    lineage = _check_lineage(old, data)
+    old, data = Model.open(model), open_verified(dataset)
+    lineage = check_update(old, data)
     options = options or EditOptions()
     change = plan_update(old, data, lineage, options)
     return apply_change(old, data, out, change._replace(evaluate=evaluate), options)
 
 
+def check_update(old: Model, data: Dataset) -> Lineage:
+    """Return where the rows of a changed data set come from; errors as of `update_model`."""
+    old.require_linear()
+    if old.groups is not None:
+        raise ParameterError("a model with label groups cannot be updated: train it again")
+    make_solver(old.manifest["solver"], old.manifest["params"]).check_updatable()
+    check_features(old, data)
+    return _check_lineage(old, data)
+
+
 def plan_update(old: Model, data: Dataset, lineage: Lineage, options: EditOptions) -> LabelChange:
     """Decide which labels are solved: the bounds of all others hold on the changed rows."""
-    created = make_solver(old.manifest["solver"], old.manifest["params"])
-    created.check_updatable()
-    solver = cast("UpdatableSolver", created)
+    solver = cast("UpdatableSolver", make_solver(old.manifest["solver"], old.manifest["params"]))
     train, K = data.train, old.n_labels
     state = solver.load(train.X, train.XT, train.YT, train.weights)
     before = _read_records(old)

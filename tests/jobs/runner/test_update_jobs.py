@@ -1,0 +1,118 @@
+"""Updates over REST: a data set changed by uploads, and a job that updates a version to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.live_service import LABELS, TEXTS, serving, settings_for
+from xcray.client import Client
+from xcray.data.dataset import Dataset
+from xcray.errors import InputError, ParameterError
+from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.runner.monitor import MonitorOptions
+from xcray.jobs.states import SUCCEEDED
+from xcray.model.model import Model
+from xcray.model.registry import Registry
+from xcray.service.app import create_app
+from xcray.service.app_state import AppState
+from xcray.training.edit.apply import EditOptions
+from xcray.training.edit.update import update_model
+
+PATIENT = MonitorOptions(
+    lease_seconds=600.0, heartbeat_seconds=0.05, report_seconds=0.02, stop_grace_seconds=600.0
+)
+
+
+class ServerSetup(NamedTuple):
+    """A served app and a client; jobs run only when the test runs them."""
+
+    app_state: AppState
+    client: Client
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSetup]:
+    app = create_app(settings_for(tmp_path_factory.mktemp("updates") / "home", pool="serial"))
+    with serving(app) as url, Client(url) as client:
+        yield ServerSetup(app.state.app_state, client)
+
+
+def run_next(server: ServerSetup) -> str:
+    """Run the pending job in this process and return its new status."""
+    store = server.app_state.store
+    job = store.attempts.claim("test", lease_seconds=600)
+    assert job is not None
+    return run_attempt(store, server.app_state.home, job.id, job.attempt, options=PATIENT)
+
+
+def write_rows(path: Path, rows: list[tuple[str, str, str]]) -> Path:
+    """Write rows of an id, a text and a label as JSON lines."""
+    keys = ("id", "text", "labels")
+    path.write_text(
+        "".join(
+            json.dumps(dict(zip(keys, (*row[:2], [row[2]]), strict=True))) + "\n" for row in rows
+        )
+    )
+    return path
+
+
+class Killed(BaseException):
+    """Stands in for the death of the process."""
+
+
+def test_a_version_is_updated_to_a_changed_data_set(
+    server: ServerSetup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that dies before it publishes leaves its work; `update_model` gives the same."""
+    client, state = server.client, server.app_state
+    examples = zip(TEXTS * 6, LABELS * 6, strict=True)
+    rows = [(f"r{i}", f"{text} {i % 3}", label) for i, (text, label) in enumerate(examples)]
+    file, test = write_rows(tmp_path / "rows", rows), write_rows(tmp_path / "test", rows[:5])
+    base = client.datasets.upload(
+        file, name="docs", format="jsonl", test=test, options={"id_field": "id"}
+    )
+    client.datasets.wait(base["id"], seconds=120)
+    client.jobs.submit(dataset="docs", model="docs", keep_duals=True)
+    assert run_next(server) == SUCCEEDED
+    (tmp_path / "ids").write_text("r0\n")
+    (tmp_path / "labels").write_text('{"row": "r1", "labels": ["csv"]}\n')
+    files = {"remove": tmp_path / "ids", "relabel": tmp_path / "labels"}
+    added = write_rows(tmp_path / "new", [("n1", "read a csv file again", "new")])
+    made = client.datasets.change("docs", name="docs-2", add=added, **files)
+    client.datasets.wait(made["id"], seconds=120)
+    path = state.store.datasets.get(made["id"], "default").path
+    data = Dataset.open(path)
+    assert (data.name, data.train.n_rows) == ("docs-2", len(rows))
+    with pytest.raises(InputError, match="not a changed one"):
+        client.jobs.update("docs", dataset="docs")
+    with pytest.raises(InputError, match="lam"):
+        client.jobs.update("docs", dataset="docs-2", lam=1.0)
+    with pytest.raises(ParameterError, match="remove"):
+        client.datasets.change("docs", name="x")
+    job = client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once")
+    assert client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once") == job
+    assert (job["kind"], job["spec"]["update"]) == ("train", "docs:1")
+    assert str(state.home.path) not in json.dumps(job)
+
+    def die(*_: object) -> int:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "publish", die)
+        with pytest.raises(Killed):
+            run_next(server)
+    state.store.attempts.mark_lost(job["id"], 1, max_attempts=9)
+    assert run_next(server) == SUCCEEDED
+    result = client.jobs.get(job["id"])["result"]
+    assert result is not None
+    assert (result["version"], result["report"]["update"]["rows"]["relabelled"]) == (2, 1)
+    assert "P@1" in result["measures"]
+    old = state.registry.resolve("docs:1")
+    alone = update_model(old, path, tmp_path / "alone", EditOptions(pool="serial"))
+    assert alone.sha256 == result["sha256"]
+    assert Model.open(state.registry.resolve("docs")).duals is not None

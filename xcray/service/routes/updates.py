@@ -1,0 +1,98 @@
+"""Updates: a job that makes the next version of a model for a changed data set."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import Field
+
+from xcray.api.job_replies import JobView
+from xcray.api.options import JobOptions, LocalPoolOptions
+from xcray.data.dataset import Dataset
+from xcray.jobs.job import body_digest
+from xcray.jobs.store.jobs import JobSubmission
+from xcray.model.model import Model
+from xcray.service.app_state import app_state_of
+from xcray.service.http.auth import Submitter
+from xcray.service.http.body import json_body, openapi_body
+from xcray.service.http.idempotency import IdempotencyKey, replay_response
+from xcray.service.routes.dataset_requests import find_ready
+from xcray.service.routes.job_replies import submission_reply
+from xcray.service.schemas.base import Name, Strict
+from xcray.service.schemas.declared import declared_values, with_parameters
+from xcray.telemetry import tracing
+from xcray.training.edit.update import check_update
+
+router = APIRouter(tags=["jobs"])
+
+
+class ChangedRows(Strict):
+    """The changed data set, the name to publish under, and where the work runs."""
+
+    dataset: str = Field(
+        min_length=1,
+        max_length=64,
+        description="Id or name of a data set whose `base` is the data set of the version.",
+    )
+    model: Name | None = Field(
+        None, description="Name under which the model is published; default: that of the version."
+    )
+
+
+UpdateRequest = with_parameters("UpdateRequest", ChangedRows, LocalPoolOptions, JobOptions)
+
+
+@router.post(
+    "/v1/models/{reference:modelref}:update",
+    status_code=201,
+    openapi_extra=openapi_body(UpdateRequest),
+    responses=replay_response(JobView),
+    response_model=JobView,
+)
+def submit(
+    request: Request,
+    caller: Submitter,
+    reference: str,
+    body: Annotated[ChangedRows, Depends(json_body(UpdateRequest))],
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Queue an update of the version that `reference` currently resolves to.
+
+    Only labels whose certificate the changed rows break are solved again. The job is of kind train,
+    with `update` in its spec. With an Idempotency-Key, sending the same request again returns the
+    same job (200), and another body is refused (409).
+    """
+    app_state = app_state_of(request)
+    digest = body_digest({"update": reference, **body.model_dump(mode="json", exclude_unset=True)})
+    job, created = app_state.store.jobs.find_by_key(caller.tenant, idempotency_key, digest), False
+    if job is None:
+        record = find_ready(app_state, caller.tenant, body.dataset)
+        registry = app_state.registry_of(caller.tenant)
+        name, version = registry.resolve_version(reference)
+        old = Model.open(registry.resolve(f"{name}:{version}"), verify=False)
+        check_update(old, Dataset.open(record.path))
+        spec: dict[str, Any] = {
+            "dataset": record.path,
+            "dataset_id": record.id,
+            **{key: old.manifest[key] for key in ("solver", "params")},
+            "name": body.model or name,
+            "pool": "threads",
+            "workers": 0,
+            **declared_values(body, LocalPoolOptions),
+            "update": str(old.path),
+            "shown": {"update": f"{name}:{version}"},
+            **tracing.trace_headers(),
+        }
+        submission = JobSubmission(
+            spec,
+            tenant=caller.tenant,
+            idempotency_key=idempotency_key,
+            digest=digest,
+            key_id=caller.key_id,
+            model=spec["name"],
+            dataset_id=record.id,
+            **{"name": spec["name"], **declared_values(body, JobOptions)},
+        )
+        job, created = app_state.store.jobs.submit(submission, max_queued=caller.limits.max_queued)
+    return submission_reply(request, job, created)
