@@ -17,8 +17,9 @@ import httpx
 from xcray.api.job_replies import Ready, SolverView
 from xcray.api.model_replies import ExplainReply, PredictReply
 from xcray.client.connection import Connection
+from xcray.client.datasets import Datasets
 from xcray.client.models import Models
-from xcray.client.resources import Datasets, Jobs, quote_reference
+from xcray.client.resources import Jobs, quote_reference
 
 __all__ = ["Client"]
 

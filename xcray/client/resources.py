@@ -1,4 +1,4 @@
-"""Data sets and jobs of the API: one class per resource, one method per path."""
+"""Jobs of the API: one class per resource, one method per path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Final, cast
 from urllib.parse import quote
 
 from xcray.api.job_replies import (
-    DatasetView,
     EstimateView,
     EventInfo,
     JobView,
@@ -18,7 +17,7 @@ from xcray.api.job_replies import (
 )
 from xcray.api.options import BatchOptions, JobOptions, LocalPoolOptions, TrainingOptions
 from xcray.client.connection import Connection
-from xcray.errors import Conflict, Corrupt, InputError, NotFound, Unavailable, excerpt
+from xcray.errors import Conflict, Corrupt, InputError, NotFound, excerpt
 from xcray.parameters import takes
 from xcray.storage.atomic import (
     create_staging_directory,
@@ -52,135 +51,6 @@ class Resource:
             token = page.get("next_page_token")
             if token is None:
                 return
-
-
-class Datasets(Resource):
-    """/v1/datasets."""
-
-    def upload(
-        self,
-        path: str | Path,
-        *,
-        name: str,
-        format: str,
-        test: str | Path | None = None,
-        labels: str | Path | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> DatasetView:
-        """Upload a file (svmlight, xc, jsonl, csv, tsv or fasttext) and build a data set from it.
-
-        test: a file of held-out rows. labels: a vocabulary with the names of labels. Returns while
-        the data set is BUILDING; see `wait`.
-        """
-        files = {"train": path, "test": test, "labels": labels}
-        uploads = {
-            part: self._upload(Path(file)) for part, file in files.items() if file is not None
-        }
-        return self._create(
-            {"name": name, "format": format, "options": dict(options or {}), "uploads": uploads}
-        )
-
-    def change(
-        self,
-        base: str,
-        *,
-        name: str,
-        format: str = "jsonl",
-        add: str | Path | None = None,
-        remove: str | Path | None = None,
-        relabel: str | Path | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> DatasetView:
-        """Build a data set from another one, with training rows added, removed and relabelled.
-
-        base: id or name. add: a file of rows, in `format`. remove, relabel: files as of `xcray data
-        delta`. Returns while the data set is BUILDING; see `wait`.
-        """
-        files = {"train": add, "remove": remove, "relabel": relabel}
-        uploads = {
-            part: self._upload(Path(file)) for part, file in files.items() if file is not None
-        }
-        named = {"name": name, "format": format, "base": base, "uploads": uploads}
-        return self._create({**named, "options": dict(options or {})})
-
-    def build(
-        self, name: str, format: str, options: Mapping[str, Any] | None = None
-    ) -> DatasetView:
-        """Build a data set that needs no file: pydocs or synthetic."""
-        return self._create({"name": name, "format": format, "options": dict(options or {})})
-
-    def register(
-        self,
-        path: str | Path,
-        *,
-        name: str,
-        format: str = "dataset",
-        options: Mapping[str, Any] | None = None,
-    ) -> DatasetView:
-        """Build a data set from a file or directory on the server.
-
-        The path must be below a folder that the operator allows.
-        """
-        return self._create(
-            {"name": name, "format": format, "options": dict(options or {}), "path": str(path)}
-        )
-
-    def list(self) -> Iterator[DatasetView]:
-        """Iterate over all data sets, newest first."""
-        return self._pages("/v1/datasets", "datasets")
-
-    def get(self, dataset_id: str) -> DatasetView:
-        """Return one data set."""
-        return cast(
-            DatasetView, self._connection.request("GET", f"/v1/datasets/{quote_part(dataset_id)}")
-        )
-
-    def wait(self, dataset_id: str, *, seconds: float = 3600.0) -> DatasetView:
-        """Wait until the data set is READY and return it.
-
-        Raises InputError with the first invalid line if it FAILED, Unavailable after `seconds`.
-        """
-        deadline, pause = time.monotonic() + seconds, 0.05
-        while True:
-            record = self.get(dataset_id)
-            if record["status"] == "READY":
-                return record
-            if record["status"] == "FAILED":
-                problem = record["stats"].get("problem", {})
-                details = {
-                    key: value
-                    for key, value in problem.items()
-                    if key not in ("message", "code", "hint")
-                }
-                message = problem.get("message", f"data set {dataset_id} FAILED")
-                raise InputError(
-                    message, code=problem.get("code"), hint=problem.get("hint"), **details
-                )
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"data set {dataset_id} is still {record['status']} after {seconds:g} s",
-                    code="TIMEOUT",
-                )
-            time.sleep(pause)
-            pause = min(1.0, pause * 1.5)
-
-    def histograms(self, dataset_id: str, examples: int = 5) -> dict[str, Any]:
-        """Return histograms of a READY data set, and at most 100 example rows per part."""
-        place = f"/v1/datasets/{quote_part(dataset_id)}/histograms"
-        return dict(self._connection.request("GET", place, query={"examples": examples}))
-
-    def picture(self, dataset_id: str, width: int = 960) -> str:
-        """Return the histograms of a READY data set as SVG. width: in pixels."""
-        place = f"/v1/datasets/{quote_part(dataset_id)}/picture"
-        return str(self._connection.request("GET", place, query={"width": width}))
-
-    def delete(self, dataset_id: str) -> None:
-        """Delete a data set."""
-        self._connection.request("DELETE", f"/v1/datasets/{quote_part(dataset_id)}")
-
-    def _create(self, body: Mapping[str, Any]) -> DatasetView:
-        """Send POST /v1/datasets."""
-        return cast(DatasetView, self._connection.create("/v1/datasets", body=body))
 
 
 FINAL_STATUSES: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})

@@ -17,18 +17,16 @@ from xcray.cli.terminal import output
 from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.progress import (
     Reporter,
-    format_duration,
     format_progress,
     make_reporter,
     progress_from_json,
 )
+from xcray.cli.training.estimate import print_server_estimate
 from xcray.cli.training.report import PictureOption, print_timeline
 from xcray.cli.training.train import ParameterOption, SolverOption, format_partial, print_measures
-from xcray.errors import Refused
 from xcray.system.units import parse_seconds
 
 if TYPE_CHECKING:
-    from xcray.api.job_replies import EstimateView
     from xcray.api.job_replies import JobView as ClientJob
     from xcray.client import Client
 
@@ -72,7 +70,7 @@ def submit(
     request["params"] = parse_solver_parameters(solver, param)
     with make_client(server) as client:
         if estimate:
-            print_estimate(client.jobs.estimate(**request), json)
+            print_server_estimate(client.jobs.estimate(**request), json)
             return
         job = client.jobs.submit(**request, idempotency_key=key)
         print_submitted(client, job, watch, json)
@@ -114,30 +112,6 @@ def print_submitted(client: Client, job: ClientJob, watch: bool, as_json: bool) 
         output.print_json(job)
     else:
         output.print_line(f"{job['id']} {job['status']}; xcray jobs watch {job['id']}")
-
-
-def print_estimate(estimate: EstimateView, as_json: bool) -> None:
-    """Print the estimate of a training. Raises Refused if it does not fit."""
-    if as_json:
-        output.print_json(estimate)
-    else:
-        size = output.format_bytes
-        available = (f"{size(free)} ({name})" for name, free in estimate["available_bytes"].items())
-        selection = estimate["selection_core_seconds"]
-        pairs = {
-            "workers": f"{estimate['workers']} of {size(estimate['worker_bytes'])}",
-            "memory": size(estimate["memory_bytes"]),
-            "available": ", ".join(available) or "unknown",
-            "mapped data": size(estimate["mapped_bytes"]),
-            "disk": f"{size(estimate['disk_bytes'])}, {size(estimate['disk_free_bytes'])} free",
-            "core time": format_duration(estimate["core_seconds"]),
-            "time": format_duration(estimate["seconds"]),
-        }
-        if selection is not None:
-            pairs["core time of --auto, at most"] = format_duration(selection)
-        output.print_pairs(pairs)
-    if estimate["problem"] is not None:
-        raise Refused(estimate["problem"])
 
 
 def parse_time(text: str | None) -> str | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.terminal.progress import format_duration
+from xcray.errors import Refused
+
+if TYPE_CHECKING:
+    from xcray.api.job_replies import EstimateView
 
 
 def print_values(spec: Any) -> None:
@@ -74,3 +78,27 @@ def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
         )
     check_fits(estimate, limits, run_dir, out)
     raise typer.Exit
+
+
+def print_server_estimate(estimate: EstimateView, as_json: bool) -> None:
+    """Print the estimate of a training on a server. Raises Refused if it does not fit."""
+    if as_json:
+        output.print_json(estimate)
+    else:
+        size = output.format_bytes
+        available = (f"{size(free)} ({name})" for name, free in estimate["available_bytes"].items())
+        selection = estimate["selection_core_seconds"]
+        pairs = {
+            "workers": f"{estimate['workers']} of {size(estimate['worker_bytes'])}",
+            "memory": size(estimate["memory_bytes"]),
+            "available": ", ".join(available) or "unknown",
+            "mapped data": size(estimate["mapped_bytes"]),
+            "disk": f"{size(estimate['disk_bytes'])}, {size(estimate['disk_free_bytes'])} free",
+            "core time": format_duration(estimate["core_seconds"]),
+            "time": format_duration(estimate["seconds"]),
+        }
+        if selection is not None:
+            pairs["core time of --auto, at most"] = format_duration(selection)
+        output.print_pairs(pairs)
+    if estimate["problem"] is not None:
+        raise Refused(estimate["problem"])
