@@ -178,7 +178,7 @@ def _error_class(*names: str) -> type[XcrayError]:
 
 
 def _status(places: list[Raised]) -> int | str:
-    """Return the HTTP status of a code, or - for what is no reply of the service."""
+    """Return the HTTP status of a code, or `-` for codes that no reply of the service has."""
     code, kind = places[0].code, places[0].kind
     numbers = {each: number for number, each in problems.CODE_OF_STATUS.items()}
     if code not in problems.STATUS_OF_CODE and (code in numbers or kind is XcrayError):
