@@ -18,7 +18,9 @@ from scipy.sparse import random
 from sklearn.svm import LinearSVC
 
 from tests.support.live_service import publish, serving, settings_for
+from tests.support.missing_tools import say
 from tests.support.printed import ROOT
+from tests.support.service_processes import no_jobs_left, process, read_process_file
 from xcray import Model, Predictor, TrainSpec, train
 from xcray.data.build import BuildOptions, build
 from xcray.model.registry import Registry
@@ -29,7 +31,7 @@ YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 # docs/add_a_solver.md is compared with tests/support/toy_solvers.
-PAGES = ("README.md", "docs/predicting.md", "docs/from_other_programs.md", "docs/ds-mlr.md")
+PAGES = ("README.md", "docs/predicting.md", "docs/coming_from.md", "docs/ds-mlr.md")
 
 
 def values_of(page: str, folder: Path) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def values_of(page: str, folder: Path) -> dict[str, Any]:
     Y = random(60, 5, 0.3, "csr", np.float32, random_state=2).ceil()
     if page == "docs/predicting.md":
         return predicting_values(folder)
-    if page == "docs/from_other_programs.md":
+    if page == "docs/coming_from.md":
         y, frame = np.arange(60) % 3, {"text": ["a red apple"], "labels": [["fruit"]]}
         names = [f"word{j}" for j in range(20)]
         return {"classifier": LinearSVC().fit(X, y), "names": names, "frame": pa.table(frame)}
@@ -132,3 +134,28 @@ def test_the_commands_of_a_tutorial_run_in_order(page: Path, tmp_path: Path) -> 
         shown += ran.stdout
     shown_words = {"own_csv": "paper", "cluster": "the same", "text_to_answers": "good rows"}
     assert shown_words[page.stem] in shown
+
+
+@pytest.mark.drill
+def test_the_lines_of_the_tour_with_curl_run_in_order(tmp_path: Path) -> None:
+    programs = {name: shutil.which(name) for name in ("bash", "curl", "jq")}
+    if missing := [name for name, path in programs.items() if path is None]:
+        say(", ".join(missing), "the lines of docs/tour_with_curl.md were only read by the parser")
+        return
+    text = (ROOT / "docs" / "tour_with_curl.md").read_text()
+    for name, content in FILE.findall(text):
+        (tmp_path / name).write_text(content)
+    lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+    assert sum(line.startswith("curl") for line in lines) > 12
+    home = tmp_path / "home"
+    with no_jobs_left(home), process(home, "serve") as child:
+        url = read_process_file(home, child, "serve")["url"]
+        script = "\n".join(["set -e -o pipefail", *lines]).replace("http://127.0.0.1:8000", url)
+        ran = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=500
+        )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr
+    assert ran.stdout.count('"status": "SUCCEEDED"') == 2  # a stream of events, and the job
+    assert '"exact": true' in ran.stdout
+    assert "questions-2/manifest.json" in ran.stdout
+    assert ran.stdout.rstrip().endswith("204")
