@@ -31,7 +31,14 @@ YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 # docs/add_a_solver.md is compared with tests/support/toy_solvers.
-PAGES = ("README.md", "docs/predicting.md", "docs/coming_from.md", "docs/ds-mlr.md")
+PAGES = (
+    "README.md",
+    "docs/coming_from.md",
+    "docs/ds-mlr.md",
+    "docs/measures.md",
+    "docs/predicting.md",
+    "docs/thresholds.md",
+)
 
 
 def values_of(page: str, folder: Path) -> dict[str, Any]:
