@@ -120,7 +120,7 @@ def certificate() -> str:
 
 
 def search() -> str:
-    """Draw bounds of labels beside the threshold of the k-th score."""
+    """Draw bounds of labels and the threshold of the k-th score."""
     bounds = (212, 196, 188, 150, 141, 133, 120, 104, 97, 90, 82, 70, 61, 50, 40, 31)
     parts = [
         box(

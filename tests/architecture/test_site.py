@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from docs import error_codes, hooks, reference
+from docs import drawings, error_codes, hooks, reference
 from tests.support.browser import browsing, chromium
 from tests.support.missing_tools import say
 from tests.support.printed import COMMANDS, sources
@@ -57,6 +57,13 @@ def test_every_error_code_has_a_cause_and_what_to_do() -> None:
     source = "".join(sources("xcray").values())
     codes = {*re.findall(r"\bcode=\"([A-Z0-9_]+)\"", source), *problems.STATUS_OF_CODE, *CODES}
     assert codes - {row[0] for row in rows} == set()
+
+
+@pytest.mark.parametrize("name", drawings.PICTURES)
+def test_a_drawing_is_that_of_its_script(name: str) -> None:
+    assert (drawings.FOLDER / name).read_text() == drawings.PICTURES[name](), (
+        "run python -m docs.drawings"
+    )
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,29 @@ def render_card(manifest: Mapping[str, Any]) -> str:
     )
 
 
+def render_card_file(manifest: Mapping[str, Any]) -> str:
+    """Return the card after the metadata that the Hugging Face hub reads (YAML), for a file.
+
+    Measures are those of the held-out rows of the data set with this content hash.
+    """
+    lines = ["---", "library_name: xcray", "tags: [extreme-classification, multi-label]"]
+    if manifest["text"]:
+        lines.append("pipeline_tag: text-classification")
+    measures = {name: value for name, value in manifest["measures"].items() if "@" in name}
+    if measures:
+        data = manifest["dataset_hash"]
+        lines += [
+            "model-index:",
+            f"- name: {manifest['solver']}",
+            "  results:",
+            "  - task: {type: text-classification}",
+            f'    dataset: {{type: xcray, name: "{data[:12]}", revision: "{data}"}}',
+            "    metrics:",
+            *(f'    - {{type: "{name}", value: {value:.6g}}}' for name, value in measures.items()),
+        ]
+    return "\n".join([*lines, "---", "", render_card(manifest)])
+
+
 def _certificate_rows(report: Mapping[str, Any], eps: Any) -> str:
     """Return table rows on the certified labels and their gap; "" if they were not recorded."""
     if "labels_certified" not in report or not isinstance(eps, float):

@@ -44,7 +44,7 @@ from xcray.index.search import SearchIndex
 from xcray.index.staged import Stage
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.model.calibration import CALIBRATION, Calibration
-from xcray.model.card import render_card
+from xcray.model.card import render_card_file
 from xcray.model.label_groups import read_groups
 from xcray.model.manifest import (
     BIAS,
@@ -214,7 +214,7 @@ class Staging:
             parts.ranker.save(self.path / RANKER)
         if parts.calibration is not None:
             parts.calibration.save(self.path / CALIBRATION)
-        write_bytes(self.path / CARD, render_card(manifest).encode())
+        write_bytes(self.path / CARD, render_card_file(manifest).encode())
         write_bytes(
             self.path / MANIFEST,
             seal_manifest({**manifest, "files": file_digests(self.path)}).encode(),

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from xcray.arrays import Float32
 from xcray.model.calibration import CALIBRATION, Calibration
-from xcray.model.card import render_card
+from xcray.model.card import render_card_file
 from xcray.model.directory import CARD, THRESHOLDS
 from xcray.model.manifest import MANIFEST, seal_manifest
 from xcray.model.model import Model
@@ -70,7 +70,7 @@ def with_files(
     staged = create_staging_directory(target)
     try:
         write(staged)
-        write_bytes(staged / CARD, render_card(manifest).encode())
+        write_bytes(staged / CARD, render_card_file(manifest).encode())
         digests = file_digests(staged)
         shared = {
             name: digest for name, digest in model.manifest["files"].items() if name not in digests

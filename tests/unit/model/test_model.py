@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 
 from tests.support.flat_models import write_fields
 from xcray.arrays import CSR, csr, csr_from, frozen
@@ -350,6 +351,19 @@ def test_directories_that_are_not_models(tmp_path: Path) -> None:
     for nowhere in (tmp_path / "nowhere", tmp_path / "manifest.json"):
         with pytest.raises(NotFound, match=r"manifest\.json"):
             Model.open(nowhere)
+
+
+def test_the_file_of_the_card_begins_with_metadata_for_the_hugging_face_hub(tmp_path: Path) -> None:
+    text_model(tmp_path / "m")
+    _, head, card = (tmp_path / "m" / "card.md").read_text().split("---\n", 2)
+    metadata = yaml.safe_load(head)
+    assert metadata["pipeline_tag"] == "text-classification"
+    (result,) = metadata["model-index"][0]["results"]
+    assert {"type": "P@1", "value": 0.625} in result["metrics"]
+    assert result["dataset"]["revision"] == "d" * 64
+    assert card.strip().startswith("# Model card")
+    write_fields(tmp_path / "bare", **parts(measures=None))
+    assert "model-index" not in (tmp_path / "bare" / "card.md").read_text()
 
 
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:

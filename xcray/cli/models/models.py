@@ -16,6 +16,7 @@ from xcray.cli.models.predict import ModelName, is_directory
 from xcray.cli.terminal import output
 from xcray.cli.training.train import format_percent, print_measures
 from xcray.errors import InputError, excerpt
+from xcray.model.card import render_card
 
 if TYPE_CHECKING:
     from xcray.model.diff import ModelDiff
@@ -323,7 +324,7 @@ def unload(
 def card(model: ModelName, server: ServerOption = None, json: output.JsonOption = False) -> None:
     """Show the model card, in Markdown."""
     if is_directory(model, server):
-        text = (open_model(model).path / "card.md").read_text(encoding="utf-8")
+        text = render_card(open_model(model).manifest)
     else:
         with make_client(server) as client:
             text = client.models.card(*locate_version(client, model))
