@@ -47,6 +47,8 @@ def values_of(page: str, folder: Path) -> dict[str, Any]:
     Y = random(60, 5, 0.3, "csr", np.float32, random_state=2).ceil()
     if page == "docs/predicting.md":
         return predicting_values(folder)
+    if page == "docs/thresholds.md":
+        predicting_values(folder)
     if page == "docs/coming_from.md":
         y, frame = np.arange(60) % 3, {"text": ["a red apple"], "labels": [["fruit"]]}
         names = [f"word{j}" for j in range(20)]
