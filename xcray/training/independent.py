@@ -77,6 +77,7 @@ class IndependentLabels(TrainingStrategy):
             workers=self.workers,
             probe_seconds=probe_seconds,
             cost_terms=self._cost_terms,
+            runner=self._label_runner(),
         )
 
     def weight_shares(self) -> Float64:

@@ -21,6 +21,7 @@ from xcray.errors import ParameterError, Refused
 from xcray.index.packed import BUFFER_BYTES
 from xcray.model.model import Model
 from xcray.solvers import SOLVERS, make_solver
+from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.arrow import read_table, write_table
 from xcray.system import memory
@@ -28,10 +29,11 @@ from xcray.system.units import format_bytes, parse_bytes
 from xcray.training import TrainSpec, train
 from xcray.training.block_store import BlockStore
 from xcray.training.capacity import monitor, preflight
-from xcray.training.capacity.label_probe import LabelWork, run_probe
+from xcray.training.capacity.label_probe import LabelWork, fit_costs, run_probe
 from xcray.training.capacity.monitor import ResourceMonitor
 from xcray.training.capacity.preflight import check_fits, estimate, memory_limits, merge_budget
 from xcray.training.capacity.worker_memory import entries_per_label, worker_bytes
+from xcray.training.label_groups.data import GROUP_EPS
 from xcray.training.strategies import estimate_training
 
 Usage = namedtuple("Usage", "total used free")
@@ -486,4 +488,29 @@ def test_a_probe_solves_labels_in_batches(middle: Dataset) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(solver), "solve", lambda _, *args: count(*args))
         rates = run_probe(solver, middle, LabelWork(labels, costs, costs), 100.0)
-    assert (rates.probed, sizes) == (30, [1, 12, 12, 6])
+    assert (rates.probed, sizes) == (30, [1, 7, 8, 8, 7])
+
+
+def test_labels_that_take_equally_long_are_not_estimated_by_their_rows() -> None:
+    """A label with a third of the expected work was taken to need a third of the time."""
+    expected = np.array([1.0, 2.0, 3.0, 6.0])
+    calls = np.column_stack([np.ones(4), expected, np.full(4, 5.0)])
+    assert fit_costs(calls) == (0.0, 5.0)
+    calls[:, 2] = 2.0 + 0.5 * expected
+    assert fit_costs(calls) == pytest.approx((0.5, 2.0))
+    calls[:, 2] = 0.5 * expected - 0.25  # no time per label is negative
+    assert fit_costs(calls) == pytest.approx((5.0 / 12.0, 0.0))
+
+
+def test_estimate_solves_groups_to_their_gap(middle: Dataset) -> None:
+    seen, solve = dict[int, float](), PPDSparseSolver.solve
+
+    def record(solver: PPDSparseSolver, state: object, labels: Int32, *rest: object) -> object:
+        seen.update(dict.fromkeys(labels.tolist(), solver.eps))
+        return solve(solver, state, labels, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PPDSparseSolver, "solve", record)
+        estimate_training(spec(middle, groups="5"), probe_seconds=100.0)
+    by_kind = {label >= middle.n_labels: eps for label, eps in seen.items()}
+    assert by_kind == {False: PPDSparseSolver().eps, True: GROUP_EPS}

@@ -34,6 +34,7 @@ from xcray.training.capacity.worker_memory import (
     split_sizes,
 )
 from xcray.training.spec import TrainSpec
+from xcray.workers.pool import TaskRunner
 
 MIB: Final = 1 << 20
 PROCESS_BYTES: Final = 116 * MIB  # a worker process: interpreter, libraries, compiled kernels
@@ -166,10 +167,12 @@ def estimate(
     workers: int,
     probe_seconds: float | None = None,
     cost_terms: Float64 | None = None,
+    runner: TaskRunner | None = None,
 ) -> Estimate:
     """Estimate a training of `labels` (n,) of a data set, including publishing all K labels.
 
-    cost_terms: the solver's `cost_terms`, if already computed. probe_seconds: approximate time
+    cost_terms: the solver's `cost_terms`, if already computed. runner: what solves the labels, if
+    not the solver. probe_seconds: approximate time
     limit of the probe, 0 for none. By default it is PROBE_SHARE of the expected time.
     """
     shape = training_shape(dataset, solver, cost_terms)
@@ -178,7 +181,9 @@ def estimate(
     work = LabelWork(labels, shape.seconds[labels], shape.weights[labels])
     default = min(MAX_PROBE_SECONDS, PROBE_SHARE * float(work.seconds.sum()))
     seconds = default if probe_seconds is None else probe_seconds
-    rates = run_probe(solver, dataset, work, seconds) if seconds > 0.0 else MeasuredRates()
+    rates = MeasuredRates()
+    if seconds > 0.0:
+        rates = run_probe(solver, dataset, work, seconds, runner)
     return estimate_from(spec, shape, solver, labels, workers, rates)
 
 
@@ -215,7 +220,7 @@ def estimate_from(
     K, place, seconds = shape.labels, worker_place(spec), shape.seconds[labels]
     lengths = np.minimum(rates.weight_ratio * shape.weights, shape.features)
     weights = int(lengths.sum())
-    core = float(seconds.sum()) * rates.time_ratio
+    core = float(seconds.sum()) * rates.time_ratio + len(labels) * rates.label_seconds
     sizes = (shape.rows, shape.features, shape.labels, shape.entries)
     worker, reserved = scratch_bytes(solver, sizes, shape.max_entries)
     worker += shape.needs.n_bytes + shape.needs.bytes_per_weight * weights
@@ -225,7 +230,7 @@ def estimate_from(
         IN_FLIGHT_BYTES * workers,
         shape.calibration_bytes,
     )
-    longest_label = float(seconds.max(initial=0.0)) * rates.time_ratio
+    longest_label = float(seconds.max(initial=0.0)) * rates.time_ratio + rates.label_seconds
     return Estimate(
         driver=CODE_BYTES
         + DRIVER_BYTES_PER_LABEL * K
