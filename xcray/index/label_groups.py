@@ -82,8 +82,17 @@ class LabelGroups:
     @cached_property
     def arrays(self) -> GroupArrays:
         """Return the arguments of the kernels."""
-        b, members = frozen(self.b, np.float32), frozen(self.members, np.int32)
-        return GroupArrays(csr(*self.postings), b, members, self.share)
+        counts = np.bincount(self.members.ravel(), minlength=self.n_groups)
+        order = np.argsort(self.members.ravel(), kind="stable")
+        return GroupArrays(
+            csr(*self.postings),
+            frozen(self.b, np.float32),
+            frozen(self.members, np.int32),
+            frozen(order // len(self.sizes), np.int32),
+            frozen(np.concatenate([[0], np.cumsum(counts)]), np.int64),
+            frozen(np.cumsum(self.sizes), np.int64),
+            self.share,
+        )
 
     @cached_property
     def W(self) -> CSR:
@@ -92,12 +101,15 @@ class LabelGroups:
 
     def scratch(self) -> GroupScratch:
         """Return working memory of a thread."""
-        n_labels = len(self.members)
         return GroupScratch(
-            np.empty(self.n_groups, np.float64),
-            np.empty(n_labels, np.float64),
-            np.empty(n_labels, np.float32),
+            np.empty(self.n_groups, np.float64), np.empty(len(self.members), np.float32)
         )
+
+    def bias_bounds(self, b: Float32) -> Float32:
+        """Return bounds of the biases for a row without features, (K,) float32. b: (K,)."""
+        sums = b + self.share * self.b.astype(np.float64)[self.members].sum(axis=1)
+        out: Float32 = np.nextafter(sums.astype(np.float32), np.float32(np.inf))
+        return out
 
     def with_members(self, members: Int32) -> LabelGroups:
         """Return the same groups of other labels."""

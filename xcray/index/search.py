@@ -15,7 +15,12 @@ from xcray.errors import ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.label_groups import LabelGroups
 from xcray.index.packed import bias_order, build_lists, check_lists
-from xcray.index.search_engine import dense_rows, is_dense, make_engine
+from xcray.index.search_engine import (
+    dense_rows,
+    is_dense,
+    make_engine,
+    make_grouped_engine,
+)
 from xcray.index.search_result import SearchResult
 from xcray.index.validate_rows import check_position, check_query, check_rows
 from xcray.index.weight_scan import (
@@ -68,8 +73,7 @@ class SearchIndex:
     their lists.
 
     With label groups, the bias of a label depends on the row, see `xcray.index.label_groups`: it is
-    summed first, then added to the sum over the label's weights. All labels are then visited, and
-    lists are always used.
+    summed first, then added to the sum over the label's weights. Lists are then always used.
     """
 
     _numpy_seconds: ClassVar[float] = 0.0  # of all searches of this process, estimated
@@ -120,7 +124,7 @@ class SearchIndex:
         self.n_labels, self.n_features = W.shape
         self._data: tuple[Any, ...] = (self._engine,)
         if groups is not None:
-            self._data = (self._engine, groups.arrays)
+            self._data = (make_grouped_engine(self._engine, groups), groups.arrays)
             self._list_kernel, self._prefer_dense = DirectKernel(search_grouped_rows), False
 
     @classmethod

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Int32, frozen
+from xcray.index.label_groups import LabelGroups
 from xcray.kernels.search.bounded_scan import SearchEngine
 from xcray.kernels.search.dense import LANE_LABELS, scatter_weights
 from xcray.kernels.search.lists import PackedLists
@@ -17,6 +18,9 @@ MIN_BOUND_DROP = 0.002  # minimum decrease of the largest remaining bias per suc
 # Cuts of narrow lists pay if the k-th score exceeds the largest bias by this share of the distance
 # of the largest from the median bias; otherwise the bounds of too many labels reach it.
 MIN_GAP_SHARE = 0.25
+# with label groups, the labels of larger biases do not decide how far lists are cut: the bounds of
+# all labels are compared with the threshold
+HIGH_BIAS_QUANTILE = 0.99
 # dense rows are also built if at least one in this many weights is nonzero: a cell takes a tenth of
 # the time of a posting
 DENSE_WEIGHT_DIVISOR = 3
@@ -42,6 +46,25 @@ def make_engine(lists: PackedLists, W: CSR, b: Float32, order: Int32) -> SearchE
         other_bias,
         MIN_GAP_SHARE * (float(other_bias) - _median(b[has_weights])),
         float(np.abs(b).max(initial=0.0)),
+        frozen(np.empty((0, 0)), np.int32),
+        np.empty(0, np.float64),
+        0.0,
+    )
+
+
+def make_grouped_engine(engine: SearchEngine, groups: LabelGroups) -> SearchEngine:
+    """Return the data of a search with label groups; engine: of the same model without groups."""
+    bounds, no_labels = groups.bias_bounds(engine.bias), frozen([], np.int32)
+    high, middle = np.quantile(bounds, [HIGH_BIAS_QUANTILE, 0.5]) if len(bounds) else (0.0, 0.0)
+    max_other: Any = np.float32(high)
+    most = engine.max_abs_bias + groups.weight * float(np.abs(groups.b).max(initial=0.0))
+    return engine._replace(
+        initial_bounds=frozen(bounds, np.float32),
+        empty_labels=no_labels,
+        large_bias_labels=no_labels,
+        max_other_bias=max_other,
+        min_gap=MIN_GAP_SHARE * float(high - middle),
+        max_abs_bias=len(groups.sizes) * most,
     )
 
 

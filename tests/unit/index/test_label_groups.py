@@ -71,10 +71,14 @@ def rows_of(seed: int, n: int = 30) -> CSR:
     return csr(np.append(X.indptr, X.indptr[-1]), X.indices, X.data, N_FEATURES)
 
 
-@pytest.mark.parametrize(("n_labels", "coarse"), [(60, False), (60, True), (70_000, True)])
+@pytest.mark.parametrize(
+    ("n_labels", "coarse"), [(60, False), (60, True), (30_000, True), (70_000, True)]
+)
 def test_search_equals_full_product(n_labels: int, coarse: bool) -> None:
     index = make_index(n_labels, n_labels, coarse=coarse)
     X = rows_of(1, 30 if n_labels < 1000 else 3)
+    if n_labels == 30_000:  # only lists of rows without negative values are cut
+        X = csr(X.indptr, X.indices, np.abs(X.data), N_FEATURES)
     scores = full_product(index, X)
     for k, allowed in ((1, None), (5, None), (9, np.arange(0, n_labels, 3))):
         only = None if allowed is None else LabelFilter.of(n_labels, allowed)
@@ -85,6 +89,26 @@ def test_search_equals_full_product(n_labels: int, coarse: bool) -> None:
         assert found.exact.all()
         other = naive.best_other(scores, found.labels, allowed)
         assert np.all(found.scores[:, -1] - other >= found.bound_gap)
+
+
+@pytest.mark.parametrize("n_labels", [20_000, pytest.param(70_000, marks=pytest.mark.drill)])
+def test_lists_are_cut(n_labels: int) -> None:
+    index = make_index(9, n_labels)
+    assert index.groups is not None
+    W = index.W
+    # few large weights: the threshold is high, and most of every list is far below it
+    W = csr(W.indptr, W.indices, W.data**5, N_FEATURES)
+    index = SearchIndex.build(W, index.b, groups=replace(index.groups, weight=0.1))
+    index.compile()
+    X = rows_of(10, 3)
+    X = csr(X.indptr, X.indices, np.abs(X.data), N_FEATURES)
+    found, expected = index.query(X, 2), naive.best(full_product(index, X), 2)
+    assert np.array_equal(found.labels, expected.labels)
+    assert np.array_equal(found.scores, expected.scores)
+    lengths = np.bincount(W.indices, minlength=N_FEATURES)
+    in_lists = np.array([lengths[X.row(i)[0]].sum() for i in range(X.n_rows)])
+    assert np.all(found.postings_read[:3] < in_lists[:3] / 2), (found.postings_read, in_lists)
+    assert np.all(found.labels_scored[:3] < 100), found.labels_scored
 
 
 @pytest.mark.drill

@@ -35,6 +35,7 @@ from xcray.kernels.search.bounded_scan import (
     SearchEngine,
     SearchOutput,
     SearchScratch,
+    keep_closer,
     max_contribution,
     offer_by_bias,
     rescore,
@@ -223,7 +224,7 @@ def pick_by_tally(
         value = unit * work.tally[label]
         work.tally[label] = 0
         if value + most > worst and (len(allowed) == 0 or allowed[label]):
-            value += float64(engine.bias[label])
+            value += float64(engine.initial_bounds[label])
             if value > worst:
                 size = offer(picked, sums, size, int64(label), value)
                 worst = sums[0] if size == len(picked) else worst
@@ -285,7 +286,8 @@ def scan_above_cuts(
     """Run steps 2 to 4, with the threshold in the heap of row i.
 
     Returns False, without further scored labels, if all of the lists should be read instead, or
-    more than max_candidates labels reach the threshold.
+    more than max_candidates labels reach the threshold. With groups, the bounds of all labels are
+    compared with it, because also labels without a posting can reach it.
     """
     terms, scores = row.terms, out.scores[i]
     gap = scores[0] - float64(engine.max_other_bias)
@@ -302,6 +304,7 @@ def scan_above_cuts(
     bar = int64(np.ceil(min((gap - rest) / unit, 2.0 * MAX_TALLY))) if unit > 0 else 0
     if bar < 1:
         return False
+    bar = bar if engine.members.shape[1] == 0 else -MAX_TALLY
     replace_marks(engine.large_bias_labels, 0, LARGE_BIAS_MARK, work.seen)
     n, least = int64(0), lower_bar(scores[0] - rest)
     read = add_unsplit(engine.lists, row, cuts, 1.0 / unit, work.tally)
@@ -312,9 +315,11 @@ def scan_above_cuts(
         n = add_large_bias(
             engine, allowed, unit, scores[0] - rest, rest, work, begin, stop, n, out, i
         )
+        before = n
         n = take_tallies_above(
             work, engine, allowed, bar, float32(unit), float32(least), begin, stop, n
         )
+        n = keep_closer(engine, work, before, n, least)
         if n > max_candidates:
             work.tally[:] = 0
             break
@@ -503,6 +508,7 @@ def scan_all(
         bar = scores[0] - rest if size == k else -np.inf
         bar = lower_bar(bar)
         low = (bar - float64(engine.bias[engine.bias_order[0]])) / unit
+        low = low if engine.members.shape[1] == 0 else -MAX_TALLY
         others = take_tallies_above(
             work,
             engine,
@@ -514,6 +520,7 @@ def scan_all(
             len(work.tally),
             int64(0),
         )
+        others = keep_closer(engine, work, int64(0), others, bar)
         out.runner_up[i] = max(out.runner_up[i], bar + rest)
         rescore_candidates(row, engine, work, others, rest, left, out, i, size)
         for c in range(n):

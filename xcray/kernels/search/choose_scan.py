@@ -66,15 +66,30 @@ def search_narrow_rows(
     limit = budget if budget >= 0 else UNLIMITED
     for i in range(first, stop):
         row = begin_row(X, i, engine, out)
-        if not search_simple_row(row, engine, allowed, n_allowed, limit, work, out, i) and not (
-            row.n_postings <= limit and search_by_cuts(row, engine, allowed, work, out, i)
-        ):
-            k = out.labels.shape[1]
-            if row.n_postings <= limit and exact_cost(row, engine) < bounded_cost(row, engine, k):
-                scan_exact(row, engine, allowed, work, out, i)
-            else:
-                scan(row, engine, allowed, limit, work, out, i)
+        if not search_simple_row(row, engine, allowed, n_allowed, limit, work, out, i):
+            search_narrow_row(row, engine, allowed, limit, work, out, i)
         end_row(out, i)
+
+
+@inner()
+def search_narrow_row(
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    limit: int,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
+) -> None:
+    """Search a row of narrow lists by the fastest method; its result is a heap."""
+    k = out.labels.shape[1]
+    if row.n_postings > limit:
+        scan(row, engine, allowed, limit, work, out, i)
+    elif not search_by_cuts(row, engine, allowed, work, out, i):
+        if exact_cost(row, engine) < bounded_cost(row, engine, k):
+            scan_exact(row, engine, allowed, work, out, i)
+        else:
+            scan(row, engine, allowed, limit, work, out, i)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -97,11 +112,25 @@ def search_wide_rows(
     for i in range(first, stop):
         row = begin_row(X, i, engine, out)
         if not search_simple_row(row, engine, allowed, n_allowed, limit, work, out, i):
-            if row.n_terms <= MAX_TERMS:
-                wide_search(row, engine, allowed, limit, work, out, i)
-            else:
-                scan(row, engine, allowed, limit, work, out, i)
+            search_wide_row(row, engine, allowed, limit, work, out, i)
         end_row(out, i)
+
+
+@inner()
+def search_wide_row(
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    limit: int,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
+) -> None:
+    """Search a row of wide lists by bounds; its result is a heap."""
+    if row.n_terms <= MAX_TERMS:
+        wide_search(row, engine, allowed, limit, work, out, i)
+    else:
+        scan(row, engine, allowed, limit, work, out, i)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -185,9 +214,7 @@ def search_simple_row(
     lists_complete = engine.lists.dropped_below == 0.0
     if row.n_terms == 0 and (lists_complete or not row.values.any()):
         offer_by_bias(engine.bias_order, engine.bias, work.seen[:0], allowed, out, i, int64(0))
-    elif not row.max_sum < MAX_FLOAT32_SUM or n_allowed * engine.row_cost < min(
-        row.n_postings, limit
-    ):
+    elif needs_scores_of_all(row, engine, n_allowed, limit):
         score_all(row, engine, allowed, out, i)
     elif (
         row.n_postings * TOUCHED_DIVISOR < len(engine.bias)
@@ -199,6 +226,14 @@ def search_simple_row(
     else:
         return False
     return True
+
+
+@inner(allocates=False)
+def needs_scores_of_all(row: QueryRow, engine: SearchEngine, n_allowed: int, limit: int) -> bool:
+    """Return whether sums can overflow float32, or few labels are allowed."""
+    return not row.max_sum < MAX_FLOAT32_SUM or n_allowed * engine.row_cost < min(
+        row.n_postings, limit
+    )
 
 
 @inner()
@@ -226,7 +261,7 @@ def search_by_cuts(
 @inner(allocates=False)
 def exact_cost(row: QueryRow, engine: SearchEngine) -> float:
     """Return the cost of reading all weights of narrow lists, in postings."""
-    return row.n_postings + 0.5 * len(engine.bias)
+    return row.n_postings + 0.5 * len(engine.bias) + 0.35 * engine.members.size
 
 
 @inner(allocates=False)

@@ -3,6 +3,10 @@
 A group is scored like a label. The bias of a label for a row is its own bias, plus `share` times
 the score of each of its groups, added one after the other in float64. The score of the label is the
 float64 sum over its weights, as in `postings`, plus that bias.
+
+Few groups have a high score for a row. These *lift* the bounds of their labels; `rest` is what all
+others can add at most. The search is then that of any model, whose candidates get a bound with
+their own groups before they are scored.
 """
 
 from __future__ import annotations
@@ -12,81 +16,96 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32
+from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
-from xcray.kernels.search.bits import float64, int64
+from xcray.kernels.maximum import maximum
+from xcray.kernels.search.bits import float32, float64, int64
 from xcray.kernels.search.bounded_scan import (
     UNLIMITED,
     SearchEngine,
     SearchOutput,
     SearchScratch,
-    scan,
-    scan_exact,
     score_all,
 )
 from xcray.kernels.search.choose_scan import (
-    MAX_FLOAT32_SUM,
     begin_row,
-    bounded_cost,
     end_row,
-    exact_cost,
+    needs_scores_of_all,
+    search_narrow_row,
+    search_wide_row,
 )
 from xcray.kernels.search.lists import NARROW_BYTES, Bytes
+
+# share of the highest score of a size above which groups lift their labels: with a lower one more
+# bounds are changed, with a higher one more labels reach the threshold
+LIFTED_SHARE = 0.4
 
 
 class GroupArrays(NamedTuple):
     """The arrays of label groups.
 
     postings: (D, G), weights of the groups by feature; bias: (G,) float32; members: (K, S) int32,
-    the groups of each label; share: factor of the scores of the groups.
+    the groups of each label; labels: (K * S,) int32, those of group g are
+    labels[starts[g]:starts[g + 1]]; ends: (S,) int64, the groups of each size end before these;
+    share: factor of the scores of the groups.
     """
 
     postings: CSR
     bias: Float32
     members: Int32
+    labels: Int32
+    starts: Int64
+    ends: Int64
     share: float
 
 
 class GroupScratch(NamedTuple):
-    """Working memory of one thread; any content.
-
-    scores: (G,) float64, share times the scores of the groups; biases: (K,) float64, of the row;
-    bounds: (K,) float32, the same.
-    """
+    """Working memory of one thread, any content: scores: (G,) float64; bounds: (K,) float32."""
 
     scores: Float64
-    biases: Float64
     bounds: Float32
 
 
 @inner(allocates=False)
-def add_group_scores(
-    X: CSR, i: int, bias: Float32, groups: GroupArrays, scratch: GroupScratch
-) -> tuple[int, float]:
-    """Write the biases of row i; return the number of postings read, and a bound of all |score|.
+def add_group_postings(X: CSR, i: int, postings: CSR, sums: Float64) -> int:
+    """Write x . w of row i for all groups to `sums`; return the number of postings read.
 
-    The bound is of the scores of the label's groups together. Numbers of groups are unsigned, which
-    spares numba a check for negative ones, a third of the time.
+    Numbers of groups are unsigned, which spares numba a check for negative ones, a third of the
+    time.
     """
-    scores, biases, postings = scratch.scores, scratch.biases, groups.postings
-    scores[:] = 0.0
-    n_read, n_sizes = int64(0), groups.members.shape[1]
+    sums[:] = 0.0
+    n_read: int = int64(0)
     for p in range(X.indptr[i], X.indptr[i + 1]):
         x, feature = float64(X.data[p]), X.indices[p]
         for q in range(postings.indptr[feature], postings.indptr[feature + 1]):
-            scores[np.uintp(postings.indices[q])] += x * float64(postings.data[q])
+            sums[np.uintp(postings.indices[q])] += x * float64(postings.data[q])
         n_read += postings.indptr[feature + 1] - postings.indptr[feature]
-    largest = 0.0
-    for g in range(len(scores)):
-        scores[g] = groups.share * (scores[g] + float64(groups.bias[g]))
-        largest = max(largest, abs(scores[g]))
-    for label in range(len(biases)):
-        total = float64(bias[label])
-        for s in range(n_sizes):
-            total += scores[np.uintp(groups.members[label, s])]
-        biases[label] = total
-        scratch.bounds[label] = total
-    return n_read, n_sizes * largest
+    return n_read
+
+
+@inner(allocates=False)
+def lift_bounds(groups: GroupArrays, scratch: GroupScratch) -> tuple[float, float]:
+    """Add the lifts to the bounds, and turn the sums of the groups into scores.
+
+    Returns `rest`, and the largest |lift| or |score without bias| of the sizes together.
+    """
+    rest, largest, begin = 0.0, 0.0, int64(0)
+    for end in groups.ends:
+        sums, bias = scratch.scores[begin:end], groups.bias[begin:end]
+        highest, size = 0.0, 0.0
+        for g in range(len(sums)):
+            highest = maximum(highest, sums[g])
+            size = maximum(size, abs(sums[g]))
+        limit = LIFTED_SHARE * highest
+        for g in range(len(sums)):
+            if sums[g] > limit:
+                lift = float32(groups.share * (sums[g] - limit))
+                for p in range(groups.starts[begin + g], groups.starts[begin + g + 1]):
+                    scratch.bounds[np.uintp(groups.labels[p])] += lift
+        for g in range(len(sums)):
+            sums[g] = groups.share * (sums[g] + float64(bias[g]))
+        rest, largest, begin = rest + groups.share * limit, largest + groups.share * size, end
+    return rest, largest
 
 
 @numba.njit(nogil=True, cache=True)
@@ -105,37 +124,36 @@ def search_grouped_rows(
 ) -> None:
     """Search rows [first, stop) into the same rows of `out`; arguments as `search_narrow_rows`.
 
-    Every label has a score of its own, also without a weight on a feature of the row, so that all
-    labels are visited. The scores of all groups are always computed; the rest of the budget is for
-    the lists of the labels.
+    engine: of `make_grouped_engine`. The scores of all groups are always computed; the rest of the
+    budget is for the lists of the labels.
     """
-    k, narrow = out.labels.shape[1], engine.lists.width == NARROW_BYTES
     for i in range(first, stop):
-        n_read, largest = add_group_scores(X, i, engine.bias, groups, scratch)
-        limit = UNLIMITED if budget < 0 else max(int64(0), budget - n_read - len(engine.bias))
+        n_read = add_group_postings(X, i, groups.postings, scratch.scores)
+        scratch.bounds[:] = engine.initial_bounds
+        rest, largest = lift_bounds(groups, scratch)
+        limit = UNLIMITED if budget < 0 else max(int64(0), budget - n_read)
         own = SearchEngine(
             engine.lists,
             engine.W,
-            scratch.biases,  # type: ignore[arg-type]  # of a row they are float64
+            engine.bias,
             scratch.bounds,
-            engine.bias_order[:0],
-            engine.bias_order[:0],
+            engine.bias_order,
+            engine.empty_labels,
             engine.row_cost,
-            engine.bias_order[:0],
+            engine.large_bias_labels,
             engine.max_other_bias,
             engine.min_gap,
-            engine.max_abs_bias + largest,
+            engine.max_abs_bias + len(groups.ends) * largest,
+            groups.members,
+            scratch.scores,
+            rest,
         )
         row = begin_row(X, i, own, out)
-        if not row.max_sum < MAX_FLOAT32_SUM or n_allowed * engine.row_cost < min(
-            row.n_postings, limit
-        ):
+        if needs_scores_of_all(row, own, n_allowed, limit):
             score_all(row, own, allowed, out, i)
-        elif (
-            narrow and row.n_postings <= limit and exact_cost(row, own) < bounded_cost(row, own, k)
-        ):
-            scan_exact(row, own, allowed, work, out, i)
+        elif engine.lists.width == NARROW_BYTES:
+            search_narrow_row(row, own, allowed, limit, work, out, i)
         else:
-            scan(row, own, allowed, limit, work, out, i)
+            search_wide_row(row, own, allowed, limit, work, out, i)
         end_row(out, i)
         out.postings_read[i] += n_read
