@@ -231,7 +231,7 @@ def main() -> None:
         sets={"nargs": "+", "default": ["gutenberg_lcsh", "gnd_tibkat"]},
         shares={"nargs": "*", "type": float, "default": [0.001, 0.01, 0.05]},
         corrections={"type": int, "default": 100, "help": "rows with a corrected label"},
-        row={"type": int, "default": 10, "help": "updates of 1 % that follow each other"},
+        row={"type": int, "default": 10, "help": "updates of 1 %% that follow each other"},
         check={"type": int, "default": 2000, "help": "labels to check; 0: all"},
         cache={"type": Path, "help": "directory of the data sets; default: a temporary one"},
     )

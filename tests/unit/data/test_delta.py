@@ -89,7 +89,7 @@ def test_weights_of_added_rows_are_one(numbers: Dataset, tmp_path: Path):
 def test_texts_are_changed_by_id_and_removed_from_all_files(texts: Dataset, tmp_path: Path):
     """A removed text and its id are in no file; added ones pass the pipeline of the base."""
     secret = write(
-        tmp_path / "add.jsonl", [{"id": "n1", "text": "red word1", "labels": ["a", "z"]}]
+        tmp_path / "add.jsonl", [{"id": "n1", "text": "red mauve word1", "labels": ["a", "z"]}]
     )
     (tmp_path / "remove").write_text("d4\n\n")
     relabel = write(tmp_path / "relabel", [{"row": "d5", "labels": ["b"]}])
@@ -98,7 +98,8 @@ def test_texts_are_changed_by_id_and_removed_from_all_files(texts: Dataset, tmp_
     )
     ids = [f"d{i}" for i in range(12) if i != 4] + ["n1"]
     assert read_ids(data) == ids
-    assert [text for batch in read_texts(data, "train") for text in batch][-1] == "red word1"
+    assert [text for batch in read_texts(data, "train") for text in batch][-1] == "red mauve word1"
+    assert data.manifest["source"]["delta"].items() >= {"words": 3, "unknown_words": 1}.items()
     assert data.label_names.to_pylist() == ["a", "b", "c", "z"]
     assert data.train.Y.row(11).tolist() == [0, 3]
     assert data.train.Y.row(4).tolist() == [1]

@@ -24,6 +24,7 @@ import pyarrow as pa
 from xcray.arrays import Float32, Int64, Pattern, distinct, frozen, pattern
 from xcray.data.build import name_of
 from xcray.data.dataset import FEATURES, LABEL_TEXTS, Dataset, Split, default_names
+from xcray.data.text.pipeline import TextPipeline
 from xcray.data.texts import TEXTS, TextWriter, read_ids, read_texts, texts_of
 from xcray.data.writer import DatasetWriter
 from xcray.errors import InputError, NotFound, ParameterError
@@ -110,6 +111,8 @@ def make_delta(
         n_added = 0 if add is None else add.train.n_rows
         _write_files(writer.staged, base, add, remaining, n_added, pairs)
         counts = {"removed": len(removed), "added": n_added, "relabelled": len(relabel)}
+        if add is not None and add.text is not None:
+            counts |= _count_words(add, add.text)
         sizes = {"base_rows": base.train.n_rows, "base_labels": base.n_labels}
         return writer.finish(
             label_names=pa.array(names, pa.large_string()),
@@ -213,6 +216,13 @@ def _weights(base: Split, add: Dataset | None, remaining: Int64) -> Float32 | No
         return None
     before, *added = [np.ones(n) if weights is None else weights for weights, n in parts]
     return frozen(np.concatenate([before[remaining], *added]), np.float32)
+
+
+def _count_words(add: Dataset, text: TextPipeline) -> dict[str, int]:
+    """Return the number of words of the added texts, and of those that give no feature."""
+    counts = [text.count_words(texts) for texts in read_texts(add, "train")]
+    words, unknown = (sum(each[at] for each in counts) for at in range(2))
+    return {"words": words, "unknown_words": unknown}
 
 
 def _write_files(

@@ -30,6 +30,7 @@ from xcray.data.text.tokenizer import TextParams
 from xcray.data.text.vectorizer import Vectorizer
 from xcray.data.text.vocabulary import build_vocabulary, read_lookup, string_bytes, write_lookup
 from xcray.errors import Corrupt, DataError, ParameterError
+from xcray.kernels.text import SEPARATOR
 from xcray.kernels.vocabulary import Vocabulary
 from xcray.storage.arrow import read_table, write_table
 from xcray.storage.atomic import read_json, sha256_arrays, write_json
@@ -133,6 +134,13 @@ class TextPipeline:
         empty word separates the fields of a document. Second: (n + 1,) where each text begins.
         """
         return self._vectorizer.words(texts)
+
+    def count_words(self, texts: Sequence[str]) -> tuple[int, int]:
+        """Return the number of words of texts, and of those that are no term."""
+        found = bytes(self.words(texts)[0]).decode(errors="replace").split(chr(SEPARATOR))
+        words = pa.array(filter(None, found), pa.large_string())
+        unknown = pc.invert(pc.is_in(words, self.terms))
+        return len(words), pc.sum(unknown).as_py() or 0
 
     def name_tokens(self, name: str, languages: Sequence[str] = ()) -> Iterator[list[str]]:
         """Yield the words of a name as they are analysed in texts of each of the languages.
