@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from xcray.predict import Predictor
     from xcray.training import TrainSpec, train
     from xcray.training.edit.calibrate import calibrate, fit_thresholds
+    from xcray.training.tune import TuneSpec, tune
 
 __version__ = "0.1.0"
 
@@ -81,6 +82,7 @@ _EXPORTS = {
     "StagewiseRegression": "xcray.estimators",
     "Stopped": "xcray.errors",
     "TrainSpec": "xcray.training",
+    "TuneSpec": "xcray.training.tune",
     "Unavailable": "xcray.errors",
     "XcrayError": "xcray.errors",
     "calibrate": "xcray.training.edit.calibrate",
@@ -88,6 +90,7 @@ _EXPORTS = {
     "fit_thresholds": "xcray.training.edit.calibrate",
     "predict_batch": "xcray.batch",
     "train": "xcray.training",
+    "tune": "xcray.training.tune",
 }
 
 __all__ = [
@@ -115,6 +118,7 @@ __all__ = [
     "StagewiseRegression",
     "Stopped",
     "TrainSpec",
+    "TuneSpec",
     "Unavailable",
     "XcrayError",
     "__version__",
@@ -123,6 +127,7 @@ __all__ = [
     "fit_thresholds",
     "predict_batch",
     "train",
+    "tune",
 ]
 
 

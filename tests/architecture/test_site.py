@@ -23,6 +23,18 @@ from xcray.service.settings import Settings
 ROOT = Path(__file__).parents[2]
 SCRIPT = re.compile(r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//|<link[^>]* href=\"https?://")
 
+# what a new user searches for, and a page that must be found
+FIRST_DAY = {
+    "bigrams": "text",
+    "threshold": "thresholds",
+    "German": "text",
+    "GPU": "troubleshooting",
+    "PSP@k": "measures",
+    "Annif": "coming_from",
+    "which solver": "how_it_works",
+    "new rows": "updates",
+}
+
 
 def test_reference_pages_list_everything_there_is() -> None:
     pages = reference.pages()
@@ -98,6 +110,9 @@ def test_the_site_is_built_without_a_dead_link(tmp_path: Path) -> None:
     pages = {entry["location"].partition("#")[0] for entry in index}
     assert {"search.html", "reference/cli.html", "tutorials/estimator.html"} <= pages
     assert any("xcray.model.model.Model" in entry["location"] for entry in index)
+    for word, found in FIRST_DAY.items():
+        texts = [entry["text"] for entry in index if entry["location"].startswith(f"{found}.html")]
+        assert any(re.search(rf"\b{word}", text, re.IGNORECASE) for text in texts), word
     for page in tmp_path.rglob("*.html"):
         assert not SCRIPT.search(page.read_text(encoding="utf-8")), page
     check_search(tmp_path)

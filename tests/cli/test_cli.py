@@ -274,6 +274,14 @@ def test_help_is_shown_as_it_is_written() -> None:
             assert Text.from_markup(text).plain == text, (command.name, each.name)
 
 
+@pytest.mark.parametrize("name", ["train", "labels", "keys"])
+def test_flags_have_no_type_in_the_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(name, "create" if name == "keys" else "--help", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "--help" in shown
+    assert "<bool>" not in shown
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     import xcray
 

@@ -57,6 +57,8 @@ COMMANDS: Final = {
     "top": "service.top:top",
 }
 
+HELP_OPTIONS: Final = ["-h", "--help"]
+
 
 def show_version(is_requested: bool) -> None:
     """Print the version and exit, if requested."""
@@ -92,7 +94,7 @@ def _commands_named(name: str | None) -> Any:
         "XCRAY_DEBUG=1 prints tracebacks.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": HELP_OPTIONS},
     )
     app.callback()(root)
     for each in COMMANDS if name is None else COMMANDS.keys() & {name}:
@@ -102,7 +104,19 @@ def _commands_named(name: str | None) -> Any:
             app.add_typer(part, name=each)
         else:
             app.command(each)(part)
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    _hide_types_of_flags(command)
+    return command
+
+
+def _hide_types_of_flags(command: Any) -> None:
+    """Remove the type column of flags, which take no value, from the help of all commands."""
+    context = command.context_class(command, help_option_names=HELP_OPTIONS)
+    for option in [*command.params, command.get_help_option(context)]:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _hide_types_of_flags(each)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
