@@ -25,7 +25,7 @@ inference_server inference_live inference_ready inference_metadata inference_ver
 inference_version_ready inference_infer inference_version_infer inference_repository_index inference_load inference_unload
 datasets_upload batch_submit batch_output batch_output_file
 models_unload models_delete_set models_delete_alias jobs_delete datasets_delete models_delete_version
-keys_create keys_index keys_audit keys_revoke
+keys_create keys_index keys_me keys_audit keys_revoke
 """
 ORDER = _ORDER.split()
 # A job that is over cannot be resumed: the example is right for a stopped job only.

@@ -90,6 +90,7 @@ NEEDS: Final[dict[str, str]] = {
     "GET /v1/keys": "admin",
     "DELETE /v1/keys/{key_id}": "admin",
     "GET /v1/audit": "admin",
+    "GET /v1/me": "any",
     "GET /healthz": "open",
     "GET /readyz": "open",
     "GET /metrics": "metrics",
@@ -104,6 +105,7 @@ MAY: Final = {  # the keys that have each scope
     "predict": {"predict", "admin"},
     "submit": {"submit", "admin"},
     "metrics": {"metrics", "admin"},
+    "any": {"read", "predict", "submit", "metrics", "admin"},
     "admin": {"admin"},
 }
 NO_KEY: Final = ("none", "wrong", "revoked", "expired")
@@ -178,6 +180,12 @@ def test_every_route_requires_its_scope(app_setup: AppSetup) -> None:
         return cells
 
     assert asyncio.run(matrix()) == len(NEEDS) * 9
+
+
+def test_a_caller_is_told_its_scopes(app_setup: AppSetup) -> None:
+    me = json.loads(asyncio.run(app_setup.ask("submit", "GET", "/v1/me")).body)
+    assert (me["tenant"], me["scopes"]) == ("default", ["read", "submit"])
+    assert me["key_id"] == f"key_{app_setup.tokens['submit'].split('_')[1]}"
 
 
 def filled(template: str, what: str) -> str:

@@ -10,17 +10,25 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from xcray.jobs.job import format_utc
 from xcray.jobs.store.audit import AuditEntry
 from xcray.jobs.store.keys import Key
-from xcray.jobs.store.tokens import check_limits, check_scopes, create_token
+from xcray.jobs.store.tokens import SCOPES, check_limits, check_scopes, create_token
 from xcray.service.app_state import app_state_of
-from xcray.service.http.auth import Admin
+from xcray.service.http.auth import Admin, Caller
 from xcray.service.http.body import json_body, openapi_body
-from xcray.service.schemas.keys import AuditPage, AuditView, KeyPage, KeyRequest, KeyView, NewKey
+from xcray.service.schemas.keys import AuditPage, AuditView, KeyPage, KeyRequest, KeyView, Me, NewKey
 from xcray.storage.atomic import check_name
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 
 KeyId = Annotated[str, Path(max_length=64)]
 TenantName = Annotated[str | None, Query(max_length=64, description="Only entries of this tenant.")]
+
+
+@router.get("/me")
+def me(request: Request) -> Me:
+    """Return what the caller can do: its tenant, its key and its scopes. Needs no scope."""
+    caller: Caller = request.scope["caller"]
+    scopes = [scope for scope in SCOPES if caller.has_scope(scope)]
+    return Me(tenant=caller.tenant, key_id=caller.key_id, scopes=scopes)
 
 
 @router.post("/keys", status_code=201, openapi_extra=openapi_body(KeyRequest))

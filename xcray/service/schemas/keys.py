@@ -50,6 +50,17 @@ class KeyView(View):
     limits: dict[str, int]
 
 
+class Me(View):
+    """The caller: its tenant, the id of its key (null without one), and all scopes that it has.
+
+    Scopes that others imply are listed, too.
+    """
+
+    tenant: str
+    key_id: str | None
+    scopes: list[str]
+
+
 class NewKey(KeyView):
     """A new key. The secret `key` is shown only once and not stored."""
 
