@@ -22,9 +22,11 @@ from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.plots.picture import Picture
+from xcray.plots.trainings import runs_picture
 from xcray.service.app import create_app
 from xcray.service.datasets import histograms
 from xcray.service.routes.dataset_requests import find_ready
+from xcray.training.evaluation import evaluate_models
 from xcray.training.report.pictures import model_pictures
 from xcray.training.run import train
 from xcray.training.spec import TrainSpec
@@ -189,6 +191,59 @@ def test_models_are_listed_by_page(service: Service, tmp_path: Path) -> None:
     assert service.http.get("/v1/models/beta/labels?limit=1").is_success  # loads it
     assert listed("loaded=true") == (["beta"], 1, None)
     assert listed("page_token=zzz") == ([], 4, None)
+
+
+def test_models_are_sorted_by_their_latest_versions(service: Service, tmp_path: Path) -> None:
+    shutil.copytree(service.models[1].path, tmp_path / "again")
+    service.registry.publish("older", tmp_path / "again")
+
+    def names(order: str, **more: Any) -> list[str]:
+        found = service.http.get("/v1/models", params={"sort": order, **more}).json()
+        return [model["name"] for model in found["models"]]
+
+    created = names("created")
+    versions = [service.registry.versions(name)[-1] for name in created]
+    found = [service.registry.describe(*each) for each in zip(created, versions, strict=True)]
+    assert [each.created for each in found] == sorted((e.created for e in found), reverse=True)
+    sizes = {each.name: each.n_bytes for each in found}
+    assert [sizes[name] for name in names("size")] == sorted(sizes.values(), reverse=True)
+    assert names("created", limit=1, page_token=created[0]) == created[1:2]
+    assert names("created", page_token="deleted since") == created
+    shown = service.http.get("/v1/models/topics").json()["latest"]
+    held_out = service.data.test.n_rows if service.data.test else 0
+    assert (shown["dataset_name"], shown["held_out"]) == (service.data.name, held_out)
+
+
+def test_models_are_compared_on_the_same_rows(service: Service) -> None:
+    body = {"models": ["topics:1", "topics"], "dataset": "small"}
+    answer = service.http.post("/v1/models:compare", json=body)
+    assert answer.status_code == 200, answer.text
+    first, second = answer.json()["models"]
+    expected = evaluate_models([model.path for model in service.models.values()], service.data.path)
+    assert [first["model"], second["model"]] == ["topics:1", "topics:2"]
+    assert second["differences"] == expected["models"][1]["differences"]
+    changed = second["labels_gained"] + second["labels_lost"]
+    assert all(1 <= each["rows"] and each["hits"][0] != each["hits"][1] for each in changed)
+    body["models"] = ["topics:1", "topics:9"]
+    assert service.http.post("/v1/models:compare", json=body).status_code == 404
+    body["models"] = ["topics:1"]
+    assert service.http.post("/v1/models:compare", json=body).status_code == 422
+
+
+def test_the_trainings_on_a_data_set_are_drawn(service: Service) -> None:
+    jobs = service.store.jobs
+    spec = {"solver": "ppdsparse"}
+    job, _ = jobs.submit(JobSubmission(spec, name="Drawn", dataset_id=service.dataset_id))
+    path = f"/v1/datasets/{service.dataset_id}/pictures/runs"
+    assert "0 trainings" in service.http.get(path).text
+    picture = runs_picture([("ppdsparse", 2.0, 0.5), ("dismec", 4.0, 0.6)], "small").svg(600)
+    assert "2 trainings" in picture
+    assert list(series_of(picture)) == ["ppdsparse", "dismec"]
+    assert series_of(runs_picture([("ppdsparse", 0.003, 0.5)] * 2, "small").svg(600))
+    found = service.http.get("/v1/jobs", params={"contains": "drAW"}).json()["jobs"]
+    assert [each["id"] for each in found] == [job.id]
+    assert service.http.get("/v1/jobs", params={"contains": "%"}).json()["jobs"] == []
+    jobs.request_stop(job.id, "default")
 
 
 def test_differences_of_versions(service: Service) -> None:

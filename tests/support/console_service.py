@@ -89,6 +89,7 @@ def wait_for(live: Live, path: str, status: str) -> dict[str, Any]:
 def upload(page: Any, path: Path, name: str) -> None:
     """Upload a file on the page of data sets."""
     page.get_by_role("link", name="Data sets").click()
+    page.get_by_role("button", name="Upload a file").click()
     page.get_by_label("File").set_input_files(path)
     page.get_by_label("Name").fill(name)
-    page.get_by_role("button", name="Upload").click()
+    page.get_by_role("button", name="Upload", exact=True).click()

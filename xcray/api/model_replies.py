@@ -180,6 +180,7 @@ class StateView(TypedDict):
 class VersionView(TypedDict):
     """One version of a model.
 
+    measures: fractions, on `held_out` rows of the data set `dataset_name`; null if unknown.
     calibrated: whether it has probabilities: by calibration curves, from softmax, or as scores.
     reading: how the files of its training data were read, as far as it concerns rows to predict:
     first_index of svmlight, text_fields and delimiter, if they are not the defaults.
@@ -197,6 +198,8 @@ class VersionView(TypedDict):
     n_bytes: int
     measures: dict[str, Any]
     dataset_hash: str
+    dataset_name: str | None
+    held_out: int | None
     calibrated: bool
     reading: dict[str, Any]
 

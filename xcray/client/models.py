@@ -68,6 +68,14 @@ class Models(Resource):
         place = f"/v1/models/{quote_part(name)}:diff"
         return dict(self._connection.request("GET", place, query=query))
 
+    def compare(self, models: Sequence[str], dataset: str) -> dict[str, Any]:
+        """Return measures of models on the held-out rows of a data set, with paired differences.
+
+        models: two to five references; the differences are to the first. dataset: id or name.
+        """
+        body = {"models": [*models], "dataset": dataset}
+        return dict(self._connection.request("POST", "/v1/models:compare", body=body))
+
     def download(self, name: str, version: int, folder: str | Path) -> Path:
         """Download a version to a new model directory, which appears when it is complete.
 

@@ -7,7 +7,7 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -95,6 +95,18 @@ def read_texts(data: Dataset, part: str) -> Iterator[list[str]]:
         )
     for batch in read_table(data.path / part / TEXTS).to_batches():
         yield batch.column(0).to_pylist()
+
+
+def texts_at(data: Dataset, part: str, rows: Sequence[int]) -> list[str]:
+    """Return the texts of a few rows, [] if the data set has none. Reads only their batches."""
+    if f"{part}/{TEXTS}" not in data.manifest["files"]:
+        return []
+    with pa.memory_map(str(data.path / part / TEXTS)) as source:
+        reader = pa.ipc.open_file(source)
+        if reader.num_record_batches != -(-data[part].n_rows // BATCH_TEXTS):
+            return []  # of another writer: rows are not in batches of BATCH_TEXTS
+        batches = [(reader.get_batch(row // BATCH_TEXTS), row % BATCH_TEXTS) for row in rows]
+        return [batch.column(0)[place].as_py() for batch, place in batches]
 
 
 def texts_of(data: Dataset, rows: Int64) -> Iterator[str]:

@@ -34,7 +34,8 @@ class ModelVersion(NamedTuple):
     """One version, from its manifest.
 
     shape: (labels, features); measures: fractions; n_bytes: on disk; calibrated: whether it
-    gives probabilities, by curves or by its link. reading: see `Dataset.reading`.
+    gives probabilities, by curves or by its link. reading: see `Dataset.reading`. dataset_name,
+    held_out: the data set and its number of held-out rows, None if they are not recorded.
     """
 
     name: str
@@ -49,6 +50,8 @@ class ModelVersion(NamedTuple):
     n_bytes: int
     measures: dict[str, float]
     dataset_hash: str
+    dataset_name: str | None
+    held_out: int | None
     calibrated: bool
     reading: dict[str, Any]
 
@@ -114,6 +117,7 @@ class Registry:
         """Return the summary of one version. Raises NotFound, Corrupt."""
         path = self._files.version_path(name, version)
         manifest = read_manifest(path)
+        data = manifest.get("report", {}).get("data", {})
         return ModelVersion(
             name=name,
             version=version,
@@ -125,6 +129,8 @@ class Registry:
             ),
             shape=(manifest["shape"][0], manifest["shape"][1]),
             n_bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
+            dataset_name=data.get("name"),
+            held_out=data.get("held_out"),
             calibrated=probability_source(manifest) is not None,
             reading=reading_of(manifest),
             **{

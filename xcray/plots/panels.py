@@ -153,7 +153,7 @@ def _draw_x_axis(frame: Frame) -> tuple[str, float]:
     ticks = frame.panel.x.ticks(max(2, int(width // 70)))
     longest = max((text_width(text) for _, text in ticks), default=0.0) + 6
     is_sloped = bool(frame.panel.x.names) and longest * len(ticks) > width
-    each = math.ceil(longest * len(ticks) / width) if not is_sloped else 1
+    each = max(1, math.ceil(longest * len(ticks) / width)) if not is_sloped else 1
     parts = [_rule(frame.left, frame.bottom, f"H{frame.right:.1f}", 0.5)]
     for value, text in ticks[::each]:
         x, y = frame.x(value), frame.bottom + LINE - 2

@@ -15,6 +15,7 @@ from xcray.plots.marks import (
     ORANGE,
     PURPLE,
     RED,
+    SERIES,
     Box,
     Boxes,
     Dots,
@@ -166,6 +167,25 @@ def objective_picture(history: Sequence[Mapping[str, Any]], name: str, note: str
             title = f"Held-out rows by {by}"
             panels.append(_line_panel(title, x, "per cent", curves))
     return Picture(f"How the objective fell · {name}", note, tuple(panels))
+
+
+def runs_picture(runs: Sequence[tuple[str, float, float]], name: str) -> Picture:
+    """Draw the accuracy of trainings on one data set over their cost.
+
+    runs: (solver, core seconds, P@1) each.
+    """
+    solvers = list(dict.fromkeys(solver for solver, _, _ in runs))
+    marks: list[Mark] = []
+    for solver, seconds, precision in runs:
+        i, is_first = solvers.index(solver), all(mark.label != solver for mark in marks)
+        point = ((max(seconds, 1e-3), 100.0 * precision),)
+        marks.append(Line(solver if is_first else "", point, SERIES[i % len(SERIES)], form=i % 3))
+    costs = [max(seconds, 1e-3) for _, seconds, _ in runs] or [1.0]
+    # at least a decade, so that the axis has marks
+    x = axis_around("core seconds", [min(costs) / 2, 2 * max(costs)], is_log=True, pad=0.3)
+    y = axis_around("P@1 (per cent)", [100.0 * precision for _, _, precision in runs])
+    panel = Panel("P@1 over the cost of solving", x, y, tuple(marks), 240)
+    return Picture(f"Accuracy over cost · {name}", f"{len(runs):,} trainings", (panel,))
 
 
 def stages_picture(history: Sequence[Mapping[str, Any]], name: str, note: str) -> Picture:

@@ -52,6 +52,7 @@ from xcray.service.prediction.shadow import ShadowRunner
 from xcray.service.readiness_checks import build_readiness
 from xcray.service.routes import (
     batch,
+    comparisons,
     datasets,
     health,
     inference,
@@ -256,6 +257,7 @@ def _build_app(
             labels,
             models,
             versions,
+            comparisons,
             pictures,
             solvers,
             inference,

@@ -37,7 +37,8 @@ class JobSupervisor(Protocol):
 class AppState:
     """Application state of a running service. Only `draining` changes after the start.
 
-    estimates, loads: requests that take seconds; one estimate runs at a time, because it measures.
+    estimates, loads: requests that take seconds; one estimate or comparison runs at a time, because
+    it measures.
 
     checks: by reason code, the checks whose failure makes the service degraded.
     """
@@ -55,7 +56,9 @@ class AppState:
     checks: dict[str, Check] = field(default_factory=dict)
     preloading: Preloading = field(default_factory=Preloading)
     estimates: TenantQueue = field(
-        default_factory=lambda: TenantQueue("estimates", threads=1, max_per_tenant=2, retry_after=5)
+        default_factory=lambda: TenantQueue(
+            "estimates and comparisons", threads=1, max_per_tenant=2, retry_after=5
+        )
     )
     loads: TenantQueue = field(
         default_factory=lambda: TenantQueue("loads", threads=4, max_per_tenant=4, retry_after=5)

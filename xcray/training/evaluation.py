@@ -40,6 +40,7 @@ from xcray.training.edit.apply import LabelChange, check_features, match_labels,
 GROUPS: Final = ("tail", "middle", "head")  # labels with a third of the training positives each
 N_SAMPLES = 200
 CONFIDENCE = 0.95
+MAX_CHANGED_LABELS: Final = 10  # labels listed that gained, and that lost
 NO_LABELS: Int64 = frozen([], np.int64)
 
 
@@ -86,7 +87,8 @@ def evaluate_models(
     "models": per model how it was trained (see `describe_training`), its "measures" by name (P@k,
     nDCG@k, recall@k, PSP@k; F1@k, the mean over rows, micro-F1@k and macro-F1@k of the sets of the
     first k labels; fractions), per measure its "intervals" (standard error, lower and upper end of
-    the 95 % bootstrap interval), "differences" to the first model with paired intervals, "ranks":
+    the 95 % bootstrap interval), "differences" to the first model with paired intervals,
+    "labels_gained" and "labels_lost" against it (see `changed_labels`), "ranks":
     by rank r, the share of true labels among the first r answers (DS-MLR, appendix B), up to the
     largest k, "by_frequency" (tail, middle and head: a third of the training positives each),
     "by_value" (see `EvaluationOptions.by`), and "ms_per_row" of the search. "warnings": see
@@ -117,13 +119,15 @@ def evaluate_each(
         raise InputError(
             f"part {part} of data set {data.name} has no rows with labels", code="NO_ROWS"
         )
-    entries, samples = [], []
+    entries, samples, hits = [], [], []
     for model in models:
         entry, drawn = evaluate(model, data, part, options)
         entries.append(entry)
         samples.append(drawn)
-    for entry, drawn in zip(entries[1:], samples[1:], strict=True):
+        hits.append(entry.pop("label_hits"))
+    for entry, drawn, found in zip(entries[1:], samples[1:], hits[1:], strict=True):
         entry["differences"] = compare_samples(entry, drawn, entries[0], samples[0])
+        entry |= changed_labels(data, part, hits[0], found)
     unlabelled = data[part].n_rows - data[part].n_labelled
     details = {
         "part": part,
@@ -195,7 +199,32 @@ def evaluate_model(
         "ms_per_row": 1e3 * seconds / truth.n_rows,
     }
     measures, drawn = measure_ranking(top, truth, usable, counts, data, options)
-    return {**entry, **measures}, drawn
+    return {**entry, **measures, "label_hits": label_hits(top, truth)[place]}, drawn
+
+
+def label_hits(top: TopK, truth: Pattern) -> Int64:
+    """Return how often each label was answered rightly, in all answers of `top`: (K,)."""
+    return np.bincount(top.labels[matches(top, truth)], minlength=truth.n_cols).astype(np.int64)
+
+
+def changed_labels(data: Dataset, part: str, before: Int64, after: Int64) -> dict[str, Any]:
+    """Return the labels with the largest gains and losses of right answers.
+
+    before, after: hits by label of the data set. "labels_gained" and "labels_lost" are lists of
+    "label", its true "rows" in the part, and "hits" before and after.
+    """
+    change, rows = after - before, np.bincount(data[part].Y.indices, minlength=data.n_labels)
+
+    def listed(sign: int) -> list[dict[str, Any]]:
+        order = np.argsort(-sign * change, kind="stable")[:MAX_CHANGED_LABELS]
+        order = order[sign * change[order] > 0]
+        names = data.label_names.take(order).to_pylist()
+        return [
+            {"label": name, "rows": int(rows[i]), "hits": [int(before[i]), int(after[i])]}
+            for i, name in zip(order, names, strict=True)
+        ]
+
+    return {"labels_gained": listed(1), "labels_lost": listed(-1)}
 
 
 def _features(model: Model, data: Dataset, part: str) -> CSR:

@@ -72,31 +72,35 @@ def test_from_a_file_with_bad_lines_to_an_answer(
     page.get_by_text("core time").wait_for()
     page.get_by_role("alert").get_by_text("memory").wait_for()  # the limit is too small
     page.get_by_label("memory_limit in MiB").fill("4096")
-    page.get_by_role("button", name="Train").click()
+    page.get_by_role("button", name="Train", exact=True).click()
     page.get_by_text("Status: SUCCEEDED").wait_for()
+    page.get_by_role("link", name="Command and REST").click()
     command = page.get_by_label("command").inner_text()
     assert f"--memory-limit {4096 << 20}" in command
+    page.get_by_role("link", name="Events and log").click()
     # the runner writes its last line after the job has succeeded
     log = page.get_by_label("last 200 lines")
     log.filter(has_text="published questions version 1").wait_for()
-    page.get_by_role("link", name="questions, version 1").click()
+    page.get_by_role("link", name="questions:1").click()
 
+    page.get_by_role("link", name="Labels").click()
     page.get_by_label("Part of the name").fill("SOCK")
     page.get_by_role("button", name="Search").click()
     page.get_by_role("button", name="csv", exact=True).wait_for(state="detached")
     page.get_by_role("button", name="socket", exact=True).click()
     page.get_by_role("heading", name="Label socket").wait_for()
     page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("link", name="Versions and traffic").click()
     page.get_by_role("textbox", name="New alias").fill("prod")
     page.get_by_role("button", name="Set", exact=True).click()
-    page.get_by_role("cell", name="prod").wait_for()
+    page.get_by_role("cell", name="prod", exact=True).wait_for()
     assert live.http.get("/v1/models/questions").json()["aliases"]["prod"] == 1
 
     page.get_by_role("link", name="Ask", exact=True).click()
     page.get_by_label("Model", exact=True).select_option("questions@prod")
     page.get_by_label("Text", exact=True).fill("Read the CSV rows; listen")
     page.get_by_label("Number of labels").fill("3")
-    page.get_by_label("Probabilities").check()
+    page.get_by_role("checkbox", name="Probabilities", checked=True).wait_for()  # the default
     page.get_by_role("button", name="Ask").click()
     page.locator("mark.for").first.wait_for()
     words = page.locator("mark.for").all_inner_texts()
@@ -124,6 +128,7 @@ def test_the_columns_of_a_file_are_chosen_from_its_first_rows(
     table.write_bytes(gzip.compress((text + "one field\n").encode()))
     held_out.write_text(text)
     page = pages.open("/#/datasets", key=live.keys["submit"])
+    page.get_by_role("button", name="Upload a file").click()
     page.get_by_label("File").set_input_files(table)
     first = page.get_by_label("First rows").locator("tbody tr").first
     first.wait_for()
@@ -137,7 +142,7 @@ def test_the_columns_of_a_file_are_chosen_from_its_first_rows(
     page.get_by_label("Held-out rows").set_input_files(held_out)
     assert page.get_by_label("Share of rows held out").is_disabled()
     page.get_by_role("checkbox", name="Skip bad lines").check()
-    page.get_by_role("button", name="Upload").click()
+    page.get_by_role("button", name="Upload", exact=True).click()
     page.get_by_text("Status: READY").wait_for()
     found = next(
         each
@@ -167,11 +172,12 @@ def test_labels_of_a_file_are_objects_or_columns_of_0_and_1(
         ("matrix.csv", lambda page: page.get_by_label("Columns of 0 and 1").fill("a:b")),
     ):
         page = pages.open("/#/datasets", key=live.keys["submit"])
+        page.get_by_role("button", name="Upload a file").click()
         page.get_by_label("File").set_input_files(tmp_path / name)
         page.get_by_label("First rows").wait_for()
         choose(page)
         page.get_by_label("Share of rows held out").fill("0")
-        page.get_by_role("button", name="Upload").click()
+        page.get_by_role("button", name="Upload", exact=True).click()
         page.get_by_text("Status: READY").wait_for()
     rows = live.http.get("/v1/datasets").json()["datasets"]
     found = {each["name"]: each["stats"].get("n_labels") for each in rows}
@@ -185,13 +191,14 @@ def test_errors_of_an_upload_name_the_fields_of_the_form(
         return
     (tmp_path / "rows.jsonl").write_text('{"words": "a", "tags": "x"}\n{"words": "b"}\n')
     page = pages.open("/#/datasets", key=live.keys["submit"])
+    page.get_by_role("button", name="Upload a file").click()
     page.get_by_label("File").set_input_files(tmp_path / "rows.jsonl")
     page.get_by_label("Label column").select_option("tags")
     page.get_by_role("checkbox", name="words").uncheck()
-    page.get_by_role("button", name="Upload").click()
+    page.get_by_role("button", name="Upload", exact=True).click()
     page.get_by_role("alert").get_by_text("at least one column at “Text columns”").wait_for()
     page.get_by_role("checkbox", name="words").check()
-    page.get_by_role("button", name="Upload").click()
+    page.get_by_role("button", name="Upload", exact=True).click()
     page.get_by_text("Status: FAILED").wait_for()
     alert = page.get_by_role("alert").first.inner_text()
     assert "“Text columns”" in alert
@@ -213,6 +220,7 @@ def test_a_job_is_watched_stopped_and_resumed(live: Live, pages: Browsing | None
     page.get_by_text("Status: RUNNING").wait_for()
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Status: STOPPED").wait_for()
+    page.get_by_role("link", name="Events and log").click()
     events = page.get_by_label("Events", exact=True).locator("tbody tr")
     events.first.filter(has_text="STOPPED, attempt: 2").wait_for()  # newest first
 
@@ -233,6 +241,7 @@ def test_the_workers_of_a_job_are_on_a_timeline(live: Live, pages: Browsing | No
         box = bar.bounding_box()
         assert box["x"] >= drawn["x"] - 1
         assert box["x"] + box["width"] <= drawn["x"] + drawn["width"] + 1
+    page.get_by_role("link", name="Events and log").click()
     events = page.get_by_label("Events", exact=True).locator("tbody tr")
     assert "SUCCEEDED" in events.first.inner_text()
 
@@ -257,6 +266,26 @@ def _watch_a_shadow(live: Live, page: Any) -> None:
     page.get_by_text("There is no alias.").wait_for()
 
 
+def _compare(live: Live, page: Any) -> None:
+    """Compare both versions of `pair` and the model `topics`, starting from the list."""
+    page.get_by_role("link", name="Models").click()
+    page.get_by_role("checkbox", name="Compare pair:2").check()
+    page.get_by_role("checkbox", name="Compare topics:1").check()
+    page.get_by_role("link", name="Compare 2 models").click()
+    page.get_by_label("Add a model").fill("pair:1")
+    page.get_by_role("button", name="Add", exact=True).click()
+    body = {"models": ["pair:2", "topics:1", "pair:1"], "dataset": "topics"}
+    found = live.http.post("/v1/models:compare", json=body).json()
+    measures = page.get_by_label("Measures", exact=True)
+    measures.get_by_role("columnheader", name="pair:1").wait_for()
+    first, *others = measures.get_by_role("row", name=re.compile("^P@1")).locator("td").all()[1:]
+    assert first.inner_text() == f"{100 * found['models'][0]['measures']['P@1']:.2f} %"
+    for cell, each in zip(others, found["models"][1:], strict=True):
+        difference = each["differences"]["P@1"]["difference"]
+        assert f"{abs(100 * difference):.2f} ±" in cell.inner_text()
+    page.get_by_label("Parameters that differ").get_by_role("row", name="lam").wait_for()
+
+
 def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path: Path) -> None:
     for lam in (0.01, 0.1):
         body = {"dataset": "topics", "model": "pair", "params": {"lam": lam}, "calibrate": True}
@@ -272,25 +301,24 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
     page.get_by_role("button", name="Search").click()
     page.get_by_role("link", name="topics").wait_for(state="detached")
     page.get_by_role("link", name="pair").click()
-    measures = page.get_by_label("Measures", exact=True)
-    measures.get_by_role("columnheader", name="version 1").wait_for()
     p1 = expected["versions"][1]["measures"]["P@1"]
-    assert (
-        measures.get_by_role("row", name=re.compile("^P@1")).inner_text().split("\t")[1]
-        == f"{p1:.4f}"
-    )
-    for name in ("How the labels converged", "Which labels are found", "Calibration"):
-        page.get_by_role("img", name=name).wait_for()
+    page.get_by_text(f"{100 * p1:.1f} %").first.wait_for()
     rows = live.http.get("/v1/models/pair/versions/2/report").json()["by_frequency"]["labels"]
-    bars = page.get_by_role("img", name="Which labels are found").locator("[data-series='P@1']")
-    values = bars.first.locator("title").all_text_contents()
+    picture = page.get_by_role("img", name="Which labels are found").last
+    values = picture.locator("[data-series='P@1']").first.locator("title").all_text_contents()
     assert [value.rpartition(": ")[2] for value in values] == [
         exact_number(100 * row["P@1"]) for row in rows
     ]
-    page.get_by_role("button", name="Compare").click()
-    page.get_by_label("Parameters that differ").get_by_role("row", name="lam").wait_for()
-    changed = page.get_by_label("Labels that differ").get_by_role("row", name="changed")
-    assert changed.inner_text().split("\t")[1] == str(expected["changed"]["count"])
+    for tab, name in (
+        ("Cost and certificate", "How the labels converged"),
+        ("Calibration", "Calibration"),
+    ):
+        page.get_by_role("link", name=tab, exact=True).click()
+        page.get_by_role("img", name=name).wait_for()
+    _compare(live, page)
+    page.get_by_role("link", name="Models").click()
+    page.get_by_role("link", name="pair", exact=True).click()
+    page.get_by_role("link", name="Files and API").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="Download").click()
     extract(Path(download.value.path()), tmp_path / "pair-2")
@@ -298,6 +326,7 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
     assert Model.open(tmp_path / "pair-2").sha256 == sha256
 
     page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("link", name="Versions and traffic").click()
     page.get_by_text("Split and shadow").click()
     _watch_a_shadow(live, page)
     page.get_by_role("textbox", name="New alias").fill("prod")
@@ -311,6 +340,8 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
     page.get_by_role("cell", name="version 2: 75 %, version 1: 25 %").wait_for()
     page.get_by_role("button", name="Remove", exact=True).click()
     page.get_by_text("There is no alias.").wait_for()
+    page.get_by_role("link", name="1", exact=True).click()
+    page.get_by_text("More", exact=True).click()
     page.get_by_role("button", name="Delete version 1").click()
     page.get_by_role("button", name="Delete version 1").wait_for(state="detached")
     assert live.http.get("/v1/models/pair").json()["versions"] == [2]

@@ -114,6 +114,7 @@ def test_the_console_reads_options_from_the_api() -> None:
     fields = declared_fields(TrainingOptions, JobOptions)
     assert [row["name"] for row in page] == [field.name for field in fields]
     form = (STATIC / "console" / "train.js").read_text()
-    assert "training.map(" in form
+    assert "training.filter(" in form
+    assert "options.map(" in form
     for row in rows:
         assert not re.search(rf"\b(?:name|id)=\"?{row['name']}\"", form), row["name"]

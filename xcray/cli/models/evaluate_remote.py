@@ -15,7 +15,7 @@ from xcray.cli.models.evaluation_rows import EvaluationRows
 from xcray.cli.models.predict import BATCH_ROWS, to_instances
 from xcray.data.dataset import Dataset
 from xcray.data.unseen import with_unseen
-from xcray.training.evaluation import EvaluationOptions, evaluate_each, measure_ranking
+from xcray.training.evaluation import EvaluationOptions, evaluate_each, label_hits, measure_ranking
 
 if TYPE_CHECKING:  # needs httpx
     from xcray.client import Client
@@ -54,7 +54,8 @@ def evaluate_on_server(
             "ms_per_row": 1e3 * seconds / truth.n_rows,
         }
         measures, drawn = measure_ranking(top, truth, ks, counts, data, how)
-        return {**entry, **measures}, drawn
+        hits = label_hits(top, truth)[: data.n_labels]
+        return {**entry, **measures, "label_hits": hits}, drawn
 
     return evaluate_each(evaluate, models, rows.path, options)
 

@@ -92,7 +92,8 @@ class JobFilter:
     """Which jobs to select: all given fields must match. Raises ParameterError.
 
     tenant: None selects the jobs of all tenants. status: one or several, each one of STATUSES.
-    created_after (inclusive), created_before: Unix seconds.
+    created_after (inclusive), created_before: Unix seconds. contains: a part of the name, in any
+    case.
     """
 
     tenant: str | None = "default"
@@ -104,6 +105,7 @@ class JobFilter:
     priority: int | None = None
     created_after: float | None = None
     created_before: float | None = None
+    contains: str | None = None
 
     def __post_init__(self) -> None:
         for unknown in set(self._statuses()) - set(STATUSES):
@@ -124,6 +126,9 @@ class JobFilter:
             conditions.append(JOBS.c.created >= format_utc(self.created_after))
         if self.created_before is not None:
             conditions.append(JOBS.c.created < format_utc(self.created_before))
+        if self.contains:
+            part = self.contains.lower()
+            conditions.append(sa.func.lower(JOBS.c.name).contains(part, autoescape=True))
         return conditions
 
     def _statuses(self) -> Sequence[str]:

@@ -46,6 +46,7 @@ ACTIONS: Final[dict[tuple[str, str], str]] = {
     ("POST", _REPOSITORY + "/models/{name}/unload"): "model.unload",
     ("POST", _REPOSITORY + "/index"): READ_ONLY,
     ("POST", "/v1/jobs:estimate"): READ_ONLY,
+    ("POST", "/v1/models:compare"): READ_ONLY,
     ("POST", "/v1/models/{reference}:predict"): READ_ONLY,
     ("POST", "/v1/models/{reference}:explain"): READ_ONLY,
     ("POST", "/v2/models/{name}/infer"): READ_ONLY,

@@ -20,7 +20,7 @@ from xcray.jobs.store.jobs import JobFilter, JobSubmission
 from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.model.model import Model
 from xcray.service.app_state import AppState, app_state_of
-from xcray.service.estimates import estimate_in_child
+from xcray.service.child_work import estimate_in_child
 from xcray.service.http import sse
 from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
@@ -160,6 +160,9 @@ def index(
     ] = None,
     kind: Annotated[Literal["train", "predict"] | None, Query()] = None,
     name: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
+    contains: Annotated[
+        str | None, Query(max_length=128, description="Part of the name, in any case.")
+    ] = None,
     model: Annotated[
         str | None,
         Query(min_length=1, max_length=128, description="The model that the job trains or uses."),
@@ -181,6 +184,7 @@ def index(
             status=status,
             kind=kind,
             name=name,
+            contains=contains,
             model=model,
             dataset_id=dataset,
             created_after=_to_unix_seconds("created_after", created_after),

@@ -14,7 +14,15 @@ from xcray.jobs.store.tokens import SCOPES, check_limits, check_scopes, create_t
 from xcray.service.app_state import app_state_of
 from xcray.service.http.auth import Admin, Caller
 from xcray.service.http.body import json_body, openapi_body
-from xcray.service.schemas.keys import AuditPage, AuditView, KeyPage, KeyRequest, KeyView, Me, NewKey
+from xcray.service.schemas.keys import (
+    AuditPage,
+    AuditView,
+    KeyPage,
+    KeyRequest,
+    KeyView,
+    Me,
+    NewKey,
+)
 from xcray.storage.atomic import check_name
 
 router = APIRouter(prefix="/v1", tags=["operations"])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -54,6 +54,12 @@ from xcray.service.schemas.models import (
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 ETAG_SEPARATOR = "."  # in the ETag of a model: the part before it is the same in every process
+ModelOrder: TypeAlias = Literal["name", "created", "P@1", "size"]
+ORDERS: Final[dict[str, Callable[[VersionView], Any]]] = {
+    "created": lambda version: version["created"],
+    "P@1": lambda version: version["measures"].get("P@1"),
+    "size": lambda version: version["n_bytes"],
+}
 _CARD: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}
 }
@@ -69,13 +75,16 @@ def index(
     loaded: Annotated[
         bool, Query(description="Only models with a version in the memory of this process.")
     ] = False,
+    sort: Annotated[
+        ModelOrder, Query(description="By name, or newest, best (P@1) or largest first.")
+    ] = "name",
     limit: Annotated[
         int | None, Query(ge=1, le=1000, description="Default: all models on one page.")
     ] = None,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """List models by name."""
+    """List models: by name, or by what is known of their latest versions."""
     app_state = app_state_of(request)
     names = app_state.registry_of(caller.tenant).names()
     if contains:
@@ -85,7 +94,12 @@ def index(
             name for name, _ in app_state.prediction.model_cache.loaded_versions(caller.tenant)
         }
         names = [name for name in names if name in in_memory]
-    start = bisect_right(names, page_token or "")  # a token is the last name of a page
+    # a token is the last name of a page; in another order than by name it can be gone
+    if sort == "name":
+        start = bisect_right(names, page_token or "")
+    else:
+        names = _largest_first(app_state.registry_of(caller.tenant), names, sort)
+        start = names.index(page_token) + 1 if page_token in names else 0
     shown = names[start:] if limit is None else names[start : start + limit]
     has_more = start + len(shown) < len(names)
     page = ModelPage(
@@ -319,6 +333,29 @@ def _etag(view: ModelView) -> str:
     return f"{shared_part[:-1]}{ETAG_SEPARATOR}{content_etag(to_json(view))[1:]}"
 
 
+def _largest_first(registry: Registry, names: list[str], order: ModelOrder) -> list[str]:
+    """Return names by their latest versions. Models that cannot be read, or have no P@1, are last.
+
+    Equal ones are in order of their names.
+    """
+    latest = {name: _latest(registry, name, registry.versions(name)) for name in names}
+    values: dict[str, Any] = {name: view and ORDERS[order](view) for name, view in latest.items()}
+    known = [name for name in names if values[name] is not None]
+    unknown = [name for name in names if values[name] is None]
+    return sorted(known, key=lambda name: values[name], reverse=True) + unknown
+
+
+def _latest(registry: Registry, name: str, versions: Sequence[int]) -> VersionView | None:
+    """Return the newest version; None if its manifest cannot be read.
+
+    One corrupt version then does not hide the others; `states` has its reason after the first
+    attempt to load it.
+    """
+    with suppress(Corrupt, OSError):
+        return version_view(registry.describe(name, versions[-1])) if versions else None
+    return None
+
+
 def _require_model(registry: Registry, name: str) -> str:
     """Return a name after checking that it has a version. Raises NotFound."""
     if not registry.versions(name):
@@ -349,16 +386,9 @@ def _set_summary(label_set: StoredLabelSet) -> SetSummary:
 
 
 def _model_view(app_state: AppState, tenant: str, name: str) -> ModelView:
-    """Return a model with at least one version.
-
-    `latest` is None if its manifest can't be read, so that one corrupt version does not hide the
-    others.
-    """
+    """Return a model with at least one version."""
     registry = app_state.registry_of(tenant)
     versions = registry.versions(_require_model(registry, name))
-    latest = None
-    with suppress(Corrupt, OSError):  # `states` reports it after the first attempt to load it
-        latest = version_view(registry.describe(name, versions[-1]))
     return ModelView(
         name=name,
         versions=versions,
@@ -370,7 +400,7 @@ def _model_view(app_state: AppState, tenant: str, name: str) -> ModelView:
         splits={
             alias: _route_view(route) for alias, route in registry.aliases.splits(name).items()
         },
-        latest=latest,
+        latest=_latest(registry, name, versions),
     )
 
 

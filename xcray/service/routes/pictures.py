@@ -8,9 +8,12 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from xcray.data.dataset import Dataset
 from xcray.errors import NotFound
+from xcray.jobs.job import TRAIN
+from xcray.jobs.states import SUCCEEDED
+from xcray.jobs.store.jobs import JobFilter
 from xcray.model.model import Model
 from xcray.plots.picture import FILE_WIDTH, Picture
-from xcray.plots.trainings import objective_picture, timeline_picture
+from xcray.plots.trainings import objective_picture, runs_picture, timeline_picture
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets.histograms import dataset_picture
 from xcray.service.http.auth import ModelReader, Reader
@@ -24,6 +27,7 @@ router = APIRouter()
 
 SVG: Final = "image/svg+xml"
 EVENT_PAGE: Final = 1000  # events per query
+MAX_RUNS: Final = 200  # trainings in a picture
 _PICTURE: dict[int | str, dict[str, Any]] = {
     200: {"content": {SVG: {"schema": {"type": "string"}}}},
     304: {"description": "Not modified."},
@@ -47,13 +51,14 @@ def model(
     version: int,
     picture: Annotated[str, Path(max_length=64)],
     width: Width = FILE_WIDTH,
+    panels: Annotated[int, Query(ge=1, le=100, description="Draw the first panels only.")] = 100,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Draw a picture of a version's training. `/report` lists the pictures that exist."""
     path = app_state_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
     title = f"{name}, version {version}"
     drawn = model_picture(Model.open(path, verify=False), picture, title)
-    return _picture_reply(request, drawn, width)
+    return _picture_reply(request, drawn._replace(panels=drawn.panels[:panels]), width)
 
 
 @router.get(
@@ -102,6 +107,31 @@ def dataset(
     record = app_state_of(request).store.datasets.get(dataset_id, caller.tenant)
     require_ready(record, dataset_id)
     return _picture_reply(request, dataset_picture(Dataset.open(record.path), record.name), width)
+
+
+@router.get(
+    "/v1/datasets/{dataset_id}/pictures/runs",
+    responses=_PICTURE,
+    response_class=Response,
+    tags=["data sets"],
+)
+def runs(
+    request: Request,
+    caller: Reader,
+    dataset_id: str,
+    width: Width = FILE_WIDTH,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Draw P@1 over the cost of the newest 200 trainings on a data set."""
+    store = app_state_of(request).store
+    record = store.datasets.get(dataset_id, caller.tenant)
+    selection = JobFilter(caller.tenant, status=SUCCEEDED, kind=TRAIN, dataset_id=record.id)
+    found = [
+        (job.spec["solver"], job.result["report"]["core_seconds"], job.result["measures"]["P@1"])
+        for job in store.jobs.list_page(selection, limit=MAX_RUNS)[0]
+        if job.result and "P@1" in job.result["measures"] and "core_seconds" in job.result["report"]
+    ]
+    return _picture_reply(request, runs_picture(found, record.name), width)
 
 
 def _picture_reply(request: Request, picture: Picture, width: int) -> Response:

@@ -95,9 +95,13 @@ class ExampleFeature(View):
 
 
 class ExampleRow(View):
-    """A row: `labels` are the first of `n_labels`, `features` the largest of `n_features`."""
+    """A row: `labels` are the first of `n_labels`, `features` the largest of `n_features`.
+
+    text: its beginning; null if the data set was not built from texts.
+    """
 
     row: int
+    text: str | None
     n_labels: int
     labels: list[str]
     n_features: int

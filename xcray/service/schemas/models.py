@@ -14,7 +14,7 @@ from xcray.api.model_replies import (
     ShareView,
     VersionView,
 )
-from xcray.service.schemas.base import WHOLE, HistogramView, Strict, View
+from xcray.service.schemas.base import REFERENCE_PATTERN, WHOLE, HistogramView, Strict, View
 
 Version = Annotated[int, Field(ge=1, le=2**31), WHOLE]
 
@@ -163,6 +163,38 @@ class DiffView(View):
     added: FirstLabels
     removed: FirstLabels
     changed: FirstLabels
+
+
+class ComparisonRequest(Strict):
+    """Two to five models, by reference, and the id or name of a READY data set."""
+
+    models: list[
+        Annotated[str, Field(max_length=140, json_schema_extra={"pattern": REFERENCE_PATTERN})]
+    ] = Field(
+        min_length=2,
+        max_length=5,
+        description="name, name:3 or name@alias. The differences are to the first.",
+    )
+    dataset: str = Field(min_length=1, max_length=64)
+
+
+class ComparisonView(View):
+    """Models on the same rows of a data set.
+
+    part: test or train. models: the "model", "solver", "params" that are not the defaults,
+    "seconds" and "core_seconds" of its training, "ms_per_row"; "measures" with their "intervals"
+    (standard error, low, high: 95 %, by `bootstrap`), "by_frequency" of the labels, and against the
+    first model "differences" with paired intervals, "labels_gained" and "labels_lost".
+    """
+
+    dataset: str
+    part: str
+    rows: int
+    rows_without_labels: int
+    labels: int
+    bootstrap: dict[str, Any]
+    warnings: list[dict[str, str]]
+    models: list[dict[str, Any]]
 
 
 class SetPage(View):

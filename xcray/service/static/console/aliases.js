@@ -1,21 +1,14 @@
 // Aliases of a model: the versions that answer, and how often a shadow agrees with them.
-import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { html } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, get, segment } from "./api.js";
-import { Button, count, duration, Field, Table, Trouble, useLoaded } from "./parts.js";
-
-const percent = (share) => (share === null || share === undefined ? "" : `${(100 * share).toFixed(1)} %`);
+import { aliasesOf, traffic } from "./models.js";
+import { Button, count, duration, Field, percent, Table, Trouble, useAction, useLoaded } from "./parts.js";
 
 export function Aliases({ model, version, reload }) {
-  const [failed, setFailed] = useState(null);
+  const [failed, perform] = useAction();
   const move = async (method, alias, question, body) => {
     if (!confirm(question)) return;
-    setFailed(null);
-    try {
-      await change(method, `/v1/models/${segment(model.name)}/aliases/${segment(alias)}`, body);
-      reload();
-    } catch (problem) {
-      setFailed(problem);
-    }
+    if (await perform(() => change(method, `/v1/models/${segment(model.name)}/aliases/${segment(alias)}`, body))) reload();
   };
   const set = (alias, body = { version }) => {
     const split = model.splits[alias] ? " Its traffic split or shadow ends." : "";
@@ -31,9 +24,9 @@ export function Aliases({ model, version, reload }) {
     set(fields.get("alias"), { ...(split ? { split } : { version }), ...(fields.get("shadow") && { shadow: { version: Number(fields.get("shadow")), share: copied } }) });
   };
   const others = (name) => html`<select id=${`alias-${name}`} name=${name}><option value="">none</option>${model.versions.filter((each) => each !== version).map((each) => html`<option value=${each}>${each}</option>`)}</select>`;
-  const names = Object.keys(model.aliases).filter((alias) => alias !== "latest");
+  const names = aliasesOf(model);
   return html`<h2>Aliases</h2><${Table} caption="Aliases" columns=${["alias", "answered by", "change"]} empty="There is no alias." rows=${names.map((alias) => [
-      alias, model.splits[alias] ? model.splits[alias].split.map((share) => `version ${share.version}: ${(100 * share.weight).toFixed(0)} %`).join(", ") + (model.splits[alias].shadow ? `, shadow ${model.splits[alias].shadow.version}: copies of ${percent(model.splits[alias].shadow.weight)}` : "") : `version ${model.aliases[alias]}`,
+      alias, traffic(model, alias),
       html`<${Button} scope="submit" disabled=${model.aliases[alias] === version && !model.splits[alias]} onClick=${() => set(alias)}>Set to version ${version}<//> <${Button} scope="submit" onClick=${() => move("DELETE", alias, `Remove the alias ${alias}? Requests to ${model.name}@${alias} are then refused.`)}>Remove<//>`])} />
     <form onSubmit=${submit} aria-label="New alias"><label>New alias for version ${version} <input name="alias" required pattern="[a-z0-9][a-z0-9._\\-]*" /></label> <${Button} type="submit" scope="submit">Set<//>
       ${model.versions.length > 1 && html`<details><summary>Split and shadow</summary><div class="fields">

@@ -8,24 +8,21 @@ const addressOf = (path) => new URL(path.slice(1), ROOT);
 export class Problem extends Error {
   constructor(status, body) {
     super(body.detail || body.error || `status ${status}`);
-    Object.assign(this, { status, hint: body.hint, code: body.code, scope: body.scope });
+    Object.assign(this, { status, hint: body.hint, code: body.code });
   }
 }
 
-// Scopes that the service named when it refused a request of this key.
-export const missingScopes = new Set();
+// The caller, from GET /v1/me: its tenant and its scopes.
+export const me = { tenant: "", scopes: [] };
+export const can = (scope) => me.scopes.includes(scope);
 
-// sent: the headers of the request. A late refusal of another key changes neither sign-in nor scopes.
+// sent: the headers of the request. A late refusal of another key does not sign this one out.
 function refuse(status, text, sent) {
   let body = {};
   try { body = JSON.parse(text); } catch { body = { detail: text.slice(0, 300) || `status ${status}` }; }
   const problem = new Problem(status, body);
-  if (sent.Authorization !== authorization().Authorization) return problem;
-  if (status === 401) window.dispatchEvent(new CustomEvent("sign-in", { detail: problem.message }));
-  if (status === 403 && problem.scope) {
-    missingScopes.add(problem.scope);
-    window.dispatchEvent(new CustomEvent("scopes"));
-  }
+  const isOurs = sent.Authorization === authorization().Authorization;
+  if (status === 401 && isOurs) window.dispatchEvent(new CustomEvent("sign-in", { detail: problem.message }));
   return problem;
 }
 

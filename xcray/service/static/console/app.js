@@ -1,18 +1,30 @@
 // The console: navigation, sign-in, and the page that the fragment of the address names.
 import { html, render, useEffect, useErrorBoundary, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { forgetKey, savedKey, saveKey } from "../session.js";
-import { missingScopes } from "./api.js";
+import { can, get, me } from "./api.js";
 import { Admin } from "./admin.js";
 import { Ask, judged } from "./ask.js";
+import { Compare } from "./compare.js";
 import { Dataset, Datasets } from "./datasets.js";
-import { Job, Jobs } from "./jobs.js";
-import { Model, Models } from "./models.js";
+import { Job } from "./job.js";
+import { Jobs } from "./jobs.js";
+import { Model } from "./model.js";
+import { Models } from "./models.js";
 import { Overview } from "./overview.js";
+import { Refused } from "./parts.js";
 import { Train } from "./train.js";
 
-const LINKS = { "": "Overview", datasets: "Data sets", train: "Train", jobs: "Jobs", models: "Models", ask: "Ask", admin: "Admin" };
-const PAGES = { "": Overview, datasets: Datasets, train: Train, jobs: Jobs, models: Models, ask: Ask, admin: Admin };
-const DETAILS = { datasets: Dataset, jobs: Job, models: Model };
+// Pages: name, component, component of one item, scope without which the page shows nothing.
+const PAGES = {
+  "": { name: "Overview", Page: Overview },
+  datasets: { name: "Data sets", Page: Datasets, Item: Dataset, scope: "read" },
+  train: { name: "Train", Page: Train, scope: "read" },
+  jobs: { name: "Jobs", Page: Jobs, Item: Job, scope: "read" },
+  models: { name: "Models", Page: Models, Item: Model },
+  ask: { name: "Ask", Page: Ask },
+  admin: { name: "Admin", Page: Admin, scope: "admin" },
+};
+const UNLISTED = { compare: { name: "Compare", Page: Compare, scope: "read" } };
 
 // "#/jobs/ID?a=b" -> page "jobs", id "ID", query {a: "b"}
 function place() {
@@ -21,53 +33,81 @@ function place() {
   return { page, id: id && decodeURIComponent(id), query: Object.fromEntries(new URLSearchParams(query || "")) };
 }
 
+// A page is made again for another item or question, not for another tab or version.
+const keyOf = ({ page, id, query: { tab, version, ...question } }) => JSON.stringify([page, id, question]);
+const focusMain = () => document.querySelector("main")?.focus();
+
 function SignIn({ reason, onKey }) {
   useEffect(() => document.getElementById("key").focus(), []);
   const submit = (event) => {
     event.preventDefault();
     onKey(new FormData(event.target).get("key"));
   };
-  return html`<main><h1>Sign in</h1><p role="alert">${reason}</p>
-    <form onSubmit=${submit}><div class="field"><label for="key">Key (xck_...)</label>
-      <input id="key" name="key" type="password" required autocomplete="off" /><small>It is kept in this tab only and sent as a header.</small></div>
-      <button class="main">Sign in</button></form></main>`;
+  return html`<main class="sign-in">
+    <h1>xcray</h1>
+    <p>Exact classification into many labels.</p>
+    <h2>Sign in</h2>
+    <p role="alert">${reason}</p>
+    <form onSubmit=${submit}>
+      <div class="field"><label for="key">Key (xck_...)</label>
+        <input id="key" name="key" type="password" required autocomplete="off" />
+        <small>It is kept in this tab only and sent as a header. An operator creates one with xcray keys create.</small></div>
+      <button class="main">Sign in</button>
+    </form></main>`;
 }
 
 // A page; an answer that it can't draw leaves the navigation and a message, not an empty window.
-function Content({ Page, id, query }) {
+function Content({ at }) {
   const [error] = useErrorBoundary();
   if (error) return html`<h1>This page cannot be shown</h1><p role="alert">${error.message}. Reload it; if that does not help, the service answers in a form that this console does not know.</p>`;
-  return Page ? html`<${Page} id=${id} query=${query} />` : html`<h1>There is no such page</h1>`;
+  const page = PAGES[at.page] ?? UNLISTED[at.page];
+  if (!page) return html`<h1>There is no such page</h1><p><a href="#/">Overview</a></p>`;
+  if (page.scope && !can(page.scope)) return html`<h1>${page.name}</h1><${Refused} scope=${page.scope} />`;
+  return html`<${(at.id && page.Item) || page.Page} id=${at.id} query=${at.query} />`;
+}
+
+function Header({ current, onSignOut }) {
+  return html`<header><a class="name" href="#/">xcray</a>
+    <nav aria-label="Pages">${Object.entries(PAGES).map(([page, { name }]) => html`
+      <a href=${`#/${page}`} aria-current=${page === current ? "page" : undefined}>${name}</a>`)}</nav>
+    <span class="last">${me.tenant !== "default" && html`<span title="tenant">${me.tenant}</span> `}<a href="docs">API</a>
+      ${savedKey() && html` <button type="button" onClick=${onSignOut}>Sign out</button>`}</span></header>`;
 }
 
 function App() {
   const [at, setAt] = useState(place());
-  const [reason, setReason] = useState(null);
-  const [, setScopes] = useState(0);
+  const [reason, setReason] = useState(null);  // why a key is needed
+  const [turn, setTurn] = useState(0);
+  const [isReady, setReady] = useState(false);
   useEffect(() => {
-    const moved = () => { setAt(place()); document.querySelector("main").focus(); };
+    const moved = () => setAt((old) => {
+      const next = place();
+      if (keyOf(next) !== keyOf(old)) setTimeout(focusMain);
+      return next;
+    });
     const refused = (event) => { forgetKey(); setReason(event.detail); };
-    const scopes = () => setScopes(missingScopes.size);
     addEventListener("hashchange", moved);
     addEventListener("sign-in", refused);
-    addEventListener("scopes", scopes);
-    return () => { removeEventListener("hashchange", moved); removeEventListener("sign-in", refused); removeEventListener("scopes", scopes); };
+    return () => { removeEventListener("hashchange", moved); removeEventListener("sign-in", refused); };
   }, []);
-  useEffect(() => { document.title = `xcray: ${LINKS[at.page] || "unknown page"}`; }, [at.page]);
+  useEffect(() => {
+    setReady(false);
+    get("/v1/me").then((found) => Object.assign(me, found)).catch(() => {}).finally(() => setReady(true));
+  }, [turn]);
+  useEffect(() => { document.title = `xcray: ${(PAGES[at.page] ?? UNLISTED[at.page])?.name ?? "unknown page"}`; }, [at.page]);
   const signIn = (key) => {
     saveKey(key);
-    missingScopes.clear();
     setReason(null);
-    setTimeout(() => document.querySelector("main").focus());
+    setReady(false);
+    setTurn(turn + 1);
+    setTimeout(focusMain);
   };
-  const signOut = () => { forgetKey(); missingScopes.clear(); judged.length = 0; setReason("Signed out."); };
+  const signOut = () => { forgetKey(); judged.length = 0; setReason("Signed out."); };
   if (reason !== null) return html`<${SignIn} reason=${reason} onKey=${signIn} />`;
-  const Page = (at.id && DETAILS[at.page]) || PAGES[at.page];
-  return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.querySelector("main").focus(); }}>Skip to the content</a>
-    <header><strong>xcray</strong>
-      <nav aria-label="Pages">${Object.entries(LINKS).map(([page, name]) => html`<a href=${`#/${page}`} aria-current=${page === at.page ? "page" : undefined}>${name}</a>`)}</nav>
-      <span class="last"><a href="docs">API</a>${" "}${savedKey() && html`<button type="button" onClick=${signOut}>Sign out</button>`}</span></header>
-    <main id="main" tabindex="-1"><${Content} key=${`${at.page}/${at.id}/${JSON.stringify(at.query)}`} Page=${Page} id=${at.id} query=${at.query} /></main>`;
+  const skip = (event) => { event.preventDefault(); focusMain(); };
+  return html`<a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
+    <${Header} current=${at.page} onSignOut=${signOut} />
+    <main id="main" tabindex="-1">${isReady && html`<${Content} key=${keyOf(at)} at=${at} />`}</main>`;
 }
 
 render(html`<${App} />`, document.body);

@@ -1,6 +1,7 @@
 // Ask a model: labels with scores and probabilities, and the words that count for a label.
 import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, get, saveFile, segment } from "./api.js";
+import { aliasesOf } from "./models.js";
 import { Button, count, Field, Table, Trouble, useLoaded } from "./parts.js";
 
 // Between the fields of a document, which is one text to the service.
@@ -79,25 +80,28 @@ function Answer({ question }) {
     ${shown !== undefined && html`<h2>${isAnswer ? "Why" : "Why not"} ${shown}</h2>`}<${Trouble} error=${whyError} />${why && why.label === shown && html`<${Words} text=${question.text} why=${why} />`}`;
 }
 
-// The names of the text fields of a model; one text for models without, and by version number.
-async function textFields(chosen, models) {
-  const [name, alias] = (chosen ?? "").split("@");
-  const model = models.find((each) => each.name === name);
-  if (!model) return ["Text"];
-  const version = alias ? await get(`/v1/models/${segment(name)}/versions/${model.aliases[alias]}`) : model.latest;
-  const fields = version.reading.text_fields ?? [];
-  return fields.length > 1 ? fields : ["Text"];
+// The version that a reference (name, name@alias, name:3) means.
+async function versionOf(reference, models) {
+  const [, name, mark, rest] = reference.match(/^([^:@]+)([:@]?)(.*)$/);
+  const version = (number) => get(`/v1/models/${segment(name)}/versions/${number}`);
+  if (mark === ":") return version(rest);
+  const model = models.find((each) => each.name === name) ?? await get(`/v1/models/${segment(name)}`);
+  return mark ? version(model.aliases[rest]) : model.latest;
 }
+
+// The names of the text fields of a version; one text for models without.
+const textFields = (version) => (version?.reading.text_fields?.length > 1 ? version.reading.text_fields : ["Text"]);
 
 export function Ask({ query }) {
   const [part, setPart] = useState("");
-  const [page, error] = useLoaded(() => get(`/v1/models?limit=${MAX_MODELS}&contains=${segment(part)}`), [part]);
+  const [page, error] = useLoaded(() => get(`/v1/models?limit=${MAX_MODELS}&sort=created&contains=${segment(part)}`), [part]);
   const [question, setQuestion] = useState(query.model && query.text ? { model: query.model, text: query.text, k: Number(query.k) || 5, probabilities: Boolean(query.p), allow: lines(query.allow), deny: lines(query.deny), thresholds: thresholdsOf((name) => query[name]) } : null);
   const [name, setName] = useState(query.model ?? null);
-  const names = !page ? [] : page.models.filter((model) => model.latest).flatMap((model) => [model.name, ...Object.keys(model.aliases).filter((alias) => alias !== "latest").map((alias) => `${model.name}@${alias}`)]);
+  const [wanted, setWanted] = useState(query.text ? Boolean(query.p) : true);  // probabilities, of models that have them
+  const names = !page ? [] : page.models.filter((model) => model.latest).flatMap((model) => [model.name, ...aliasesOf(model).map((alias) => `${model.name}@${alias}`)]);
   if (page && query.model && !names.includes(query.model)) names.unshift(query.model);
   const chosen = names.includes(name) ? name : names[0];
-  const [texts] = useLoaded(() => textFields(chosen, page?.models ?? []), [chosen, page]);
+  const [version] = useLoaded(async () => chosen && versionOf(chosen, page?.models ?? []), [chosen, page]);
   const submit = (event) => {
     event.preventDefault();
     const fields = new FormData(event.target);
@@ -107,11 +111,11 @@ export function Ask({ query }) {
   if (!names.length && !part) return html`<h1>Ask</h1><p>There is no model yet: <a href="#/train">train one</a>.</p>`;
   const isLong = part || page.next_page_token;  // a select of all models would be too long
   return html`<h1>Ask</h1><form onSubmit=${submit} aria-label="Ask">
-      ${(texts ?? ["Text"]).map((each, i, all) => html`<${Field} id=${`text${i || ""}`} label=${each} key=${each}><textarea id=${`text${i || ""}`} name="text" rows=${i || all.length === 1 ? 4 : 1} maxlength="100000" required=${i === 0}>${(query.text ?? "").split(SEPARATOR)[i] ?? ""}</textarea><//>`)}
+      ${textFields(version).map((each, i, all) => html`<${Field} id=${`text${i || ""}`} label=${each} key=${each}><textarea id=${`text${i || ""}`} name="text" rows=${i || all.length === 1 ? 4 : 1} maxlength="100000" required=${i === 0}>${(query.text ?? "").split(SEPARATOR)[i] ?? ""}</textarea><//>`)}
       <div class="fields">${isLong && html`<${Field} id="part" label="Part of the model's name" help=${`The first ${MAX_MODELS} of ${count(page.total)} models are listed`}><input id="part" type="search" value=${part} onChange=${(event) => setPart(event.target.value)} /><//>`}
       <${Field} id="ask-model" label="Model"><select id="ask-model" name="model" onChange=${(event) => setName(event.target.value)}>${names.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select><//>
       <${Field} id="k" label="Number of labels"><input id="k" name="k" type="number" min="1" max="100" required defaultValue=${query.k ?? 5} /><//>
-      <p><label><input type="checkbox" name="probabilities" defaultChecked=${Boolean(query.p)} /> Probabilities (of models that have them)</label></p></div>
+      <p><label><input type="checkbox" name="probabilities" checked=${wanted && Boolean(version?.calibrated)} disabled=${!version?.calibrated} onChange=${(event) => setWanted(event.target.checked)} /> Probabilities${version && !version.calibrated ? " (this model has none)" : ""}</label></p></div>
       <details open=${Boolean(query.allow || query.deny || query.min_score || query.min_probability)}><summary>Filters</summary><div class="fields">
         <${Field} id="allow" label="Only these labels" help="One per line; set:NAME for the labels of a label set"><textarea id="allow" name="allow" rows="3">${query.allow ?? ""}</textarea><//>
         <${Field} id="deny" label="Never these labels" help="In the same form"><textarea id="deny" name="deny" rows="3">${query.deny ?? ""}</textarea><//>

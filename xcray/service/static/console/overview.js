@@ -1,7 +1,9 @@
 // Readiness with reasons, queue, running jobs, models, requests per second and p99, disk.
 import { html, useRef } from "../vendor/htm-3.1.1/standalone.module.js";
-import { get, getText } from "./api.js";
-import { bytes, count, duration, Details, phaseOf, Status, Table, Trouble, useLoaded } from "./parts.js";
+import { can, get, getText, segment } from "./api.js";
+import { DemoData } from "./datasets.js";
+import { Progress } from "./jobs.js";
+import { bytes, count, duration, Details, percent, phaseOf, Status, Table, Time, Trouble, useLoaded } from "./parts.js";
 
 const LATENCY = "xcray_predict_duration_seconds_bucket";
 
@@ -21,11 +23,12 @@ function p99(found) {
 export function Overview() {
   const before = useRef(null);
   const [ready, readyError] = useLoaded(() => get("/readyz"), [], 3);
-  const [jobs, jobsError] = useLoaded(async () => ({
+  const [jobs, jobsError] = useLoaded(async () => can("read") && ({
     running: await get("/v1/jobs?status=RUNNING&limit=100"), waiting: await get("/v1/jobs?status=PENDING&limit=100"),
   }), [], 3);
-  const [models, modelsError] = useLoaded(async () => ({ loaded: (await get("/v1/models?loaded=true&limit=100")).models, total: (await get("/v1/models?limit=1")).total }), [], 10);
+  const [models, modelsError] = useLoaded(async () => ({ loaded: (await get("/v1/models?loaded=true&limit=100")).models, newest: await get("/v1/models?limit=5&sort=created") }), [], 10);
   const [metrics, metricsError] = useLoaded(async () => {
+    if (!can("metrics")) return null;
     const found = samples(await getText("/metrics")), now = performance.now() / 1000;
     const requests = total(found, "xcray_http_requests_total");
     const old = before.current;
@@ -41,17 +44,16 @@ export function Overview() {
       ["Service", ready.ready ? "ready" : `not ready: ${ready.reasons.join(", ") || "sign in for the reasons"}`],
       ["Degraded", ready.degraded.join(", ")],
       ["Waiting jobs", number(jobs?.waiting)], ["Running jobs", number(jobs?.running)],
-      ["Models", models && `${count(models.total)}, ${count(live.length)} in memory`],
+      ["Models", models && `${count(models.newest.total)}, ${count(live.length)} in memory`],
       ["Requests", metrics?.rate], ["p99 of predictions", metrics?.p99],
       ["Disk", metrics && `${bytes(metrics.free)} free of ${bytes(metrics.size)}`],
     ]} />`}
     ${metricsError && html`<p class="note">Requests, p99 and disk: ${metricsError.message}.</p>`}
-    ${models?.total === 0 && html`<h2>First steps</h2><ol><li><a href="#/datasets">Upload a file</a> of texts with labels.</li><li><a href="#/train">Train</a> a model on it.</li><li><a href="#/ask">Ask</a> the model.</li></ol>`}
-    <h2>Running jobs</h2>
-    ${jobs && html`<${Table} caption="Running jobs" columns=${["name", "status", "phase", "progress", "time left"]} empty="No job is running." rows=${jobs.running.jobs.map((job) => [
-      html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, html`<${Status} value=${job.status} />`, phaseOf(job),
-      job.progress.total ? html`<progress max=${job.progress.total} value=${job.progress.done} aria-label="progress"></progress>` : "", duration(job.progress.eta),
-    ])} />`}
+    ${models?.newest.total === 0 && html`<h2>First steps</h2><ol><li><a href="#/datasets">Upload a file</a> of texts with labels, or use demo data.</li><li><a href="#/train">Train</a> a model on it.</li><li><a href="#/ask">Ask</a> the model.</li></ol><${DemoData} />`}
+    ${models?.newest.total > 0 && html`<h2>Newest models</h2><${Table} caption="Newest models" columns=${["name", "P@1#", "created", ""]} rows=${models.newest.models.map(({ name, latest }) => [
+      html`<a href=${`#/models/${segment(name)}`}>${name}</a>`, percent(latest?.measures["P@1"]), html`<${Time} at=${latest?.created} />`, html`<a href=${`#/ask?model=${segment(name)}`}>Ask</a>`])} />`}
+    ${jobs && html`<h2>Running jobs</h2><${Table} caption="Running jobs" columns=${["name", "status", "progress"]} empty="No job is running." rows=${jobs.running.jobs.map((job) => [
+      html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, html`<${Status} value=${job.status} /> ${phaseOf(job)}`, html`<${Progress} job=${job} />`])} />`}
     <h2>Models in memory</h2>
     ${models && html`<${Table} caption="Models in memory" columns=${["name", "versions"]} empty="None; the first request loads a model." rows=${live.map((model) => [
       html`<a href=${`#/models/${model.name}`}>${model.name}</a>`, model.states.filter((state) => state.state === "LOADED").map((state) => state.version).join(", ")])} />`}`;

@@ -2,7 +2,7 @@
 import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { get, segment } from "./api.js";
 import { Picture } from "./pictures.js";
-import { Button, count, Table, Trouble, useLoaded, when } from "./parts.js";
+import { Button, count, Table, Time, Trouble, useLoaded } from "./parts.js";
 
 // running: the timeline is read again every few seconds.
 export function Timeline({ id, running }) {
@@ -19,6 +19,6 @@ export function Events({ events }) {
   const [all, setAll] = useState(false);
   const shown = [...events].reverse().slice(0, all ? undefined : 10);
   const text = (kind, { time, ...more }) => Object.entries(more).filter(([, value]) => value !== null && value !== "").map(([name, value]) => `${name === kind ? "" : `${name}: `}${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
-  return html`<h2>Events</h2><${Table} caption="Events" columns=${["time (UTC)", "event", "details"]} empty="No event yet." rows=${shown.map(([kind, data]) => [when(data.time), kind, text(kind, data)])} />
+  return html`<h2>Events</h2><${Table} caption="Events" columns=${["time", "event", "details"]} empty="No event yet." rows=${shown.map(([kind, data]) => [html`<${Time} at=${data.time} />`, kind, text(kind, data)])} />
     ${events.length > shown.length && html`<${Button} onClick=${() => setAll(true)}>All ${count(events.length)} events<//>`}`;
 }

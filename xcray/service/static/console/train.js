@@ -1,9 +1,11 @@
 // The form of a training, made from the solvers' own parameter tables.
 import { html, useRef, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment } from "./api.js";
-import { Button, Details, Field, Trouble, bytes, count, duration, setOptions, useLoaded } from "./parts.js";
+import { DemoData } from "./datasets.js";
+import { Button, Details, Field, NAME, Trouble, bytes, count, duration, setOptions, useLoaded } from "./parts.js";
 
 const MIB = 2 ** 20;
+const AUTO = "auto", AUTO_SOLVER = "ppdsparse", AUTO_MEASURE = "P@1+nDCG@5";
 
 // "0 <= value <= 1" in words, from the limits of a parameter.
 function range({ low, high, above }) {
@@ -46,6 +48,16 @@ function Estimate({ of }) {
   ]} /></section>`;
 }
 
+// Whether parameters are chosen on held-out training rows, and for which measure. of: the declared option.
+function Auto({ of, value }) {
+  const [isOn, setOn] = useState(Boolean(value));
+  const id = `option-${of.name}`;
+  const help = `${of.help[0].toUpperCase()}${of.help.slice(1)}. It takes the work of about two more trainings, and more for options of the texts: Estimate says how much.`;
+  return html`<fieldset><legend>Parameters</legend>
+    <label><input type="checkbox" checked=${isOn} onChange=${(event) => setOn(event.target.checked)} /> Choose parameters and text options for me</label>
+    ${isOn && html`<${Field} id=${id} label="for this measure" help=${help}><input id=${id} name=${id} required pattern="[A-Za-z0-9@+]+" maxlength=${of.high} defaultValue=${value || AUTO_MEASURE} /><//>`}</fieldset>`;
+}
+
 export function Train({ query }) {
   const key = useRef(newKey());  // the same for a repeated click, so that it creates one job
   const lastBody = useRef("");
@@ -62,10 +74,10 @@ export function Train({ query }) {
   const { training, sets, job } = found, old = job?.spec || {};
   const solvers = found.solvers.filter((each) => !each.baseline || each.name === old.solver);
   const solver = solvers.find((each) => each.name === (name ?? old.solver)) || solvers[0];
-  const given = job ? setOptions(training, job) : {};
+  const given = job ? setOptions(training, job) : {}, auto = training.find((each) => each.name === AUTO), options = training.filter((each) => each !== auto);
   const bodyOf = (form) => {
     const fields = new FormData(form);
-    return { dataset: fields.get("dataset"), model: fields.get("model"), solver: solver.name, params: values(fields, solver.parameters, "param"), ...values(fields, training, "option") };
+    return { dataset: fields.get("dataset"), model: fields.get("model"), solver: solver.name, params: values(fields, solver.parameters, "param"), ...values(fields, options, "option"), ...(fields.get(`option-${AUTO}`) && { [AUTO]: fields.get(`option-${AUTO}`) }) };
   };
   const perform = async (action) => {
     setSending(true);
@@ -90,14 +102,15 @@ export function Train({ query }) {
       location.hash = `#/jobs/${(await change("POST", "/v1/jobs", body, { "Idempotency-Key": key.current })).id}`;
     });
   };
-  if (!sets.length) return html`<h1>Train</h1><p>There is no data set that is READY: <a href="#/datasets">upload a file</a>.</p>`;
+  if (!sets.length) return html`<h1>Train</h1><p>There is no data set that is READY: <a href="#/datasets">upload a file</a>, or try the demo data.</p><${DemoData} />`;
   return html`<h1>Train</h1><form onSubmit=${submit} aria-label="Train"><div class="fields">
       <${Field} id="dataset" label="Data set"><select id="dataset" name="dataset">${sets.map((set) => html`<option value=${set.id} selected=${set.id === (query.dataset ?? old.dataset)}>${set.name} (${set.created.slice(0, 16)})</option>`)}</select><//>
-      <${Field} id="model" label="Model" help="Name under which it is published"><input id="model" name="model" required defaultValue=${query.model ?? old.name ?? ""} /><//>
+      <${Field} id="model" label="Model" help="Name under which it is published"><input id="model" name="model" required pattern=${NAME} title="Lower-case letters, digits, . _ -" defaultValue=${query.model ?? old.name ?? ""} /><//>
       <${Field} id="solver" label="Solver" help=${solver.help}><select id="solver" name="solver" onChange=${(event) => setName(event.target.value)}>${solvers.map((each) => html`<option value=${each.name} selected=${each.name === solver.name}>${each.name}</option>`)}</select><//>
     </div>
+    ${solver.name === AUTO_SOLVER && html`<${Auto} of=${auto} value=${job ? given[AUTO] ?? "" : AUTO_MEASURE} />`}
     <details open=${Object.keys(old.params || {}).length > 0}><summary>Parameters of ${solver.name}</summary><div class="fields" key=${solver.name}>${solver.parameters.map((each) => html`<${Parameter} of=${each} value=${solver.name === old.solver ? old.params?.[each.name] : undefined} />`)}</div></details>
-    <details open=${Object.keys(given).length > 0}><summary>Options</summary><div class="fields">${training.map((each) => html`<${Parameter} of=${each} id=${`option-${each.name}`} value=${given[each.name]} />`)}</div></details>
+    <details open=${Object.keys(given).some((name) => name !== AUTO)}><summary>Options</summary><div class="fields">${options.map((each) => html`<${Parameter} of=${each} id=${`option-${each.name}`} value=${given[each.name]} />`)}</div></details>
     <p><${Button} type="submit" class="main" scope="submit" disabled=${sending}>Train<//> <${Button} scope="submit" disabled=${sending} onClick=${(event) => showEstimate(event.target.form)}>Estimate<//></p>
     <${Trouble} error=${failed} />${estimate && html`<${Estimate} of=${estimate} />`}</form>`;
 }

@@ -1,7 +1,7 @@
 // The form that uploads a file: its first rows, and how they are read.
 import { html, useRef, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, newKey, upload } from "./api.js";
-import { Button, Field, Table, Trouble } from "./parts.js";
+import { Button, Field, NAME, Table, Trouble } from "./parts.js";
 import { DELIMITERS, firstRows, guessDelimiter, longestColumn, readHead } from "./preview.js";
 
 const FORMATS = ["jsonl", "csv", "tsv", "fasttext", "svmlight", "xc", "parquet", "npz"];
@@ -135,7 +135,7 @@ export function Upload() {
   const isTable = Boolean(DELIMITERS[how.format]);
   return html`<form onSubmit=${submit} aria-label="Upload"><div class="fields">
       <${Field} label="File" id="file"><input id="file" type="file" required onChange=${choose} /><//>
-      <${Field} label="Name" id="name" help="Lower-case letters, digits, . _ -"><input id="name" required maxlength="64" value=${how.name} onInput=${(event) => set({ name: event.target.value })} /><//>
+      <${Field} label="Name" id="name" help="Lower-case letters, digits, . _ -"><input id="name" required pattern=${NAME} title="Lower-case letters, digits, . _ -" value=${how.name} onInput=${(event) => set({ name: event.target.value })} /><//>
       <${Field} label="Format" id="format"><select id="format" value=${how.format} onChange=${(event) => read({ ...how, format: event.target.value, delimiter: (DELIMITERS[event.target.value] ?? [","])[0] })}>${FORMATS.map((name) => html`<option value=${name}>${name}</option>`)}</select><//>
       ${isTable && DELIMITERS[how.format].length > 1 && html`<${Field} label=${LABELS.delimiter} id="delimiter"><select id="delimiter" value=${how.delimiter} onChange=${(event) => read({ ...how, delimiter: event.target.value })}>${DELIMITERS[how.format].map((mark) => html`<option value=${mark}>${DELIMITER_NAMES[mark]}</option>`)}</select><//>`}
       ${TEXTS.includes(how.format) && html`<${Columns} shown=${shown} how=${how} set=${set} />

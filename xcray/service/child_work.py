@@ -1,9 +1,9 @@
-"""Estimate of a training before it is submitted, made by a child process.
+"""Work of requests in a child process: estimates of trainings, and comparisons of models.
 
-Usage of the child: python -m xcray.service.estimates PARENT_PID < SPEC.json
+Usage of the child: python -m xcray.service.child_work PARENT_PID < REQUEST.json
 
-The child solves some labels for about two seconds, which would slow down the predictions of the
-service. It prints {"estimate": ...} or {"problem": ...}.
+The child computes for seconds, which would slow down the predictions of the service. It prints
+{"reply": ...} or {"problem": ...}.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from xcray.system.child_process import inherited_environment, limit_this_process
 from xcray.training.auto_params import selection_seconds
 from xcray.training.capacity.disk import free_bytes
 from xcray.training.capacity.preflight import Estimate, check_fits, memory_limits
+from xcray.training.evaluation import evaluate_models
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import estimate_training
 
-MAX_SECONDS: Final = 120  # of an estimate
+MAX_SECONDS: Final = 120  # of a child
 CLASS_OF_CODE: Final = {
     kind.code: kind for kind in (Corrupt, NotFound, ParameterError, Unavailable)
 }
@@ -38,25 +39,39 @@ def estimate_in_child(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     spec: of `TrainSpec`. folder: where its files and the model would be written. Raises Corrupt,
     NotFound and ParameterError as a training would, and Refused if no estimate is possible.
     """
-    command = [sys.executable, "-m", "xcray.service.estimates", str(os.getpid())]
+    hint = "submit the job, which checks again"
+    return _in_child("estimate", {"spec": spec, "folder": str(folder)}, hint)
+
+
+def compare_in_child(models: Mapping[str, Path], dataset: Path) -> dict[str, Any]:
+    """Return the comparison of models on the held-out rows of a data set, see `ComparisonView`.
+
+    models: directories by reference. Raises Corrupt, NotFound, ParameterError, and Refused if the
+    models do not fit the data set or it takes too long.
+    """
+    paths = {name: str(path) for name, path in models.items()}
+    hint = "use xcray evaluate for large data sets"
+    return _in_child("compare", {"models": paths, "dataset": str(dataset)}, hint)
+
+
+def _in_child(task: str, request: Mapping[str, Any], hint: str) -> dict[str, Any]:
+    """Return the reply of a child. hint: what to do if it takes too long. Raises as above."""
+    command = [sys.executable, "-m", "xcray.service.child_work", str(os.getpid())]
     try:
         child = subprocess.run(
             command,
-            input=json.dumps({"spec": spec, "folder": str(folder)}),
+            input=json.dumps({"task": task, **request}),
             stdout=subprocess.PIPE,
             text=True,
             env=inherited_environment(),
             timeout=MAX_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise Refused(
-            f"the estimate took longer than {MAX_SECONDS} s; submit the job, which checks again",
-            code="TIME_LIMIT",
-        ) from None
+        raise Refused(f"this took longer than {MAX_SECONDS} s; {hint}", code="TIME_LIMIT") from None
     outcome = json.loads(child.stdout) if child.stdout else {}
-    if "estimate" in outcome:
-        return dict(outcome["estimate"])
-    default = {"code": "ESTIMATE_DIED", "message": "the estimate ended early; see the server log"}
+    if "reply" in outcome:
+        return dict(outcome["reply"])
+    default = {"code": "CHILD_DIED", "message": "its process ended early; see the server log"}
     problem = outcome.get("problem", default)
     raise CLASS_OF_CODE.get(problem["code"], Refused)(problem["message"], code=problem["code"])
 
@@ -93,23 +108,46 @@ def _problem_of(estimate: Estimate, limits: Mapping[str, int], folder: Path) -> 
     return None
 
 
+def estimate(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the estimate that a request asks for."""
+    return estimate_fields(TrainSpec.from_dict(request["spec"]), Path(request["folder"]))
+
+
+def compare(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the comparison that a request asks for."""
+    document = evaluate_models(list(request["models"].values()), request["dataset"])
+    for reference, each in zip(request["models"], document["models"], strict=True):
+        each["model"] = reference
+    return document
+
+
+TASKS: Final = {"estimate": estimate, "compare": compare}
+
+
 def main(arguments: list[str]) -> int:
-    """Estimate the training whose spec is on standard input; return 0 on success."""
+    """Do the work that standard input asks for; return 0 on success."""
     request = json.load(sys.stdin)
     limit_this_process(int(arguments[0]), MAX_SECONDS)
-    spec, folder = TrainSpec.from_dict(request["spec"]), Path(request["folder"])
     try:
-        outcome = {"estimate": estimate_fields(spec, folder)}
+        outcome = {"reply": TASKS[request["task"]](request)}
     except XcrayError as error:
-        message = error.message.replace(f"{Path(spec.dataset).parent}/", "")
+        message = error.message
+        for path in _paths(request):
+            message = message.replace(f"{Path(path).parent}/", "")
         outcome = {"problem": {"code": error.code, "message": message}}
     except MemoryError:
-        outcome = {"problem": {"code": "MEMORY", "message": "no memory is left for an estimate"}}
+        outcome = {"problem": {"code": "MEMORY", "message": "no memory is left for this"}}
     except Exception:  # a bug in xcray: the traceback goes to the log
         traceback.print_exc()
         return 1
     print(json.dumps(outcome))
-    return 0 if "estimate" in outcome else 1
+    return 0 if "reply" in outcome else 1
+
+
+def _paths(request: Mapping[str, Any]) -> list[str]:
+    """Return the paths of a request, whose folders no message names."""
+    dataset = request.get("dataset") or request["spec"]["dataset"]
+    return [dataset, *request.get("models", {}).values()]
 
 
 if __name__ == "__main__":
