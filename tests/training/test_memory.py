@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,21 @@ def test_packed_lists_are_the_same_for_any_budget(
     )
     keys = list(row_ranges(W.indptr, budget // 8))
     assert len(ticks) == len(results) + len(keys)
+
+
+def test_one_piece_of_packed_lists_is_in_memory_at_a_time(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Wide lists have 3 bytes per entry of 8: a budget of entries, and less than half on top."""
+    n_labels, per_label, budget = 70_000, 60, 8 << 20
+    columns = 50 * np.arange(per_label) + rng.integers(0, 50, (n_labels, per_label))
+    values = rng.standard_normal(columns.size)
+    W = csr(np.arange(n_labels + 1) * per_label, columns.ravel(), values, 50 * per_label)
+    tracemalloc.start()
+    packed.write_lists(tmp_path / "l.arrow", W, np.zeros(n_labels, np.float32), budget)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.6 * budget
 
 
 @pytest.mark.parametrize("seed", range(12))

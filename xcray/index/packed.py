@@ -148,6 +148,7 @@ def write_lists(
     with BlobWriter(path, size, columns, head) as out:
         for offset, piece in packed_pieces(W, plan, budget):
             out.write(offset, piece)
+            del piece
             tick()
         for first, stop in row_ranges(W.indptr, budget // ENTRY_BYTES):
             part = key_arrays(W, first, stop)
@@ -266,7 +267,9 @@ def packed_pieces(W: CSR, plan: PackingPlan, budget: int) -> Iterator[tuple[int,
             W.n_rows,
             out,
         )
+        del rows, weights
         yield begin, out
+        del out  # the memory of two pieces would be needed for a moment
 
 
 def row_ranges(indptr: Int64, max_entries: int) -> Iterator[tuple[int, int]]:
