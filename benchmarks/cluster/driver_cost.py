@@ -20,12 +20,12 @@ from xcray.training.block_store import PENDING_BYTES, SYNC_SECONDS, BlockStore
 from xcray.workers.timeline import DONE, Span, Timeline
 
 FEATURES, WEIGHTS = 135_909, 609  # of the shape of Amazon-670K, per label
-BLOCKS, LABELS = 64, 50  # of a part that is measured
+BLOCKS, LABELS = 22, 150  # of a part that is measured: batches of 64 workers
 BATCH_LABELS: Final = 200  # of a span that is measured
 
 
 class DriverCost(NamedTuple):
-    """Processor seconds per batch (timeline), per part, and per byte of weights."""
+    """Processor seconds per batch (with its span), per part, and per byte of weights."""
 
     batch: float
     part: float
@@ -43,16 +43,19 @@ def driver_cost() -> DriverCost:
     n_labels = BLOCKS * LABELS
     with tempfile.TemporaryDirectory(prefix="xcray-bench-") as name:
         store = BlockStore(Path(name), {}, n_labels=n_labels, n_features=FEATURES)
-        blocks = [_block(np.arange(LABELS) + LABELS * i, WEIGHTS) for i in range(BLOCKS)]
+        labels = [np.arange(LABELS) + LABELS * i for i in range(BLOCKS)]
+        full, small = ([_block(each, n) for each in labels] for n in (WEIGHTS, 1))
 
         def commit(own: list[SolvedLabels]) -> None:
             for block in own:
                 store.add(block._replace(checksum=uuid.uuid4().hex))  # another name for the part
             store.sync()
 
-        whole, part = _least(lambda: commit(blocks)), _least(lambda: commit([_block([0], 5)]))
-        labels = tuple(range(BATCH_LABELS))
-        spans = [Span("w", Task(i, labels, 1.0), 0.0, 1.0, DONE) for i in range(200)]
+        part, blocks, whole = (
+            _least(lambda own=own: commit(own)) for own in (small[:1], small, full)
+        )
+        tasks = [Task(i, tuple(range(BATCH_LABELS)), 1.0) for i in range(200)]
+        spans = [Span("w", task, 0.0, 1.0, DONE) for task in tasks]
         with Timeline(Path(name)) as timeline:
 
             def record() -> None:
@@ -60,8 +63,8 @@ def driver_cost() -> DriverCost:
                     timeline.add(span)
                 timeline.flush()
 
-            batch = _least(record) / len(spans)
-    return DriverCost(batch, part, max(whole - part, 0.0) / (8 * n_labels * WEIGHTS))
+            batch = _least(record) / len(spans) + max(blocks - part, 0.0) / (BLOCKS - 1)
+    return DriverCost(batch, part, max(whole - blocks, 0.0) / (8 * n_labels * (WEIGHTS - 1)))
 
 
 def _block(labels: list[int] | np.ndarray, weights: int) -> SolvedLabels:
