@@ -1,27 +1,44 @@
-"""Processor time of the driver for what follows a finished batch: its timeline and its part."""
+"""Processor time and memory of the driver for what follows a finished batch.
+
+`python -m benchmarks.cluster.driver_cost [--labels 10000000]`
+
+Per batch: its span and its place in a part; per part; per byte of weights; and per message of Ray,
+by one worker that returns the weights of a batch at once, in the process of the driver, with all
+its threads. Memory: of the schedule and of the places of finished labels, for --labels labels.
+"""
 
 from __future__ import annotations
 
+import resource
 import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
+from benchmarks.harness import run_benchmark
 from xcray.arrays import csr, frozen
 from xcray.kernels.training.ppdsparse.state import STATE
+from xcray.schedule.calls import Call
 from xcray.schedule.events import Task
+from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.system.memory import anonymous_bytes
 from xcray.training.block_store import PENDING_BYTES, SYNC_SECONDS, BlockStore
+from xcray.workers.pool import TaskWorker
+from xcray.workers.ray.pool import RayPool, training_session
 from xcray.workers.timeline import DONE, Span, Timeline
+from xcray.workers.worker_group import CallResult
 
 FEATURES, WEIGHTS = 135_909, 609  # of the shape of Amazon-670K, per label
 BLOCKS, LABELS = 22, 150  # of a part that is measured: batches of 64 workers
 BATCH_LABELS: Final = 200  # of a span that is measured
+MESSAGES: Final = 200  # calls of a Ray worker
 
 
 class DriverCost(NamedTuple):
@@ -67,6 +84,87 @@ def driver_cost() -> DriverCost:
     return DriverCost(batch, part, max(whole - blocks, 0.0) / (8 * n_labels * (WEIGHTS - 1)))
 
 
+@dataclass(frozen=True)
+class ReadyBatch:
+    """Task of a worker that returns the same batch at once."""
+
+    counter: ClassVar[tuple[str, str]] = ("xcray_labels_returned", "Labels of batches")
+
+    def warm_up(self, local: Any = None) -> None:
+        """Do nothing: there are no kernels."""
+
+    def open(self) -> SolvedLabels:
+        """Make the batch."""
+        return _block(np.arange(LABELS), WEIGHTS)
+
+    def load(self, *shared: Any) -> SolvedLabels:
+        """Make the batch."""
+        return self.open()
+
+    def decode_result(self, result: SolvedLabels) -> SolvedLabels:
+        """Return the batch as it arrived."""
+        return result
+
+    def solve(self, local: SolvedLabels, labels: Any, stopped: Any = None) -> SolvedLabels:
+        """Return the batch."""
+        return local
+
+
+def message_seconds() -> float:
+    """Return the processor seconds of the driver per call of a Ray worker that returns a batch."""
+    pool = RayPool(ReadyBatch(), 1, training_session(None, 1), "messages", tuple)
+    pool.open()
+    try:
+        worker = wait_for_worker(pool)
+        for measured in (False, True):
+            began = time.process_time()
+            for _ in range(MESSAGES):
+                pool.submit(Call(worker, TaskWorker.solve, np.arange(LABELS, dtype=np.int32)))
+            left = MESSAGES
+            while left:
+                left -= sum(isinstance(each, CallResult) for each in pool.wait(1.0))
+            if measured:
+                return (time.process_time() - began) / MESSAGES
+    finally:
+        pool.close()
+    raise AssertionError("both turns were run")
+
+
+def wait_for_worker(pool: RayPool) -> str:
+    """Return the only worker, once it is ready."""
+    while not pool.available:
+        pool.wait(1.0)
+    return pool.available[0]
+
+
+def memory_per_label(labels: int) -> dict[str, float]:
+    """Return the bytes per label of the schedule and of a block store."""
+    with tempfile.TemporaryDirectory(prefix="xcray-bench-") as name:
+        before = anonymous_bytes() or 0
+        schedule = LabelScheduler(np.arange(labels), np.ones((labels, 3)), (1.0, 1.0, 1.0))
+        between = anonymous_bytes() or 0
+        store = BlockStore(Path(name), {}, n_labels=labels, n_features=FEATURES)
+        store.lengths.fill(1)
+        after = anonymous_bytes() or 0
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    del schedule, store
+    return {
+        "schedule": (between - before) / labels,
+        "places": (after - between) / labels,
+        "peak_bytes": peak,
+    }
+
+
+def measure(options: Any, folder: Path) -> dict[str, Any]:
+    """Return all figures."""
+    return {
+        "benchmark": "driver_cost",
+        "memory": memory_per_label(options.labels),
+        **driver_cost()._asdict(),
+        "message": message_seconds(),
+    }
+
+
 def _block(labels: list[int] | np.ndarray, weights: int) -> SolvedLabels:
     """Return random weights of some labels."""
     rng, n = np.random.default_rng(0), len(labels)
@@ -84,3 +182,17 @@ def _least(run: Callable[[], None]) -> float:
         run()
         times.append(time.thread_time() - began)
     return min(times)
+
+
+def main() -> None:
+    """Measure and print the JSON."""
+    run_benchmark(
+        measure,
+        __doc__,
+        quick={"labels": 100_000},
+        labels={"type": int, "default": 10_000_000},
+    )
+
+
+if __name__ == "__main__":
+    main()
