@@ -144,21 +144,21 @@ class ChunkTask:
         tally = ErrorCollector(MAX_REASONS, spec.on_error == "skip")
         ids, answers = list[pa.Array](), list[SearchResult]()
         counts = InputCounts()
-        for rows in timer.iterate("reading", self._read_rows(chunk, state, tally)):
-            for step in _split_steps(rows):
+        for read in timer.iterate("reading", self._read_rows(chunk, state, tally)):
+            for step in _split_steps(read):
                 if stopped():
                     raise Stopped(
                         "stopped on request; finished parts are kept, the next run does the rest"
                     )
                 with timer("features"):
-                    X = state.predictor.features(step.rows)
+                    rows = state.predictor.encode(step.rows)
+                    X = state.predictor.features(rows)
                     counts = self._count(chunk, counts, step, X, state)
                 with timer("search"):
                     answers.append(
                         state.predictor.search(
-                            step.rows,
+                            rows,
                             spec.top_k,
-                            features=X,
                             allow=state.label_filter,
                             probabilities=spec.needs_probabilities,
                         )
@@ -290,7 +290,7 @@ def warm_kernels(state: ChunkState, spec: BatchPredictSpec) -> None:
         probabilities=spec.needs_probabilities,
     )
     if model.text is not None:
-        state.predictor.features(["warm up"])
+        state.predictor.encode(["warm up"])
     if spec.format in ("svmlight", "xc"):
         warm_parser()
 

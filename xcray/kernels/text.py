@@ -418,41 +418,46 @@ def vectorize_texts(
     """
     known, how, known_stems = _named(vocabulary, rules, stems)
     weights = TermWeights(weighing[0], weighing[1])
-    return _vectorize(text, starts, form, known, how, known_stems, weights)
+    no_words, no_ends = np.empty(0, np.uint8), np.empty(0, np.int64)
+    indptr, indices, values, _, _, most = _vectorize(
+        text, starts, form, known, how, known_stems, weights, no_words, no_ends
+    )
+    return indptr, indices, values, most
 
 
 @numba.njit(nogil=True, cache=True)
-def split_texts(
-    text: Any, starts: Int64, form: Any, vocabulary: Any, rules: Any, stems: Any
-) -> tuple[Any, Int64]:
-    """Return the words of texts (uint8, each followed by SEPARATOR), and where each row ends.
+def read_texts(
+    text: Any, starts: Int64, form: Any, vocabulary: Any, rules: Any, stems: Any, weighing: Any
+) -> tuple[Int64, Int32, Float32, Any, Int64, int]:
+    """Return what `vectorize_texts` does, with the words of the rows before the largest count.
 
-    A further SEPARATOR is between the texts of a row. Arguments: as for `vectorize_texts`; if a
-    text is marked as `MISSED`, its words are missing.
+    words: uint8, each word followed by SEPARATOR, and a further one between the texts of a row,
+    without categories; ends: where each row ends.
     """
     known, how, known_stems = _named(vocabulary, rules, stems)
-    workspace = _make_workspace(starts, form, how)
+    weights = TermWeights(weighing[0], weighing[1])
     words, ends = np.empty(len(text) + len(text) // 2 + 16, np.uint8), np.empty(len(form), np.int64)
-    at, row, begins, base = 0, 0, True, workspace.base
-    m: Any = np.int64(0)
-    for i in range(len(form)):
-        n, _ = _read_words(text, starts, form, i, known, how, known_stems, workspace, m)
-        size = workspace.ends[n - 1] + 1 - base if n > 0 else 0
-        if at + size >= len(words):
-            words = _enlarge(words, at, at + size + 1)
-        if not begins:
-            words[at] = SEPARATOR
-            at += 1
-        for p in range(size):
-            words[at + p] = workspace.letters[base + p]
-        for j in range(n):
-            words[at + workspace.ends[j] - base] = SEPARATOR
-        at += size
-        begins = form[i] & CONTINUED == 0
-        if begins:
-            ends[row] = at
-            row += 1
-    return words[:at], ends[:row]
+    return _vectorize(text, starts, form, known, how, known_stems, weights, words, ends)
+
+
+@inner()
+def _keep_words(words: Any, at: int, n: int, begins: bool, workspace: Workspace) -> tuple[Any, int]:
+    """Append the n words of a text; return the array, a new one if it has to grow, and the end.
+
+    begins: whether the text is the first of its row.
+    """
+    base = workspace.base
+    size = workspace.ends[n - 1] + 1 - base if n > 0 else 0
+    if at + size >= len(words):
+        words = _enlarge(words, at, at + size + 1)
+    if not begins:
+        words[at] = SEPARATOR
+        at += 1
+    for p in range(size):
+        words[at + p] = workspace.letters[base + p]
+    for j in range(n):
+        words[at + workspace.ends[j] - base] = SEPARATOR
+    return words, at + size
 
 
 @inner()
@@ -502,8 +507,10 @@ def _vectorize(
     rules: TextRules,
     stems: StemTable,
     weighing: TermWeights,
-) -> tuple[Int64, Int32, Float32, int]:
-    """Run `vectorize_texts` with NamedTuples."""
+    words: Any,
+    ends: Int64,
+) -> tuple[Int64, Int32, Float32, Any, Int64, int]:
+    """Run `read_texts` with NamedTuples. words, ends: memory; without it no words are kept."""
     workspace = _make_workspace(starts, form, rules)
     weights = np.empty(len(workspace.terms), np.float64)
     n_rows = 0
@@ -514,12 +521,17 @@ def _vectorize(
         np.empty(len(text) // 4 + 16, np.int32),
         np.empty(len(text) // 4 + 16, np.float32),
     )
-    at, most, row, missed = 0, 0, 0, False
+    at, most, row, missed, begins = 0, 0, 0, False, True
     m: Any = np.int64(0)
+    end: Any = np.int64(0)  # of the words
     for i in range(len(form)):
         n, m = _read_words(text, starts, form, i, vocabulary, rules, stems, workspace, m)
         missed = missed or form[i] & MISSED != 0
         field: Any = np.int64((form[i] >> FIELD_SHIFT) & FIELD_MASK)
+        # the last text of a document has the categories, and the number of no field
+        if len(ends) and (begins or field != NO_FIELD):
+            words, end = _keep_words(words, end, n, begins, workspace)
+        begins = form[i] & CONTINUED == 0
         if rules.char_max > 0:
             m = _look_up_characters(vocabulary, n, rules.char_min, rules.char_max, workspace, m)
         longest = rules.ngram_max[field]
@@ -527,14 +539,16 @@ def _vectorize(
         if rules.prefixes.offsets[field + 1] > rules.prefixes.offsets[field]:
             m = _look_up_ngrams(vocabulary, n, longest, rules.prefixes, field, workspace, m)
             workspace.letters[workspace.base - 1] = BLANK
-        if form[i] & CONTINUED:
+        if not begins:
             continue
         if at + m > len(columns):
             columns, values = _enlarge(columns, at, at + m), _enlarge(values, at, at + m)
         n, count = _weigh(workspace.terms[:m], weighing, columns[at:], weights, values[at:])
         at += n
         most = max(most, count)
+        if len(ends):
+            ends[row] = end
         row += 1
         indptr[row] = at
         m = np.int64(0)
-    return indptr, columns[:at], values[:at], -1 if missed else most
+    return indptr, columns[:at], values[:at], words[:end], ends[:row], -1 if missed else most

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, compress, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.api.options import ThresholdOptions
-from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from, frozen
-from xcray.data.text.fields import document
-from xcray.errors import InputError, ParameterError, ShapeMismatch
+from xcray.arrays import CSR, Float64, Pattern, TopK, csr, frozen
+from xcray.data.text.vectorizer import AnalysedTexts
+from xcray.errors import ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.log_partition import LogPartition, softmax
 from xcray.index.search_result import NOT_COMPUTED, SearchResult
@@ -31,6 +31,7 @@ from xcray.predict.explain import (
     list_groups,
     only_found_by_name,
 )
+from xcray.predict.inputs import matrix_of, text_pipeline, texts_of
 from xcray.predict.labels import FilterCache, SetLookup, unknown_labels
 from xcray.predict.ranking import TextRanker, origin_views, widen
 from xcray.predict.thresholds import thresholds_of
@@ -74,7 +75,7 @@ class Predictor:
         self._ranker: TextRanker | None = None
         if model.ranker is not None and model.text is not None:
             linear = model.require_linear()
-            self._ranker = TextRanker(model.ranker, model.text, linear, self.scorer)
+            self._ranker = TextRanker(model.ranker, linear, self.scorer)
 
     @property
     def probability_source(self) -> str | None:
@@ -104,14 +105,12 @@ class Predictor:
         allow: Any = None,
         deny: Any = None,
         probabilities: bool = False,
-        features: CSR | None = None,
         rank: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels with a certificate, within a deadline.
 
         If the model has a ranker and the rows are texts, they are the best of its candidates, in
-        its order; rank=False returns those of the search. features: of the rows, if the caller has
-        computed them.
+        its order; rank=False returns those of the search. rows: as for `predict`, or of `encode`.
 
         deadline_ms: time limit of the whole call in milliseconds; rows that are not finished by
         then have the best labels found so far (`exact` False). allow, deny: label numbers or names,
@@ -124,22 +123,22 @@ class Predictor:
         started = time.perf_counter()
         if probabilities:
             self.require_probabilities()
-        X = self.features(rows) if features is None else features
+        encoded = self.encode(rows) if rank and self._ranker is not None else self.features(rows)
         label_filter = self.filter(allow, deny)
-        texts = self._texts(rows) if rank and self._ranker is not None else None
-        if self._ranker is not None and texts is not None:
+        if isinstance(encoded, AnalysedTexts):
+            assert self._ranker is not None
             return self._ranker.search(
-                texts, X, k, deadline_ms=deadline_ms, label_filter=label_filter
+                encoded, k, deadline_ms=deadline_ms, label_filter=label_filter
             )
         if not probabilities:
-            return self.scorer.top_k(X, k, deadline_ms=deadline_ms, label_filter=label_filter)
+            return self.scorer.top_k(encoded, k, deadline_ms=deadline_ms, label_filter=label_filter)
         log_normaliser = (
-            self.log_normaliser(X) if self.probability_source == "softmax" else NOT_COMPUTED
+            self.log_normaliser(encoded) if self.probability_source == "softmax" else NOT_COMPUTED
         )
         if deadline_ms is not None and deadline_ms >= 0:  # the search refuses a negative one
             deadline_ms = max(0.0, deadline_ms - 1e3 * (time.perf_counter() - started))
         result = self.scorer.top_k(
-            X,
+            encoded,
             k,
             deadline_ms=deadline_ms,
             label_filter=label_filter,
@@ -291,13 +290,14 @@ class Predictor:
         name. top: number of features to list. A text and a ranker add what the ranker makes of the
         label. Raises NotFound for an unknown label, ShapeMismatch for more than one row.
         """
-        x, j = self.features(row), self.model.answer_id(label)
+        encoded = self.encode(row)
+        x, j = self.features(encoded), self.model.answer_id(label)
         if top < 0:
             raise ParameterError(f"top is {top}: it must be at least 0")
         ranking = None
-        texts = self._texts(row)
-        if self._ranker is not None and texts is not None and len(texts) == 1:
-            ranking = self._ranker.explain(texts[0], x, j)
+        texts = texts_of(row, self.model)
+        if self._ranker is not None and isinstance(encoded, AnalysedTexts) and x.n_rows == 1:
+            ranking = self._ranker.explain(encoded, j)
         if j >= self.model.n_labels:
             return only_found_by_name(self.model, j)._replace(ranking=ranking)
         summands = self.scorer.contributions(x, j)
@@ -336,6 +336,7 @@ class Predictor:
         label_counts: (K,) and n_train: number of training rows per label and in total, needed for
         the propensity-scored measures. Raises ShapeMismatch if rows and Y differ in shape.
         """
+        rows = self.encode(rows)
         X = self.features(rows)
         if Y.shape != (X.n_rows, self.model.n_labels):
             raise ShapeMismatch(
@@ -345,7 +346,7 @@ class Predictor:
         if self.model.ranker is not None:
             Y, label_counts = widen(Y, label_counts, len(self.model.answer_names))
         return evaluate(
-            self.search(rows, max(ks, default=1), features=X).top,
+            self.search(rows, max(ks, default=1)).top,
             Y,
             ks=ks,
             label_counts=label_counts,
@@ -353,43 +354,26 @@ class Predictor:
         )
 
     def features(self, rows: Any) -> CSR:
-        """Return the feature rows (n, D) of any input that `predict` takes. Raises as `predict`."""
-        texts = self._texts(rows)
-        if texts is not None:
-            return self._encode_texts(texts)
-        try:
-            return csr_from(rows, self.model.n_features)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"rows of type {type(rows).__name__} can't be read ({error}); use a CSR, a scipy "
-                "sparse matrix, a 2-d array of numbers or a list of texts",
-                code="ROWS",
-            ) from None
+        """Return the feature rows (n, D) of any input that `predict` takes. Raises as `predict`.
 
-    def _texts(self, rows: Any) -> list[str] | None:
-        """Return a text or document, or a list of them, as texts; None for other rows.
-
-        Raises ParameterError for an unknown field.
+        rows: or what `encode` returned for them.
         """
-        if isinstance(rows, CSR):  # a tuple, but not of texts
-            return None
-        if isinstance(rows, str | Mapping):
-            rows = [rows]
-        if isinstance(rows, (list, tuple)) and all(isinstance(row, str | Mapping) for row in rows):
-            return [
-                row if isinstance(row, str) else document(row, self.model.text_fields)
-                for row in rows
-            ]
-        return None
-
-    def _encode_texts(self, texts: Sequence[str]) -> CSR:
-        """Return the features of texts and documents by the model's text pipeline."""
+        if isinstance(rows, AnalysedTexts):
+            return rows.X
+        texts = texts_of(rows, self.model)
+        if texts is None:
+            return matrix_of(rows, self.model.n_features)
         if not texts:
             return csr([0], [], [], self.model.n_features)
-        if self.model.text is None:
-            raise InputError(
-                "this model was trained on feature rows and has no text pipeline: use rows of "
-                f"{self.model.n_features} features, or train it on a data set built from text",
-                code="NO_TEXT",
-            )
-        return self.model.text.transform(texts)
+        return text_pipeline(self.model).transform(texts)
+
+    def encode(self, rows: Any) -> CSR | AnalysedTexts:
+        """Return what `search` needs of an input, for callers that need the features, too.
+
+        With a ranker, the words of texts and their features; else the features. Raises as
+        `predict`.
+        """
+        if isinstance(rows, AnalysedTexts):
+            return rows
+        texts = None if self._ranker is None else texts_of(rows, self.model)
+        return self.features(rows) if texts is None else text_pipeline(self.model).read(texts)

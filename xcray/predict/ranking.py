@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int32, Int64, Pattern, frozen, pattern
-from xcray.data.text.pipeline import TextPipeline
+from xcray.arrays import Float64, Int32, Int64, Pattern, frozen, pattern
+from xcray.data.text.vectorizer import AnalysedTexts
 from xcray.errors import ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Scorer
@@ -44,9 +43,8 @@ class Candidates(NamedTuple):
 class CandidateFinder:
     """Finds the candidates of texts. Thread-safe."""
 
-    def __init__(self, text: TextPipeline, linear: LinearPart, labels: LabelIndex) -> None:
+    def __init__(self, linear: LinearPart, labels: LabelIndex) -> None:
         """Initialise. labels: its first labels are those of the weights."""
-        self._text = text
         self._row_norm = linear.search.row_norm
         self._n_labels = len(labels.counts)
         self.side = as_plain_tuple(
@@ -54,82 +52,71 @@ class CandidateFinder:
         )
 
     def rows(
-        self,
-        texts: Sequence[str],
-        X: CSR,
-        result: SearchResult,
-        label_filter: LabelFilter | None = None,
+        self, texts: AnalysedTexts, result: SearchResult, label_filter: LabelFilter | None = None
     ) -> Any:
-        """Return `SearchedTexts` as a plain tuple.
+        """Return `SearchedTexts` as a plain tuple. result: of the search of the texts.
 
-        X: features of the texts; result: of their search.
         With a filter, names add only labels that it allows; those without a training row are not
         among them. Raises ShapeMismatch unless there is one row per text.
         """
-        if not len(texts) == X.n_rows == len(result.labels):
+        if texts.X.n_rows != len(result.labels):
             raise ShapeMismatch(
-                f"there are {len(texts)} texts, {X.n_rows} rows and {len(result.labels)} results; "
-                "give the features of the texts"
+                f"there are {texts.X.n_rows} texts and {len(result.labels)} results"
             )
         allowed = np.zeros(0, np.uint8)
         if label_filter is not None:
             allowed = np.zeros(self._n_labels, np.uint8)
             allowed[: len(label_filter.allowed)] = label_filter.allowed
-        words, starts = self._text.words(texts)
         labels, scores = frozen(result.labels, np.int32), frozen(result.scores, np.float64)
         allowed.flags.writeable = False  # kernels expect read-only arrays
-        X = normalize_rows(X, self._row_norm)  # as the search multiplies them with the weights
-        return as_plain_tuple(SearchedTexts(words, starts, X, labels, scores, allowed))
+        # as the search multiplies them with the weights
+        X = normalize_rows(texts.X, self._row_norm)
+        return as_plain_tuple(SearchedTexts(texts.words, texts.starts, X, labels, scores, allowed))
 
-    def candidates(self, texts: Sequence[str], X: CSR, result: SearchResult) -> Candidates:
-        """Return the candidates of texts. X, result: as for `rows`."""
-        return Candidates(*collect_candidates(self.rows(texts, X, result), self.side))
+    def candidates(self, texts: AnalysedTexts, result: SearchResult) -> Candidates:
+        """Return the candidates of texts. result: of their search."""
+        return Candidates(*collect_candidates(self.rows(texts, result), self.side))
 
 
 class TextRanker:
     """Answers texts with the best candidates in the order of a ranker. Thread-safe."""
 
-    def __init__(
-        self, ranker: Ranker, text: TextPipeline, linear: LinearPart, scorer: Scorer
-    ) -> None:
+    def __init__(self, ranker: Ranker, linear: LinearPart, scorer: Scorer) -> None:
         """Initialise. scorer: of the weights, for the search."""
         self._ranker = ranker
         self._trees = as_plain_tuple(ranker.table)
-        self._finder = CandidateFinder(text, linear, ranker.labels)
+        self._finder = CandidateFinder(linear, ranker.labels)
         self._scorer = scorer
 
     def search(
         self,
-        texts: Sequence[str],
-        X: CSR,
+        texts: AnalysedTexts,
         k: int,
         *,
         deadline_ms: float | None = None,
         label_filter: LabelFilter | None = None,
     ) -> SearchResult:
-        """Return the k best candidates of texts. X: their features. Raises as `Scorer.top_k`.
+        """Return the k best candidates of texts. Raises as `Scorer.top_k`.
 
         deadline_ms: time limit of the search in milliseconds, which the ranker exceeds by about a
         millisecond per text.
         """
         parts = []
-        for start in range(0, max(1, len(texts)), BATCH_ROWS):
-            batch = texts[start : start + BATCH_ROWS]
-            rows = X if len(batch) == X.n_rows else row_range(X, start, start + len(batch))
+        for start in range(0, max(1, texts.X.n_rows), BATCH_ROWS):
+            batch = text_range(texts, start, start + BATCH_ROWS)
             found = self._scorer.top_k(
-                rows, max(k, CANDIDATES), deadline_ms=deadline_ms, label_filter=label_filter
+                batch.X, max(k, CANDIDATES), deadline_ms=deadline_ms, label_filter=label_filter
             )
-            inputs = self._finder.rows(batch, rows, found, label_filter)
+            inputs = self._finder.rows(batch, found, label_filter)
             k = min(k, found.labels.shape[1])
             ranked = rank_rows(inputs, self._finder.side, self._trees, self._ranker.baseline, k)
             labels, scores, origins = ranked
             parts.append(found._replace(labels=labels, scores=scores, origins=origins))
         return concatenate_results(parts)
 
-    def explain(self, text: str, x: CSR, label: int) -> Ranking | None:
+    def explain(self, text: AnalysedTexts, label: int) -> Ranking | None:
         """Return what the ranker makes of a label; None unless it is a candidate of the text."""
-        found = self._scorer.top_k(x, CANDIDATES)
-        candidates = self._finder.candidates([text], x, found)
+        candidates = self._finder.candidates(text, self._scorer.top_k(text.X, CANDIDATES))
         raw = sum_trees(candidates.features, self._ranker.table, self._ranker.baseline)
         places = np.flatnonzero(candidates.labels == label)
         if not len(places):
@@ -143,6 +130,18 @@ class TextRanker:
             float(1.0 / (1.0 + np.exp(-raw[at]))),
             dict(zip(FEATURES, values, strict=True)),
         )
+
+
+def text_range(texts: AnalysedTexts, begin: int, end: int) -> AnalysedTexts:
+    """Return texts [begin, end), the same object if these are all."""
+    if begin == 0 and end >= texts.X.n_rows:
+        return texts
+    end = min(end, texts.X.n_rows)
+    starts = texts.starts[begin : end + 1]
+    words = texts.words[starts[0] : starts[-1]]
+    return AnalysedTexts(
+        row_range(texts.X, begin, end), words, frozen(starts - starts[0], np.int64)
+    )
 
 
 def origin_views(result: SearchResult) -> list[list[dict[str, Any]]]:

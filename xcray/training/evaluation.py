@@ -187,7 +187,7 @@ def evaluate_model(
         rows = [*chain.from_iterable(read_texts(data, part))]
     predictor.predict(row_range(X, 0, 1), 1)  # loads the kernels
     started = time.perf_counter()
-    top = predictor.search(rows, max(usable), features=X).top
+    top = predictor.search(rows, max(usable)).top
     seconds = time.perf_counter() - started
     entry = {
         "model": str(path),

@@ -131,9 +131,11 @@ def test_words_in_order(batch_texts, monkeypatch):
         fields = ["".join(word + "\x1f" for word in words) for words in parts]
         expected.append("\x1f".join(fields).encode())
     for _ in range(2):  # with unknown stems, and with known ones
-        found, starts = pipeline.words(texts)
+        X, found, starts = pipeline.read(texts)
+        for ours, theirs in zip(X, pipeline.transform(texts), strict=True):
+            assert np.array_equal(ours, theirs)
         assert [found[a:b].tobytes() for a, b in pairwise(starts)] == expected
-    assert [each.tolist() for each in pipeline.words([])] == [[], [0]]
+    assert [each.tolist() for each in pipeline.read([])[1:]] == [[], [0]]
 
 
 def test_a_number_is_scaled_by_its_mean_and_deviation():

@@ -57,7 +57,7 @@ def finder() -> CandidateFinder:
     D = PIPELINE.n_features
     W = csr([0, D, D, D, D], np.arange(D), np.arange(D) + 1.0, D)
     index = SearchIndex.build(W, frozen([0, -1, -2, -3], np.float32))
-    return CandidateFinder(PIPELINE, LinearPart(index.W, index.b, index), labels)
+    return CandidateFinder(LinearPart(index.W, index.b, index), labels)
 
 
 def tokens(text: str) -> list[str]:
@@ -89,7 +89,7 @@ def test_the_longest_name_is_found_at_each_position(finder: CandidateFinder, tex
     """As by a naive search: case and qualifiers do not matter, matches do not overlap."""
     X = PIPELINE.transform([text])
     index = SearchIndex.build(csr_from(np.ones((4, PIPELINE.n_features))), np.zeros(4, np.float32))
-    candidates = finder.candidates([text], X, index.query(X, 4))
+    candidates = finder.candidates(PIPELINE.read([text]), index.query(X, 4))
     found = {}
     for label, row in zip(candidates.labels.tolist(), candidates.features, strict=True):
         if row[MATCHES]:
@@ -109,7 +109,8 @@ def test_candidates_are_those_of_the_search_and_of_names(finder: CandidateFinder
     X = PIPELINE.transform(TEXTS)
     index = SearchIndex.build(CSR(*finder.side[0]), finder.side[1])
     everything = index.query(X, 4)
-    candidates = finder.candidates(TEXTS, X, index.query(X, 1))
+    texts = PIPELINE.read(TEXTS)
+    candidates = finder.candidates(texts, index.query(X, 1))
     rows = [slice(*pair) for pair in np.stack([candidates.indptr[:-1], candidates.indptr[1:]], 1)]
     assert [candidates.labels[row].tolist() for row in rows] == [[0, 1, 2], [0, 4], [0], [0]]
     features = candidates.features[rows[0]]
@@ -125,9 +126,9 @@ def test_candidates_are_those_of_the_search_and_of_names(finder: CandidateFinder
     assert features[2, FEATURES.index("cosine of label text and row")] == pytest.approx(
         (text @ x.T).toarray()[0, 0], rel=1e-6
     )
-    with pytest.raises(ShapeMismatch, match="1 texts, 4 rows"):
-        finder.candidates(TEXTS[:1], X, everything)
-    all_labels = finder.candidates(TEXTS, X, everything)
+    with pytest.raises(ShapeMismatch, match="1 texts and 4 results"):
+        finder.candidates(PIPELINE.read(TEXTS[:1]), everything)
+    all_labels = finder.candidates(texts, everything)
     assert all_labels.labels[:4].tolist() == everything.labels[0].tolist()
     assert np.isnan(all_labels.features[all_labels.labels[:4].tolist().index(3), SCORE])
 
@@ -138,10 +139,13 @@ def test_rows_are_normalised_as_by_the_search() -> None:
     names = Names(pa.array(["a", "b"], pa.large_string()))
     labels = index_labels(names, frozen([1, 1], np.int64), LabelTexts.of(ENTRIES), PIPELINE)
     index = SearchIndex.build(csr_from(np.ones((2, D))), np.zeros(2, np.float32), row_norm="l2")
-    finder = CandidateFinder(PIPELINE, LinearPart(index.W, index.b, index), labels)
-    X = PIPELINE.transform(TEXTS)
+    finder = CandidateFinder(LinearPart(index.W, index.b, index), labels)
+    texts = PIPELINE.read(TEXTS)
+    X = texts.X
     longer = X._replace(data=frozen(3 * X.data, np.float32))
-    ours, theirs = (finder.candidates(TEXTS, rows, index.query(rows, 1)) for rows in (longer, X))
+    ours, theirs = (
+        finder.candidates(texts._replace(X=rows), index.query(rows, 1)) for rows in (longer, X)
+    )
     assert ours.features == pytest.approx(theirs.features, rel=1e-6, nan_ok=True)
 
 
@@ -190,9 +194,9 @@ def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, monkeypatch) -
     rows = PIPELINE.transform(TEXTS)
     index = SearchIndex.build(csr_from(np.eye(2, PIPELINE.n_features)), np.zeros(2, np.float32))
     linear, scorer = LinearPart(index.W, index.b, index), SparseScorer(index)
-    ranked = TextRanker(read, PIPELINE, linear, scorer).search(TEXTS, rows, 2)
-    finder = CandidateFinder(PIPELINE, linear, labels)
-    candidates = finder.candidates(TEXTS, rows, index.query(rows, 2))
+    ranked = TextRanker(read, linear, scorer).search(PIPELINE.read(TEXTS), 2)
+    finder = CandidateFinder(linear, labels)
+    candidates = finder.candidates(PIPELINE.read(TEXTS), index.query(rows, 2))
     raw = sum_trees(candidates.features, table, baseline)
     for i in range(len(TEXTS)):
         row = raw[candidates.indptr[i] : candidates.indptr[i + 1]]

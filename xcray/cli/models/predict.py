@@ -181,12 +181,11 @@ def predict_local(
         else [f"row {i + 1}" for i in range(rows.n_rows)]
     )
     among = predictor.filter(options.allow, options.deny, sets=find_label_sets(Path(model)))
-    X = predictor.features(rows)
-    warnings += input_warnings(count_inputs(rows, X, opened.text))
+    encoded = predictor.encode(rows)
+    warnings += input_warnings(count_inputs(rows, predictor.features(encoded), opened.text))
     answer = predictor.search(
-        rows,
+        encoded,
         options.k,
-        features=X,
         deadline_ms=options.deadline_ms,
         allow=among,
         probabilities=options.needs_probabilities,

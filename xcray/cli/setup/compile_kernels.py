@@ -295,8 +295,8 @@ def rank_texts(folder: Path) -> None:
     )
     Ranker(labels, trees, 0.0).save(folder / "ranker")
     ranker = Ranker.load(folder / "ranker", (model.n_labels, model.n_features), verify=True)
-    texts = TextRanker(ranker, model.text, model.require_linear(), model.scorer())
-    texts.search(["read csv"], model.text.transform(["read csv"]), 5)
+    texts = TextRanker(ranker, model.require_linear(), model.scorer())
+    texts.search(model.text.read(["read csv"]), 5)
 
 
 def edit_labels(folder: Path) -> None:

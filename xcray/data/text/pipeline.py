@@ -27,7 +27,7 @@ from xcray.data.text.fields import MAX_NUMBER, readable
 from xcray.data.text.stems import AUTO, detector_version, require_version, stemmer_version
 from xcray.data.text.term_counts import FittedTerms, TermCounts, renumber_terms
 from xcray.data.text.tokenizer import TextParams
-from xcray.data.text.vectorizer import Vectorizer
+from xcray.data.text.vectorizer import AnalysedTexts, Vectorizer
 from xcray.data.text.vocabulary import build_vocabulary, read_lookup, string_bytes, write_lookup
 from xcray.errors import Corrupt, DataError, ParameterError
 from xcray.kernels.text import SEPARATOR
@@ -127,17 +127,11 @@ class TextPipeline:
         named = zip(found, words.values(), strict=True)
         return {j: readable(each) for j, each in named if j is not None}
 
-    def words(self, texts: Sequence[str]) -> tuple[Any, Int64]:
-        """Return the words of texts in order, analysed as for terms, without n-grams.
-
-        They are bytes in one writable array, each word followed by `kernels.text.SEPARATOR`; an
-        empty word separates the fields of a document. Second: (n + 1,) where each text begins.
-        """
-        return self._vectorizer.words(texts)
-
     def count_words(self, texts: Sequence[str]) -> tuple[int, int]:
         """Return the number of words of texts, and of those that are no term."""
-        found = bytes(self.words(texts)[0]).decode(errors="replace").split(chr(SEPARATOR))
+        found = (
+            bytes(self._vectorizer.read(texts).words).decode(errors="replace").split(chr(SEPARATOR))
+        )
         words = pa.array(filter(None, found), pa.large_string())
         unknown = pc.invert(pc.is_in(words, self.terms))
         return len(words), pc.sum(unknown).as_py() or 0
@@ -215,14 +209,24 @@ class TextPipeline:
         """Transform texts from an iterator without keeping them."""
         if not self.numbers:
             return self._vectorizer.rows(texts)
-        numbers, width = array("d"), len(self.numbers)
+        numbers = array("d")
+        return self._with_numbers(
+            self._vectorizer.rows(self._note_numbers(texts, numbers)), numbers
+        )
 
-        def noted() -> Iterator[str]:
-            for text in texts:
-                numbers.extend(self.analyzer.dense_values(text, width))
-                yield text
+    def read(self, texts: Iterable[str]) -> AnalysedTexts:
+        """Return the rows of `transform` and the words of texts, which names are found in."""
+        if not self.numbers:
+            return self._vectorizer.read(texts)
+        numbers = array("d")
+        rows = self._vectorizer.read(self._note_numbers(texts, numbers))
+        return rows._replace(X=self._with_numbers(rows.X, numbers))
 
-        return self._with_numbers(self._vectorizer.rows(noted()), numbers)
+    def _note_numbers(self, texts: Iterable[str], numbers: array[float]) -> Iterator[str]:
+        """Yield the texts, and append the values of their numbers and vectors."""
+        for text in texts:
+            numbers.extend(self.analyzer.dense_values(text, len(self.numbers)))
+            yield text
 
     def _with_numbers(self, X: CSR, numbers: array[float]) -> CSR:
         """Return rows with the features of numbers and vectors.

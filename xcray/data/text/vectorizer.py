@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ from xcray.kernels.text import (
     TermWeights,
     TextRules,
     as_plain_tuple,
-    split_texts,
+    read_texts,
     vectorize_texts,
 )
 from xcray.kernels.vocabulary import Vocabulary, Words
@@ -50,6 +50,19 @@ BATCH_TEXTS, BATCH_BYTES = (
 TABULATED_COUNTS = 256
 # "surrogateescape" encodes these characters as the bytes END and OUTSIDE
 AFTER_WORD, AFTER_WORDS = (chr(0xDC00 + byte) for byte in (WORD_END, WORDS_END))
+
+
+class AnalysedTexts(NamedTuple):
+    """Texts as features and as words.
+
+    X: (n, D). words: writable uint8, the words of all texts in order, analysed as for terms,
+    without n-grams, each followed by `kernels.text.SEPARATOR`; an empty word separates the fields
+    of a document. starts: (n + 1,) int64, where the words of each text begin.
+    """
+
+    X: CSR
+    words: Any
+    starts: Int64
 
 
 class TextBatch:
@@ -106,25 +119,27 @@ class Vectorizer:
         parts = [self._compute(batch) for batch in self._batches(texts)]
         if len(parts) != 1:
             return csr(*_stack_rows(parts), len(self._weighing.idf))
-        for array in parts[0]:
+        indptr, indices, values = parts[0]
+        for array in (indptr, indices, values):
             # same effect as `csr`, which would take half the time of one short text
             array.flags.writeable = False
-        return CSR(*parts[0], len(self._weighing.idf))
+        return CSR(indptr, indices, values, len(self._weighing.idf))
 
-    def words(self, texts: Iterable[str]) -> tuple[Any, Int64]:
-        """Return the words of texts, see `TextPipeline.words`."""
-        parts = [self._split(batch) for batch in self._batches(texts, categories=False)]
+    def read(self, texts: Iterable[str]) -> AnalysedTexts:
+        """Return rows and words of texts. Raises as `rows`."""
+        parts = [self._compute(batch, read_texts) for batch in self._batches(texts)]
+        X = csr(*_stack_rows([part[:3] for part in parts]), len(self._weighing.idf))
         if len(parts) == 1:  # as in most requests
-            words, ends = parts[0]
+            words, ends = parts[0][3:]
         else:
-            words = np.concatenate([np.empty(0, np.uint8), *(words for words, _ in parts)])
-            sizes = accumulate((len(words) for words, _ in parts), initial=0)
-            shifted = (ends + size for (_, ends), size in zip(parts, sizes, strict=False))
+            words = np.concatenate([np.empty(0, np.uint8), *(part[3] for part in parts)])
+            sizes = accumulate((len(part[3]) for part in parts), initial=0)
+            shifted = (part[4] + size for part, size in zip(parts, sizes, strict=False))
             ends = np.concatenate([np.empty(0, np.int64), *shifted])
-        return words, frozen(np.concatenate(([0], ends)), np.int64)
+        return AnalysedTexts(X, words, frozen(np.concatenate(([0], ends)), np.int64))
 
-    def _batches(self, texts: Iterable[str], categories: bool = True) -> Iterator[TextBatch]:
-        """Yield batches of texts for compiled code. categories: as texts without words."""
+    def _batches(self, texts: Iterable[str]) -> Iterator[TextBatch]:
+        """Yield batches of texts for compiled code."""
         batch, size = TextBatch(), 0
         for i, text in enumerate(texts):
             if not isinstance(text, str):
@@ -132,7 +147,7 @@ class Vectorizer:
             if self._is_plain:
                 self._add(batch, Part(0, text, self._analyzer.stems))
             else:
-                self._add_fields(batch, text, categories and self._has_categories)
+                self._add_fields(batch, text)
             size += len(text)
             if size >= BATCH_BYTES or len(batch.forms) >= BATCH_TEXTS:
                 yield batch
@@ -159,12 +174,12 @@ class Vectorizer:
         words, _, outside = self._analyzer.words(part)
         return _join_terms(words, outside)
 
-    def _add_fields(self, batch: TextBatch, text: str, categories: bool) -> None:
-        """Append the fields of a document."""
+    def _add_fields(self, batch: TextBatch, text: str) -> None:
+        """Append the fields of a document; last its categories, as a text without words."""
         first = len(batch.forms)
         for part in self._analyzer.parts(text):
             self._add(batch, part)
-        if categories:
+        if self._has_categories:
             batch.pieces.append(_join_terms([], self._analyzer.categories(text)))
             batch.parts.append(None)
             batch.forms.append(TOKENIZED)
@@ -181,29 +196,23 @@ class Vectorizer:
             batch.forms[i] |= TOKENIZED
         KNOWN_STEMS.note_missed(len(missed))
 
-    def _compute(self, batch: TextBatch) -> tuple[Any, Any, Any]:
-        """Return indptr, indices and values of one batch."""
+    def _compute(self, batch: TextBatch, kernel: Any = vectorize_texts) -> list[Any]:
+        """Return the arrays of one batch: indptr, indices and values; of `read_texts` also words.
+
+        These are followed by the end of each row.
+        """
         (text, starts, forms), weighing = batch.as_arrays(), self._weighing
-        indptr, indices, values, most = vectorize_texts(
+        arrays: list[Any]
+        *arrays, most = kernel(
             text, starts, forms, self._vocabulary, self._rules, KNOWN_STEMS.table, (*weighing,)
         )
         if most < 0:
             self._tokenize_missed(batch, forms)
-            return self._compute(batch)
+            return self._compute(batch, kernel)
         if 0 < len(weighing.tf) < most:
             self._weighing = TermWeights(weighing.idf, _damped_counts(2 * most))
-            return self._compute(batch)
-        return indptr, indices, values
-
-    def _split(self, batch: TextBatch) -> tuple[Any, Int64]:
-        """Return the words of one batch, and where each row ends."""
-        text, starts, forms = batch.as_arrays()
-        table = KNOWN_STEMS.table
-        words, ends = split_texts(text, starts, forms, self._vocabulary, self._rules, table)
-        if (forms & MISSED).any():
-            self._tokenize_missed(batch, forms)
-            return self._split(batch)
-        return words, ends
+            return self._compute(batch, kernel)
+        return arrays
 
 
 def not_a_string_error(value: Any, i: int) -> DataError:
@@ -239,8 +248,10 @@ def _damped_counts(n: int) -> Float64:
     return frozen(np.log(np.arange(1, n + 1, dtype=np.float64)) + 1.0, np.float64)
 
 
-def _stack_rows(parts: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+def _stack_rows(parts: list[list[Any]]) -> tuple[Any, Any, Any]:
     """Return the rows of several batches, stacked."""
+    if len(parts) == 1:
+        return parts[0][0], parts[0][1], parts[0][2]
     lengths = np.concatenate([[0], *(np.diff(indptr) for indptr, _, _ in parts)])
     nothing: list[Any] = [np.empty(0, np.int32)]
     indices, values = (

@@ -257,14 +257,13 @@ def _predict_single(
     """Answer one query with a filter or a deadline, which counts from the start of the request."""
     predictor = loaded.predictor
     label_filter = loaded.filter(query.allow, query.deny, services.registries.of(loaded.tenant))
-    X = predictor.features(payloads[0])
+    encoded = predictor.encode(payloads[0])
     remaining_ms = query.deadline_ms
     if remaining_ms is not None:
         remaining_ms = max(MIN_DEADLINE_MS, remaining_ms - 1e3 * (time.perf_counter() - started))
     result = predictor.search(
-        payloads[0],
+        encoded,
         query.top_k,
-        features=X,
         deadline_ms=remaining_ms,
         allow=label_filter,
         probabilities=query.needs_probabilities,
@@ -275,7 +274,7 @@ def _predict_single(
         else None
     )
     services.metrics.count_search(result)
-    return [PredictOutput(result, probabilities, empty_rows(X))]
+    return [PredictOutput(result, probabilities, empty_rows(predictor.features(encoded)))]
 
 
 def _predict_batch(
@@ -287,11 +286,10 @@ def _predict_batch(
 ) -> list[PredictOutput]:
     """Answer several queries with one search."""
     predictor = loaded.predictor
-    rows = payloads[0] if len(payloads) == 1 else _concatenate(payloads)
-    X = predictor.features(rows)
-    result = predictor.search(rows, k, probabilities=with_probabilities, features=X)
+    rows = predictor.encode(payloads[0] if len(payloads) == 1 else _concatenate(payloads))
+    result = predictor.search(rows, k, probabilities=with_probabilities)
     probabilities = predictor.probabilities(result) if with_probabilities else None
-    empty = empty_rows(X)
+    empty = empty_rows(predictor.features(rows))
     metrics.count_search(result)
     if len(payloads) == 1:
         return [PredictOutput(result, probabilities, empty)]

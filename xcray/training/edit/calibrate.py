@@ -118,7 +118,7 @@ def fit_thresholds(
     rows, left_out, hashes = usable_rows(held_out.X, held_out.train_X, seed)
     X, Y = take_rows(held_out.X, rows), take_pattern_rows(held_out.Y, rows)
     texts = None if held_out.texts is None else [held_out.texts[row] for row in rows]
-    top = Predictor(opened).search(X if texts is None else texts, CANDIDATES, features=X).top
+    top = Predictor(opened).search(X if texts is None else texts, CANDIDATES).top
     answers = RankedLabels(top.labels, top.scores, matches(top, Y))
     folds = frozen(hashes % np.uint64(FOLDS), np.int64)
     fitted = fit_label_thresholds(answers, Y, folds, held_out.counts, chosen)

@@ -24,7 +24,7 @@ from xcray.data.texts import TEXTS, read_texts, texts_of
 from xcray.errors import InputError, missing_extra
 from xcray.kernels.search.ranked_candidates import FEATURES
 from xcray.kernels.search.trees import LEAF, MAX_LEAVES, Trees, tree_roots
-from xcray.kernels.sparse import take_pattern_rows, take_rows
+from xcray.kernels.sparse import take_pattern_rows
 from xcray.model.model import Model
 from xcray.model.ranker import LabelIndex, Ranker, index_labels
 from xcray.predict.ranking import BATCH_ROWS, CANDIDATES, CandidateFinder, Candidates
@@ -119,12 +119,12 @@ def _labelled_candidates(
 ) -> Iterator[tuple[Candidates, NDArray[np.bool_]]]:
     """Yield candidates of rows in batches, and which are correct."""
     assert data.text is not None
-    finder = CandidateFinder(data.text, model.require_linear(), index)
+    finder = CandidateFinder(model.require_linear(), index)
     scorer = model.scorer()
     for numbers, texts in _batches(data, rows):
-        X, Y = take_rows(data.train.X, numbers), take_pattern_rows(data.train.Y, numbers)
-        candidates = finder.candidates(texts, X, scorer.top_k(X, CANDIDATES))
-        yield candidates, _is_correct(candidates, Y)
+        read = data.text.read(texts)
+        candidates = finder.candidates(read, scorer.top_k(read.X, CANDIDATES))
+        yield candidates, _is_correct(candidates, take_pattern_rows(data.train.Y, numbers))
 
 
 def _batches(data: Dataset, rows: Int64) -> Iterator[tuple[Int64, list[str]]]:

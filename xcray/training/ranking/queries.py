@@ -47,11 +47,12 @@ def ranked_query(ranker: Ranker, data: Dataset, index: SearchIndex) -> Callable[
 
     index: of the weights of the model.
     """
-    assert data.text is not None
+    text = data.text
+    assert text is not None
     scorer = SparseScorer(index, threads=available_cores())
-    ranked = TextRanker(ranker, data.text, LinearPart(index.W, index.b, index), scorer)
+    ranked = TextRanker(ranker, LinearPart(index.W, index.b, index), scorer)
 
     def query(X: CSR, k: int) -> TopK:
-        return ranked.search([*chain.from_iterable(read_texts(data, "test"))], X, k).top
+        return ranked.search(text.read(chain.from_iterable(read_texts(data, "test"))), k).top
 
     return query
