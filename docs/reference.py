@@ -43,7 +43,12 @@ PYTHON = {
         "xcray.data.splits",
         "xcray.data.synthetic",
     ),
-    "models": ("xcray.model.registry", "xcray.model.card", "xcray.model.diff"),
+    "models": (
+        "xcray.model.registry",
+        "xcray.model.card",
+        "xcray.model.diff",
+        "xcray.predict.mlflow_model",
+    ),
     "measures": (
         "xcray.measures",
         "xcray.training.calibration.measures",

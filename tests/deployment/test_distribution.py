@@ -93,3 +93,38 @@ def test_the_wheel_works_without_the_source_tree(distributions: Path, tmp_path: 
     run(xcray, "data", "build", "synthetic", "data", cwd=tmp_path)
     run(xcray, "train", "data", "--out", "model", "--pool", "serial", cwd=tmp_path)
     assert "P" in run(xcray, "evaluate", "model", "data", cwd=tmp_path)
+
+
+MLFLOW = """
+import sys
+import mlflow
+import pandas
+from xcray.predict.mlflow_model import log_model, save_model
+
+folder, model = sys.argv[1:]
+mlflow.set_tracking_uri(f"sqlite:///{folder}/runs.db")
+with mlflow.start_run():
+    logged = log_model(model, "subjects")
+save_model(model, f"{folder}/saved")
+frame = pandas.DataFrame({"text": ["keys", "rows and columns of an object"]})
+for place in (logged.model_uri, f"{folder}/saved"):
+    answers = mlflow.pyfunc.load_model(place).predict(frame, params={"top_k": 1})
+    assert [each["label"] for each in answers] == [["json"], ["csv"]], answers
+    assert abs(answers[1]["probability"][0] - 9 / 11) < 1e-9, answers
+print("loaded", mlflow.__version__)
+"""
+
+
+def test_mlflow_logs_loads_and_serves_a_model(distributions: Path, tmp_path: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env/bin/python"
+    run(python, "-m", "pip", "install", "-q", wheel, "mlflow>=3,<4", cwd=tmp_path)
+    model = ROOT / "tests" / "data" / "model-0.1.0"
+    assert "loaded" in run(python, "-c", MLFLOW, tmp_path, model, cwd=tmp_path)
+    assert not list((tmp_path / "saved").rglob("*.pkl"))
+    request = '{"dataframe_split": {"columns": ["text"], "data": [["keys"]]}}'
+    (tmp_path / "request.json").write_text(request)
+    served = [tmp_path / "env/bin/mlflow", "models", "predict", "--env-manager", "local"]
+    places = ["-m", tmp_path / "saved", "-i", tmp_path / "request.json", "-t", "json"]
+    assert '"json"' in run(*served, *places, cwd=tmp_path)
