@@ -27,7 +27,9 @@ from xcray.kernels.search.bounded_scan import (
     SearchScratch,
     score_all,
 )
+from xcray.kernels.search.bounded_scan_wide import MAX_THRESHOLD_K
 from xcray.kernels.search.choose_scan import (
+    SHORT_LABELS,
     begin_row,
     end_row,
     needs_scores_of_all,
@@ -84,10 +86,13 @@ def add_group_postings(X: CSR, i: int, postings: CSR, sums: Float64) -> int:
 
 
 @inner(allocates=False)
-def lift_bounds(groups: GroupArrays, scratch: GroupScratch) -> tuple[float, float]:
+def lift_bounds(
+    groups: GroupArrays, scratch: GroupScratch, lifted_share: float
+) -> tuple[float, float]:
     """Add the lifts to the bounds, and turn the sums of the groups into scores.
 
-    Returns `rest`, and the largest |lift| or |score without bias| of the sizes together.
+    lifted_share: see LIFTED_SHARE, 1 for no lifts. Returns `rest`, and the largest |lift| or
+    |score without bias| of the sizes together.
     """
     rest, largest, begin = 0.0, 0.0, int64(0)
     for end in groups.ends:
@@ -96,7 +101,7 @@ def lift_bounds(groups: GroupArrays, scratch: GroupScratch) -> tuple[float, floa
         for g in range(len(sums)):
             highest = maximum(highest, sums[g])
             size = maximum(size, abs(sums[g]))
-        limit = LIFTED_SHARE * highest
+        limit = lifted_share * highest
         for g in range(len(sums)):
             if sums[g] > limit:
                 lift = float32(groups.share * (sums[g] - limit))
@@ -127,10 +132,13 @@ def search_grouped_rows(
     engine: of `make_grouped_engine`. The scores of all groups are always computed; the rest of the
     budget is for the lists of the labels.
     """
+    narrow, n_labels = engine.lists.width == NARROW_BYTES, len(engine.bias)
+    # otherwise the scores of all labels are summed, by `scan_exact`
+    few = not narrow or (n_labels > SHORT_LABELS and out.labels.shape[1] <= MAX_THRESHOLD_K)
     for i in range(first, stop):
         n_read = add_group_postings(X, i, groups.postings, scratch.scores)
         scratch.bounds[:] = engine.initial_bounds
-        rest, largest = lift_bounds(groups, scratch)
+        rest, largest = lift_bounds(groups, scratch, LIFTED_SHARE if few else 1.0)
         limit = UNLIMITED if budget < 0 else max(int64(0), budget - n_read)
         own = SearchEngine(
             engine.lists,
@@ -151,7 +159,7 @@ def search_grouped_rows(
         row = begin_row(X, i, own, out)
         if needs_scores_of_all(row, own, n_allowed, limit):
             score_all(row, own, allowed, out, i)
-        elif engine.lists.width == NARROW_BYTES:
+        elif narrow:
             search_narrow_row(row, own, allowed, limit, work, out, i)
         else:
             search_wide_row(row, own, allowed, limit, work, out, i)
