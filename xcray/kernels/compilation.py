@@ -45,8 +45,11 @@ class CompilationCount(event.Listener):
 
     def on_end(self, event: event.Event) -> None:
         """Count a kernel when it is complete."""
-        started = self._local.started.pop()
-        if not self._local.started:
+        running = self._local.__dict__.get("started")
+        if not running:  # the function began before the listener was installed
+            return
+        started = running.pop()
+        if not running:
             with self._lock:
                 self.n_kernels += 1
                 self.n_running -= 1

@@ -17,3 +17,5 @@ def test_garbage_is_collected_less_often_while_kernels_are_compiled() -> None:
     assert gc.get_threshold() == COLLECTION
     count.on_end(event)
     assert (gc.get_threshold(), count.n_kernels, count.note()) == (usual, 1, "")
+    count.on_end(event)  # of a function that another thread began before there was a listener
+    assert (gc.get_threshold(), count.n_kernels) == (usual, 1)
