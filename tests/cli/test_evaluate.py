@@ -39,7 +39,7 @@ def test_a_file_is_evaluated_as_the_data_of_the_model(
     assert run(f"data build csv rows.csv data {fields} ;") == 0
     assert run("train data --pool serial") == 0
     [whole] = answer(capsys, "evaluate model data")["models"]
-    [read] = answer(capsys, "evaluate model rows.csv --label-field tags")["models"]
+    [read] = answer(capsys, "evaluate model rows.csv")["models"]  # with its fields and delimiter
     assert {**read, "ms_per_row": 0} == {**whole, "ms_per_row": 0}
     assert (read["solver"], read["params"]) == ("ppdsparse", {})
     report = Model.open(Path("model")).manifest["report"]
@@ -68,6 +68,31 @@ def test_a_file_is_evaluated_as_the_data_of_the_model(
     shutil.copytree("model", "other/model")
     assert run("evaluate model other/model data") == 0
     assert "measure\tmodel\tother/model" in capsys.readouterr().out
+
+
+def test_models_of_other_fields_are_compared_on_one_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each reads its own fields of the texts that the data set keeps."""
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"word{i % 3},about {i},en,l{i % 3};m{i % 2}\n" for i in range(60))
+    Path("rows.csv").write_text("title,body,lang,tags\n" + rows)
+    labels = "--label-field tags --label-separator ;"
+    more = "--text-fields body,title:2 -o text.language=lang"
+    assert run(f"data build csv rows.csv titles --text-fields title {labels}") == 0
+    assert run(f"data build csv rows.csv documents {more} {labels}") == 0
+    assert run("data build csv rows.csv again --like m1") == 2
+    assert run("train titles --pool serial --out m1") == 0
+    assert run("train documents --pool serial --out m2") == 0
+    own = [
+        answer(capsys, f"evaluate {pair}")["models"][0] for pair in ("m1 titles", "m2 documents")
+    ]
+    both = answer(capsys, "evaluate m1 m2 documents")["models"]
+    assert [each["measures"] for each in both] == [each["measures"] for each in own]
+    assert run("evaluate m2 titles") == 2
+    assert "made by another text pipeline" in capsys.readouterr().err
+    assert run("data build csv rows.csv again --like m1") == 0
+    assert Dataset.open(Path("again")).n_labels == 5
 
 
 def test_a_server_is_evaluated_as_the_directory(

@@ -182,8 +182,8 @@ class VersionView(TypedDict):
 
     measures: fractions, on `held_out` rows of the data set `dataset_name`; null if unknown.
     calibrated: whether it has probabilities: by calibration curves, from softmax, or as scores.
-    reading: how the files of its training data were read, as far as it concerns rows to predict:
-    first_index of svmlight, text_fields and delimiter, if they are not the defaults.
+    reading: how the files of its training data were read: first_index of svmlight, text_fields,
+    label_field, label_separator and delimiter, if they are not the defaults.
     """
 
     name: str

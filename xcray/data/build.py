@@ -170,7 +170,7 @@ def build(
 
 
 def _read_like(format: str, options: BuildOptions) -> BuildOptions:
-    """Return the options with the text fields and the delimiter of `like`, unless others are set.
+    """Return the options with the fields, separator and delimiter of `like`, unless others are set.
 
     The first index of svmlight is chosen where its features are known.
     """
@@ -180,6 +180,9 @@ def _read_like(format: str, options: BuildOptions) -> BuildOptions:
     if read.text_fields == ReadOptions().text_fields and "text_fields" in reading:
         values = tuple(reading.get("value_fields", ()))
         read = replace(read, text_fields=tuple(reading["text_fields"]), value_fields=values)
+    for name in ("label_field", "label_separator"):
+        if name in reading and getattr(read, name) == getattr(ReadOptions(), name):
+            read = replace(read, **{name: reading[name]})
     if format == "csv" and read.delimiter is None:
         read = replace(read, delimiter=reading.get("delimiter"))
     return replace(options, read=read)

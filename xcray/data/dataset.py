@@ -38,7 +38,7 @@ from xcray.system.user_directories import default_home
 
 SCHEMA_VERSION = 1
 # options of readers that other files of the same kind need
-READING = ("text_fields", "value_fields", "delimiter")
+READING = ("text_fields", "value_fields", "label_field", "label_separator", "delimiter")
 MANIFEST, LABELS, FEATURES, TEXT = "manifest.json", "labels.arrow", "features.arrow", "text"
 WEIGHTS = "train/weights.arrow"
 UNSEEN = "test/unseen.arrow"
@@ -199,7 +199,8 @@ class Dataset:
     def reading(self) -> dict[str, Any]:
         """How other files of the same kind are read: JSON, kept in models of the data.
 
-        first_index; text_fields, value_fields and delimiter, unless they are the defaults.
+        first_index; text_fields, value_fields, label_field, label_separator and delimiter, unless
+        they are the defaults.
         """
         return reading_of(self.manifest)
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from xcray.arrays import Int64
 from xcray.data.dataset import Dataset
+from xcray.data.text.fields import SEPARATOR
 from xcray.errors import InputError
 from xcray.storage.arrow import read_table
 from xcray.storage.atomic import sync_path
@@ -107,6 +108,22 @@ def texts_at(data: Dataset, part: str, rows: Sequence[int]) -> list[str]:
             return []  # of another writer: rows are not in batches of BATCH_TEXTS
         batches = [(reader.get_batch(row // BATCH_TEXTS), row % BATCH_TEXTS) for row in rows]
         return [batch.column(0)[place].as_py() for batch, place in batches]
+
+
+def texts_as(data: Dataset, part: str, fields: Sequence[str]) -> Iterator[str] | None:
+    """Return the texts of a part as documents of these fields; None if the data set lacks one.
+
+    Raises as `read_texts`.
+    """
+    own = list(data.reading.get("text_fields", ("text",)))
+    texts = chain.from_iterable(read_texts(data, part))
+    if own == list(fields):
+        return texts
+    if not set(fields) <= set(own):
+        return None
+    places = [own.index(field) for field in fields]
+    values = (text.split(SEPARATOR) for text in texts)
+    return (SEPARATOR.join(each[place] for place in places) for each in values)
 
 
 def texts_of(data: Dataset, rows: Int64) -> Iterator[str]:

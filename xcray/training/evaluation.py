@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -18,7 +17,7 @@ import numpy as np
 from xcray.arrays import CSR, Float64, Int64, Pattern, TopK, frozen
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset, open_verified
-from xcray.data.texts import TEXTS, read_texts
+from xcray.data.texts import TEXTS, texts_as
 from xcray.data.unseen import with_unseen
 from xcray.errors import InputError, NotFound, ParameterError
 from xcray.kernels.sparse import row_range
@@ -184,7 +183,7 @@ def evaluate_model(
     predictor = Predictor(model, threads=options.threads)
     rows: Any = X
     if model.ranker is not None and f"{part}/{TEXTS}" in data.files:
-        rows = [*chain.from_iterable(read_texts(data, part))]
+        rows = [*(texts_as(data, part, model.text_fields) or ())] or X
     predictor.predict(row_range(X, 0, 1), 1)  # loads the kernels
     started = time.perf_counter()
     top = predictor.search(rows, max(usable)).top
@@ -231,12 +230,12 @@ def _features(model: Model, data: Dataset, part: str) -> CSR:
     """Return the rows of a part with the model's features.
 
     Where a data set keeps its texts, they are read by the pipeline of the model, which `auto` can
-    have chosen. Raises ShapeMismatch for other features.
+    have chosen, or which reads only some of their fields. Raises ShapeMismatch for other features.
     """
     if f"{part}/{TEXTS}" in data.files and model.text is not None and data.text is not None:
-        other = data.text.fingerprint != model.text.fingerprint
-        if other and data.reading == model.reading:
-            return model.text.transform_stream(chain.from_iterable(read_texts(data, part)))
+        texts = texts_as(data, part, model.text_fields)
+        if texts is not None and data.text.fingerprint != model.text.fingerprint:
+            return model.text.transform_stream(texts)
     check_features(model, data)
     return data[part].X
 

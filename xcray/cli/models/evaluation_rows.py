@@ -76,7 +76,7 @@ def evaluation_rows(
 
 def _options_of(usual: Mapping[str, Any], format: str) -> dict[str, Any]:
     """Return the reading options of a model's data that apply to a format."""
-    names = READING if format == "csv" else READING[:2]
+    names = READING if format == "csv" else READING[:-1]  # a delimiter is of csv alone
     return {name: usual[name] for name in names if name in usual}
 
 
