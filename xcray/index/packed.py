@@ -39,6 +39,10 @@ WIDE_BYTES = 3  # bytes per label of wide lists, up to 2**24 labels
 ENTRY_BYTES = 8  # bytes per weight by label: int32 and float32
 # bytes of entries in memory at once; larger pieces do not fit into the caches
 BUFFER_BYTES = 64 << 20
+# of entries that are written at once: pieces reuse memory, where a large one needs new pages. Each
+# piece of lists visits all labels, so there are at most MAX_PIECES
+PIECE_BYTES = 8 << 20
+MAX_PIECES = 64
 DENSE_LABEL_DIVISOR = 24  # a feature can be dense if at least one in this many labels has it
 MAX_BLOCK_BYTES = (1 << 32) * UNIT_BYTES  # bytes that `starts` can address
 
@@ -137,6 +141,7 @@ def write_lists(
     after each piece.
     """
     plan = plan_lists(W)
+    budget = min(budget, max(PIECE_BYTES, ENTRY_BYTES * W.nnz // MAX_PIECES))
     head = {
         "layout": LAYOUT_VERSION,
         "width": str(plan.width),

@@ -266,7 +266,8 @@ def _check_results(W: CSR, b: Float32) -> None:
     if code == NOT_FINITE or not np.isfinite(b).all():
         label = row if code else int(np.argmin(np.isfinite(b)))
         raise not_finite(f"a weight of label {label}")
-    check_numbers(W, b, WEIGHTS)
+    if code:
+        raise _not_canonical(WEIGHTS, code, row)
 
 
 def check_numbers(matrix: CSR, b: Float32, name: str) -> None:
@@ -276,15 +277,19 @@ def check_numbers(matrix: CSR, b: Float32, name: str) -> None:
     """
     code, row = first_fault(matrix)
     if code:
-        raise Corrupt(
-            f"{name}, row {row}: {FAULTS[code]}; train the model again or restore its file",
-            file=name,
-        )
+        raise _not_canonical(name, code, row)
     if not np.isfinite(b).all():
         raise Corrupt(
             f"bias.arrow: label {int(np.argmin(np.isfinite(b)))} has a bias that is not finite",
             file="bias.arrow",
         )
+
+
+def _not_canonical(name: str, code: int, row: int) -> Corrupt:
+    """Return the error for a row of a matrix with a fault, see `FAULTS`."""
+    return Corrupt(
+        f"{name}, row {row}: {FAULTS[code]}; train the model again or restore its file", file=name
+    )
 
 
 def _check_sizes(path: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:

@@ -7,7 +7,7 @@ earlier model, i < 0 is row -1 - i of the trained labels.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,8 @@ from xcray.certificate import relative_gaps
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES, row_ranges
 from xcray.kernels.merge import copy_rows
 from xcray.storage.arrow import MatrixWriter
+
+COMPOSED_BYTES: Final = 1 << 20  # of weights at once: pieces reuse memory that is in a cache
 
 
 def compose_weights(
@@ -38,7 +40,7 @@ def compose_weights(
         lengths[own] = np.diff(source.indptr)[numbers[own]]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     with MatrixWriter(path, indptr, parent.n_cols) as out:
-        for first, stop in row_ranges(indptr, budget // ENTRY_BYTES):
+        for first, stop in row_ranges(indptr, min(budget, COMPOSED_BYTES) // ENTRY_BYTES):
             n = int(indptr[stop] - indptr[first])
             indices, weights = np.empty(n, np.int32), np.empty(n, np.float32)
             for source, own, numbers in sources:
