@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages from outside docs/, generated pages, links between them.
+"""Hooks of mkdocs: pages from outside docs/, generated pages, links between them, files in pages.
 
 A link to a file of the repository that is outside the site becomes text. A link to a missing file
 is left unchanged, and `mkdocs build --strict` fails.
@@ -21,6 +21,7 @@ from mkdocs.structure.files import File, Files
 from docs import reference
 
 ROOT = Path(__file__).parents[1]
+FILE = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)
 LINK = re.compile(r"(!?\[[^\]\n]*\])\(([^)\s:#]+)(#[^)\s]*)?\)")
 OUTSIDE = {
     "README.md": "index.md",
@@ -70,7 +71,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links at pages of the site."""
+    """Point links at pages of the site, and show each file that a comment names."""
+    markdown = FILE.sub(_source_block, markdown)
     source = Path(page.file.src_uri)
     place = Path(REPOSITORY.get(source.as_posix(), f"docs/{source.as_posix()}")).parent
 
@@ -87,6 +89,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if source.as_posix().startswith("reference/python/")
         else LINK.sub(site_link, markdown)
     )
+
+
+def _source_block(match: re.Match[str]) -> str:
+    """Return a Python file of the repository as a code block."""
+    text = (ROOT / match[1]).read_text(encoding="utf-8")
+    return f'```python title="{match[1]}"\n{text}```\n'
 
 
 def _markdown(path: Path) -> str:
