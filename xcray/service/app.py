@@ -228,7 +228,9 @@ def _build_app(
     app.state.app_state, app.state.settings = app_state, settings
     if all_routes:
         fast_routes = (*predict.FAST_ROUTES, *inference.FAST_ROUTES)
-        app.add_middleware(PredictFastPath, routes=fast_routes)
+        app.add_middleware(
+            PredictFastPath, routes=fast_routes, batcher=app_state.prediction.batcher
+        )
     auditor = Auditor(app_state.store.audit, constants.AUDIT_ENTRIES)
     app.add_middleware(
         AccessMiddleware,

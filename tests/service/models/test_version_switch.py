@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -282,6 +282,28 @@ def test_a_hanging_file_system_does_not_affect_loaded_models(
     with pytest.raises(Corrupt) as caught:
         asyncio.run(find("docs@prod"))
     assert caught.value.code == "REGISTRY"
+
+
+def test_requests_of_a_millisecond_share_the_check_for_changes(
+    cache_setup: CacheSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of this process counts at once, one of another process with the next check."""
+    monkeypatch.setattr("xcray.model.registry.SETTLE_SECONDS", -1e9)
+    cache_setup.cache.get(target("docs"))
+    endpoint = cache_setup.cache._endpoints.of("default", "docs")
+    checks, token = list[str](), Registry.change_token
+
+    def note(registry: Registry, name: str) -> Any:
+        checks.append(name)
+        return token(registry, name)
+
+    monkeypatch.setattr(Registry, "change_token", note)
+    assert [endpoint.is_current(now) for now in (1.0, 1.0, 1.001, 1.001)] == [True] * 4
+    assert len(checks) == 2
+    assert endpoint.is_current()
+    assert len(checks) == 3
+    endpoint.stale_since = 0.0
+    assert not endpoint.is_current(1.001)
 
 
 def test_unreadable_files_are_not_an_internal_error(

@@ -89,11 +89,16 @@ def test_the_item_of_the_only_request_is_computed_at_once() -> None:
         with pytest.raises(StopIteration) as done:  # without an iteration of the loop
             coroutine.send(None)
         assert done.value.value == "answer to 1"
+        requests.add("event stream")
+        batcher.other_requests = 1
+        coroutine = batcher.submit("a", 2, model)
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
         requests.add("another")
-        results = await asyncio.gather(*(batcher.submit("a", i, model) for i in (2, 3)))
-        assert results == ["answer to 2", "answer to 3"]
+        results = await asyncio.gather(*(batcher.submit("a", i, model) for i in (3, 4)))
+        assert results == ["answer to 3", "answer to 4"]
 
-    assert run(story).calls == [[0], [1], [2, 3]]
+    assert run(story).calls == [[0], [1], [2], [3, 4]]
 
 
 def test_durations_are_processor_time_of_the_thread() -> None:

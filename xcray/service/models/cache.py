@@ -100,16 +100,15 @@ class ModelCache:
         If no version is loaded, a thread loads one. Raises as `get`.
         """
         endpoint = self._endpoints.find(target.tenant, target.reference)
+        loop = asyncio.get_running_loop()
         active = (
             endpoint.active
-            if endpoint is not None and endpoint.is_current()
+            if endpoint is not None and endpoint.is_current(loop.time())
             else self._current_versions(target)
         )
         (self._metrics.cache_misses if active is None else self._metrics.cache_hits).inc()
         if active is None:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._load_pool, self.get, target
-            )
+            return await loop.run_in_executor(self._load_pool, self.get, target)
         return self._pick(target, active)
 
     def get(self, target: ModelTarget) -> LoadedModel:

@@ -99,6 +99,7 @@ class Endpoint:
         self.registry_error: XcrayError | OSError | None = None  # why the route can't be read
         self.switching = False
         self.last_used = 0
+        self._checked_at: float | None = None  # `now` of the last check that found no change
         self.unload_counts: dict[str, int] | None = None
         # (stamp, route): read together, so replaced together
         self._snapshot: tuple[tuple[int, ...] | None, TrafficSplit | None] = (
@@ -116,17 +117,24 @@ class Endpoint:
         """Return the route as last read."""
         return self._snapshot[1]
 
-    def is_current(self) -> bool:
-        """Return whether nothing has changed since `active` was set: two file system calls."""
+    def is_current(self, now: float | None = None) -> bool:
+        """Return whether nothing has changed since `active` was set: two file system calls.
+
+        now: time of the event loop, which uvloop counts in milliseconds; the requests of one
+        millisecond share a check. None: check.
+        """
         stamp = self._snapshot[0]
+        if stamp is None or self.stale_since is not None:
+            return False
+        if now is not None and now == self._checked_at:
+            return True
         try:
-            return (
-                stamp is not None
-                and self.stale_since is None
-                and self.registry.change_token(self.name) == stamp
-            )
+            current = self.registry.change_token(self.name) == stamp
         except OSError:  # `resolve_route` reports it
             return False
+        if current:
+            self._checked_at = now
+        return current
 
     def resolve_route(self, force: bool = False) -> TrafficSplit:
         """Return the route, reading it again if it can have changed, or if `force`.

@@ -3,7 +3,7 @@
 One batcher per process, used on its event loop. The duration of a computation is predicted from
 earlier computations of the same kind.
 
-Cheap computations run on the event loop itself: at once if the process answers no other request,
+Cheap computations run on the event loop itself: at once if the process answers no other prediction,
 else in the next iteration. Handing them to a thread and back takes longer than most of them, and
 under load a thread waits for the interpreter lock. All cheap requests with the same key that have
 arrived by that iteration are computed in one call. Batches therefore grow when requests arrive
@@ -72,6 +72,7 @@ class Batcher:
         self._inline_seconds = inline_seconds
         self._clock = clock
         self.requests: Sized | None = None  # all that the process answers now, if the server knows
+        self.other_requests = 0  # those among them that are no predictions, like event streams
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xcray-predict")
         self._cheap: deque[_WorkItem] = deque()
         self._expensive: deque[_WorkItem] = deque()
@@ -117,7 +118,7 @@ class Batcher:
         """
         seconds_per_weight = self._seconds_per_weight.get(key, math.inf)
         is_cheap = seconds_per_weight * weight <= self._inline_seconds
-        if is_cheap and self.requests is not None and len(self.requests) < 2:
+        if is_cheap and self.requests is not None and len(self.requests) - self.other_requests < 2:
             started = self._clock()
             (result,) = compute_batch([payload])
             self._learn(key, weight, 1, self._clock() - started)

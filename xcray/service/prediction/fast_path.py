@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from xcray.service.http import auth
+from xcray.service.prediction.batcher import Batcher
 
 JSON_TYPE: Final = "application/json"
 _require_caller: Final = auth.require_scope("predict")
@@ -50,10 +51,11 @@ class FastRoute(NamedTuple):
 class PredictFastPath:
     """ASGI middleware that answers requests of some routes and passes all others on."""
 
-    def __init__(self, app: ASGIApp, routes: Sequence[FastRoute]) -> None:
-        """Wrap an app. routes: those to handle here."""
+    def __init__(self, app: ASGIApp, routes: Sequence[FastRoute], batcher: Batcher) -> None:
+        """Wrap an app. routes: those to handle here; batcher: counts the other requests."""
         self._app = app
         self._routes = routes
+        self._batcher = batcher
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request. Raises XcrayError, which the edge middleware converts to a reply."""
@@ -64,7 +66,14 @@ class PredictFastPath:
                 if match is not None:
                     await _answer(fast, match, scope, receive, send)
                     return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._batcher.other_requests += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._batcher.other_requests -= 1
 
 
 async def _answer(
