@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from docs import reference
 from tests.deployment.chart import helm
@@ -263,6 +264,37 @@ def test_every_http_call_of_a_page_is_an_operation(tmp_path: Path) -> None:
 
     assert sorted_faults(broken()) == []
     assert sum(len(calls(text)) for text in pages().values()) > 40
+
+
+def test_every_body_of_a_page_is_accepted_by_its_schema(tmp_path: Path) -> None:
+    document = create_app(settings_for(tmp_path / "home")).openapi()
+    shown = re.compile(r"(POST|PUT) +(/v\d[^\s?]*) +(\{.+)")
+    checked = 0
+    for name, text in PROSE.items():
+        for method, path, rest in shown.findall(text):
+            try:
+                body, _ = json.JSONDecoder().raw_decode(rest)
+            except json.JSONDecodeError:
+                assert re.search(r"\.\.\.|ID|,$", rest), f"{name}: {rest}"  # shortened, or goes on
+                continue
+            content = request_body(document, method, path)["content"]["application/json"]
+            schema = {**content["schema"], "components": document["components"]}
+            faults = [each.message for each in Draft202012Validator(schema).iter_errors(body)]
+            assert faults == [], f"{name}: {method} {path} {rest}"
+            checked += 1
+    assert checked >= 6
+
+
+def request_body(document: dict[str, Any], method: str, path: str) -> dict[str, Any]:
+    """Return the description of the body of an operation."""
+    pattern, found = next(
+        (template, methods[method.lower()])
+        for template, methods in document["paths"].items()
+        if method.lower() in methods
+        and re.fullmatch(re.sub(r"\\\{.*?\\\}", "[^/]+?", re.escape(template)), path)
+    )
+    assert "requestBody" in found, pattern
+    return dict(found["requestBody"])
 
 
 # the chart
