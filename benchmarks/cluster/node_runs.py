@@ -104,6 +104,15 @@ class Run:
         self.progress()
         return self.process.poll() is not None
 
+    def store_peaks(self) -> dict[str, list[int]]:
+        """Return the largest bytes in the object store, outside of it and spilled, by node."""
+        peaks: dict[str, list[int]] = {}
+        for each in self.history:
+            for name in (name for name in each if name.startswith("store-")):
+                before = peaks.get(name[6:], [0, 0, 0])
+                peaks[name[6:]] = [max(pair) for pair in zip(before, each[name], strict=True)]
+        return peaks
+
     def first_look(self, holds: Any) -> float | None:
         """Return the wall-clock time of the first sample whose nodes fulfil a condition."""
         return next(
@@ -160,11 +169,11 @@ class Bench:
         )
 
     @contextmanager
-    def ray(self) -> Iterator[Nodes]:
-        """Start a Ray in its own folder, under a short path."""
+    def ray(self, store: int | None = None) -> Iterator[Nodes]:
+        """Start a Ray in its own folder, under a short path; store: MiB of each object store."""
         place = self.stage.place(f"r{next(RAYS)}")
         how = {"quick": not self.chosen.slow_health, "patient": self.chosen.small}
-        with nodes(place, store=self.chosen.store << 20, **how) as ray:
+        with nodes(place, store=(store or self.chosen.store) << 20, **how) as ray:
             yield ray
 
     def record_row(self, part: str, how: str, **figures: Any) -> dict[str, Any]:

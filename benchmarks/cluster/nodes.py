@@ -1,8 +1,8 @@
 """Trainings on several Ray nodes of one machine: equal models on 1, 2, 4 nodes, and node failures.
 
-`python -m benchmarks.cluster.nodes [--data DIR --set bibtex] [--parts same kill add cut mlr round
-drain] [--counts 1 2 4] [--eps 1e-3] [--epochs 8] [--repeats 1] [--slow-health] [--small] [--plain]
-[--json FILE]` needs Linux, and takes about ten minutes for pydocs on two free
+`python -m benchmarks.cluster.nodes [--data DIR --set bibtex] [--parts same kill add cut unseen mlr
+round drain] [--counts 1 2 4] [--eps 1e-3] [--epochs 8] [--repeats 1] [--slow-health] [--small]
+[--plain] [--json FILE]` needs Linux, and takes about ten minutes for pydocs on two free
 cores.
 
 Nodes are separate raylets, each in its own namespaces (see `benchmarks.cluster.raylets`), with its
@@ -20,6 +20,8 @@ seconds (--slow-health: after about 13 s, Ray's default).
   `ray start`.
 - cut: the link of one of two nodes goes down, and comes up again after Ray has declared the node
   dead. Results that it sends later must be ignored.
+- unseen: PPDSparse on two nodes of two CPUs that do not see the data, 180 MB of rows.
+  Measured are the bytes in the object store of each node, where the rows fit and where not.
 - mlr: DS-MLR with block rotation on 1, 2 and 4 nodes with one grid. One SHA-256 for "sync" and
   "ring".
 - round: one of two nodes dies during DS-MLR. The training returns to the last checkpoint (here one
@@ -41,15 +43,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from benchmarks.cluster.node_runs import Bench, Run
 from benchmarks.cluster.raylets import Node, Nodes
+from benchmarks.data.corpus import Shape, generate
 from benchmarks.harness import dataset, machine
 from tests.robustness.faults.stage import enter, namespaces, stage, until
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.workers.solver_task import shared_arrays
 from xcray.workers.timeline import DONE, LOST
 
-PARTS: Final = ("same", "kill", "add", "cut", "mlr", "round", "drain")
+PARTS: Final = ("same", "kill", "add", "cut", "unseen", "mlr", "round", "drain")
+STORES: Final = (512, 80)  # MiB of each object store, for rows that fit and that do not
+WIDE: Final = Shape("wide", 400, 50_000, 150_000, 80, 1.5)
 SMALL: Final = {"rows": 12_000, "features": 6000, "labels": 6000, "seed": 7}
 
 
@@ -89,6 +97,36 @@ def kill(
             given_up(bench, run, victim, other)
             figures = bench.judged(run, how)
             after_loss(bench, run, victim, when, part, how, figures)
+
+
+def unseen(bench: Bench) -> None:
+    """Train on nodes that get all rows through the object store."""
+    bench.expected("ppdsparse")
+    for store in STORES:
+        with bench.ray(store) as ray:
+            for _ in range(2):
+                ray.add(cpus=2, hide=[bench.data.path])
+            before = total_bytes_sent(ray)
+            run = bench.start(ray, f"unseen-{store}", "ppdsparse", 4)
+            figures = bench.judged(run, "ppdsparse")
+            bench.record_row(
+                "unseen",
+                "ppdsparse",
+                store_mib=store,
+                rows_mb=sum(array.nbytes for array in _arrays(bench.data)) / 1e6,
+                sent_mb=(total_bytes_sent(ray) - before) / 1e6,
+                stores_mb={
+                    node: [round(size / 1e6, 1) for size in sizes]
+                    for node, sizes in run.store_peaks().items()
+                },
+                **figures,
+            )
+
+
+def _arrays(data: Dataset) -> list[np.ndarray]:
+    """Return the arrays that the driver shares with nodes."""
+    shared = shared_arrays(data)
+    return [a for each in shared if each is not None for a in each if isinstance(a, np.ndarray)]
 
 
 def given_up(bench: Bench, run: Run, victim: Node, other: Node) -> None:
@@ -343,6 +381,7 @@ def main(values: list[str]) -> int:
         rows = []
         for names, name in (
             (("same", "kill", "add", "cut"), chosen.set),
+            (("unseen",), "wide"),
             (("mlr", "round", "drain"), chosen.mlr_set or "narrow"),
         ):
             parts = [part for part in chosen.parts if part in names]
@@ -354,6 +393,7 @@ def main(values: list[str]) -> int:
                         "kill": kill,
                         "add": add,
                         "cut": cut,
+                        "unseen": unseen,
                         "mlr": mlr,
                         "round": rounds,
                         "drain": drain,
@@ -379,6 +419,8 @@ def data_of(name: str, chosen: argparse.Namespace, folder: Path) -> Dataset:
             folder / "narrow",
             BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": sizes}),
         )
+    if name == "wide":
+        return generate(WIDE, folder / "wide")
     if chosen.small:
         return build(
             "synthetic",

@@ -3,7 +3,7 @@
 `python -m benchmarks.cluster.nodes_driver JSON` takes the keys `spec` (see TrainSpec), `place` (a
 folder), `eager` (start all workers, however little work there is) and `checkpoint_seconds` (the
 checkpoint interval of DS-MLR). It writes PLACE/seen.jsonl, one line per change of the progress or
-of the living nodes, and PLACE/result.json at the end.
+of the living nodes and their object stores, and PLACE/result.json at the end.
 """
 
 from __future__ import annotations
@@ -62,19 +62,20 @@ class ClusterSampler:
     def _sample(self) -> None:
         """Sample the nodes. Ray can be away, or not started yet."""
         import ray
+        from ray._private.internal_api import node_stats
 
         while not self._over.wait(LOOK):
             if ray.is_initialized():
                 with contextlib.suppress(
                     ray.exceptions.RayError, RuntimeError, ValueError, AttributeError, KeyError
                 ):
-                    self.note(
-                        nodes={
-                            node["NodeManagerAddress"]: node["NodeID"]
-                            for node in ray.nodes()
-                            if node["Alive"]
-                        }
-                    )
+                    alive = {n["NodeManagerAddress"]: n for n in ray.nodes() if n["Alive"]}
+                    self.note(nodes={address: n["NodeID"] for address, n in alive.items()})
+                    for address, n in alive.items():
+                        store = node_stats(address, n["NodeManagerPort"], False).store_stats
+                        names = ("object_store_bytes_used", "object_store_bytes_fallback")
+                        sizes = [getattr(store, name) for name in (*names, "spilled_bytes_total")]
+                        self.note(**{f"store-{address}": sizes})
 
 
 def main(text: str) -> None:
