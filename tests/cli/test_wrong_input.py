@@ -105,7 +105,7 @@ LOCAL = [
     ("data check cvs rows.csv", 2, "did you mean 'csv'"),
     ("data upload jsonl", 2, "xcray data upload jsonl INPUT"),
     ("models card data", 2, "a data set, not a model"),
-    ("models diff model model --max-loss -1", 2, "--max-loss"),
+    ("models compare model model --dataset data --gate P@1", 2, "such as P@1 >= -0.2"),
     ("models push model nosuch", 2, "'nosuch' is not a supported storage: write s3://"),
     ("models alias docs prod 1 --share 0.5", 2, "--share needs --shadow"),
     ("keys list --home nosuch", 2, "no job store in", "--home"),

@@ -187,11 +187,15 @@ def test_an_explanation_sums_to_the_score(shell: Shell) -> None:
 
 def test_models_are_described_and_compared(shell: Shell, tmp_path: Path) -> None:
     assert shell.out("models card model").startswith("# Model card")
-    document = shell.json("models diff model model --max-loss 0")
+    document = shell.json("models diff model model")
     assert (document["same_content"], document["changed"], document["added"]) == (True, [], [])
     shell.json(f"train data --out {tmp_path}/worse -p lam=100")
-    # P@1 fell by more than --max-loss.
-    assert "changed" in shell.out(f"models diff model {tmp_path}/worse --max-loss 1", status=1)
+    assert "changed" in shell.out(f"models diff model {tmp_path}/worse")
+    compare = f"models compare model {tmp_path}/worse --dataset data --gate"
+    assert "FAILED: P@1 >= -1, measured" in shell.out(f"{compare} 'P@1 >= -1'", status=1)
+    text = shell.out(f"{compare} 'P@1 >= -100'")
+    assert "passed: P@1 >= -100" in text
+    assert "labels that lost right answers: " in text
 
 
 # in separate processes, which get real signals

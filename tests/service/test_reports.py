@@ -16,7 +16,9 @@ import pytest
 
 from tests.support.live_service import PATIENCE, serving, settings_for
 from tests.support.report_data import series_of
+from xcray.client import Client
 from xcray.data.dataset import Dataset
+from xcray.errors import ParameterError
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.model import Model
@@ -222,8 +224,17 @@ def test_models_are_compared_on_the_same_rows(service: Service) -> None:
     expected = evaluate_models([model.path for model in service.models.values()], service.data.path)
     assert [first["model"], second["model"]] == ["topics:1", "topics:2"]
     assert second["differences"] == expected["models"][1]["differences"]
+    assert (second["gate"], second["passed"]) == ([], True)
     changed = second["labels_gained"] + second["labels_lost"]
     assert all(1 <= each["rows"] and each["hits"][0] != each["hits"][1] for each in changed)
+    with Client(str(service.http.base_url)) as client:
+        gate = "P@1 >= -100, nDCG@2 >= 100.5"
+        found = client.models.compare(body["models"], "small", gate=gate)["models"][1]
+        assert [each["passed"] for each in found["gate"]] == [True, False]
+        assert found["gate"][1]["difference"] == 100 * found["differences"]["nDCG@2"]["difference"]
+        assert not found["passed"]
+        with pytest.raises(ParameterError, match="write a measure"):
+            client.models.compare(body["models"], "small", gate="P@1")
     body["models"] = ["topics:1", "topics:9"]
     assert service.http.post("/v1/models:compare", json=body).status_code == 404
     body["models"] = ["topics:1"]

@@ -68,12 +68,15 @@ class Models(Resource):
         place = f"/v1/models/{quote_part(name)}:diff"
         return dict(self._connection.request("GET", place, query=query))
 
-    def compare(self, models: Sequence[str], dataset: str) -> dict[str, Any]:
+    def compare(
+        self, models: Sequence[str], dataset: str, *, gate: str | None = None
+    ) -> dict[str, Any]:
         """Return measures of models on the held-out rows of a data set, with paired differences.
 
-        models: two to five references; the differences are to the first. dataset: id or name.
+        models: two to five references; the differences are to the first. dataset: id or name. gate:
+        such as "P@1 >= -0.2, PSP@5 >= 0", the least differences in points; see "passed".
         """
-        body = {"models": [*models], "dataset": dataset}
+        body = {"models": [*models], "dataset": dataset, "gate": gate}
         return dict(self._connection.request("POST", "/v1/models:compare", body=body))
 
     def download(self, name: str, version: int, folder: str | Path) -> Path:

@@ -87,17 +87,20 @@ class Jobs(Resource):
         *,
         dataset: str,
         model: str | None = None,
+        gate: str | None = None,
+        alias: str | None = None,
         idempotency_key: str | None = None,
         **options: Any,
     ) -> JobView:
         """Submit an update of a version to a data set that was changed from its own.
 
         version: name, name@alias or name:version. dataset: id or name. model: the name to publish
-        under, by default that of the version.
+        under, by default that of the version. alias: points to the new version, if that passes the
+        gate, see `Client.models.compare`; the result of the job has the comparison.
         """
-        body = {"dataset": dataset, **options}
-        if model is not None:
-            body["model"] = model
+        named = {"model": model, "gate": gate, "alias": alias}
+        given = {name: value for name, value in named.items() if value is not None}
+        body = {"dataset": dataset, **options, **given}
         path = f"/v1/models/{quote_reference(version)}:update"
         return cast(JobView, self._connection.create(path, key=idempotency_key, body=body))
 

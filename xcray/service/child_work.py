@@ -23,7 +23,7 @@ from xcray.system.child_process import inherited_environment, limit_this_process
 from xcray.training.auto_params import selection_seconds
 from xcray.training.capacity.disk import free_bytes
 from xcray.training.capacity.preflight import Estimate, check_fits, memory_limits
-from xcray.training.evaluation import evaluate_models
+from xcray.training.evaluation import compare_models
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import estimate_training
 
@@ -43,7 +43,7 @@ def estimate_in_child(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return _in_child("estimate", {"spec": spec, "folder": str(folder)}, hint)
 
 
-def compare_in_child(models: Mapping[str, Path], dataset: Path) -> dict[str, Any]:
+def compare_in_child(models: Mapping[str, Path], dataset: Path, gate: str | None) -> dict[str, Any]:
     """Return the comparison of models on the held-out rows of a data set, see `ComparisonView`.
 
     models: directories by reference. Raises Corrupt, NotFound, ParameterError, and Refused if the
@@ -51,7 +51,7 @@ def compare_in_child(models: Mapping[str, Path], dataset: Path) -> dict[str, Any
     """
     paths = {name: str(path) for name, path in models.items()}
     hint = "use xcray evaluate for large data sets"
-    return _in_child("compare", {"models": paths, "dataset": str(dataset)}, hint)
+    return _in_child("compare", {"models": paths, "dataset": str(dataset), "gate": gate}, hint)
 
 
 def _in_child(task: str, request: Mapping[str, Any], hint: str) -> dict[str, Any]:
@@ -115,7 +115,8 @@ def estimate(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def compare(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the comparison that a request asks for."""
-    document = evaluate_models(list(request["models"].values()), request["dataset"])
+    paths = list(request["models"].values())
+    document = compare_models(paths, request["dataset"], request["gate"])
     for reference, each in zip(request["models"], document["models"], strict=True):
         each["model"] = reference
     return document

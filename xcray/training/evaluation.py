@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from xcray.api.gate import check_gate, parse_gate, ranks_of
 from xcray.arrays import CSR, Float64, Int64, Pattern, TopK, frozen
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset, open_verified
@@ -97,6 +98,20 @@ def evaluate_models(
     the bootstrap: Efron and Tibshirani, 1993, chapters 6 and 13.
     """
     return evaluate_each(evaluate_model, [Path(path) for path in models], dataset, options)
+
+
+def compare_models(
+    models: Sequence[Path | str], dataset: Path | str, gate: str | None = None
+) -> dict[str, Any]:
+    """Return the evaluation of models, where all after the first have "gate" and "passed".
+
+    gate: conditions on their differences to the first, see `xcray.api.gate`.
+    """
+    conditions = parse_gate(gate) if gate else []
+    document = evaluate_models(models, dataset, EvaluationOptions(ks=ranks_of(conditions)))
+    for entry in document["models"][1:]:
+        entry |= check_gate(conditions, entry["differences"])
+    return document
 
 
 def evaluate_each(

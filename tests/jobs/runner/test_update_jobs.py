@@ -16,6 +16,7 @@ from xcray.errors import InputError, ParameterError
 from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.runner.monitor import MonitorOptions
 from xcray.jobs.states import SUCCEEDED
+from xcray.model.aliases import Aliases
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
@@ -94,6 +95,9 @@ def test_a_version_is_updated_to_a_changed_data_set(
         client.jobs.update("docs", dataset="docs-2", lam=1.0)
     with pytest.raises(ParameterError, match="remove"):
         client.datasets.change("docs", name="x")
+    with pytest.raises(ParameterError, match="write a measure"):
+        client.jobs.update("docs", dataset="docs-2", gate="P@1")
+    state.registry.aliases.set("docs", "prod", 1)
     job = client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once")
     assert client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once") == job
     assert (job["kind"], job["spec"]["update"]) == ("train", "docs:1")
@@ -116,3 +120,19 @@ def test_a_version_is_updated_to_a_changed_data_set(
     alone = update_model(old, path, tmp_path / "alone", EditOptions(pool="serial"))
     assert alone.sha256 == result["sha256"]
     assert Model.open(state.registry.resolve("docs")).duals is not None
+    assert "comparison" not in result
+    assert state.registry.aliases.of("docs")["prod"] == 1
+    # the alias moves to a version that passes the gate, and also if the attempt after it publishes
+    for gate, version in (("P@1 >= 100.5", 1), ("P@1 >= -100, nDCG@2 >= -100", 4)):
+        job = client.jobs.update("docs:1", dataset="docs-2", gate=gate, alias="prod")
+        with monkeypatch.context() as patch:
+            patch.setattr(Aliases, "set", die)
+            if version > 1:
+                with pytest.raises(Killed):
+                    run_next(server)
+                state.store.attempts.mark_lost(job["id"], 1, max_attempts=9)
+        assert run_next(server) == SUCCEEDED
+        result = client.jobs.get(job["id"])["result"]
+        assert result is not None
+        assert result["comparison"]["passed"] == (version > 1)
+        assert state.registry.aliases.of("docs")["prod"] == version

@@ -89,6 +89,17 @@ def update(
     model: Annotated[
         str | None, typer.Option(help="Name to publish under; default: that of the version.")
     ] = None,
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDITIONS",
+            help="What the new version must reach on held-out rows before --alias moves, such as "
+            '"P@1 >= -0.2".',
+        ),
+    ] = None,
+    alias: Annotated[
+        str | None, typer.Option(help="Alias that then points to the new version.")
+    ] = None,
     *,
     options: Options,
     key: KeyOption = None,
@@ -98,8 +109,9 @@ def update(
 ) -> None:
     """Submit an update: only labels that the changed rows affect are solved again."""
     with make_client(server) as client:
+        targets = {"model": model, "gate": gate, "alias": alias}
         job = client.jobs.update(
-            version, dataset=dataset, model=model, idempotency_key=key, **options
+            version, dataset=dataset, idempotency_key=key, **targets, **options
         )
         print_submitted(client, job, watch, json)
 

@@ -23,7 +23,7 @@ async def compare(
     caller: Reader,
     body: Annotated[ComparisonRequest, Depends(json_body(ComparisonRequest))],
 ) -> ComparisonView:
-    """Compare two to five models or versions on the same rows, with paired intervals.
+    """Compare two to five models or versions on the same rows, with paired intervals and a gate.
 
     Takes seconds: every model answers the held-out rows (or the training rows, if none were held
     out) in a process of its own, one comparison at a time.
@@ -36,6 +36,6 @@ async def compare(
         numbered = [registry.resolve_version(reference) for reference in body.models]
         references = [f"{name}:{number}" for name, number in numbered]
         paths = {each: registry.resolve(each) for each in references}
-        return compare_in_child(paths, Path(record.path))
+        return compare_in_child(paths, Path(record.path), body.gate)
 
     return ComparisonView(**await app_state.estimates.run(caller.tenant, work))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
+from xcray.api.gate import parse_gate
 from xcray.api.job_replies import JobView
 from xcray.api.options import JobOptions, LocalPoolOptions
 from xcray.data.dataset import Dataset
@@ -37,6 +38,16 @@ class ChangedRows(Strict):
     )
     model: Name | None = Field(
         None, description="Name under which the model is published; default: that of the version."
+    )
+    gate: str | None = Field(
+        None,
+        max_length=1000,
+        description="Conditions that the new version must meet on the held-out rows before `alias` "
+        "moves, as of `:compare`; the version is published in any case.",
+        examples=["P@1 >= -0.2, PSP@5 >= -0.5"],
+    )
+    alias: Name | None = Field(
+        None, description="Alias of the published model that then points to the new version."
     )
 
 
@@ -72,6 +83,8 @@ def submit(
         name, version = registry.resolve_version(reference)
         old = Model.open(registry.resolve(f"{name}:{version}"), verify=False)
         check_update(old, Dataset.open(record.path))
+        if body.gate is not None:
+            parse_gate(body.gate)
         spec: dict[str, Any] = {
             "dataset": record.path,
             "dataset_id": record.id,
@@ -81,6 +94,8 @@ def submit(
             "workers": 0,
             **declared_values(body, LocalPoolOptions),
             "update": str(old.path),
+            "gate": body.gate,
+            "alias": body.alias,
             "shown": {"update": f"{name}:{version}"},
             **tracing.trace_headers(),
         }

@@ -176,6 +176,13 @@ class ComparisonRequest(Strict):
         description="name, name:3 or name@alias. The differences are to the first.",
     )
     dataset: str = Field(min_length=1, max_length=64)
+    gate: str | None = Field(
+        None,
+        max_length=1000,
+        description="Conditions, separated by commas, for all after the first: a measure and the "
+        "least difference in points.",
+        examples=["P@1 >= -0.2, PSP@5 >= -0.5"],
+    )
 
 
 class ComparisonView(View):
@@ -184,7 +191,8 @@ class ComparisonView(View):
     part: test or train. models: the "model", "solver", "params" that are not the defaults,
     "seconds" and "core_seconds" of its training, "ms_per_row"; "measures" with their "intervals"
     (standard error, low, high: 95 %, by `bootstrap`), "by_frequency" of the labels, and against the
-    first model "differences" with paired intervals, "labels_gained" and "labels_lost".
+    first model "differences" with paired intervals, "labels_gained" and "labels_lost", and the
+    conditions of the "gate" with "passed" of each and of all.
     """
 
     dataset: str
