@@ -10,6 +10,7 @@ import tomllib
 import pytest
 import yaml
 
+import xcray
 from tests.support.printed import ROOT
 
 FILES = {
@@ -44,6 +45,9 @@ def test_workflows_call_commands_that_exist() -> None:
 
 def test_there_is_one_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
-    assert project["version"] == cited
-    assert f"## [{cited}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert "version" in project["dynamic"]  # read from xcray/__init__.py
+    version = xcray.__version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    assert yaml.safe_load((ROOT / "helm/xcray/Chart.yaml").read_text())["appVersion"] == version
+    assert f"ARG VERSION={version}\n" in (ROOT / "deploy/docker/Dockerfile").read_text()
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
