@@ -344,7 +344,7 @@ def crash_at_each_call(stage: Stage) -> None:
 def sync_fails(stage: Stage) -> None:
     _each_call(stage, "error=EIO", ("fsync", "fdatasync", "rename"))
     if not stage.small:
-        _each_call(stage, "error=ENOSPC", ("fsync", "write", "pwrite64"))
+        _each_call(stage, "error=ENOSPC", ("fsync", "write", "pwrite64", "writev"))
 
 
 def _each_call(stage: Stage, what: str, calls: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 CALLS: Final = (
     "write",
     "pwrite64",
+    "writev",
     "fsync",
     "fdatasync",
     "rename",
