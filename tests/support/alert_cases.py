@@ -124,6 +124,11 @@ XcraySearchDeadlineExceeded
     fires replica xcray_predict_instances_total rise 100
     silent replica xcray_predict_certified_instances_total rise 100
     silent replica xcray_predict_instances_total rise 100
+XcrayInputsUnknown
+    fires replica xcray_predict_empty_instances_total rise 30
+    fires replica xcray_predict_instances_total rise 100
+    silent replica xcray_predict_empty_instances_total rise 10
+    silent replica xcray_predict_instances_total rise 100
 XcrayEventLoopLag
     fires histogram xcray_event_loop_lag_seconds 90 10
     silent histogram xcray_event_loop_lag_seconds 1000 1

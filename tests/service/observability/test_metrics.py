@@ -400,6 +400,8 @@ def test_a_prediction_changes_its_metrics(tmp_path: Path) -> None:
         for top_k in (1, 4):
             body = {"instances": [{"text": text} for text in TEXTS], "top_k": top_k}
             assert http.post("/v1/models/docs:predict", json=body).status_code == 200
+        body = {"instances": [{"text": "unknownword"}, {"text": TEXTS[0]}]}
+        assert http.post("/v1/models/docs:predict", json=body).status_code == 200
         assert http.post("/v1/models/docs:predict", content=b"x" * 10_000_001).status_code in (
             413,
             415,
@@ -408,13 +410,14 @@ def test_a_prediction_changes_its_metrics(tmp_path: Path) -> None:
     assert (
         result["xcray_predict_instances_total", ()]
         == result["xcray_predict_certified_instances_total", ()]
-        == 2 * len(TEXTS)
+        == 2 * len(TEXTS) + 2
     )
     assert result["xcray_predict_labels_scored_total", ()] >= len(TEXTS)
-    assert result["xcray_predict_duration_seconds_count", ()] == 2
-    # The first request loaded the model, the second did not.
+    assert result["xcray_predict_empty_instances_total", ()] == 1
+    assert result["xcray_predict_duration_seconds_count", ()] == 3
+    # The first request loaded the model, the others did not.
     assert result["xcray_model_cache_requests_total", (("result", "miss"),)] == 1
-    assert result["xcray_model_cache_requests_total", (("result", "hit"),)] == 1
+    assert result["xcray_model_cache_requests_total", (("result", "hit"),)] == 2
     assert result["xcray_model_loads_total", (("outcome", "loaded"),)] == 1
     assert result["xcray_http_requests_in_progress", ()] == 1  # the request for the metrics
     assert result["xcray_store_transaction_duration_seconds_count", (("mode", "read"),)] > 0

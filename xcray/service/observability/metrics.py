@@ -29,7 +29,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from xcray.index.search_result import SearchResult
+from xcray.index.search_result import Bools, SearchResult
 from xcray.service import constants
 
 # prometheus_client sums the metrics of all processes through files in this folder.
@@ -106,6 +106,10 @@ class Metrics:
     def _add_prediction_metrics(self) -> None:
         """Add the metrics of predictions."""
         self.instances = self._counter("xcray_predict_instances", "instances predicted")
+        self.empty_instances = self._counter(
+            "xcray_predict_empty_instances",
+            "instances without a feature of the model: empty, or only unknown words",
+        )
         self.predict_seconds = self._histogram(
             "xcray_predict_duration_seconds",
             "seconds from the body of a predict request to its response",
@@ -225,13 +229,14 @@ class Metrics:
         self._codes.add(code)
         self.rejected_requests.labels(code).inc()
 
-    def count_search(self, result: SearchResult) -> None:
-        """Count a search over one or several instances."""
+    def count_search(self, result: SearchResult, empty: Bools) -> None:
+        """Count a search over instances. empty: (n,), those without a feature."""
         self.instances.inc(len(result.labels))
         # faster than sums of NumPy for one row, and as fast for a thousand
         self.labels_scored.inc(sum(result.labels_scored.tolist()))
         self.postings_read.inc(sum(result.postings_read.tolist()))
         self.certified_instances.inc(sum(result.exact.tolist()))
+        self.empty_instances.inc(sum(empty.tolist()))
 
     def observe_transaction(self, mode: str, seconds: float, answered: bool) -> None:
         """Record a transaction of the store. mode: read or write."""

@@ -273,8 +273,9 @@ def _predict_single(
         if query.needs_probabilities
         else None
     )
-    services.metrics.count_search(result)
-    return [PredictOutput(result, probabilities, empty_rows(predictor.features(encoded)))]
+    empty = empty_rows(predictor.features(encoded))
+    services.metrics.count_search(result, empty)
+    return [PredictOutput(result, probabilities, empty)]
 
 
 def _predict_batch(
@@ -290,7 +291,7 @@ def _predict_batch(
     result = predictor.search(rows, k, probabilities=with_probabilities)
     probabilities = predictor.probabilities(result) if with_probabilities else None
     empty = empty_rows(predictor.features(rows))
-    metrics.count_search(result)
+    metrics.count_search(result, empty)
     if len(payloads) == 1:
         return [PredictOutput(result, probabilities, empty)]
     lengths = [_n_rows(each) for each in payloads]
