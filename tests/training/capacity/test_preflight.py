@@ -488,7 +488,7 @@ def test_a_probe_solves_labels_in_batches(middle: Dataset) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(solver), "solve", lambda _, *args: count(*args))
         rates = run_probe(solver, middle, LabelWork(labels, costs, costs), 100.0)
-    assert (rates.probed, sizes) == (30, [1, 7, 8, 8, 7])
+    assert (rates.probed, sizes) == (30, [1, 10, 10, 10])
 
 
 def test_labels_that_take_equally_long_are_not_estimated_by_their_rows() -> None:

@@ -15,7 +15,7 @@ from xcray.workers.pool import TaskRunner
 
 MAX_PROBE_LABELS: Final = 48  # labels solved by a probe
 BATCH_LABELS: Final = 12  # per call, as in a training: a call has a cost of its own
-MIN_CALLS: Final = 4  # calls of different costs, unless there are fewer labels
+MIN_CALLS: Final = 2  # of different costs, unless there are fewer labels; solved in any case
 MIN_SPREAD: Final = 0.05  # of the expected seconds per label, for a fit with two terms
 MIN_LABEL_SECONDS: Final = 1.0  # after which a label of a probe is not solved to its end, or
 MAX_LABEL_SHARE: Final = 2.0  # after this share of the probe's time, whichever is later
@@ -90,7 +90,8 @@ def run_probe(
                 nnz + count,
                 expected_weights + float(work.weights[chosen].sum()),
             )
-        if count is None or sum(seconds_ for *_, seconds_ in took) > seconds:
+        used = sum(time_ for *_, time_ in took)
+        if count is None or (used > seconds and len(took) >= MIN_CALLS):
             break
     time_ratio, label_seconds = fit_costs(np.array(took))
     weight_ratio = nnz / expected_weights if expected_weights else 1.0
