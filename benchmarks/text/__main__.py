@@ -3,13 +3,13 @@
 python -m benchmarks.text --data DIR [--sets cooking,gutenberg_lcsh,gnd_tibkat_text]
     [--options default,stems,...] [--rows 0] [--part test] [--peers omikuji_tree,...]
 
-DIR holds `gnd_tibkat_text/{train,dev}.jsonl.xz`, `cooking/cooking.stackexchange.txt.xz` (its last
-3,000 rows are tested), and `gutenberg_lcsh/docs.tsv.xz` (a fifth of the rows, by a hash of their
-number, is tested). Options add up: each line of `OPTIONS` has those before it. Measures count all
-true labels of a row, also those that do not occur in training. CPU is that of the build, which
-reads and analyses all texts, and of the training, with all threads. `--rows` limits the training
-rows. `--part validation` leaves a fifth of the training rows out and tests on them, to choose
-options; `--part test` is for figures.
+DIR holds `gnd_tibkat_text/{train,dev}.jsonl.xz`, `gnd_tibkat/label_names.tsv.xz`,
+`cooking/cooking.stackexchange.txt.xz` (its last 3,000 rows are tested), and
+`gutenberg_lcsh/docs.tsv.xz` (a fifth of the rows, by a hash of their number, is tested). Options
+add up: each line of `OPTIONS` has those before it. Measures count all true labels of a row, also
+those that do not occur in training. CPU is that of the build, which reads and analyses all texts,
+and of the training, with all threads. `--rows` limits the training rows. `--part validation` leaves
+a fifth of the training rows out and tests on them, to choose options; `--part test` is for figures.
 
 `--peers omikuji_tree,pecos_tree` trains programs of `benchmarks.peers` on the features of the last
 option, as `benchmarks.peers.accuracy` does, and on sets of at most 1,000 labels LinearSVC of
@@ -32,6 +32,7 @@ from benchmarks.harness import run_benchmark
 from benchmarks.text.peers import compare_peers
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.data.label_texts import read_label_texts, set_label_texts
 from xcray.data.splits import HashSplit
 from xcray.data.text.fields import document
 from xcray.model.model import Model
@@ -48,8 +49,10 @@ OPTIONS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "pairs": ({"ngram_max": 2}, {}),
     "propensity": ({}, {"positives": "propensity", "lam": 0.3}),
     "fields": ({"fields": True}, {}),  # of the set
+    "names": ({"names": True}, {}),  # of the labels, and a ranker; if the set has them
     "characters": ({"char_ngrams": [4, 6]}, {}),
 }
+NAMES: Final = {"gnd_tibkat_text": "gnd_tibkat/label_names.tsv.xz"}
 # language, text fields, and text fields with a weight, of each set
 SETS: Final = {
     "cooking": ("en", ["title"], None),
@@ -116,21 +119,24 @@ def options_of(name: str, last: str) -> tuple[dict[str, Any], dict[str, Any]]:
         if option == last:
             break
     fields = text.pop("fields", False) and weighted
+    text.pop("names", None)
     if "language" in text:
         text["language"] = language
     return {"text_fields": fields or plain, "text": text}, params
 
 
 def measure_option(
-    name: str, option: str, files: dict[str, Path], folder: Path
+    name: str, option: str, files: dict[str, Path], folder: Path, names: Path | None
 ) -> tuple[dict[str, Any], Dataset]:
-    """Return the figures of one option, and the data set."""
+    """Return the figures of one option, and the data set. names: of the labels, for a ranker."""
     reading, params = options_of(name, option)
     began = time.process_time()
     data = build("jsonl", files, folder / f"{name}-{option}", BuildOptions.from_dict(reading))
+    if names is not None:
+        data = set_label_texts(data, read_label_texts(names))
     built = time.process_time()
     out = folder / f"{name}-{option}-model"
-    spec = TrainSpec(str(data.path), params=params, pool="threads", ks=KS)
+    spec = TrainSpec(str(data.path), params=params, pool="threads", ks=KS, rank=names is not None)
     trained = train(spec, run_dir=folder / f"{name}-{option}-run", out=out)
     done = time.process_time()
     model = Model.open(out, verify=False)
@@ -170,9 +176,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         files, data, last = write_rows(name, options, folder), None, ""
         figures: dict[str, Any] = {}
         for option in options.options.split(","):
-            if option == "fields" and SETS[name][2] is None:
+            if (option == "fields" and SETS[name][2] is None) or (
+                option == "names" and name not in NAMES
+            ):
                 continue
-            figures[option], data = measure_option(name, option, files, folder)
+            names = options.data / NAMES[name] if option == "names" else None
+            figures[option], data = measure_option(name, option, files, folder, names)
             last = option
             print(name, option, figures[option], flush=True)
         if data is not None and options.peers:
@@ -182,7 +191,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             }
             env, cache = options.env or folder / "env", options.cache or folder / "cache"
             model, peers = folder / f"{name}-{last}-model", options.peers.split(",")
-            figures["peers"] = compare_peers(data, model, texts, peers, env, cache)
+            cpu_s = figures[last]["cpu_train"]
+            figures["peers"] = compare_peers(data, model, texts, peers, env, cache, cpu_s)
         out[name] = figures
     return out
 

@@ -32,15 +32,17 @@ def compare_peers(
     peers: Sequence[str],
     env: Path,
     cache: Path,
+    cpu_s: float,
 ) -> list[dict[str, Any]]:
     """Return and print measures of all programs on the test rows, with paired standard errors.
 
     model: of xcray, with the same features as the peers; texts: of the parts "train" and "test",
-    for scikit-learn; env: the peers' environment; cache: keeps the peers' runs.
+    for scikit-learn; env: the peers' environment; cache: keeps the peers' runs; cpu_s: of the
+    training of xcray.
     """
     assert data.test is not None
     top = Model.open(model, verify=False).require_linear().search.query(data.test.X, K).top
-    rows: list[dict[str, Any]] = [{"program": "xcray", "top": top.labels, "cpu_s": 0.0}]
+    rows: list[dict[str, Any]] = [{"program": "xcray", "top": top.labels, "cpu_s": cpu_s}]
     python, absent = environment(env, {PEERS_BY_NAME[peer].package for peer in peers})
     folders = prepare(data, cache / data.content_hash[:12])
 

@@ -21,7 +21,7 @@ from xcray.arrays import Int64, frozen
 from xcray.data.dataset import Dataset
 from xcray.data.text.fields import SEPARATOR, TEXT, Field
 from xcray.data.text.pipeline import TextPipeline
-from xcray.data.text.stems import detect, stemmer_version
+from xcray.data.text.stems import AUTO, detect, stemmer_version
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.texts import texts_of
 from xcray.errors import ParameterError, Unavailable
@@ -39,6 +39,7 @@ FIELD_WEIGHTS: Final = (2.0, 4.0)
 MAX_TRIES: Final = 9  # with two text fields
 SECONDS_PER_ENTRY: Final = 5e-6  # of the rows of a try, to fit a pipeline
 MAX_DETECTED: Final = 500  # texts whose language is detected
+ONE_LANGUAGE: Final = 0.9  # share of them from which all are read as texts of one language
 
 
 class TextTry(NamedTuple):
@@ -159,7 +160,7 @@ class TextSelector:
         return _with(best, "char_ngrams=[4,6]", char_ngrams=(4, 6))
 
     def _add_stems(self, best: TextTry) -> TextTry | str:
-        """Return the best try with stems of the language that most texts seem to be in."""
+        """Return the best try with stems of the language of the texts."""
         try:
             stemmer_version()
             language = frequent_language(self.texts)
@@ -222,13 +223,14 @@ def text_seconds(rows: int, entries: int, training: float) -> float:
 
 
 def frequent_language(texts: Sequence[str]) -> str:
-    """Return the code of the most frequent language, in a sample: files can be in its order.
+    """Return the code of the language of nearly all texts; AUTO if there are several.
 
-    Raises Unavailable if py3langid is missing.
+    Of a sample of all texts, because files can be in the order of languages. Raises Unavailable if
+    py3langid is missing.
     """
-    step = max(1, len(texts) // MAX_DETECTED)
-    [(language, _)] = Counter(map(detect, texts[::step])).most_common(1)
-    return language
+    sample = texts[:: max(1, len(texts) // MAX_DETECTED)]
+    [(language, n)] = Counter(map(detect, sample)).most_common(1)
+    return language if n >= ONE_LANGUAGE * len(sample) else AUTO
 
 
 def _with(best: TextTry, name: str, **changes: Any) -> TextTry:
