@@ -107,15 +107,21 @@ def table(head: str, rows: Iterable[tuple[object, ...]]) -> str:
 
 
 def python(name: str) -> str:
-    """Return a page that mkdocstrings fills with the docstrings of some modules."""
-    return f"# Python: {name}\n\n" + "\n".join(f"::: {module}\n" for module in PYTHON[name])
+    """Return a page that mkdocstrings fills with the docstrings of some modules.
+
+    In the search, guides come before it.
+    """
+    return f"---\nsearch: {{boost: 0.2}}\n---\n\n# Python: {name}\n\n" + "\n".join(
+        f"::: {module}\n" for module in PYTHON[name]
+    )
 
 
 def cli() -> str:
     """Return the help of all commands, as typer writes it."""
     command = commands_for([])
     context = typer.Context(command, obj={MARKUP_MODE_KEY: "rich"})
-    return f"{get_docs_for_click(obj=command, ctx=context, name='xcray').strip()}\n"
+    text = get_docs_for_click(obj=command, ctx=context, name="xcray").strip()
+    return f"---\nsearch: {{boost: 0.5}}\n---\n\n{text}\n"
 
 
 def openapi() -> dict[str, Any]:
