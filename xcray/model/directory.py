@@ -1,23 +1,18 @@
 """The model directory: a manifest, Arrow files, and a checksum of every byte.
 
-It is published by one rename and never changed afterwards.
+It is published by one rename and never changed afterwards. The content hash leaves out duals.arrow
+and timeline.arrow.
 
-    manifest.json     description, sealed by a checksum of its own text, with the checksums
-                      of all other files
+    manifest.json     description and checksums of all other files, sealed by its own checksum
     weights.arrow     K rows (labels) of feature indices and weights
-    bias.arrow        K intercepts
-    labels.arrow      K names
-    features.arrow    D names
+    bias.arrow, labels.arrow, features.arrow    K intercepts, K and D names
     index/            the same weights by feature, for the search
     groups/           weights of label groups and their labels, if there are groups
     text/             text pipeline, if the input is text
     label_texts.arrow names and descriptions of labels, if the data set has them
     ranker/           orders candidates of search and names, if one was fitted
-    label_table.arrow     the solver's report per label, if there is one
-    duals.arrow       dual variables of each label by training row, if the training kept them
-                      (not in the content hash)
-    timeline.arrow    worker and times per batch, if the training recorded them (not in the
-                      content hash)
+    label_table.arrow the solver's report per label, if there is one
+    duals.arrow, timeline.arrow    dual variables by row; times per batch, if they were kept
     calibration.arrow from scores to probabilities, if the model is calibrated
     card.md           the model card
 """
