@@ -149,7 +149,11 @@ def carry_duals(duals: CSR, lineage: Lineage) -> CarriedDuals:
     stays = rows >= 0
     if len(lineage.relabelled):
         row, label = lineage.relabelled.T
-        stays &= ~np.isin(label_of * n_rows + rows, label * n_rows + row)
+        is_relabelled = np.zeros(n_rows + 1, bool)  # the last one stands for removed rows
+        is_relabelled[row] = True
+        near = np.flatnonzero(is_relabelled[rows])
+        pairs = label_of[near] * n_rows + rows[near]
+        stays[near] &= ~np.isin(pairs, label * n_rows + row)
     indptr = np.concatenate([[0], np.cumsum(stays)])[duals.indptr]
     return CarriedDuals(csr(indptr, rows[stays], duals.data[stays], n_rows), used)
 
