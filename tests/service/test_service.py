@@ -520,8 +520,9 @@ def asset_texts(service: Service, path: str, page: str) -> tuple[str, str]:
                 seen.add(path)
                 answer = service.http.get(path)
                 assert answer.status_code == 200, path
-                vendored = path.startswith("/static/vendor/")
-                assert ("immutable" in answer.headers["cache-control"]) == vendored
+                is_fixed = path.startswith("/static/vendor/")
+                assert ("immutable" in answer.headers["cache-control"]) == is_fixed
+                vendored = is_fixed or path.startswith("/static/swagger/")
                 texts[vendored] += answer.text
                 waiting += [] if vendored else [(path, answer.text)]
     assert seen

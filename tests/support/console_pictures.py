@@ -1,10 +1,10 @@
-"""Pictures of every page of the console, light and dark, for docs/console.md.
+"""Pictures of every page of the console, wide and narrow, light and dark, for docs/console.md.
 
     python -m tests.support.console_pictures [--out docs/pictures/console]
 
 A service in a temporary folder trains two versions of a model of the documentation of Python
-(`pydocs`), with probabilities, and a third training is running. Pictures have 256 colours, so that
-each is smaller than 100 kB; needs Chromium and Pillow.
+(`pydocs`), with probabilities, and a third training is running. Pictures have few colours, so that
+each is smaller than 60 kB and all are smaller than 1 MB; needs Chromium and Pillow.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import io
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +21,8 @@ import httpx
 from tests.support.browser import browsing, chromium
 from tests.support.service_processes import no_jobs_left, process, read_process_file, until
 
-WIDTH, HEIGHT = 1200, 900
-COLOURS, MAX_BYTES = 256, 100_000
+SIZES: Final = ((1280, 800), (390, 844))  # of the window: wide, and a phone
+COLOURS, MAX_BYTES, MAX_TOTAL = 48, 60_000, 1_000_000
 QUESTION: Final = "read rows of a csv file into dictionaries and write them as json"
 ENDLESS: Final = {"epochs": 1_000_000, "tolerance": 0.0, "history": 0, "steps": "sqrt"}
 
@@ -62,36 +63,45 @@ def prepare(http: httpx.Client, home: Path) -> tuple[str, dict[str, tuple[str, s
     return key, {
         "overview": ("", "Overview"),
         "datasets": ("datasets", "Data sets"),
-        "dataset": (f"datasets/{data}", "Statistics"),
+        "dataset": (f"datasets/{data}", "Data set pydocs"),
+        "runs": (f"datasets/{data}?tab=runs", "Data set pydocs"),
         "train": ("train", "Train"),
         "jobs": ("jobs", "Jobs"),
         "job": (f"jobs/{job}", "Job pydocs"),
         "models": ("models", "Models"),
-        "model": ("models/pydocs", "Model pydocs"),
-        "model-report": ("models/pydocs", "Certificates"),
+        "model": ("models/pydocs", "Model pydocs version 2, the latest"),
+        "certificate": ("models/pydocs?tab=cost", "Certificates"),
+        "compare": ("compare?models=pydocs:1,pydocs:2", "By label frequency"),
         "ask": (f"ask?{question}", "Ask"),
         "admin": ("admin", "Admin"),
     }
 
 
 def draw(url: str, program: str, key: str, places: dict[str, tuple[str, str]], out: Path) -> None:
-    """Write NAME-light.png and NAME-dark.png of every page."""
+    """Write NAME-WIDTH-light.png and NAME-WIDTH-dark.png of every page, and of the sign-in."""
+    total = 0
     with browsing(url, program) as browser:
-        for scheme in ("light", "dark"):
-            page = browser.open("/", WIDTH, key, color_scheme=scheme)
-            page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+        for (width, height), scheme in product(SIZES, ("light", "dark")):
+            page = browser.open("/", width, color_scheme=scheme)
+            page.set_viewport_size({"width": width, "height": height})
+            page.get_by_role("heading", name="Sign in").wait_for()
+            total += write_picture(page, out / f"sign-in-{width}-{scheme}.png")
+            page.get_by_label("Key (xck_...)").fill(key)
+            page.get_by_role("button", name="Sign in").click()
             for name, (place, heading) in places.items():
                 page.goto(f"{url}/#/{place}")
                 title = page.get_by_role("heading", name=heading, exact=True)
                 title.wait_for()
                 page.wait_for_load_state("networkidle")
                 page.wait_for_timeout(500)  # plots are drawn after the last reply
-                if title.evaluate("node => node.tagName") != "H1":
+                if name == "certificate":
                     title.evaluate("node => node.scrollIntoView()")
                 else:
                     page.evaluate("scrollTo(0, 0)")
-                size = write_picture(page, out / f"{name}-{scheme}.png")
-                print(f"{name}-{scheme}.png {size:,} bytes", flush=True)
+                total += write_picture(page, out / f"{name}-{width}-{scheme}.png")
+    print(f"{total:,} bytes")
+    if total >= MAX_TOTAL:
+        raise SystemExit(f"the pictures have {total:,} bytes, the limit is {MAX_TOTAL:,}")
 
 
 def write_picture(page: Any, path: Path) -> int:

@@ -6,6 +6,7 @@ Pure functions on arrays and documents, without any drawing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,3 +100,22 @@ def timeline_bars(document: Mapping[str, Any]) -> list[Bar]:
             share = min(1.0, each["seconds"] / (ends - begins)) if ends > begins else 1.0
             out.append(Bar(lanes[each["worker"]], begins, ends, share, each["outcome"]))
     return out
+
+
+def labels_solved(document: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Return (seconds, finished labels) of a timeline document, ascending; [] without labels.
+
+    Block passes of a rotation finish no labels.
+    """
+    shift = {
+        each["attempt_of_run"]: each["begins"] - each["first"] for each in document["attempts"]
+    }
+    done = sorted(
+        (shift[each["attempt_of_run"]] + each["ended"], each["n_labels"])
+        for each in document["batches"]
+        if each["outcome"] == "done"
+    )
+    if not any(n for _, n in done):
+        return []
+    totals = accumulate(n for _, n in done)
+    return [(0.0, 0.0), *((at, float(n)) for (at, _), n in zip(done, totals, strict=True))]

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from xcray.plots.axes import axis_around, exact_number, named_axis, short_number
-from xcray.plots.curves import cost_curve, share_curve, timeline_bars
+from xcray.plots.curves import cost_curve, labels_solved, share_curve, timeline_bars
 from xcray.plots.marks import (
     BLUE,
     GREY,
@@ -98,7 +98,7 @@ def timeline_picture(document: Mapping[str, Any], name: str, note: str) -> Pictu
     """Draw one lane per worker with batches as bars, lighter where the worker was idle.
 
     document: from `xcray.training.report.timeline.timeline_document`. The first MAX_LANES workers
-    are drawn. Later attempts begin at a dashed line.
+    are drawn. Later attempts begin at a dashed line. Below them is the number of finished labels.
     """
     workers = document["workers"][:MAX_LANES]
     titles = [f"{each['worker']}, {100 * each['share']:.0f} % busy" for each in workers]
@@ -122,8 +122,18 @@ def timeline_picture(document: Mapping[str, Any], name: str, note: str) -> Pictu
         marks.append(Boxes(outcome, boxes, OUTCOMES[outcome]))
     begins = [each["begins"] for each in document["attempts"][1:]]
     marks += [reference("", (at, -0.5), (at, len(workers) - 0.5)) for at in begins]
-    panel = Panel("", x, y, tuple(marks), max(1, len(workers)) * 34)
-    return Picture(f"Timeline · {name}", note, (panel,))
+    lanes = Panel("", x, y, tuple(marks), max(1, len(workers)) * 34)
+    solved = labels_solved(document)
+    return Picture(
+        f"Timeline · {name}", note, (lanes, _solved_panel(x, solved)) if solved else (lanes,)
+    )
+
+
+def _solved_panel(x: Any, points: Sequence[Point]) -> Panel:
+    """Return the number of finished labels over time."""
+    shown = tuple(points[int(i)] for i in _evenly(len(points), MAX_POINTS))
+    y = axis_around("labels", [0.0, *(n for _, n in shown)], low=0.0)
+    return Panel("Labels solved", x, y, (Line("labels", shown, BLUE, is_stepped=True),))
 
 
 def certificate_picture(gaps: Any, eps: float | None, rounds: Any, name: str, note: str) -> Picture:

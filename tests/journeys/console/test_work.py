@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.browser import Browsing
@@ -61,6 +62,7 @@ def test_from_a_file_with_bad_lines_to_an_answer(
     assert "there is no field 'text'" in rows[1]
 
     upload(page, good, "questions")
+    page.get_by_role("heading", name="Data set questions").wait_for()
     page.get_by_role("link", name="Train on it").click()
     page.get_by_text("Options", exact=True).click()
     page.get_by_label("calibrate").check()
@@ -274,10 +276,10 @@ def _compare(live: Live, page: Any) -> None:
     page.get_by_role("link", name="Compare 2 models").click()
     page.get_by_label("Add a model").fill("pair:1")
     page.get_by_role("button", name="Add", exact=True).click()
-    body = {"models": ["pair:2", "topics:1", "pair:1"], "dataset": "topics"}
-    found = live.http.post("/v1/models:compare", json=body).json()
     measures = page.get_by_label("Measures", exact=True)
     measures.get_by_role("columnheader", name="pair:1").wait_for()
+    body = {"models": ["pair:2", "topics:1", "pair:1"], "dataset": "topics"}
+    found = live.http.post("/v1/models:compare", json=body).json()
     first, *others = measures.get_by_role("row", name=re.compile("^P@1")).locator("td").all()[1:]
     assert first.inner_text() == f"{100 * found['models'][0]['measures']['P@1']:.2f} %"
     for cell, each in zip(others, found["models"][1:], strict=True):
@@ -416,3 +418,23 @@ def test_a_data_set_is_drawn_with_example_rows(live: Live, pages: Browsing | Non
     first = found["parts"]["train"]["examples"][0]
     assert rows.first.inner_text().split("\t")[1] == ", ".join(first["labels"])
     assert first["features"][0]["feature"] in rows.first.inner_text()
+
+
+def test_a_whole_file_is_answered(live: Live, pages: Browsing | None, tmp_path: Path) -> None:
+    if pages is None:
+        return
+    file = tmp_path / "texts.txt"
+    file.write_text("read csv rows\nlisten on a port\n")
+    page = pages.open("/#/ask", key=live.keys["submit"])
+    page.get_by_label("Model", exact=True).select_option("topics")
+    page.get_by_text("A whole file").click()
+    page.get_by_label("File of rows").set_input_files(file)
+    assert page.get_by_label("Format").input_value() == "text"
+    page.get_by_role("button", name="Predict", exact=True).click()
+    page.get_by_text("Status: SUCCEEDED").wait_for()
+    page.get_by_role("link", name="Result").click()
+    page.get_by_text("2 of 2 rows were answered.").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("button", name=".parquet").click()
+    labels = pq.read_table(download.value.path()).column("labels").to_pylist()
+    assert [row[0] for row in labels] == ["csv", "socket"]

@@ -48,7 +48,7 @@ def reachable(http: httpx.Client, waiting: list[str]) -> set[str]:
         address = waiting.pop()
         answer = http.get(address)
         assert answer.status_code == 200, address
-        if "/vendor/" not in address:
+        if "/vendor/" not in address and "/swagger/" not in address:
             is_page = answer.headers["content-type"].startswith("text/html")
             found = (LINK if is_page else MODULE).findall(answer.text)
             further = {urljoin(address, reference) for reference in found} - seen

@@ -42,6 +42,8 @@ def test_bars_lie_end_to_end_in_the_lanes_of_their_workers():
         curves.Bar(0, 2.0, 4.0, 1.0, "done"),
         curves.Bar(0, 4.75, 4.75, 1.0, "done"),
     ]
+    solved = curves.labels_solved(timeline_document(table(*rows)))
+    assert solved == [(0.0, 0.0), (1.0, 10.0), (4.0, 20.0), (4.75, 30.0)]
     halves = table(*(batch(started=float(t), seconds=0.999) for t in range(8)))
     merged = curves.timeline_bars(timeline_document(halves, limit=2))
     assert len(merged) == 2

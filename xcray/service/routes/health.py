@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -20,11 +21,24 @@ pages = APIRouter(include_in_schema=False)
 STATIC: Final = Path(__file__).parent.parent / "static"
 PAGES: Final = {"/": "console.html", "/docs": "docs.html"}
 ASSET_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+SWAGGER: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
+
+
+def _swagger_files() -> dict[str, Path]:
+    """Return the files of Swagger UI by the names of assets, from the package fastapi-offline.
+
+    They are empty without the package: /docs then links to the description only.
+    """
+    found = find_spec("fastapi_offline")
+    folders = [] if found is None else found.submodule_search_locations or []
+    return {f"swagger/{name}": Path(each) / "static" / name for each in folders for name in SWAGGER}
+
+
 ASSETS: Final = {
     path.relative_to(STATIC).as_posix(): path
     for path in sorted(STATIC.rglob("*"))
     if path.suffix in ASSET_TYPES
-}
+} | _swagger_files()
 # The folders of vendored files contain their version, so a file never changes.
 VENDOR_CACHE: Final = {"Cache-Control": "public, max-age=31536000, immutable"}
 VIEWER_POLICY: Final = (  # Swagger UI has pictures as data URIs

@@ -3,7 +3,16 @@ import { authorization, savedKey, saveKey } from "./session.js";
 
 const place = document.getElementById("viewer");
 
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+const setScheme = () => document.documentElement.classList.toggle("dark-mode", isDark.matches);
+isDark.addEventListener("change", setScheme);
+setScheme();
+
 function show(spec) {
+  if (!window.SwaggerUIBundle) {
+    place.textContent = "Swagger UI is not installed: pip install 'xcray[serve]'. The description is at openapi.json.";
+    return;
+  }
   const ui = SwaggerUIBundle({
     spec,
     domNode: place,

@@ -1,6 +1,7 @@
 // Ask a model: labels with scores and probabilities, and the words that count for a label.
 import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, get, saveFile, segment } from "./api.js";
+import { Batch } from "./batch.js";
 import { aliasesOf } from "./models.js";
 import { Button, count, Field, Table, Trouble, useLoaded } from "./parts.js";
 
@@ -122,5 +123,6 @@ export function Ask({ query }) {
         <${Field} id="min-score" label="Least score" help="Labels below it are left out"><input id="min-score" name="min_score" type="number" step="any" defaultValue=${query.min_score ?? ""} /><//>
         <${Field} id="min-probability" label="Least probability" help="Of models that have probabilities"><input id="min-probability" name="min_probability" type="number" min="0" max="1" step="any" defaultValue=${query.min_probability ?? ""} /><//></div></details>
       <${Button} type="submit" class="main" scope="predict">Ask<//></form>
+    <${Batch} model=${chosen} calibrated=${version?.calibrated} />
     ${question && html`<${Answer} question=${question} />`}`;
 }

@@ -46,13 +46,25 @@ function Versions({ models, versions, reports }) {
     ${models.length > 1 && html`<h2>Parameters that differ</h2><${Table} caption="Parameters that differ" columns=${["parameter", ...models]} empty="All parameters are equal." rows=${params} />`}`;
 }
 
+// One comparison runs at a time: while earlier ones of this tenant run, the service answers 429.
+async function compared(models, dataset) {
+  for (;;) {
+    try {
+      return await change("POST", "/v1/models:compare", { models, dataset });
+    } catch (problem) {
+      if (problem.status !== 429) throw problem;
+      await new Promise((resolve) => setTimeout(resolve, 5000));
+    }
+  }
+}
+
 // The verdict of a paired 95 % interval.
 const verdict = ({ low, high }) => (low > 0 ? "better" : high < 0 ? "worse" : "no difference shown");
 
 function OnRows({ models, versions, sets }) {
   const own = sets.find((set) => set.stats.content_hash === versions[0].dataset_hash) ?? sets.find((set) => set.name === versions[0].dataset_name) ?? sets[0];
   const [dataset, setDataset] = useState(own?.id);
-  const [of, error] = useLoaded(async () => dataset && { dataset, ...(await change("POST", "/v1/models:compare", { models, dataset })) }, [String(models), dataset]);
+  const [of, error] = useLoaded(async () => dataset && compared(models, dataset), [String(models), dataset]);
   const isCurrent = of?.models.every((each, i) => each.model === models[i]);
   return html`<h2>On the same rows</h2>
     <${Field} id="dataset" label="Data set"><select id="dataset" onChange=${(event) => setDataset(event.target.value)}>${sets.map((set) => html`<option value=${set.id} selected=${set.id === dataset}>${set.name} (${set.created.slice(0, 10)})</option>`)}</select><//>

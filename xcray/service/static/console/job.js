@@ -41,7 +41,7 @@ export function Job({ id, query }) {
     <${Trouble} error=${error || streamError} /><${Summary} job=${now} reload=${reload} restart=${restart} />
     <${Tabs} tabs=${tabs} current=${tab} path=${`#/jobs/${segment(id)}`} />
     ${tab === "progress" && html`<${Course} job=${now} epochs=${epochs} />`}
-    ${tab === "result" && (isTraining ? html`<${Measures} of=${job.result.measures} /><${Gaps} id=${id} />` : html`<${Output} id=${id} />`)}
+    ${tab === "result" && (isTraining ? html`<${Measures} of=${job.result.measures} />${job.result.report?.labels_certified !== undefined && html`<${Gaps} id=${id} />`}` : html`<${Output} id=${id} />`)}
     ${tab === "log" && html`<${Events} events=${events} /><${Log} id=${id} over=${isOver(job.status)} />`}
     ${tab === "calls" && html`<${Calls} job=${job} />`}`;
 }
@@ -73,7 +73,7 @@ function Course({ job, epochs }) {
   const path = `/v1/jobs/${segment(job.id)}/pictures`, over = isOver(job.status);
   if (job.kind !== "train" || !job.started) return html`<p>${over ? "" : "The job waits for its turn."}</p>`;
   return html`${epochs.length > 1 && html`<${Picture} path=${`${path}/objective`} turn=${over} seconds=${over ? 0 : 3} />`}
-    <${Timeline} id=${job.id} running=${!over} />`;
+    ${(job.progress.done > 0 || job.status === "SUCCEEDED") && html`<${Timeline} id=${job.id} running=${!over} />`}`;
 }
 
 // What the reader of a result must know: unfinished labels, data that look wrong, no probabilities.

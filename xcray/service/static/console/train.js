@@ -6,6 +6,7 @@ import { Button, Details, Field, NAME, Trouble, bytes, count, duration, setOptio
 
 const MIB = 2 ** 20;
 const AUTO = "auto", AUTO_SOLVER = "ppdsparse", AUTO_MEASURE = "P@1+nDCG@5";
+const MIN_AUTO_ROWS = 100;  // of training: a choice on fewer is arbitrary
 
 // "0 <= value <= 1" in words, from the limits of a parameter.
 function range({ low, high, above }) {
@@ -62,6 +63,7 @@ export function Train({ query }) {
   const key = useRef(newKey());  // the same for a repeated click, so that it creates one job
   const lastBody = useRef("");
   const [name, setName] = useState(null);
+  const [dataset, setDataset] = useState(query.dataset ?? null);
   const [sending, setSending] = useState(false);
   const [failed, setFailed] = useState(null);
   const [estimate, setEstimate] = useState(null);
@@ -75,6 +77,8 @@ export function Train({ query }) {
   const solvers = found.solvers.filter((each) => !each.baseline || each.name === old.solver);
   const solver = solvers.find((each) => each.name === (name ?? old.solver)) || solvers[0];
   const given = job ? setOptions(training, job) : {}, auto = training.find((each) => each.name === AUTO), options = training.filter((each) => each !== auto);
+  const set = sets.find((each) => each.id === (dataset ?? old.dataset)) ?? sets[0];
+  const isLarge = set?.stats.splits?.train?.n_rows >= MIN_AUTO_ROWS;
   const bodyOf = (form) => {
     const fields = new FormData(form);
     return { dataset: fields.get("dataset"), model: fields.get("model"), solver: solver.name, params: values(fields, solver.parameters, "param"), ...values(fields, options, "option"), ...(fields.get(`option-${AUTO}`) && { [AUTO]: fields.get(`option-${AUTO}`) }) };
@@ -104,11 +108,11 @@ export function Train({ query }) {
   };
   if (!sets.length) return html`<h1>Train</h1><p>There is no data set that is READY: <a href="#/datasets">upload a file</a>, or try the demo data.</p><${DemoData} />`;
   return html`<h1>Train</h1><form onSubmit=${submit} aria-label="Train"><div class="fields">
-      <${Field} id="dataset" label="Data set"><select id="dataset" name="dataset">${sets.map((set) => html`<option value=${set.id} selected=${set.id === (query.dataset ?? old.dataset)}>${set.name} (${set.created.slice(0, 16)})</option>`)}</select><//>
+      <${Field} id="dataset" label="Data set"><select id="dataset" name="dataset" onChange=${(event) => setDataset(event.target.value)}>${sets.map((each) => html`<option value=${each.id} selected=${each.id === set.id}>${each.name} (${each.created.slice(0, 10)})</option>`)}</select><//>
       <${Field} id="model" label="Model" help="Name under which it is published"><input id="model" name="model" required pattern=${NAME} title="Lower-case letters, digits, . _ -" defaultValue=${query.model ?? old.name ?? ""} /><//>
       <${Field} id="solver" label="Solver" help=${solver.help}><select id="solver" name="solver" onChange=${(event) => setName(event.target.value)}>${solvers.map((each) => html`<option value=${each.name} selected=${each.name === solver.name}>${each.name}</option>`)}</select><//>
     </div>
-    ${solver.name === AUTO_SOLVER && html`<${Auto} of=${auto} value=${job ? given[AUTO] ?? "" : AUTO_MEASURE} />`}
+    ${solver.name === AUTO_SOLVER && html`<${Auto} key=${isLarge} of=${auto} value=${job ? given[AUTO] ?? "" : isLarge ? AUTO_MEASURE : ""} />`}
     <details open=${Object.keys(old.params || {}).length > 0}><summary>Parameters of ${solver.name}</summary><div class="fields" key=${solver.name}>${solver.parameters.map((each) => html`<${Parameter} of=${each} value=${solver.name === old.solver ? old.params?.[each.name] : undefined} />`)}</div></details>
     <details open=${Object.keys(given).some((name) => name !== AUTO)}><summary>Options</summary><div class="fields">${options.map((each) => html`<${Parameter} of=${each} id=${`option-${each.name}`} value=${given[each.name]} />`)}</div></details>
     <p><${Button} type="submit" class="main" scope="submit" disabled=${sending}>Train<//> <${Button} scope="submit" disabled=${sending} onClick=${(event) => showEstimate(event.target.form)}>Estimate<//></p>
