@@ -102,6 +102,8 @@ def test_commands_take_fields(model: Model, capsys: pytest.CaptureFixture[str]) 
     assert main(["predict", str(model.path), *given, "--json"]) == 0
     [answer] = json.loads(capsys.readouterr().out)["predictions"]
     assert answer["labels"][0]["label"] == "homes"
+    assert main(["predict", str(model.path), "Häusern"]) == 0
+    assert "warning NO_LANGUAGE: 1 of 1 texts leave" in capsys.readouterr().err
     assert main(["explain", str(model.path), *given]) == 0
     assert "title:häusern" in capsys.readouterr().out
     assert main(["explain", str(model.path)]) == 2

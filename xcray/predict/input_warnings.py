@@ -1,4 +1,4 @@
-"""Warnings about rows that a model can hardly answer: no features, or mostly unknown words."""
+"""Warnings about rows that a model can hardly answer: no features, unknown words, no language."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class InputCounts(NamedTuple):
     """Counts of rows: all, and those without a feature.
 
     words: distinct words of the first MAX_TEXTS texts; unknown: those outside the vocabulary, and
-    `examples` of them.
+    `examples` of them. no_language: of these texts, those whose field of the language is empty.
     """
 
     rows: int = 0
@@ -29,6 +29,7 @@ class InputCounts(NamedTuple):
     words: int = 0
     unknown: int = 0
     examples: tuple[str, ...] = ()
+    no_language: int = 0
 
 
 def count_inputs(rows: Any, X: CSR, text: TextPipeline | None) -> InputCounts:
@@ -39,14 +40,19 @@ def count_inputs(rows: Any, X: CSR, text: TextPipeline | None) -> InputCounts:
     empty = count_empty_rows(X)
     if text is None or not isinstance(rows, list):
         return InputCounts(X.n_rows, empty)
-    words = _words(rows[:MAX_TEXTS], text)
+    first = rows[:MAX_TEXTS]
+    words = _words(first, text)
     known = pc.is_in(pa.array(words, pa.large_string()), value_set=text.terms).to_pylist()
     unknown = [word for word, is_known in zip(words, known, strict=True) if not is_known]
-    return InputCounts(X.n_rows, empty, len(words), len(unknown), tuple(unknown[:MAX_WORDS]))
+    examples = tuple(unknown[:MAX_WORDS])
+    # a language that is detected is never empty
+    read = None if text.analyzer.detects_language else text.analyzer.language
+    no_language = 0 if read is None else sum(read(each) == "" for each in first)
+    return InputCounts(X.n_rows, empty, len(words), len(unknown), examples, no_language)
 
 
 def input_warnings(counts: InputCounts) -> list[dict[str, Any]]:
-    """Return warnings with a code and a message: EMPTY_ROWS, UNKNOWN_WORDS."""
+    """Return warnings with a code and a message: EMPTY_ROWS, UNKNOWN_WORDS, NO_LANGUAGE."""
     out = []
     if counts.empty:
         out.append(empty_rows_warning(counts.rows, counts.empty))
@@ -57,6 +63,13 @@ def input_warnings(counts: InputCounts) -> list[dict[str, Any]]:
             f"like {shown}: check that the texts are of the kind that it was trained on"
         )
         out.append({"code": "UNKNOWN_WORDS", "message": message})
+    texts = min(counts.rows, MAX_TEXTS)
+    if counts.no_language > UNKNOWN_SHARE * texts:
+        message = (
+            f"{counts.no_language:,} of {texts:,} texts leave the field of the language empty, by "
+            "which the model chooses the stems of words: give it, such as --field lang=en"
+        )
+        out.append({"code": "NO_LANGUAGE", "message": message})
     return out
 
 
