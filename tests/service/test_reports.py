@@ -218,9 +218,8 @@ def test_models_are_sorted_by_their_latest_versions(service: Service, tmp_path: 
 
 def test_models_are_compared_on_the_same_rows(service: Service) -> None:
     body = {"models": ["topics:1", "topics"], "dataset": "small"}
-    answer = service.http.post("/v1/models:compare", json=body)
-    assert answer.status_code == 200, answer.text
-    first, second = answer.json()["models"]
+    with Client(str(service.http.base_url)) as client:
+        first, second = client.models.compare(["topics:1", "topics"], "small")["models"]
     expected = evaluate_models([model.path for model in service.models.values()], service.data.path)
     assert [first["model"], second["model"]] == ["topics:1", "topics:2"]
     assert second["differences"] == expected["models"][1]["differences"]
