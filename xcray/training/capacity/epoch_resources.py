@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from xcray.data.dataset import Dataset
+from xcray.index.packed import ENTRY_BYTES
 from xcray.solvers.declarations import ProblemShape, ResourceNeeds
 from xcray.solvers.row_shards import MIN_DENSE_SHARE
 from xcray.training.capacity.preflight import (
@@ -21,8 +22,8 @@ from xcray.training.capacity.preflight import (
     RAY_DRIVER_BYTES,
     WEIGHTS_PER_ROOT,
     Estimate,
+    merge_budget,
     model_bytes,
-    piece_bytes,
     worker_place,
 )
 from xcray.training.capacity.worker_memory import entries_per_label, mapped_bytes, split_sizes
@@ -66,7 +67,7 @@ def complete_estimate(
     place, K = worker_place(spec), shape.labels
     model = model_bytes(needs.weights, K, shape.features)
     pieces = max(
-        piece_bytes(spec, needs.weights, K),
+        min(ENTRY_BYTES * needs.weights, merge_budget(spec, needs.weights)),
         IN_FLIGHT_BYTES * workers,
     )
     separate = place != "thread"

@@ -46,7 +46,6 @@ IN_FLIGHT_BYTES: Final = 8 * MIB  # batches in transit, per worker
 DRIVER_BYTES_PER_LABEL: Final = 700
 # Bytes per weight, by label, in the search lists and as keys, by whether the lists are wide.
 INDEX_BYTES_PER_WEIGHT: Final = {True: 12.4, False: 17.0}
-KEY_BYTES: Final = 2  # of them, as a key
 WIDE_LABELS: Final = 1 << 16  # lists are wide above this number of labels, see docs/search.md
 # Bytes per label on disk without its weights: bias, record, names, offsets.
 PART_BYTES_PER_LABEL, MODEL_BYTES_PER_LABEL = 230, 260
@@ -154,12 +153,6 @@ def merge_budget(spec: TrainSpec, weights: int = 0) -> int:
     )
 
 
-def piece_bytes(spec: TrainSpec, weights: int, labels: int) -> int:
-    """Return the bytes of a piece of the search lists and of its entries while they are packed."""
-    entries = min(weights, merge_budget(spec, weights) // ENTRY_BYTES)
-    return int((INDEX_BYTES_PER_WEIGHT[labels > WIDE_LABELS] - KEY_BYTES) * entries)
-
-
 def worker_count(spec: TrainSpec) -> int:
     """Return the number of workers of a training."""
     return 1 if spec.pool == "serial" else spec.workers or available_cores()
@@ -233,7 +226,7 @@ def estimate_from(
     worker += shape.needs.n_bytes + shape.needs.bytes_per_weight * weights
     model = model_bytes(weights, K, shape.features)
     pieces = max(
-        piece_bytes(spec, weights, K),
+        min(ENTRY_BYTES * weights, merge_budget(spec, weights)),
         IN_FLIGHT_BYTES * workers,
         shape.calibration_bytes,
     )
