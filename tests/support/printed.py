@@ -68,7 +68,9 @@ def lines(text: str) -> list[str]:
         for line in text.splitlines()
         if line.startswith(("    ", "xcray ", "  xcray "))
     ]
-    parts = [part.strip() for line in blocks for part in re.split(r"&&|;|\|", line.split(" # ")[0])]
+    # a separator in quotes, as in --label-separator ';', does not end a command
+    ends = r"&&|(?<!')(?:;|\|)"
+    parts = [part.strip() for line in blocks for part in re.split(ends, line.split(" # ")[0])]
     # Text that ends with a period is a sentence, not a command.
     return [
         part
