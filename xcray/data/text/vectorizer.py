@@ -116,19 +116,12 @@ class Vectorizer:
 
     def rows(self, texts: Iterable[str]) -> CSR:
         """Return (n x D) float32, one row per text. Raises DataError if a text is not a string."""
-        parts = [self._compute(batch) for batch in self._batches(texts)]
-        if len(parts) != 1:
-            return csr(*_stack_rows(parts), len(self._weighing.idf))
-        indptr, indices, values = parts[0]
-        for array in (indptr, indices, values):
-            # same effect as `csr`, which would take half the time of one short text
-            array.flags.writeable = False
-        return CSR(indptr, indices, values, len(self._weighing.idf))
+        return self._stack([self._compute(batch) for batch in self._batches(texts)])
 
     def read(self, texts: Iterable[str]) -> AnalysedTexts:
         """Return rows and words of texts. Raises as `rows`."""
         parts = [self._compute(batch, read_texts) for batch in self._batches(texts)]
-        X = csr(*_stack_rows([part[:3] for part in parts]), len(self._weighing.idf))
+        X = self._stack([part[:3] for part in parts])
         if len(parts) == 1:  # as in most requests
             words, ends = parts[0][3:]
         else:
@@ -137,6 +130,16 @@ class Vectorizer:
             shifted = (part[4] + size for part, size in zip(parts, sizes, strict=False))
             ends = np.concatenate([np.empty(0, np.int64), *shifted])
         return AnalysedTexts(X, words, frozen(np.concatenate(([0], ends)), np.int64))
+
+    def _stack(self, parts: list[list[Any]]) -> CSR:
+        """Return the rows of all batches."""
+        if len(parts) != 1:
+            return csr(*_stack_rows(parts), len(self._weighing.idf))
+        indptr, indices, values = parts[0]
+        for array in (indptr, indices, values):
+            # same effect as `csr`, which would take half the time of one short text
+            array.flags.writeable = False
+        return CSR(indptr, indices, values, len(self._weighing.idf))
 
     def _batches(self, texts: Iterable[str]) -> Iterator[TextBatch]:
         """Yield batches of texts for compiled code."""
@@ -250,8 +253,6 @@ def _damped_counts(n: int) -> Float64:
 
 def _stack_rows(parts: list[list[Any]]) -> tuple[Any, Any, Any]:
     """Return the rows of several batches, stacked."""
-    if len(parts) == 1:
-        return parts[0][0], parts[0][1], parts[0][2]
     lengths = np.concatenate([[0], *(np.diff(indptr) for indptr, _, _ in parts)])
     nothing: list[Any] = [np.empty(0, np.int32)]
     indices, values = (
