@@ -36,7 +36,7 @@ PLACES: Final = (
     "helm/xcray/templates/NOTES.txt",
 )
 # The end of the part of a line that xcray parses.
-NOT_A_COMMAND: Final = re.compile(r"\s#|(?<!\S)[|&>;](?!\S)|&&|;|…|\s\.\.\.$")
+NOT_A_COMMAND: Final = re.compile(r"\s#|(?<!\S)[|&>;](?!\S)|&&|(?<!');|…|\s\.\.\.$")
 CALL: Final = re.compile(r"\b(GET|PUT|POST|DELETE|HEAD)`?\s+`?(/[^\s`)\"|,;]*)")
 
 
