@@ -193,7 +193,8 @@ def runs_picture(runs: Sequence[tuple[str, float, float]], name: str) -> Picture
     costs = [max(seconds, 1e-3) for _, seconds, _ in runs] or [1.0]
     # at least a decade, so that the axis has marks
     x = axis_around("core seconds", [min(costs) / 2, 2 * max(costs)], is_log=True, pad=0.3)
-    y = axis_around("P@1 (per cent)", [100.0 * precision for _, _, precision in runs])
+    percents = [100.0 * precision for _, _, precision in runs] or [50.0]
+    y = axis_around("P@1 (per cent)", [min(percents) - 0.5, max(percents) + 0.5])  # a point or more
     panel = Panel("P@1 over the cost of solving", x, y, tuple(marks), 240)
     return Picture(f"Accuracy over cost · {name}", f"{len(runs):,} trainings", (panel,))
 

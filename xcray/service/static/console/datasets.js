@@ -30,7 +30,7 @@ export function DemoData() {
     const made = await change("POST", "/v1/datasets", { name: "pydocs", format: "pydocs" }, { "Idempotency-Key": newKey() });
     location.hash = `#/datasets/${made.id}`;
   });
-  return html`<p><${Button} scope="submit" onClick=${build}>Use demo data<//> The documentation of Python: 11,000 texts, labelled with their modules.</p><${Trouble} error=${error} />`;
+  return html`<p><${Button} scope="submit" onClick=${build}>Use demo data<//> The documentation of the installed Python, about 60,000 texts. Building takes a minute or more.</p><${Trouble} error=${error} />`;
 }
 
 const TABS = { rows: "Rows", runs: "Models trained on it", details: "Details" };
