@@ -10,6 +10,7 @@ import sys
 from typing import Final
 
 QUICK: Final = (  # with --quick, seconds each
+    "cluster.driver_cost",
     "cluster.growth",
     "cluster.schedule",
     "data.shapes",
@@ -32,6 +33,7 @@ QUICK: Final = (  # with --quick, seconds each
     "training.labels",
     "training.quality",
     "training.sparsification",
+    "training.thresholds",
 )
 LONGER: Final = (  # with --quick, up to a minute each
     "full_size",

@@ -94,8 +94,8 @@ def answers_of(predictor: Predictor, X: CSR, Y: Pattern) -> RankedLabels:
     return RankedLabels(top.labels, top.scores, matches(top, Y))
 
 
-def measure_set(name: str, data: Dataset, folder: Path) -> list[dict[str, Any]]:
-    """Return the figures of a data set."""
+def measure_set(name: str, data: Dataset, folder: Path, *, peer: bool) -> list[dict[str, Any]]:
+    """Return the figures of a data set. peer: also those of scikit-learn, which takes long."""
     learn, held = split_training_rows(data.train.n_rows)
     part = make_delta(data, folder / "part", remove=held)
     train(TrainSpec(str(part.path)), run_dir=folder / "run", out=folder / "model")
@@ -106,8 +106,9 @@ def measure_set(name: str, data: Dataset, folder: Path) -> list[dict[str, Any]]:
     folds = frozen(np.random.default_rng(0).integers(0, FOLDS, len(held)), np.int64)
     methods: dict[str, Any] = {
         "one": partial(one_threshold, answers, Y),
-        "sklearn": partial(sklearn_thresholds, answers, Y),
     }
+    if peer:
+        methods["sklearn"] = partial(sklearn_thresholds, answers, Y)
     for objective in OBJECTIVES:
         fit = partial(fit_label_thresholds, answers, Y, folds, part.label_counts, objective)
         methods[f"{objective.name} {objective.precision or ''}"] = fit
@@ -129,7 +130,8 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
     rows = []
     for name in options.sets if options.data else ["synthetic"]:
         (folder / name).mkdir()
-        rows += measure_set(name, dataset(name, options.data, folder / "sets"), folder / name)
+        data = dataset(name, options.data, folder / "sets")
+        rows += measure_set(name, data, folder / name, peer=not options.quick)
     print(table(rows, list(rows[0])), flush=True)
     return {"benchmark": "thresholds", "rows": rows}
 

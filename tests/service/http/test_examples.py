@@ -23,7 +23,7 @@ models_set_alias models_shadow models_load
 models_put_set models_sets models_show_set labels_index labels_show predict_predict predict_explain
 inference_server inference_live inference_ready inference_metadata inference_version_metadata inference_model_ready
 inference_version_ready inference_infer inference_version_infer inference_repository_index inference_load inference_unload
-datasets_upload batch_submit batch_output batch_output_file
+datasets_upload batch_submit batch_output batch_output_file updates_submit
 models_unload models_delete_set models_delete_alias jobs_delete datasets_delete models_delete_version
 keys_create keys_index keys_me keys_audit keys_revoke
 """
@@ -88,15 +88,35 @@ class Reader:
             "datasets_create": "dataset_id",
             "jobs_submit": "job_id",
             "batch_submit": "job_id",
+            "updates_submit": "job_id",
             "datasets_upload": "upload",
             "keys_create": "key_id",
         }
         if name not in places:
             return
         self._ids[places[name]] = answer.json()["id"]
-        if name in ("datasets_create", "jobs_submit", "batch_submit"):
-            location = answer.headers["location"]
-            until(lambda: self._is_complete(location), self._home)
+        if name in ("datasets_create", "jobs_submit", "batch_submit", "updates_submit"):
+            self._wait(answer)
+
+    def change_data_set(self) -> None:
+        """Make the changed data set that the example of an update names."""
+        row = b'{"text": "read rows of a file", "labels": ["csv"]}\n'
+        kind = {"content-type": "application/octet-stream"}
+        upload = self._http.post("/v1/uploads", content=row, headers=kind).json()["id"]
+        change = {
+            "name": "pydocs-2",
+            "format": "jsonl",
+            "base": "pydocs",
+            "uploads": {"train": upload},
+        }
+        answer = self._http.post("/v1/datasets", json=change)
+        assert answer.is_success, answer.text
+        self._wait(answer)
+
+    def _wait(self, answer: httpx.Response) -> None:
+        """Wait until the new resource is complete."""
+        location = answer.headers["location"]
+        until(lambda: self._is_complete(location), self._home)
 
     def _is_complete(self, path: str) -> bool:
         """Return whether a data set or a job is complete; fail if it failed."""
@@ -119,4 +139,6 @@ def test_every_example_works_as_pasted(
             http.headers["authorization"] = f"Bearer {key}"
             reader = Reader(http, home)
             for name in ORDER:
+                if name == "updates_submit":
+                    reader.change_data_set()
                 reader.paste(name, operations[name])

@@ -78,7 +78,7 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
     ),
     (
         *("GET", "/v1/models?x=1", None, 422, "UNKNOWN_FIELD"),
-        ("unknown query parameter 'x'; there are: contains, loaded, limit, page_token",),
+        ("unknown query parameter 'x'; there are: contains, loaded, sort, limit, page_token",),
     ),
     (
         *("POST", "/v1/models/docs:predict?top_k=1", {"instances": [TEXT]}, 422, "UNKNOWN_FIELD"),
