@@ -106,6 +106,7 @@ LOCAL = [
     ("data upload jsonl", 2, "xcray data upload jsonl INPUT"),
     ("models card data", 2, "a data set, not a model"),
     ("models compare model model --dataset data --gate P@1", 2, "such as P@1 >= -0.2"),
+    ("models compare model modle --dataset data", 2, "no model directory modle"),
     ("models push model nosuch", 2, "'nosuch' is not a supported storage: write s3://"),
     ("models alias docs prod 1 --share 0.5", 2, "--share needs --shadow"),
     ("keys list --home nosuch", 2, "no job store in", "--home"),

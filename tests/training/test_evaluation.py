@@ -14,13 +14,13 @@ from tests.support.report_data import series_of
 from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
-from xcray.errors import NotFound, ParameterError, ShapeMismatch
+from xcray.errors import InputError, NotFound, ParameterError, ShapeMismatch
 from xcray.measures import f1, predicted_sets
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.training import TrainSpec, train
 from xcray.training.edit.labels import remove_labels, rename_labels
-from xcray.training.evaluation import EvaluationOptions, evaluate_models
+from xcray.training.evaluation import EvaluationOptions, compare_models, evaluate_models
 
 FEW = EvaluationOptions(n_samples=40)
 
@@ -129,6 +129,19 @@ def test_input_that_does_not_fit_is_refused(tiny: Dataset, folder: Path, tmp_pat
     build("synthetic", {}, tmp_path / "wide", BuildOptions.from_dict({"synthetic": sizes}))
     with pytest.raises(ShapeMismatch, match="30 features"):
         evaluate_models([folder / "whole"], tmp_path / "wide")
+
+
+def test_a_gate_that_would_check_nothing_is_refused(
+    tiny: Dataset, folder: Path, tmp_path: Path
+) -> None:
+    models = [folder / "whole", folder / "less"]
+    with pytest.raises(ParameterError, match="not a condition of a gate"):
+        compare_models(models, tiny.path, "")
+    options = {"test_fraction": 0, "synthetic": {"rows": 40, "features": 200, "labels": 40}}
+    other = build("synthetic", {}, tmp_path / "data", BuildOptions.from_dict(options))
+    with pytest.raises(InputError, match="held-out rows") as caught:
+        compare_models(models, other.path, "P@1 >= 0")
+    assert caught.value.code == "NO_HELD_OUT"
 
 
 def test_the_command_prints_tables_json_and_a_picture(

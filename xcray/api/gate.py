@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 from xcray.errors import ParameterError, excerpt
 
 CONDITION: Final = re.compile(
-    r"\s*([A-Za-z][A-Za-z0-9-]*@([1-9]\d{0,3}))\s*>=\s*([-+]?\d+(?:\.\d+)?)\s*"
+    r"\s*((?:P|nDCG|recall|F1|PSP|micro-F1|macro-F1)@([1-9]\d{0,3}))"
+    r"\s*>=\s*([-+]?\d+(?:\.\d+)?)\s*"
 )
 
 
@@ -21,16 +22,22 @@ class Condition(NamedTuple):
     least: float
 
 
-def parse_gate(text: str) -> list[Condition]:
-    """Return the conditions of a gate such as "P@1 >= -0.2, PSP@5 >= 0". Raises ParameterError."""
+def parse_gate(text: str, max_k: int = 9999) -> list[Condition]:
+    """Return the conditions of a gate such as "P@1 >= -0.2, PSP@5 >= 0".
+
+    max_k: labels of the model. Raises ParameterError.
+    """
     conditions = []
     for part in text.split(","):
         found = CONDITION.fullmatch(part)
         if found is None:
             raise ParameterError(
-                f"{excerpt(part)!r} is not a condition of a gate: write a measure and the least "
-                "difference in points, such as P@1 >= -0.2"
+                f"{excerpt(part)!r} is not a condition of a gate: write a measure (P, nDCG, "
+                "recall, F1, PSP, micro-F1, macro-F1) at k and the least difference in points, "
+                "such as P@1 >= -0.2"
             )
+        if int(found[2]) > max_k:
+            raise ParameterError(f"the gate has {found[1]}, and the model {max_k:,} labels")
         conditions.append(Condition(found[1], int(found[2]), float(found[3])))
     return conditions
 
@@ -43,8 +50,8 @@ def ranks_of(gate: Sequence[Condition]) -> list[int]:
 def check_gate(gate: Sequence[Condition], differences: Mapping[str, Any]) -> dict[str, Any]:
     """Return the conditions with what was measured, and whether all hold ("passed"); JSON.
 
-    differences: to the old model, by measure, as of an evaluation. Raises ParameterError for an
-    unknown measure.
+    differences: to the old model, by measure, as of an evaluation. Raises ParameterError for a
+    measure of more labels than the models have.
     """
     conditions = []
     for each in gate:

@@ -97,6 +97,8 @@ def test_a_version_is_updated_to_a_changed_data_set(
         client.datasets.change("docs", name="x")
     with pytest.raises(ParameterError, match="write a measure"):
         client.jobs.update("docs", dataset="docs-2", gate="P@1")
+    with pytest.raises(ParameterError, match="P@900, and the model"):
+        client.jobs.update("docs", dataset="docs-2", gate="P@900 >= 0")
     state.registry.aliases.set("docs", "prod", 1)
     job = client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once")
     assert client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once") == job

@@ -12,6 +12,7 @@ from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.models.predict import is_directory
 from xcray.cli.terminal import output
 from xcray.cli.terminal.evaluations import print_evaluation
+from xcray.errors import NotFound, excerpt
 
 
 def compare(
@@ -46,7 +47,11 @@ def compare(
     Differences are new minus old, with 95 % bootstrap intervals.
     """
     models = [old, new]
-    if all(is_directory(each, server) for each in models):
+    local = [is_directory(each, server) for each in models]
+    if any(local) and not all(local):
+        other = models[local.index(False)]
+        raise NotFound(f"there is no model directory {excerpt(other)}, to compare with another one")
+    if all(local):
         from xcray.cli.terminal.compilation import compilation_note
         from xcray.training.evaluation import compare_models
 

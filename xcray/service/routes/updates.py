@@ -23,6 +23,7 @@ from xcray.service.routes.job_replies import submission_reply
 from xcray.service.schemas.base import Name, Strict
 from xcray.service.schemas.declared import declared_values, with_parameters
 from xcray.telemetry import tracing
+from xcray.training.calibration.fit import held_out_part
 from xcray.training.edit.update import check_update
 
 router = APIRouter(tags=["jobs"])
@@ -82,9 +83,11 @@ def submit(
         registry = app_state.registry_of(caller.tenant)
         name, version = registry.resolve_version(reference)
         old = Model.open(registry.resolve(f"{name}:{version}"), verify=False)
-        check_update(old, Dataset.open(record.path))
+        data = Dataset.open(record.path)
+        check_update(old, data)
         if body.gate is not None:
-            parse_gate(body.gate)
+            parse_gate(body.gate, old.n_labels)
+            held_out_part(data)
         spec: dict[str, Any] = {
             "dataset": record.path,
             "dataset_id": record.id,

@@ -36,11 +36,10 @@ SearchFn: TypeAlias = Callable[[CSR, int], TopK]  # the k best labels of rows
 
 
 def held_out_part(data: Dataset, part: str = "test") -> Split:
-    """Return the rows that calibration can use. Raises InputError if there are none."""
+    """Return the rows of a part, to fit or to measure on. Raises InputError if there are none."""
     if part not in data.splits or not data[part].n_rows:
         raise InputError(
-            f"data set {data.name} has no rows in part {part!r}: "
-            "probabilities are fitted on held-out rows; "
+            f"data set {data.name} has no rows in part {part!r}, and this needs held-out rows: "
             "build it with --test FILE or --test-fraction 0.2",
             code="NO_HELD_OUT",
         )
