@@ -10,8 +10,9 @@ import pytest
 from tests.support.flat_models import write_fields
 from xcray.arrays import csr_from
 from xcray.cli.main import main
+from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, ParameterError, ShapeMismatch
+from xcray.errors import Conflict, InputError, ParameterError, ShapeMismatch
 from xcray.index.scorer import SparseScorer
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.measures import evaluate
@@ -20,6 +21,7 @@ from xcray.predict import Predictor
 from xcray.training import TrainSpec, train
 from xcray.training.calibration.fit import split_rows
 from xcray.training.edit.blend import blend_models
+from xcray.training.edit.calibrate import fit_thresholds
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +100,22 @@ def test_models_that_cannot_be_blended_are_refused(
         write_fields(other, W=good.W, b=good.b, solver="imported", dataset_hash="", **values)
         with pytest.raises(ShapeMismatch, match=message):
             blend_models([parts[0], other], tiny.path, tmp_path / "m")
+
+
+def test_rows_that_a_model_has_seen_are_not_used(
+    tiny: Dataset, parts: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "rows").write_text("1 1:1\n2 2:1\n" * 9)
+    same = build("svmlight", dict.fromkeys(("train", "test"), tmp_path / "rows"), tmp_path / "same")
+    spec = TrainSpec(str(same.path), pool="serial")
+    model = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").model_path
+    with pytest.raises(InputError, match="18 others are copies of training rows"):
+        blend_models([model, model], same.path, tmp_path / "m")
+    with pytest.raises(InputError, match="18 others are copies of training rows"):
+        fit_thresholds(model, same.path, tmp_path / "m")
+    # a blend remembers the data of its parts
+    options = {"synthetic": {"rows": 200, "features": 200, "labels": 40}, "test_fraction": 0.5}
+    other = build("synthetic", {}, tmp_path / "other", BuildOptions.from_dict(options))
+    blend_models(parts[:2], other.path, tmp_path / "blend")
+    with pytest.raises(Conflict, match="trained on"):
+        blend_models([tmp_path / "blend", parts[2]], tiny.path, tmp_path / "m", part="train")

@@ -11,17 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Int64, Pattern, TopK, frozen
 from xcray.data.dataset import Dataset, Split
-from xcray.errors import InputError
+from xcray.errors import Conflict, InputError
 from xcray.kernels.fingerprint import fingerprints
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.measures import matches
 from xcray.model.calibration import Calibration
+from xcray.model.model import Model
 from xcray.training.calibration.isotonic import MIN_ANSWERS, RankedLabels, fit_curves
 from xcray.training.calibration.measures import brier, ece, ece_floor, reliability
 
@@ -44,6 +46,25 @@ def held_out_part(data: Dataset, part: str = "test") -> Split:
             code="NO_HELD_OUT",
         )
     return data[part]
+
+
+def unseen_part(models: Sequence[Model], data: Dataset, part: str) -> Split:
+    """Return the rows of a part that none of the models was trained on.
+
+    Raises Conflict for the training rows of a model, InputError as `held_out_part`.
+    """
+    if part == "train" and any(data.content_hash in trained_on(model) for model in models):
+        raise Conflict(
+            f"a model was trained on the training rows of {data.name}: use rows it has not seen"
+        )
+    return held_out_part(data, part)
+
+
+def trained_on(model: Model) -> set[str]:
+    """Return the content hashes of the data sets that a model, and models it is made of, had."""
+    parts = model.manifest["report"].get("blend", {}).get("parts", ())
+    steps = [step["dataset_hash"] for step in model.provenance if "dataset_hash" in step]
+    return {model.manifest["dataset_hash"], *steps, *chain(*(part["data"] for part in parts))}
 
 
 def calibration_bytes(data: Dataset) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int64, Pattern, TopK, csr, frozen
 from xcray.data.dataset import Dataset, open_verified
-from xcray.errors import Conflict, ParameterError, ShapeMismatch
+from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.index.scorer import SparseScorer
 from xcray.index.search import SearchIndex
 from xcray.kernels.row_norm import normalize_rows
@@ -25,7 +25,7 @@ from xcray.measures import evaluate
 from xcray.model.exchange.weights import weights_of
 from xcray.model.model import Model
 from xcray.model.write import ModelContent, TrainingRecord, write_model
-from xcray.training.calibration.fit import held_out_part, split_rows
+from xcray.training.calibration.fit import split_rows, trained_on, unseen_part
 from xcray.training.edit.apply import (
     LabelChange,
     check_features,
@@ -45,7 +45,7 @@ CHUNK_ROWS: Final = 256  # rows whose scores of all labels are in memory
 
 
 class BlendRows(NamedTuple):
-    """BlendRows to measure on: X (n, D) and their labels Y (n, K or more)."""
+    """Rows to choose or to measure on: X (n, D) and their labels Y (n, K or more)."""
 
     X: CSR
     Y: Pattern
@@ -80,22 +80,22 @@ def blend_models(
     opened = [Model.open(path) for path in models]
     _check_parts(opened)
     data = open_verified(dataset)
-    if part == "train" and any(
-        data.content_hash == model.manifest["dataset_hash"] for model in opened
-    ):
-        raise Conflict(
-            f"a model was trained on the training rows of {data.name}: use rows that none has seen"
-        )
-    rows, others, left_out = _split(opened[0], data, part, seed)
+    rows, others, left_out = _split(opened, data, part, seed)
     parts = [BlendWeights(*weights_of(model)[:2]) for model in opened]
     shares, blend = _choose(parts, rows)
     measured = [_measure(each, others) for each in (*parts, blend)]
     report = {
         "rows": {"chosen": rows.X.n_rows, "measured": others.X.n_rows, "left_out": left_out},
         "parts": [
-            {"sha256": model.sha256, "solver": model.manifest["solver"], "share": float(share)}
-            | {"params": model.manifest["params"], "measures": measures}
-            for model, share, measures in zip(opened, shares, measured, strict=False)
+            {
+                "sha256": model.sha256,
+                "solver": model.manifest["solver"],
+                "params": model.manifest["params"],
+                "data": sorted(trained_on(model)),
+                "share": float(share),
+                "measures": measures,
+            }
+            for model, share, measures in zip(opened, shares, measured[:-1], strict=True)
         ],
         "weights": [each.W.nnz for each in (*parts, blend)],
     }
@@ -120,13 +120,22 @@ def blend_models(
     return write_model(out, content, record)
 
 
-def _split(model: Model, data: Dataset, part: str, seed: int) -> tuple[BlendRows, BlendRows, int]:
+def _split(
+    models: Sequence[Model], data: Dataset, part: str, seed: int
+) -> tuple[BlendRows, BlendRows, int]:
     """Return the rows to choose on, those to measure on, and the number of rows left out."""
+    model = models[0]
     check_features(model, data)
-    split = held_out_part(data, part)
+    split = unseen_part(models, data, part)
     place, _ = match_labels(LabelChange("blend", model.labels, NO_LABELS, NO_LABELS, {}), data)
     Y = renumber_labels(split.Y, place, max(int(place.max(initial=-1)) + 1, model.n_labels))
     usable, left_out, chosen = split_rows(split.X, data.train.X if part == "test" else None, seed)
+    if chosen.all() or not chosen.any():
+        raise InputError(
+            f"{len(usable):,} rows are too few to choose on one half and to measure on the other "
+            f"({left_out:,} others are copies of training rows): hold out more or other rows",
+            code="NO_HELD_OUT",
+        )
     rows, others = (
         BlendRows(
             normalize_rows(take_rows(split.X, each), model.row_norm), take_pattern_rows(Y, each)
@@ -152,8 +161,8 @@ def _check_parts(models: Sequence[Model]) -> None:
             )
         if first.label_names != model.label_names:
             raise ShapeMismatch(
-                f"{model.path.name} has other labels than {first.path.name}: blend models that "
-                "were trained on the same data set"
+                f"{model.path.name} has other labels than {first.path.name}, or another order of "
+                "them: blend models that were trained on the same data set"
             )
         if first.row_norm != model.row_norm:
             raise ShapeMismatch(

@@ -12,7 +12,7 @@ import numpy as np
 from xcray.arrays import CSR, Int64, Pattern, frozen
 from xcray.data.dataset import Dataset, open_verified
 from xcray.data.texts import TEXTS, read_texts
-from xcray.errors import Conflict, ParameterError
+from xcray.errors import Conflict, InputError, ParameterError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.measures import matches
 from xcray.model.linked_copy import with_calibration, with_label_thresholds
@@ -21,7 +21,7 @@ from xcray.predict import Predictor
 from xcray.training.calibration.fit import (
     CANDIDATES,
     fit_calibration,
-    held_out_part,
+    unseen_part,
     usable_rows,
 )
 from xcray.training.calibration.isotonic import RankedLabels
@@ -120,6 +120,12 @@ def fit_thresholds(
     texts = None if held_out.texts is None else [held_out.texts[row] for row in rows]
     top = Predictor(opened).search(X if texts is None else texts, CANDIDATES).top
     answers = RankedLabels(top.labels, top.scores, matches(top, Y))
+    if not answers.correct.any():
+        raise InputError(
+            f"no answer is correct on the {len(rows):,} rows that can be used ({left_out:,} others "
+            "are copies of training rows): hold out more or other rows",
+            code="TOO_FEW_ANSWERS",
+        )
     folds = frozen(hashes % np.uint64(FOLDS), np.int64)
     fitted = fit_label_thresholds(answers, Y, folds, held_out.counts, chosen)
     report = {
@@ -153,15 +159,7 @@ def _objective(name: str, precision: float | None) -> ThresholdObjective:
 def _held_out_rows(model: Model, data: Dataset, part: str) -> UnseenRows:
     """Return the rows of a part with the model's features. Raises as `calibrate`."""
     check_features(model, data)
-    known = {
-        model.manifest["dataset_hash"],
-        *(step.get("dataset_hash") for step in model.provenance),
-    }
-    if part == "train" and data.content_hash in known:
-        raise Conflict(
-            f"the model was trained on the training rows of {data.name}: use rows it has not seen"
-        )
-    split = held_out_part(data, part)
+    split = unseen_part([model], data, part)
     names = model.answer_names.to_pylist()
     place, counts = match_labels(LabelChange("calibrate", names, NO_LABELS, NO_LABELS, {}), data)
     # The training rows of the model itself have precedence over those of the data set.
