@@ -26,8 +26,11 @@ from xcray.model.registry import Registry
 from xcray.plots.picture import Picture
 from xcray.plots.trainings import runs_picture
 from xcray.service.app import create_app
+from xcray.service.child_work import compare_in_child
 from xcray.service.datasets import histograms
+from xcray.service.routes import comparisons
 from xcray.service.routes.dataset_requests import find_ready
+from xcray.training.edit.labels import rename_labels
 from xcray.training.evaluation import evaluate_models
 from xcray.training.report.pictures import model_pictures
 from xcray.training.run import train
@@ -147,6 +150,17 @@ def test_pictures_are_those_of_the_report(service: Service) -> None:
     assert missing.status_code == 404
     assert "there is no picture calibration" in missing.json()["detail"]
     assert service.http.get(f"{path}/pictures/timeline?width=10").status_code == 422
+    whole, recall = (
+        service.http.get(f"{path}/pictures/by_frequency?{query}") for query in ("", "panel=2")
+    )
+    assert "Recall and precision" in recall.text
+    assert {"P@1", "recall@1"} <= set(series_of(whole.text))
+    assert "P@1" not in series_of(recall.text)
+    missing = service.http.get(f"{path}/pictures/by_frequency?panel=99")
+    assert (missing.status_code, missing.json()["detail"]) == (
+        404,
+        "picture by_frequency has panels 1 to 4",
+    )
 
 
 def test_the_picture_of_a_data_set_has_its_counts(service: Service) -> None:
@@ -238,6 +252,40 @@ def test_models_are_compared_on_the_same_rows(service: Service) -> None:
     assert service.http.post("/v1/models:compare", json=body).status_code == 404
     body["models"] = ["topics:1"]
     assert service.http.post("/v1/models:compare", json=body).status_code == 422
+
+
+def test_a_comparison_names_the_version_that_was_deleted_meanwhile(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        shutil.copytree(service.models[number].path, tmp_path / str(number))
+        service.registry.publish("brief", tmp_path / str(number))
+
+    def compare(models: Any, *more: Any) -> dict[str, Any]:
+        service.registry.delete("brief", 1)
+        return compare_in_child(models, *more)
+
+    monkeypatch.setattr(comparisons, "compare_in_child", compare)
+    body = {"models": ["brief:1", "topics:1"], "dataset": "small"}
+    answer = service.http.post("/v1/models:compare", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+    assert "no model brief:1" in answer.json()["detail"]
+
+
+def test_models_without_a_common_label_and_one_model_twice_are_compared(
+    service: Service, tmp_path: Path
+) -> None:
+    names = service.data.label_names.to_pylist()
+    rename_labels(service.models[1].path, tmp_path / "m", {name: f"x{name}" for name in names})
+    service.registry.publish("others", tmp_path / "m")
+    body = {"models": ["others", "topics:2"], "dataset": "small"}
+    answer = service.http.post("/v1/models:compare", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "NO_COMMON_LABEL")
+    assert answer.json()["detail"].startswith("model others:1 has no label of data set")
+    body["models"] = ["topics:2", "topics"]
+    found = service.http.post("/v1/models:compare", json=body).json()["models"]
+    assert [each["model"] for each in found] == ["topics:2", "topics:2"]
+    assert found[1]["differences"]["P@1"]["difference"] == 0.0
 
 
 def test_the_trainings_on_a_data_set_are_drawn(service: Service) -> None:

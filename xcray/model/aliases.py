@@ -10,6 +10,14 @@ from xcray.storage.atomic import check_name
 LATEST = "latest"  # implicit: the highest version
 
 
+def check_alias(alias: str) -> None:
+    """Raise ParameterError unless an alias of this name can be set."""
+    if check_name(alias, "alias") == LATEST:
+        raise ParameterError(
+            f"alias {LATEST!r} always means the highest version; choose another name"
+        )
+
+
 class Aliases:
     """The aliases of all models of a registry."""
 
@@ -53,10 +61,7 @@ class Aliases:
 
         Raises NotFound if a version does not exist, ParameterError for an invalid alias.
         """
-        if check_name(alias, "alias") == LATEST:
-            raise ParameterError(
-                f"alias {LATEST!r} always means the highest version; choose another name"
-            )
+        check_alias(alias)
         for version in split.versions:
             self._files.version_path(name, version)
         with self._files.lock(name) as folder:

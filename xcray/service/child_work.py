@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,13 +43,15 @@ def estimate_in_child(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return _in_child("estimate", {"spec": spec, "folder": str(folder)}, hint)
 
 
-def compare_in_child(models: Mapping[str, Path], dataset: Path, gate: str | None) -> dict[str, Any]:
+def compare_in_child(
+    models: Sequence[tuple[str, Path]], dataset: Path, gate: str | None
+) -> dict[str, Any]:
     """Return the comparison of models on the held-out rows of a data set, see `ComparisonView`.
 
-    models: directories by reference. Raises Corrupt, NotFound, ParameterError, and Refused if the
-    models do not fit the data set or it takes too long.
+    models: references with directories. Raises Corrupt, NotFound, ParameterError, and Refused if
+    the models do not fit the data set or it takes too long.
     """
-    paths = {name: str(path) for name, path in models.items()}
+    paths = [(name, str(path)) for name, path in models]
     hint = "use xcray evaluate for large data sets"
     return _in_child("compare", {"models": paths, "dataset": str(dataset), "gate": gate}, hint)
 
@@ -71,9 +73,12 @@ def _in_child(task: str, request: Mapping[str, Any], hint: str) -> dict[str, Any
     outcome = json.loads(child.stdout) if child.stdout else {}
     if "reply" in outcome:
         return dict(outcome["reply"])
-    default = {"code": "CHILD_DIED", "message": "its process ended early; see the server log"}
-    problem = outcome.get("problem", default)
-    raise CLASS_OF_CODE.get(problem["code"], Refused)(problem["message"], code=problem["code"])
+    if "problem" not in outcome:
+        raise Refused("its process ended early; the log of the service says why", code="CHILD_DIED")
+    problem = outcome["problem"]
+    raise CLASS_OF_CODE.get(problem["code"], Refused)(
+        problem["message"], code=problem["code"], hint=problem.get("hint")
+    )
 
 
 def estimate_fields(spec: TrainSpec, folder: Path) -> dict[str, Any]:
@@ -115,9 +120,9 @@ def estimate(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def compare(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the comparison that a request asks for."""
-    paths = list(request["models"].values())
+    references, paths = zip(*request["models"], strict=True)
     document = compare_models(paths, request["dataset"], request["gate"])
-    for reference, each in zip(request["models"], document["models"], strict=True):
+    for reference, each in zip(references, document["models"], strict=True):
         each["model"] = reference
     return document
 
@@ -132,12 +137,12 @@ def main(arguments: list[str]) -> int:
     try:
         outcome = {"reply": TASKS[request["task"]](request)}
     except XcrayError as error:
-        message = error.message
-        for path in _paths(request):
-            message = message.replace(f"{Path(path).parent}/", "")
-        outcome = {"problem": {"code": error.code, "message": message}}
+        message = _without_folders(error.message, request)
+        outcome = {"problem": {"code": error.code, "message": message, "hint": error.hint}}
     except MemoryError:
-        outcome = {"problem": {"code": "MEMORY", "message": "no memory is left for this"}}
+        outcome = {
+            "problem": {"code": "MEMORY", "message": "no memory is left for this: try again later"}
+        }
     except Exception:  # a bug in xcray: the traceback goes to the log
         traceback.print_exc()
         return 1
@@ -145,10 +150,12 @@ def main(arguments: list[str]) -> int:
     return 0 if "reply" in outcome else 1
 
 
-def _paths(request: Mapping[str, Any]) -> list[str]:
-    """Return the paths of a request, whose folders no message names."""
+def _without_folders(message: str, request: Mapping[str, Any]) -> str:
+    """Return a message with references in place of the folders of models, and no other folder."""
+    for reference, path in request.get("models", []):
+        message = message.replace(path, reference)
     dataset = request.get("dataset") or request["spec"]["dataset"]
-    return [dataset, *request.get("models", {}).values()]
+    return message.replace(f"{Path(dataset).parent}/", "")
 
 
 if __name__ == "__main__":

@@ -189,8 +189,7 @@ def evaluate_model(
     place, counts = match_labels(LabelChange("evaluate", names, NO_LABELS, NO_LABELS, {}), data)
     if not np.any(place < model.n_labels):
         raise NotFound(
-            f"model {path.name} has no label of data set {data.name}: the names of the labels "
-            "differ",
+            f"model {path} has no label of data set {data.name}: the names of the labels differ",
             code="NO_COMMON_LABEL",
         )
     truth = renumber_labels(data[part].Y, place, len(counts))

@@ -93,12 +93,18 @@ def test_a_version_is_updated_to_a_changed_data_set(
         client.jobs.update("docs", dataset="docs")
     with pytest.raises(InputError, match="lam"):
         client.jobs.update("docs", dataset="docs-2", lam=1.0)
-    with pytest.raises(ParameterError, match="remove"):
+    with pytest.raises(ParameterError, match="a `base` is changed by uploads"):
         client.datasets.change("docs", name="x")
+    for more in ({"base": "docs", "path": "/rows.jsonl"}, {"format": "pydocs", "base": "docs"}):
+        body = {"name": "x", "format": "jsonl", "uploads": {"train": "up-1"}, **more}
+        with pytest.raises(ParameterError, match="a `base` is changed by uploads"):
+            client.datasets._create(body)
     with pytest.raises(ParameterError, match="write a measure"):
         client.jobs.update("docs", dataset="docs-2", gate="P@1")
     with pytest.raises(ParameterError, match="P@900, and the model"):
         client.jobs.update("docs", dataset="docs-2", gate="P@900 >= 0")
+    with pytest.raises(ParameterError, match="choose another name"):
+        client.jobs.update("docs", dataset="docs-2", alias="latest")
     state.registry.aliases.set("docs", "prod", 1)
     job = client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once")
     assert client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once") == job

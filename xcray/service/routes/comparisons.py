@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
+from xcray.api.gate import parse_gate
+from xcray.errors import XcrayError
 from xcray.service.app_state import app_state_of
 from xcray.service.child_work import compare_in_child
 from xcray.service.http.auth import Reader
@@ -29,13 +31,22 @@ async def compare(
     out) in a process of its own, one comparison at a time.
     """
     app_state = app_state_of(request)
+    if body.gate is not None:
+        parse_gate(body.gate)
 
-    def work() -> dict[str, Any]:
+    def find() -> tuple[list[tuple[str, Path]], Path]:
         record = find_ready(app_state, caller.tenant, body.dataset)
         registry = app_state.registry_of(caller.tenant)
         numbered = [registry.resolve_version(reference) for reference in body.models]
         references = [f"{name}:{number}" for name, number in numbered]
-        paths = {each: registry.resolve(each) for each in references}
-        return compare_in_child(paths, Path(record.path), body.gate)
+        return [(each, registry.resolve(each)) for each in references], Path(record.path)
+
+    def work() -> dict[str, Any]:
+        models, dataset = find()
+        try:
+            return compare_in_child(models, dataset, body.gate)
+        except XcrayError:
+            find()  # names what was deleted meanwhile
+            raise
 
     return ComparisonView(**await app_state.estimates.run(caller.tenant, work))

@@ -63,10 +63,17 @@ def accept_request(
         return existing, False
     base = None if body.base is None else find_ready(app_state, tenant, body.base).path
     new = NewDataset(tenant, body.name, body.format, check_options(body.options), key, digest, base)
-    if base is not None and (body.path or body.uri):
-        raise ParameterError("send the changes of a `base` as uploads", code="FORMAT")
-    if body.format in GENERATED_FORMATS:
-        if body.uploads or body.path or body.uri or base:
+    if base is not None:
+        parts = set(body.uploads or ())
+        is_upload = body.format in UPLOAD_FORMATS and not (body.path or body.uri)
+        if not is_upload or not parts or not parts <= {"train", "remove", "relabel"}:
+            raise ParameterError(
+                "a `base` is changed by uploads from POST /v1/uploads: {'train': id} has rows to "
+                "add in a format of files, 'remove' and 'relabel' name rows of the base",
+                code="FORMAT",
+            )
+    elif body.format in GENERATED_FORMATS:
+        if body.uploads or body.path or body.uri:
             raise ParameterError(
                 f"format {body.format} takes neither uploads nor a path", code="FORMAT"
             )
@@ -79,18 +86,14 @@ def accept_request(
             return register_folder(app_state, new, path)
         return accept_upload(app_state, new, {"train": path}, take=False)
     uploads = {str(part): upload_id for part, upload_id in (body.uploads or {}).items()}
-    needed, allowed = {"train"}, {"train", "test", "labels"}
-    if base is not None:
-        needed, allowed = set(), {"train", "remove", "relabel"}
-    if (
-        not uploads
-        or not needed <= set(uploads) <= allowed
+    if base is None and (
+        not {"train"} <= set(uploads) <= {"train", "test", "labels"}
         or body.path is not None
         or body.format not in UPLOAD_FORMATS
     ):
         raise ParameterError(
             f"format {body.format} needs uploads {{'train': id}} from POST /v1/uploads, or a path; "
-            "`remove` and `relabel` change a `base`",
+            "'remove' and 'relabel' need a `base`",
             code="FORMAT",
         )
     sources = {

@@ -51,14 +51,20 @@ def model(
     version: int,
     picture: Annotated[str, Path(max_length=64)],
     width: Width = FILE_WIDTH,
-    panels: Annotated[int, Query(ge=1, le=100, description="Draw the first panels only.")] = 100,
+    panel: Annotated[
+        int | None, Query(ge=1, le=100, description="Draw this panel only, from 1.")
+    ] = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Draw a picture of a version's training. `/report` lists the pictures that exist."""
     path = app_state_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
     title = f"{name}, version {version}"
     drawn = model_picture(Model.open(path, verify=False), picture, title)
-    return _picture_reply(request, drawn._replace(panels=drawn.panels[:panels]), width)
+    if panel is not None:
+        if panel > len(drawn.panels):
+            raise NotFound(f"picture {picture} has panels 1 to {len(drawn.panels)}")
+        drawn = drawn._replace(panels=drawn.panels[panel - 1 : panel])
+    return _picture_reply(request, drawn, width)
 
 
 @router.get(

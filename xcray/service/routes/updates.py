@@ -13,6 +13,7 @@ from xcray.api.options import JobOptions, LocalPoolOptions
 from xcray.data.dataset import Dataset
 from xcray.jobs.job import body_digest
 from xcray.jobs.store.jobs import JobSubmission
+from xcray.model.aliases import check_alias
 from xcray.model.model import Model
 from xcray.service.app_state import app_state_of
 from xcray.service.http.auth import Submitter
@@ -88,6 +89,8 @@ def submit(
         if body.gate is not None:
             parse_gate(body.gate, old.n_labels)
             held_out_part(data)
+        if body.alias is not None:
+            check_alias(body.alias)
         spec: dict[str, Any] = {
             "dataset": record.path,
             "dataset_id": record.id,

@@ -11,7 +11,7 @@ import { Jobs } from "./jobs.js";
 import { Model } from "./model.js";
 import { Models } from "./models.js";
 import { Overview } from "./overview.js";
-import { Refused } from "./parts.js";
+import { Refused, Trouble } from "./parts.js";
 import { Train } from "./train.js";
 
 // Pages: name, component, component of one item, scope without which the page shows nothing.
@@ -79,6 +79,7 @@ function App() {
   const [reason, setReason] = useState(null);  // why a key is needed
   const [turn, setTurn] = useState(0);
   const [isReady, setReady] = useState(false);
+  const [error, setError] = useState(null);  // why the scopes of the key are not known
   useEffect(() => {
     const moved = () => setAt((old) => {
       const next = place();
@@ -92,7 +93,8 @@ function App() {
   }, []);
   useEffect(() => {
     setReady(false);
-    get("/v1/me").then((found) => Object.assign(me, found)).catch(() => {}).finally(() => setReady(true));
+    setError(null);
+    get("/v1/me").then((found) => Object.assign(me, found)).catch(setError).finally(() => setReady(true));
   }, [turn]);
   useEffect(() => { document.title = `xcray: ${(PAGES[at.page] ?? UNLISTED[at.page])?.name ?? "unknown page"}`; }, [at.page]);
   const signIn = (key) => {
@@ -107,7 +109,7 @@ function App() {
   const skip = (event) => { event.preventDefault(); focusMain(); };
   return html`<a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <${Header} current=${at.page} onSignOut=${signOut} />
-    <main id="main" tabindex="-1">${isReady && html`<${Content} key=${keyOf(at)} at=${at} />`}</main>`;
+    <main id="main" tabindex="-1">${isReady && (error ? html`<${Trouble} error=${error} />` : html`<${Content} key=${keyOf(at)} at=${at} />`)}</main>`;
 }
 
 render(html`<${App} />`, document.body);

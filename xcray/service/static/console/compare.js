@@ -1,7 +1,7 @@
 // Two to five models or versions on the same rows: differences with paired intervals, parameters, labels, cost.
 import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, get, segment } from "./api.js";
-import { Field, bytes, count, duration, percent, Table, Time, Trouble, useLoaded } from "./parts.js";
+import { Field, bytes, count, duration, percent, Table, Time, Trouble, useAction, useLoaded } from "./parts.js";
 
 const FIRST = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5", "recall@5"];  // the others are folded
 const versionPath = (reference) => `/v1/models/${segment(reference.slice(0, reference.lastIndexOf(":")))}/versions/${reference.slice(reference.lastIndexOf(":") + 1)}`;
@@ -20,18 +20,19 @@ export function Compare({ query }) {
 
 // The models that are compared; another one is added by its name.
 function Choice({ models }) {
+  const [failed, perform] = useAction();
   const go = (list) => { location.hash = `#/compare?models=${segment(list.join(","))}`; };
-  const add = async (event) => {
+  const add = (event) => {
     event.preventDefault();
     const name = new FormData(event.target).get("reference").trim();
-    go([...models, name.includes(":") ? name : `${name}:${(await get(`/v1/models/${segment(name)}`)).latest.version}`]);
+    perform(async () => go([...models, name.includes(":") ? name : `${name}:${(await get(`/v1/models/${segment(name)}`)).versions.pop()}`]));
   };
   const [page] = useLoaded(() => get("/v1/models?limit=100&sort=created"), []);
   const names = page?.models.flatMap(({ name, versions }) => [...versions].reverse().map((version) => `${name}:${version}`)).filter((name) => !models.includes(name)) ?? [];
   return html`<ul class="chips">${models.map((reference) => html`<li><a href=${`#/models/${segment(reference.replace(/:\d+$/, ""))}?version=${reference.split(":").pop()}`}>${reference}</a>
       <button type="button" aria-label=${`Remove ${reference}`} onClick=${() => go(models.filter((each) => each !== reference))}>×</button></li>`)}</ul>
     ${models.length < 5 && html`<form class="bar" onSubmit=${add}><label>Add a model <input name="reference" list="references" required pattern="[a-z0-9][a-z0-9._\\-]*(:[0-9]+)?" /></label>
-      <datalist id="references">${names.slice(0, 200).map((name) => html`<option value=${name} />`)}</datalist> <button>Add</button></form>`}`;
+      <datalist id="references">${names.slice(0, 200).map((name) => html`<option value=${name} />`)}</datalist> <button>Add</button></form>`}<${Trouble} error=${failed} />`;
 }
 
 // What each version has recorded, and the parameters that differ.
@@ -65,6 +66,7 @@ function OnRows({ models, versions, sets }) {
   const own = sets.find((set) => set.stats.content_hash === versions[0].dataset_hash) ?? sets.find((set) => set.name === versions[0].dataset_name) ?? sets[0];
   const [dataset, setDataset] = useState(own?.id);
   const [of, error] = useLoaded(async () => dataset && compared(models, dataset), [String(models), dataset]);
+  if (!own) return html`<h2>On the same rows</h2><p>There is no data set to compare on: <a href="#/datasets">upload one</a>.</p>`;
   const isCurrent = of?.models.every((each, i) => each.model === models[i]);
   return html`<h2>On the same rows</h2>
     <${Field} id="dataset" label="Data set"><select id="dataset" onChange=${(event) => setDataset(event.target.value)}>${sets.map((set) => html`<option value=${set.id} selected=${set.id === dataset}>${set.name} (${set.created.slice(0, 10)})</option>`)}</select><//>

@@ -1,6 +1,6 @@
 // Data sets: the list, the upload, and one data set: how it was read, its rows, and the models trained on it.
 import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
-import { can, change, get, newKey, segment } from "./api.js";
+import { change, get, newKey, segment } from "./api.js";
 import { secondsOf } from "./jobs.js";
 import { Picture } from "./pictures.js";
 import { Button, bytes, count, Details, duration, Menu, Pager, percent, Status, Table, Tabs, Time, Trouble, useAction, useLoaded } from "./parts.js";
@@ -85,7 +85,7 @@ function Runs({ id }) {
   const toggle = (name) => setChosen((old) => (old.includes(name) ? old.filter((each) => each !== name) : [...old, name].slice(-5)));
   const params = ({ spec }) => Object.entries(spec.params).map(([name, value]) => `${name}=${value}`).join(" ");
   return html`${list.jobs.length > 1 && html`<${Picture} path=${`/v1/datasets/${segment(id)}/pictures/runs`} />`}
-    ${chosen.length > 1 && can("read") && html`<p><a class="button main" href=${`#/compare?models=${segment(chosen.join(","))}`}>Compare ${chosen.length} models</a></p>`}
+    ${chosen.length > 1 && html`<p><a class="button main" href=${`#/compare?models=${segment(chosen.join(","))}`}>Compare ${chosen.length} models</a></p>`}
     <${Table} caption="Models trained on it" sortable=${true} columns=${["", "model", "P@1#", "core time#", "duration#", "solver", "parameters", "finished"]} empty="None yet: train on it." rows=${list.jobs.map((job) => [
       html`<input type="checkbox" aria-label=${`Compare ${reference(job)}`} checked=${chosen.includes(reference(job))} onChange=${() => toggle(reference(job))} />`,
       { show: html`<a href=${`#/models/${segment(job.result.model)}?version=${job.result.version}`}>${reference(job)}</a>`, by: reference(job) },

@@ -64,7 +64,8 @@ function Summary({ job, reload, restart }) {
     <${Details} of=${[["Model", result?.model && html`<${ModelLink} result=${result} />`], ["Data set", spec.dataset && html`<a href=${`#/datasets/${spec.dataset}`}>${result?.report?.data?.name ?? spec.dataset}</a>`],
       ["Phase", phaseOf(job)], ["Time left", status === "RUNNING" ? duration(now.eta) : ""], ["Rate", isRunning && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
       ["Duration", secondsOf(job) === null ? "" : duration(secondsOf(job))], ["Created", html`<${Time} at=${job.created} />`], ["Finished", job.finished && html`<${Time} at=${job.finished} />`],
-      ["Attempt", job.attempt > 1 ? job.attempt : ""], ["Solver", spec.solver],
+      ["Attempt", job.attempt > 1 ? job.attempt : ""], ["Solver", spec.solver], ["Update of", spec.update],
+      ["Gate", result?.comparison && (result.comparison.passed ? "passed" : "not passed")],
       ["Ray", job.ray_job && html`<a href=${job.ray_job} rel="noreferrer">job in Ray's dashboard</a> (a local Ray asks for the token in HOME/ray/token)`]]} />`;
 }
 
@@ -116,16 +117,18 @@ function Log({ id, over }) {
     <${Trouble} error=${error} /><pre tabindex="0" aria-label="last 200 lines of the log">${lines.join("\n") || "no lines"}</pre>`;
 }
 
-// The command and the request that submit the same training.
+// The command and the request that submit the same training or update.
 function Calls({ job }) {
-  const { spec } = job, body = { dataset: spec.dataset, model: spec.name, solver: spec.solver, params: spec.params };
+  const { spec } = job, { dataset, update, name: model, solver, params } = spec;
+  const named = update ? Object.fromEntries(Object.entries({ model, gate: spec.gate, alias: spec.alias }).filter(([, value]) => value)) : { model, solver };
   const [solvers] = useLoaded(() => get("/v1/solvers"), []);
   if (!solvers) return null;
   const given = setOptions(solvers.training, job);
   const quote = (value) => (/^[\w@.:/=+-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`);
   const option = ([name, value]) => `--${name.replaceAll("_", "-")}${value === true ? "" : ` ${quote(String(value))}`}`;
-  const named = { model: body.model, solver: body.solver, ...given, server: location.origin };
-  const words = ["xcray jobs submit", body.dataset, ...Object.entries(named).map(option), ...Object.entries(body.params).map(([name, value]) => `-p ${quote(`${name}=${value}`)}`)];
-  return html`<h2>The same training by command and by REST</h2><pre tabindex="0" aria-label="command">${words.join(" ")}</pre>
-    <pre tabindex="0" aria-label="REST call">${`curl ${location.origin}/v1/jobs -H 'Authorization: Bearer xck_...' -H 'Content-Type: application/json' \\\n  -d ${quote(JSON.stringify({ ...body, ...given }))}`}</pre>`;
+  const values = update ? {} : { params };
+  const words = [update ? `xcray jobs update ${update} --dataset` : "xcray jobs submit", dataset, ...Object.entries({ ...named, ...given, server: location.origin }).map(option),
+    ...Object.entries(values.params ?? {}).map(([name, value]) => `-p ${quote(`${name}=${value}`)}`)];
+  return html`<h2>The same ${update ? "update" : "training"} by command and by REST</h2><pre tabindex="0" aria-label="command">${words.join(" ")}</pre>
+    <pre tabindex="0" aria-label="REST call">${`curl ${location.origin}${update ? `/v1/models/${update}:update` : "/v1/jobs"} -H 'Authorization: Bearer xck_...' -H 'Content-Type: application/json' \\\n  -d ${quote(JSON.stringify({ dataset, ...named, ...values, ...given }))}`}</pre>`;
 }

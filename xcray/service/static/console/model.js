@@ -15,7 +15,8 @@ const PICTURES = {
   timeline: ["Workers"], stages: ["Stages"], objective: ["Objective"], oracle: ["Approximate search"],
   calibration: ["Calibration", "Points on the dashed line: of the answers with a probability of 0.7, seven of ten are right."],
 };
-const SUMMARY = ["by_frequency", "stages", "objective", "certificates"];  // the first that exists
+// Pictures of the summary, and the panel that is shown: the first picture that exists. Panel 2 of the first: recall.
+const SUMMARY = { by_frequency: 2, stages: 1, objective: 1, certificates: 1 };
 
 export function Model({ id, query }) {
   const [model, error, reload] = useLoaded(() => get(`/v1/models/${segment(id)}`), [id]);
@@ -36,7 +37,7 @@ export function Model({ id, query }) {
 
 function Summary({ model, of, report, path }) {
   const [failed, perform] = useAction();
-  const picture = SUMMARY.find((name) => report.pictures.includes(name));
+  const picture = Object.keys(SUMMARY).find((name) => report.pictures.includes(name));
   const reference = `${of.name}:${of.version}`;
   const remove = async () => {
     if (!confirm(`Delete version ${of.version} of ${of.name} and its files? Its number is not used again.`)) return;
@@ -49,7 +50,7 @@ function Summary({ model, of, report, path }) {
         <${Menu}><${Button} scope="submit" onClick=${remove}>Delete version ${of.version}<//><//></p><${Trouble} error=${failed} />
       <${Details} of=${[["Created", html`<${Time} at=${of.created} />`], ["Size", bytes(of.n_bytes)], ["Labels", count(of.n_labels)], ["Solver", of.solver],
         ["Data set", of.dataset_name], ["Aliases", of.aliases.filter((alias) => alias !== "latest").join(", ")], ["Probabilities", of.calibrated ? "yes" : "no"]]} />
-    </div>${picture && html`<${Picture} key=${path} path=${`${path}/pictures/${picture}`} panels=${1} />`}</div>`;
+    </div>${picture && html`<${Picture} key=${path} path=${`${path}/pictures/${picture}`} panel=${SUMMARY[picture]} />`}</div>`;
 }
 
 // Pictures of the report, as far as they exist.

@@ -8,8 +8,8 @@ const MIN_WIDTH = 240, MAX_WIDTH = 2400, MAX_VALUES = 200;
 // [[series, value]] of the marks that have a value.
 const values = (drawing) => [...drawing.querySelectorAll("[data-series]")].flatMap((series) => [...series.querySelectorAll("title")].map((title) => [series.dataset.series, title.textContent]));
 
-// path: of the picture. panels: number of panels at most. turn: draw it again when this changes. seconds: draw it again so often; 0: once.
-export function Picture({ path, panels, turn = 0, seconds = 0 }) {
+// path: of the picture. panel: the only one that is drawn, from 1. turn: draw it again when this changes. seconds: draw it again so often; 0: once.
+export function Picture({ path, panel, turn = 0, seconds = 0 }) {
   const place = useRef(null);
   const [width, setWidth] = useState(0);
   useEffect(() => {
@@ -19,7 +19,7 @@ export function Picture({ path, panels, turn = 0, seconds = 0 }) {
     measure();
     return () => watch.disconnect();
   }, []);
-  const [text, error] = useLoaded(async () => (width ? getText(`${path}?width=${width}${panels ? `&panels=${panels}` : ""}`) : ""), [path, turn, width], seconds);
+  const [text, error] = useLoaded(async () => (width ? getText(`${path}?width=${width}${panel ? `&panel=${panel}` : ""}`) : ""), [path, turn, width], seconds);
   const [listed, setListed] = useState([]);
   useEffect(() => {
     if (!text) return;
