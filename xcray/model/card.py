@@ -259,6 +259,12 @@ def _history_section(steps: Sequence[Mapping[str, Any]]) -> str:
 
 def _describe_step(step: Mapping[str, Any]) -> str:
     """Return one line per edit: operation, number of labels, first labels, parent model, data."""
+    if step["operation"] == "update":
+        solved, new = step["solved"], step["new"]
+        return (
+            f"update to the rows of data `{step['dataset_hash'][:16]}`: {step['untouched']:,} "
+            f"labels untouched, {solved:,} solved again, {new:,} new, from `{step['parent'][:16]}`"
+        )
     names = step.get("labels") or [f"{old} -> {new}" for old, new in step.get("names", ())]
     count = step.get("n_labels", step.get("n_names", len(names)))
     shown = ", ".join(f"`{_cell(name).replace('`', '')}`" for name in names[:MAX_NAMES]) + (

@@ -28,6 +28,7 @@ from xcray.training.calibration.label_thresholds import (
     round_down,
 )
 from xcray.training.edit.calibrate import calibrate, fit_thresholds
+from xcray.training.edit.labels import rename_labels
 
 ONE_GROUP = frozen(np.zeros(3), np.int32)
 
@@ -174,6 +175,9 @@ def test_curves_and_thresholds_share_a_model(data: Dataset, plain: Model, tmp_pa
     assert both.calibration is not None
     assert both.label_thresholds is not None
     np.testing.assert_array_equal(both.label_thresholds, decided.label_thresholds)
+    renamed = rename_labels(decided.path, tmp_path / "renamed", {decided.labels[0]: "other"})
+    assert "xcray thresholds" in renamed.report["no_thresholds"]
+    assert Model.open(renamed.model_path).label_thresholds is None
 
 
 def test_what_cannot_be_fitted_is_refused(data: Dataset, plain: Model, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.flat_models import write_fields
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.data.delta.rows import make_delta
@@ -127,6 +128,7 @@ def test_added_and_removed_rows(complete: Dataset, tmp_path: Path, setting: str)
     assert counts["labels_that_used_removed_rows"] == names
     assert after.duals.shape == (31, data.train.n_rows)
     assert after.provenance[-1]["operation"] == "update"
+    assert f": {counts['untouched']} labels untouched, " in (after.path / "card.md").read_text()
     assert after.manifest["dataset_hash"] == data.content_hash
 
 
@@ -220,6 +222,18 @@ def test_what_gives_no_bound_is_refused(complete: Dataset, tmp_path: Path) -> No
     pruned = trained(base, tmp_path / "p", {"prune": 0.01}, keep_duals=False)
     with pytest.raises(ParameterError, match="pruned weights"):
         update_model(pruned.path, data.path, tmp_path / "x")
+    write_fields(
+        tmp_path / "imported",
+        W=before.W,
+        b=before.b,
+        label_names=before.label_names,
+        feature_names=before.feature_names,
+        solver="imported",
+        params={},
+        dataset_hash=base.content_hash,
+    )
+    with pytest.raises(ParameterError, match="made by 'imported', which is not a solver"):
+        update_model(tmp_path / "imported", data.path, tmp_path / "x")
     with pytest.raises(ParameterError, match="no dual bound"):
         TrainSpec("data", solver="pdsparse", keep_duals=True)
     with pytest.raises(ParameterError, match="leave out groups"):

@@ -179,6 +179,13 @@ def run_training(spec: Any, out: Path, run_dir: Path, quiet: bool) -> TrainResul
         return train(spec, run_dir=run_dir, out=out, progress=show, stop=flag)
 
 
+LEFT_OUT = {  # part of a model -> entry of the report with the reason why it is missing
+    "a ranker": "not_ranked",
+    "probabilities": "not_calibrated",
+    "thresholds per label": "no_thresholds",
+}
+
+
 def print_result(result: TrainResult, as_json: bool) -> None:
     """Print the result of a training."""
     if as_json:
@@ -197,10 +204,9 @@ def print_result(result: TrainResult, as_json: bool) -> None:
     took = format_duration(sum(result.report["seconds"].values()))
     if "partial" in result.report:
         output.print_line(format_partial(result.report["partial"]))
-    if "not_ranked" in result.report:
-        output.print_note(f"without a ranker: {result.report['not_ranked']}")
-    if "not_calibrated" in result.report:
-        output.print_note(f"without probabilities: {result.report['not_calibrated']}")
+    for missing, name in LEFT_OUT.items():
+        if name in result.report:
+            output.print_note(f"without {missing}: {result.report[name]}")
     if "stopped" in result.report:
         output.print_line(f"ended: {result.report['stopped']}")
     output.print_warnings(result.report.get("warnings", ()))

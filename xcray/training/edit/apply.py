@@ -14,7 +14,7 @@ import pyarrow as pa
 from xcray.arrays import CSR, Int32, Int64, Pattern, distinct, frozen, pattern
 from xcray.data.dataset import Dataset
 from xcray.data.unseen import with_unseen
-from xcray.errors import Conflict, InputError, ShapeMismatch, Stopped
+from xcray.errors import Conflict, InputError, ParameterError, ShapeMismatch, Stopped
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_rows
 from xcray.measures import evaluate
@@ -23,7 +23,7 @@ from xcray.model.directory import DUALS, Staging
 from xcray.model.label_groups import change_labels
 from xcray.model.model import Model
 from xcray.model.write import ModelContent, TrainingRecord, write_model
-from xcray.solvers import make_solver
+from xcray.solvers import SOLVERS, make_solver
 from xcray.solvers.contract import IndependentSolver, WarmStartSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.arrow import read_csr
@@ -59,6 +59,7 @@ NOT_CALIBRATED = (
     "its curves were fitted to other scores and ranks; fit them again with "
     "`xcray calibrate MODEL DATASET -o NEW`"
 )
+NO_THRESHOLDS = "those of the earlier model are gone; fit them again with `xcray thresholds`"
 NOT_RANKED = "its ranker was fitted to other labels; train again with `--rank` for one"
 MAX_LISTED = 1000  # label names listed in a manifest
 
@@ -113,6 +114,27 @@ class LabelChange(NamedTuple):
     groups: Mapping[int, Sequence[int]] = {}
     update: Update | None = None
     evaluate: bool = True
+
+
+def _lost_parts(old: Model, is_calibrated: bool) -> dict[str, str]:
+    """Return why parts of the old model are missing in the new one, entries of the report."""
+    parts = (
+        ("not_calibrated", None if is_calibrated else old.calibration, NOT_CALIBRATED),
+        ("no_thresholds", old.label_thresholds, NO_THRESHOLDS),
+        ("not_ranked", old.ranker, NOT_RANKED),
+    )
+    return {name: reason for name, part, reason in parts if part is not None}
+
+
+def check_solver(model: Model) -> None:
+    """Raise ParameterError if no solver made the model, such as a blend or an imported one."""
+    name = model.manifest["solver"]
+    if name not in SOLVERS:
+        raise ParameterError(
+            f"{model.path.name} was made by {name!r}, which is not a solver, so its labels cannot "
+            "be trained: use a model of one of the solvers that `xcray solvers` lists",
+            code="UNKNOWN_SOLVER",
+        )
 
 
 def check_output_path(out: str | Path) -> None:
@@ -183,6 +205,7 @@ class _EditRun:
         }
         # Otherwise the solver is not needed, and this version of xcray might not have it.
         if len(self.labels_to_train):
+            check_solver(old)
             settings |= {"solver": old.manifest["solver"], "params": old.manifest["params"]}
         self.spec = TrainSpec(str(data.path if data else old.path), **settings)
         self.solver = make_solver(self.spec.solver, self.spec.params)
@@ -338,10 +361,7 @@ class _EditRun:
             joined = int((change.rows < 0).sum())
             report["groups"]["joined_later"] = report["groups"].get("joined_later", 0) + joined
         calibration = self._kept_calibration()
-        if old.calibration is not None and calibration is None:
-            report["not_calibrated"] = NOT_CALIBRATED
-        if old.ranker is not None:
-            report["not_ranked"] = NOT_RANKED
+        report |= _lost_parts(old, is_calibrated=calibration is not None)
         settings = {
             name: old.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")
         }

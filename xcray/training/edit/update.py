@@ -32,6 +32,7 @@ from xcray.training.edit.apply import (
     apply_change,
     check_features,
     check_output_path,
+    check_solver,
 )
 from xcray.training.run import TrainResult
 from xcray.training.spec import TrainSpec
@@ -67,6 +68,7 @@ def check_update(old: Model, data: Dataset) -> Lineage:
     old.require_linear()
     if old.groups is not None:
         raise ParameterError("a model with label groups cannot be updated: train it again")
+    check_solver(old)
     make_solver(old.manifest["solver"], old.manifest["params"]).check_updatable()
     check_features(old, data)
     return _check_lineage(old, data)

@@ -82,6 +82,7 @@ function Notes({ result }) {
   const { report = {}, partial, data_warnings: data = [], warnings = [] } = result || {};
   const notes = [...data, ...warnings].map((each) => each.message);
   if (report.not_calibrated) notes.push(`No probabilities: ${report.not_calibrated}`);
+  if (report.no_thresholds) notes.push(`No thresholds per label: ${report.no_thresholds}`);
   if (partial) notes.push(`The time limit ended the training: ${Object.entries(partial).map(([name, value]) => `${name} ${value}`).join(", ")}.`);
   return notes.map((note) => html`<div class="problem">${note}</div>`);
 }
