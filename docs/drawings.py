@@ -17,12 +17,12 @@ STYLE = """\
 """
 
 
-def box(x: int, y: int, width: int, height: int, fill: str, name: str = "", *what: str) -> str:
-    """Return a rectangle with a name and lines of explanation."""
+def box(place: tuple[int, int, int, int], fill: str, words: str = "") -> str:
+    """Return a rectangle. place: left, top, width, height. words: a name, and lines about it."""
+    x, y, width, height = place
     lines = [f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="4" fill="{fill}"/>']
-    if name:
-        lines.append(text(x + 10, y + 20, name, "name"))
-    lines += [text(x + 10, y + 20 + 17 * (i + bool(name)), each) for i, each in enumerate(what)]
+    for i, each in enumerate(words.splitlines()):
+        lines.append(text(x + 10, y + 20 + 17 * i, each, "what" if i else "name"))
     return "\n".join(lines)
 
 
@@ -51,44 +51,21 @@ def training() -> str:
     """Draw how labels are solved by workers and committed."""
     parts = [
         box(
-            16,
-            30,
-            150,
-            130,
+            (16, 30, 150, 130),
             GREY,
-            "labels",
-            "most expensive first,",
-            "in batches of 0.25",
-            "to 4 seconds",
+            "labels\nmost expensive first,\nin batches of 0.25\nto 4 seconds",
         ),
-        box(360, 180, 150, 60, BLUE, "rows", "mapped, read by all"),
+        box((360, 180, 150, 60), BLUE, "rows\nmapped, read by all"),
         box(
-            570,
-            30,
-            130,
-            130,
+            (570, 30, 130, 130),
             GREEN,
-            "commits",
-            "weights and the",
-            "certificate of each",
-            "label, on disk",
+            "commits\nweights and the\ncertificate of each\nlabel, on disk",
         ),
-        box(
-            740,
-            30,
-            104,
-            130,
-            GREEN,
-            "model",
-            "merged, with",
-            "lists for the",
-            "search; one",
-            "SHA-256",
-        ),
+        box((740, 30, 104, 130), GREEN, "model\nmerged, with\nlists for the\nsearch; one\nSHA-256"),
     ]
     for i in range(3):
         y = 30 + 48 * i
-        parts.append(box(240, y, 270, 36, BLUE, f"worker {i + 1}: one label after the other"))
+        parts.append(box((240, y, 270, 36), BLUE, f"worker {i + 1}: one label after the other"))
         parts += [line(f"M166 95 L236 {y + 18}"), line(f"M510 {y + 18} L566 95")]
     parts += [line("M700 95 H736"), line("M435 180 V166", "arrow")]
     return picture("Labels are solved by workers, committed and merged into a model", 256, parts)
@@ -124,26 +101,14 @@ def search() -> str:
     bounds = (212, 196, 188, 150, 141, 133, 120, 104, 97, 90, 82, 70, 61, 50, 40, 31)
     parts = [
         box(
-            16,
-            20,
-            190,
-            74,
+            (16, 20, 190, 74),
             BLUE,
-            "1. words of the text",
-            "read their lists of labels,",
-            "largest weights first",
+            "1. words of the text\nread their lists of labels,\nlargest weights first",
         ),
         box(
-            16,
-            110,
-            190,
-            74,
-            BLUE,
-            "2. a bound per label",
-            "what it can have at most,",
-            "rounded up",
+            (16, 110, 190, 74), BLUE, "2. a bound per label\nwhat it can have at most,\nrounded up"
         ),
-        box(16, 200, 190, 60, BLUE, "3. exact scores", "only above the threshold"),
+        box((16, 200, 190, 60), BLUE, "3. exact scores\nonly above the threshold"),
         line("M111 94 V106"),
         line("M111 184 V196"),
         line("M250 90 H840", "dash"),
@@ -153,7 +118,7 @@ def search() -> str:
     ]
     for i, bound in enumerate(bounds):
         fill = GREEN if 250 - bound < 90 else GREY
-        parts.append(box(254 + 36 * i, 250 - bound, 26, bound, fill))
+        parts.append(box((254 + 36 * i, 250 - bound, 26, bound), fill))
     return picture("Labels whose bound is below the threshold cannot be in the answer", 290, parts)
 
 
@@ -162,10 +127,10 @@ def recovery() -> str:
     parts = [text(16, 50, "attempt 1", "name"), text(16, 150, "attempt 2", "name")]
     for row, first, last in ((0, 0, 5), (1, 5, 10)):
         for i in range(first, last):
-            parts.append(box(110 + 70 * i, 30 + 100 * row, 64, 32, GREEN))
+            parts.append(box((110 + 70 * i, 30 + 100 * row, 64, 32), GREEN))
             parts.append(text(118 + 70 * i, 51 + 100 * row, f"batch {i + 1}"))
     parts += [
-        box(460, 30, 34, 32, RED),
+        box((460, 30, 34, 32), RED),
         text(472, 51, "6"),
         line("M500 20 V76", "dash"),
         text(510, 40, "kill -9, a lost node, a full disk:"),
@@ -180,31 +145,15 @@ def recovery() -> str:
 def update() -> str:
     """Draw which labels an update solves again."""
     parts = [
+        box((16, 30, 170, 92), GREY, "changed rows\nadded, removed,\nrelabelled\nxcray data delta"),
         box(
-            16,
-            30,
-            170,
-            92,
-            GREY,
-            "changed rows",
-            "added, removed,",
-            "relabelled",
-            "xcray data delta",
-        ),
-        box(
-            240,
-            30,
-            190,
-            92,
+            (240, 30, 190, 92),
             BLUE,
-            "is the gap still small?",
-            "for every label, with the",
-            "changed rows, from its",
-            "old weights and duals",
+            "is the gap still small?\nfor every label, with the\nchanged rows, from its\nold weights and duals",
         ),
-        box(500, 16, 200, 50, GREEN, "yes: nearly all labels", "every byte stays"),
-        box(500, 86, 200, 50, BLUE, "no: some labels", "solved from where they were"),
-        box(740, 40, 104, 72, GREEN, "new model", "all certified", "on all rows"),
+        box((500, 16, 200, 50), GREEN, "yes: nearly all labels\nevery byte stays"),
+        box((500, 86, 200, 50), BLUE, "no: some labels\nsolved from where they were"),
+        box((740, 40, 104, 72), GREEN, "new model\nall certified\non all rows"),
         *(line(each) for each in ("M186 76 H236", "M430 60 L496 42", "M430 92 L496 110")),
         *(line(each) for each in ("M700 42 L736 62", "M700 110 L736 90")),
     ]
