@@ -184,6 +184,44 @@ def test_an_answer_that_cannot_be_drawn_is_told(live: Live, pages: Browsing | No
     page.get_by_role("heading", name="Jobs").wait_for()
 
 
+def test_missing_scopes_sets_and_models_are_told(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/compare?models=topics:1,topics:1", key=live.keys["read"])
+    page.get_by_text("no difference shown").first.wait_for()
+    page.get_by_label("Add a model").fill("nothing")
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.get_by_role("alert").get_by_text("there is no model 'nothing'").wait_for()
+    page.route("**/v1/datasets?*", lambda route: route.fulfill(json={"datasets": []}))
+    page.reload()
+    page.get_by_text("There is no data set to compare on").wait_for()
+    away = {"status": 503, "json": {"detail": "the service is draining"}}
+    page.route("**/v1/me", lambda route: route.fulfill(**away))
+    page.reload()
+    page.get_by_role("alert").get_by_text("the service is draining").wait_for()
+    assert page.get_by_text("this needs a key").count() == 0
+
+
+def test_an_update_is_shown_with_its_gate_and_command(live: Live, pages: Browsing | None) -> None:
+    job = live.http.get("/v1/jobs", params={"model": "topics"}).json()["jobs"][-1]
+    update = {"update": "topics:1", "gate": "P@1 >= 0", "alias": "live"}
+    changed = {
+        **job,
+        "spec": {**job["spec"], **update},
+        "result": {**job["result"], "comparison": {"passed": False}},
+    }
+    if pages is None:
+        return
+    page = pages.open("/", key=live.keys["read"])
+    page.route(f"**/v1/jobs/{job['id']}", lambda route: route.fulfill(json=changed))
+    page.goto(f"{live.url}/#/jobs/{job['id']}?tab=calls")
+    page.get_by_text("not passed").wait_for()
+    command = page.get_by_label("command").inner_text()
+    assert command.startswith(f"xcray jobs update topics:1 --dataset {job['spec']['dataset']}")
+    assert "--gate 'P@1 >= 0' --alias live" in command
+    assert "/v1/models/topics:1:update" in page.get_by_label("REST call").inner_text()
+
+
 def test_the_keyboard_is_enough(live: Live, pages: Browsing | None) -> None:
     if pages is None:
         return
