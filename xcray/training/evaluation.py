@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from xcray.api.gate import check_gate, parse_gate, ranks_of
-from xcray.arrays import CSR, Float64, Int64, Pattern, TopK, frozen
+from xcray.arrays import CSR, Float64, Int64, Pattern, TopK
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset, open_verified
 from xcray.data.texts import TEXTS, texts_as
@@ -36,13 +36,12 @@ from xcray.predict import Predictor
 from xcray.solvers import find_solver
 from xcray.training.calibration.fit import held_out_part
 from xcray.training.capacity.monitor import memory_bytes
-from xcray.training.edit.apply import LabelChange, check_features, match_labels, renumber_labels
+from xcray.training.edit.apply import check_features, match_labels, renumber_labels
 
 GROUPS: Final = ("tail", "middle", "head")  # labels with a third of the training positives each
 N_SAMPLES = 200
 CONFIDENCE = 0.95
 MAX_CHANGED_LABELS: Final = 10  # labels listed that gained, and that lost
-NO_LABELS: Int64 = frozen([], np.int64)
 
 
 class EvaluationOptions(NamedTuple):
@@ -186,7 +185,7 @@ def evaluate_model(
     model = Model.open(path)
     X = _features(model, data, part)
     names = model.answer_names.to_pylist()
-    place, counts = match_labels(LabelChange("evaluate", names, NO_LABELS, NO_LABELS, {}), data)
+    place, counts = match_labels(names, data)
     if not np.any(place < model.n_labels):
         raise NotFound(
             f"model {path} has no label of data set {data.name}: the names of the labels differ",

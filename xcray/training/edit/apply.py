@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -412,7 +413,7 @@ class _EditRun:
         data = self.data if self.change.evaluate else None
         if data is None or data.test is None or not data.test.n_rows:
             return {}
-        place, counts = match_labels(self.change, data)
+        place, counts = match_changed_labels(self.change, data)
         truth = renumber_labels(data.test.Y, place, len(counts))
         truth, counts = with_unseen(truth, counts, data.test.unseen)
         top = index.query(data.test.X, max(self.options.ks), threads=self.workers).top
@@ -522,26 +523,37 @@ def select_labels(block: SolvedLabels, labels: Int32) -> SolvedLabels:
     )
 
 
-def match_labels(change: LabelChange, data: Dataset) -> tuple[Int64, Int64]:
-    """Match the labels of a data set to numbers of the new model, by name.
+def match_labels(
+    names: Sequence[str], data: Dataset, renamed: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Int64, Int64]:
+    """Match the labels of a data set to the numbers of names of a model's labels.
 
-    Returns (K_data,) int64, and the training rows per number. Labels missing in the model get
-    numbers after its own: they count as true labels but cannot be answered. Merged labels have the
-    number of their new label.
+    renamed: other names of labels of the data set. Returns (K_data,) int64, and the training rows
+    per number. Labels missing in the model get numbers after its own: they count as true labels but
+    cannot be answered.
+    """
+    ids: dict[str, int] = {}
+    for number, name in enumerate(names):
+        ids.setdefault(name, number)
+    positions = np.empty(data.n_labels, np.int64)
+    next_number = len(names)
+    for d, name in enumerate(data.label_names.to_pylist()):
+        positions[d] = ids.get(renamed.get(name, name), next_number)
+        next_number += positions[d] == next_number
+    counts = np.bincount(positions, data.label_counts, minlength=next_number).astype(np.int64)
+    return positions, counts
+
+
+def match_changed_labels(change: LabelChange, data: Dataset) -> tuple[Int64, Int64]:
+    """Match the labels of a data set to the new model's, see `match_labels`.
+
+    Merged labels have the number of their new label.
     """
     if change.update is not None:  # the new model has the labels of the data set
         return frozen(np.arange(data.n_labels), np.int64), data.label_counts
-    ids: dict[str, int] = {}
-    for number, name in enumerate(change.names):
-        ids.setdefault(name, number)
     into = change.details.get("into")
-    merged = set(change.details["labels"]) if into is not None else set()
-    positions = np.empty(data.n_labels, np.int64)
-    next_number = len(change.names)
-    for d, name in enumerate(data.label_names.to_pylist()):
-        positions[d] = ids.get(into if name in merged and into is not None else name, next_number)
-        next_number += positions[d] == next_number
-    counts = np.bincount(positions, data.label_counts, minlength=next_number).astype(np.int64)
+    renamed = {} if into is None else dict.fromkeys(change.details["labels"], into)
+    positions, counts = match_labels(change.names, data, renamed)
     if change.groups:
         merged_rows = merge_group_rows(data.train.YT, change.groups)
         for first in change.groups:

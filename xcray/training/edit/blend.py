@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int64, Pattern, TopK, csr, frozen
+from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr, frozen
 from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.index.scorer import SparseScorer
@@ -27,14 +27,12 @@ from xcray.model.model import Model
 from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.training.calibration.fit import split_rows, trained_on, unseen_part
 from xcray.training.edit.apply import (
-    LabelChange,
     check_features,
     check_output_path,
     match_labels,
     renumber_labels,
 )
 
-NO_LABELS: Int64 = frozen([], np.int64)
 BLEND: Final = "blend"  # the solver in the manifest
 CANDIDATES: Final = 50  # labels of each part per row
 STEPS: Final = 20
@@ -127,8 +125,8 @@ def _split(
     model = models[0]
     check_features(model, data)
     split = unseen_part(models, data, part)
-    place, _ = match_labels(LabelChange("blend", model.labels, NO_LABELS, NO_LABELS, {}), data)
-    Y = renumber_labels(split.Y, place, max(int(place.max(initial=-1)) + 1, model.n_labels))
+    place, counts = match_labels(model.labels, data)
+    Y = renumber_labels(split.Y, place, len(counts))
     usable, left_out, chosen = split_rows(split.X, data.train.X if part == "test" else None, seed)
     if chosen.all() or not chosen.any():
         raise InputError(

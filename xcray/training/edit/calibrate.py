@@ -32,14 +32,11 @@ from xcray.training.calibration.label_thresholds import (
     fit_label_thresholds,
 )
 from xcray.training.edit.apply import (
-    LabelChange,
     check_features,
     check_output_path,
     match_labels,
     renumber_labels,
 )
-
-NO_LABELS: Int64 = frozen([], np.int64)
 
 
 class UnseenRows(NamedTuple):
@@ -161,12 +158,12 @@ def _held_out_rows(model: Model, data: Dataset, part: str) -> UnseenRows:
     check_features(model, data)
     split = unseen_part([model], data, part)
     names = model.answer_names.to_pylist()
-    place, counts = match_labels(LabelChange("calibrate", names, NO_LABELS, NO_LABELS, {}), data)
+    place, counts = match_labels(names, data)
+    truth = renumber_labels(split.Y, place, len(counts))
     # The training rows of the model itself have precedence over those of the data set.
     if model.label_table is not None and "positives" in model.label_table.column_names:
         own = model.label_table.column("positives").fill_null(0).to_numpy()
         counts = np.concatenate([own, np.zeros(len(names) - len(own))]).astype(np.int64)
-    truth = renumber_labels(split.Y, place, max(int(place.max(initial=-1)) + 1, len(names)))
     texts: Any = None
     if model.ranker is not None:
         if f"{part}/{TEXTS}" not in data.files:
