@@ -18,11 +18,12 @@ from tests.support.live_service import PATIENCE, serving, settings_for
 from tests.support.report_data import series_of
 from xcray.client import Client
 from xcray.data.dataset import Dataset
-from xcray.errors import ParameterError
+from xcray.errors import NotFound, ParameterError
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.model import Model
 from xcray.model.registry import Registry
+from xcray.model.registry_files import RegistryFiles
 from xcray.plots.picture import Picture
 from xcray.plots.trainings import runs_picture
 from xcray.service.app import create_app
@@ -228,6 +229,23 @@ def test_models_are_sorted_by_their_latest_versions(service: Service, tmp_path: 
     shown = service.http.get("/v1/models/topics").json()["latest"]
     held_out = service.data.test.n_rows if service.data.test else 0
     assert (shown["dataset_name"], shown["held_out"]) == (service.data.name, held_out)
+
+
+def test_models_that_are_deleted_while_they_are_listed_are_left_out(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RegistryFiles, "names", lambda _: ["gone", "topics"])
+    for order in ("name", "created"):
+        answer = service.http.get("/v1/models", params={"sort": order})
+        assert [each["name"] for each in answer.json()["models"]] == ["topics"]
+
+    def deleted(*_: object) -> None:
+        raise NotFound("there is no model topics:2")
+
+    monkeypatch.setattr(Registry, "describe", deleted)
+    for order in ("name", "created"):
+        answer = service.http.get("/v1/models", params={"sort": order})
+        assert [each["latest"] for each in answer.json()["models"]] == [None]
 
 
 def test_models_are_compared_on_the_same_rows(service: Service) -> None:

@@ -103,7 +103,7 @@ def index(
     shown = names[start:] if limit is None else names[start : start + limit]
     has_more = start + len(shown) < len(names)
     page = ModelPage(
-        models=[_model_view(app_state, caller.tenant, name) for name in shown],
+        models=[*_model_views(app_state, caller.tenant, shown)],
         total=len(names),
         next_page_token=shown[-1] if has_more else None,
     )
@@ -342,16 +342,16 @@ def _largest_first(registry: Registry, names: list[str], order: ModelOrder) -> l
     values: dict[str, Any] = {name: view and ORDERS[order](view) for name, view in latest.items()}
     known = [name for name in names if values[name] is not None]
     unknown = [name for name in names if values[name] is None]
-    return sorted(known, key=lambda name: values[name], reverse=True) + unknown
+    return sorted(known, key=values.__getitem__, reverse=True) + unknown
 
 
 def _latest(registry: Registry, name: str, versions: Sequence[int]) -> VersionView | None:
-    """Return the newest version; None if its manifest cannot be read.
+    """Return the newest version; None if its manifest cannot be read, or was deleted meanwhile.
 
     One corrupt version then does not hide the others; `states` has its reason after the first
     attempt to load it.
     """
-    with suppress(Corrupt, OSError):
+    with suppress(Corrupt, NotFound, OSError):
         return version_view(registry.describe(name, versions[-1])) if versions else None
     return None
 
@@ -383,6 +383,13 @@ def _set_summary(label_set: StoredLabelSet) -> SetSummary:
     return SetSummary(
         name=label_set.name, n_labels=len(label_set.labels), changed=label_set.changed
     )
+
+
+def _model_views(app_state: AppState, tenant: str, names: list[str]) -> Iterator[ModelView]:
+    """Yield models without those that were deleted meanwhile."""
+    for name in names:
+        with suppress(NotFound):
+            yield _model_view(app_state, tenant, name)
 
 
 def _model_view(app_state: AppState, tenant: str, name: str) -> ModelView:

@@ -26,7 +26,7 @@ export function Overview() {
   const [jobs, jobsError] = useLoaded(async () => can("read") && ({
     running: await get("/v1/jobs?status=RUNNING&limit=100"), waiting: await get("/v1/jobs?status=PENDING&limit=100"),
   }), [], 3);
-  const [models, modelsError] = useLoaded(async () => ({ loaded: (await get("/v1/models?loaded=true&limit=100")).models, newest: await get("/v1/models?limit=5&sort=created") }), [], 10);
+  const [models, modelsError] = useLoaded(async () => (can("read") || can("predict") ? { loaded: (await get("/v1/models?loaded=true&limit=100")).models, newest: await get("/v1/models?limit=5&sort=created") } : null), [], 10);
   const [metrics, metricsError] = useLoaded(async () => {
     if (!can("metrics")) return null;
     const found = samples(await getText("/metrics")), now = performance.now() / 1000;
