@@ -36,28 +36,10 @@ from xcray.training.report.render import draw_report, summarize_model
 from xcray.training.strategies import estimate_training
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Return a data set of 3,000 rows, half of them held out."""
-    options = {
-        "test_fraction": 0.5,
-        "synthetic": {"rows": 3000, "features": 120, "labels": 30, "seed": 3},
-    }
-    return build(
-        "synthetic", {}, tmp_path_factory.mktemp("data") / "data", BuildOptions.from_dict(options)
-    )
-
-
 def trained(data: Dataset, folder: Path, **how: Any) -> Any:
     """Train on `data` and return the result."""
     spec = TrainSpec(str(data.path), pool="serial", params={"eps": 0.1}, **how)
     return train(spec, run_dir=folder / "run", out=folder / "model")
-
-
-@pytest.fixture(scope="module")
-def plain(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """Return a model without probabilities."""
-    return Model.open(trained(data, tmp_path_factory.mktemp("plain")).model_path)
 
 
 @pytest.fixture(scope="module")

@@ -86,11 +86,9 @@ def run_probe(
         cost = float(work.seconds[chosen].sum())
         took.append((len(chosen), cost, time.thread_time() - began))
         if count is not None:
-            nnz, expected_weights = (
-                nnz + count,
-                expected_weights + float(work.weights[chosen].sum()),
-            )
-        used = sum(time_ for *_, time_ in took)
+            nnz += count
+            expected_weights += float(work.weights[chosen].sum())
+        used = sum(each for *_, each in took)
         if count is None or (used > seconds and len(took) >= MIN_CALLS):
             break
     time_ratio, label_seconds = fit_costs(np.array(took))
