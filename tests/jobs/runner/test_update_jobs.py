@@ -89,7 +89,7 @@ def test_a_version_is_updated_to_a_changed_data_set(
     path = state.store.datasets.get(made["id"], "default").path
     data = Dataset.open(path)
     assert (data.name, data.train.n_rows) == ("docs-2", len(rows))
-    with pytest.raises(InputError, match="not a changed one"):
+    with pytest.raises(InputError, match="or `base` of POST /v1/datasets"):
         client.jobs.update("docs", dataset="docs")
     with pytest.raises(InputError, match="lam"):
         client.jobs.update("docs", dataset="docs-2", lam=1.0)

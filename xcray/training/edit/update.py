@@ -165,8 +165,8 @@ def _check_lineage(old: Model, data: Dataset) -> Lineage:
     lineage = read_lineage(data)
     if lineage is None:
         raise InputError(
-            f"data set {data.name} is not a changed one: make it with "
-            "`xcray data delta` from the data set of the model, or train on it"
+            f"data set {data.name} is not a changed one: make it from the data set of the model "
+            "with `xcray data delta` or `base` of POST /v1/datasets, or train on it"
         )
     if lineage.base != old.manifest["dataset_hash"]:
         raise Conflict(
