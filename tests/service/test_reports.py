@@ -23,7 +23,6 @@ from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.model import Model
 from xcray.model.registry import Registry
-from xcray.model.registry_files import RegistryFiles
 from xcray.plots.picture import Picture
 from xcray.plots.trainings import runs_picture
 from xcray.service.app import create_app
@@ -234,7 +233,7 @@ def test_models_are_sorted_by_their_latest_versions(service: Service, tmp_path: 
 def test_models_that_are_deleted_while_they_are_listed_are_left_out(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RegistryFiles, "names", lambda _: ["gone", "topics"])
+    monkeypatch.setattr(service.registry, "names", lambda: ["gone", "topics"])
     for order in ("name", "created"):
         answer = service.http.get("/v1/models", params={"sort": order})
         assert [each["name"] for each in answer.json()["models"]] == ["topics"]
@@ -242,7 +241,7 @@ def test_models_that_are_deleted_while_they_are_listed_are_left_out(
     def deleted(*_: object) -> None:
         raise NotFound("there is no model topics:2")
 
-    monkeypatch.setattr(Registry, "describe", deleted)
+    monkeypatch.setattr(service.registry, "describe", deleted)
     for order in ("name", "created"):
         answer = service.http.get("/v1/models", params={"sort": order})
         assert [each["latest"] for each in answer.json()["models"]] == [None]
