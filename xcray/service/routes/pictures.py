@@ -28,9 +28,12 @@ router = APIRouter()
 SVG: Final = "image/svg+xml"
 EVENT_PAGE: Final = 1000  # events per query
 MAX_RUNS: Final = 200  # trainings in a picture
-_PICTURE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {SVG: {"schema": {"type": "string"}}}},
-    304: {"description": "Not modified."},
+_PICTURE: Final[dict[str, Any]] = {
+    "response_class": Response,
+    "responses": {
+        200: {"content": {SVG: {"schema": {"type": "string"}}}},
+        304: {"description": "Not modified."},
+    },
 }
 Width: TypeAlias = Annotated[
     int,
@@ -40,9 +43,8 @@ Width: TypeAlias = Annotated[
 
 @router.get(
     "/v1/models/{name:modelname}/versions/{version:int}/pictures/{picture}",
-    responses=_PICTURE,
-    response_class=Response,
     tags=["models"],
+    **_PICTURE,
 )
 def model(
     request: Request,
@@ -67,12 +69,7 @@ def model(
     return _picture_reply(request, drawn, width)
 
 
-@router.get(
-    "/v1/jobs/{job_id}/pictures/{picture}",
-    responses=_PICTURE,
-    response_class=Response,
-    tags=["jobs"],
-)
+@router.get("/v1/jobs/{job_id}/pictures/{picture}", tags=["jobs"], **_PICTURE)
 def job(
     request: Request,
     caller: Reader,
@@ -96,12 +93,7 @@ def job(
     return _picture_reply(request, drawn, width)
 
 
-@router.get(
-    "/v1/datasets/{dataset_id}/picture",
-    responses=_PICTURE,
-    response_class=Response,
-    tags=["data sets"],
-)
+@router.get("/v1/datasets/{dataset_id}/picture", tags=["data sets"], **_PICTURE)
 def dataset(
     request: Request,
     caller: Reader,
@@ -115,12 +107,7 @@ def dataset(
     return _picture_reply(request, dataset_picture(Dataset.open(record.path), record.name), width)
 
 
-@router.get(
-    "/v1/datasets/{dataset_id}/pictures/runs",
-    responses=_PICTURE,
-    response_class=Response,
-    tags=["data sets"],
-)
+@router.get("/v1/datasets/{dataset_id}/pictures/runs", tags=["data sets"], **_PICTURE)
 def runs(
     request: Request,
     caller: Reader,
