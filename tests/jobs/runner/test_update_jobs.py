@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.live_service import LABELS, TEXTS, serving, settings_for
+from xcray.cli.main import main
 from xcray.client import Client
 from xcray.data.dataset import Dataset
 from xcray.errors import InputError, ParameterError
@@ -34,13 +35,14 @@ class ServerSetup(NamedTuple):
 
     app_state: AppState
     client: Client
+    url: str
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSetup]:
     app = create_app(settings_for(tmp_path_factory.mktemp("updates") / "home", pool="serial"))
     with serving(app) as url, Client(url) as client:
-        yield ServerSetup(app.state.app_state, client)
+        yield ServerSetup(app.state.app_state, client, url)
 
 
 def run_next(server: ServerSetup) -> str:
@@ -67,7 +69,10 @@ class Killed(BaseException):
 
 
 def test_a_version_is_updated_to_a_changed_data_set(
-    server: ServerSetup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ServerSetup,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """An attempt that dies before it publishes leaves its work; `update_model` gives the same."""
     client, state = server.client, server.app_state
@@ -144,3 +149,8 @@ def test_a_version_is_updated_to_a_changed_data_set(
         assert result is not None
         assert result["comparison"]["passed"] == (version > 1)
         assert state.registry.aliases.of("docs")["prod"] == version
+        status = main(["jobs", "watch", job["id"], "--server", server.url])
+        assert (status, "FAILED: P@1 >= +100.5" in capsys.readouterr().out) == (
+            int(version == 1),
+            version == 1,
+        )

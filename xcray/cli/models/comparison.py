@@ -11,7 +11,7 @@ import typer
 from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.models.predict import is_directory
 from xcray.cli.terminal import output
-from xcray.cli.terminal.evaluations import print_evaluation
+from xcray.cli.terminal.evaluations import print_evaluation, print_gate
 from xcray.errors import NotFound, excerpt
 
 
@@ -67,11 +67,7 @@ def compare(
         print_evaluation(document)
         for name in ("gained", "lost"):
             print_labels(name, found[f"labels_{name}"])
-        for each in found["gate"]:
-            output.print_line(
-                f"{'passed' if each['passed'] else 'FAILED'}: {each['measure']} >= "
-                f"{each['least']:+g}, measured {each['difference']:+.2f}"
-            )
+        print_gate(found["gate"])
     raise typer.Exit(output.OK if found["passed"] else output.FAILURE)
 
 

@@ -15,12 +15,8 @@ from xcray.api.options import JobOptions, LocalPoolOptions, TrainingOptions
 from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
 from xcray.cli.terminal.declared_options import Options, with_options
-from xcray.cli.terminal.progress import (
-    Reporter,
-    format_progress,
-    make_reporter,
-    progress_from_json,
-)
+from xcray.cli.terminal.evaluations import print_gate
+from xcray.cli.terminal.progress import Reporter, format_progress, make_reporter, progress_from_json
 from xcray.cli.training.estimate import print_server_estimate
 from xcray.cli.training.report import PictureOption, print_timeline
 from xcray.cli.training.train import ParameterOption, SolverOption, format_partial, print_measures
@@ -252,13 +248,14 @@ def follow_events(client: Client, job: str, as_json: bool) -> ClientJob:
 
 
 def follow(client: Client, job: str, as_json: bool) -> int:
-    """Show progress until the job has ended, then the job; return the exit code."""
+    """Show progress, then the ended job; return the exit code: 1 also for a missed gate."""
     record = follow_events(client, job, as_json)
     if as_json:
         output.print_json(record)
     else:
         print_job(record)
-    return output.OK if record["status"] == "SUCCEEDED" else output.FAILURE
+    passed = (record["result"] or {}).get("comparison", {}).get("passed", True)
+    return output.OK if record["status"] == "SUCCEEDED" and passed else output.FAILURE
 
 
 def report_event(report: Reporter, event: Mapping[str, Any]) -> None:
@@ -270,20 +267,20 @@ def report_event(report: Reporter, event: Mapping[str, Any]) -> None:
 
 def print_job(job: Mapping[str, Any]) -> None:
     """Print a job."""
+    result, is_running = job["result"] or {}, job["status"] == "RUNNING"
+    progress = progress_from_json(job["progress"], job["phase"])
     lines = {
         "job": f"{job['id']} ({job['name']})",
         "status": job["status"]
-        + (" (stop requested)" if job["stop_requested"] and job["status"] == "RUNNING" else ""),
-        "progress": format_progress(progress_from_json(job["progress"], job["phase"]))
-        if job["status"] == "RUNNING"
-        else None,
+        + (" (stop requested)" if is_running and job["stop_requested"] else ""),
+        "progress": format_progress(progress) if is_running else None,
         "reason": job["reason"],
         "message": job["message"],
         "attempts": job["attempt"] if job["attempt"] != 1 else None,
         "finished": job["finished"],
+        "alias": result.get("alias"),
         "ray": job.get("ray_job") and f"{job['ray_job']} (a local Ray asks for HOME/ray/token)",
     }
-    result = job["result"] or {}
     output.print_pairs({name: value for name, value in lines.items() if value is not None})
     if result.get("model"):
         output.print_pairs({"model": f"{result['model']}:{result.get('version', '')}".rstrip(":")})
@@ -296,6 +293,7 @@ def print_job(job: Mapping[str, Any]) -> None:
         output.print_line(format_partial(result["partial"]))
     if result.get("measures"):
         print_measures(result["measures"])
+    print_gate(result.get("comparison", {}).get("gate", ()))
     output.print_warnings([*result.get("data_warnings", ()), *result.get("warnings", ())])
 
 
@@ -349,9 +347,7 @@ def timeline(
     picture: PictureOption = None,
     limit: Annotated[
         int,
-        typer.Option(
-            min=1, max=20_000, help="Maximum number of entries; adjacent entries are merged."
-        ),
+        typer.Option(min=1, max=20_000, help="Maximum of entries; adjacent ones are merged."),
     ] = 5000,
     server: ServerOption = None,
     json: output.JsonOption = False,

@@ -131,3 +131,12 @@ def print_groups(models: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> 
     output.print_line("by frequency: groups with a third of the training positives each")
     headers = ["model", "group", "labels", "training rows", "k", "recall %", "precision %"]
     output.print_table(headers, rows)
+
+
+def print_gate(conditions: Sequence[Mapping[str, Any]]) -> None:
+    """Print the conditions of a gate, and which of them hold."""
+    for each in conditions:
+        output.print_line(
+            f"{'passed' if each['passed'] else 'FAILED'}: {each['measure']} >= "
+            f"{each['least']:+g}, measured {each['difference']:+.2f}"
+        )
