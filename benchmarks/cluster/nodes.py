@@ -107,7 +107,7 @@ def unseen(bench: Bench) -> None:
             for _ in range(2):
                 ray.add(cpus=2, hide=[bench.data.path])
             before = total_bytes_sent(ray)
-            run = bench.start(ray, f"unseen-{store}", "ppdsparse", 4)
+            run = bench.start(ray, f"unseen-{store}", "ppdsparse", 4, stores=True)
             figures = bench.judged(run, "ppdsparse")
             bench.record_row(
                 "unseen",

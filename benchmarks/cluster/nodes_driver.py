@@ -1,9 +1,10 @@
 """Driver of a training that `benchmarks.cluster.nodes` observes, on the head of a Ray.
 
 `python -m benchmarks.cluster.nodes_driver JSON` takes the keys `spec` (see TrainSpec), `place` (a
-folder), `eager` (start all workers, however little work there is) and `checkpoint_seconds` (the
-checkpoint interval of DS-MLR). It writes PLACE/seen.jsonl, one line per change of the progress or
-of the living nodes and their object stores, and PLACE/result.json at the end.
+folder), `eager` (start all workers, however little work there is), `checkpoint_seconds` (the
+checkpoint interval of DS-MLR) and `stores` (sample the object stores; a node that hangs delays it).
+It writes PLACE/seen.jsonl, one line per change of the progress, of the living nodes or of their
+object stores, and PLACE/result.json at the end.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ JOB = "job-nodes"
 
 
 class ClusterSampler:
-    """Thread that samples the cluster and records changes."""
+    """Thread that samples the cluster and records changes. stores: also the object stores."""
 
-    def __init__(self, path: Path) -> None:
-        self._out = path.open("w")
+    def __init__(self, path: Path, *, stores: bool) -> None:
+        self._out, self._stores = path.open("w"), stores
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -71,7 +72,7 @@ class ClusterSampler:
                 ):
                     alive = {n["NodeManagerAddress"]: n for n in ray.nodes() if n["Alive"]}
                     self.note(nodes={address: n["NodeID"] for address, n in alive.items()})
-                    for address, n in alive.items():
+                    for address, n in alive.items() if self._stores else ():
                         store = node_stats(address, n["NodeManagerPort"], False).store_stats
                         names = ("object_store_bytes_used", "object_store_bytes_fallback")
                         sizes = [getattr(store, name) for name in (*names, "spilled_bytes_total")]
@@ -95,7 +96,8 @@ def main(text: str) -> None:
         opened.append(self._opened)
 
     RayWorkers.open = noted  # type: ignore[method-assign]
-    with ClusterSampler(place / "seen.jsonl") as looker:
+    stores = bool(document.get("stores"))
+    with ClusterSampler(place / "seen.jsonl", stores=stores) as looker:
         result = train(
             spec, run_dir=place / "run", out=place / "model", progress=looker.progress, job=JOB
         )
