@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from xcray.model.calibration import probability_source
 from xcray.model.corrupt_marks import CorruptMarks
 from xcray.model.install import install_directory
 from xcray.model.label_sets import LabelSetCache, LabelSets
-from xcray.model.manifest import read_manifest
+from xcray.model.manifest import MANIFEST, read_manifest
 from xcray.model.pins import Pins
 from xcray.model.registry_files import LOCK, RegistryFiles, append_history
 from xcray.model.traffic_split import TrafficSplit, versions_of_alias
@@ -116,8 +117,12 @@ class Registry:
     def describe(self, name: str, version: int) -> ModelVersion:
         """Return the summary of one version. Raises NotFound, Corrupt."""
         path = self._files.version_path(name, version)
-        manifest = read_manifest(path)
-        data = manifest.get("report", {}).get("data", {})
+        try:
+            now = os.stat(path / MANIFEST)
+        except OSError:
+            fields = _fields_of(read_manifest(path))  # says what is missing
+        else:
+            fields = _read_fields(path, (now.st_ino, now.st_size, now.st_mtime_ns))
         return ModelVersion(
             name=name,
             version=version,
@@ -127,16 +132,7 @@ class Registry:
                     alias for alias, number in self.aliases.of(name).items() if number == version
                 )
             ),
-            shape=(manifest["shape"][0], manifest["shape"][1]),
-            n_bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
-            dataset_name=data.get("name"),
-            held_out=data.get("held_out"),
-            calibrated=probability_source(manifest) is not None,
-            reading=reading_of(manifest),
-            **{
-                key: manifest[key]
-                for key in ("sha256", "created", "solver", "nnz", "measures", "dataset_hash")
-            },
+            **fields,
         )
 
     def resolve(self, reference: str) -> Path:
@@ -264,3 +260,30 @@ class Registry:
         """
         sha256 = self._files.read_state(name)["digests"].get(str(version))
         return None if sha256 is None else str(sha256)
+
+
+@lru_cache(4096)
+def _read_fields(path: Path, stamp: tuple[int, int, int]) -> dict[str, Any]:
+    """Return what `ModelVersion` has of a manifest. stamp: changes with the file.
+
+    Lists are sorted by fields of all models, and to parse a manifest takes a millisecond. Raises
+    NotFound, Corrupt.
+    """
+    return _fields_of(read_manifest(path))
+
+
+def _fields_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return what `ModelVersion` has of a manifest."""
+    data = manifest.get("report", {}).get("data", {})
+    return {
+        "shape": (manifest["shape"][0], manifest["shape"][1]),
+        "n_bytes": sum(entry["bytes"] for entry in manifest["files"].values()),
+        "dataset_name": data.get("name"),
+        "held_out": data.get("held_out"),
+        "calibrated": probability_source(manifest) is not None,
+        "reading": reading_of(manifest),
+        **{
+            key: manifest[key]
+            for key in ("sha256", "created", "solver", "nnz", "measures", "dataset_hash")
+        },
+    }

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.staged_models import bias, staged
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
+from xcray.model import registry as registry_module
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.storage.atomic import file_digests, write_json
@@ -65,6 +66,27 @@ def test_summaries_come_from_the_manifests(registry: Registry, tmp_path: Path) -
     )
     assert entry.sha256 == Model.open(entry.path).sha256
     assert entry.n_bytes == Model.open(entry.path).n_bytes
+
+
+def test_a_manifest_is_parsed_once_while_it_is_the_same(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, paths = registry_module.read_manifest, []
+    monkeypatch.setattr(
+        registry_module, "read_manifest", lambda path: paths.append(path) or read(path)
+    )
+    first = registry.describe("news", 2)
+    registry.aliases.set("news", "champion", 2)
+    second = registry.describe("news", 2)
+    assert (first.aliases, second.aliases) == ((), ("champion",))
+    assert (first.sha256, len(paths)) == (second.sha256, 1)
+    manifest = registry.resolve("news:2") / "manifest.json"
+    manifest.write_text(manifest.read_text() + " damaged")
+    with pytest.raises(Corrupt):
+        registry.describe("news", 2)
+    manifest.unlink()
+    with pytest.raises(NotFound):
+        registry.describe("news", 2)
 
 
 def test_a_version_in_use_can_not_be_deleted(registry: Registry) -> None:
