@@ -1,13 +1,14 @@
 """Train, publish, search and serve a generated set of the size of a public one, phase by phase.
 
-`python -m benchmarks.full_size [--shape amazon|wiki|delicious|amazoncat] [--scale 0.1] [--kills]`
+`python -m benchmarks.full_size [--shape amazon|wiki|...] [--scale 0.1] [--kills threads|ray]`
 
 The rows are generated (`benchmarks.data.corpus`): as many rows, features, labels, and words and
 labels per row as in the original, other words. The training has the defaults of PPDSparse. Each
 part runs in a process of its own. For every phase the benchmark gives seconds, processor seconds,
 peak of resident memory (mapped files count) and what is on disk, next to the core seconds of the
-PPDSparse paper, Table 1, on 100 cores. With --kills a second training is ended by SIGKILL when 30,
-60 and 90 % of the labels are done, and resumed each time; its model must have the same SHA-256.
+PPDSparse paper, Table 1, on 100 cores. With --kills a second training, on threads or on Ray actors,
+is ended by SIGKILL when 30, 60 and 90 % of the labels are done, and resumed each time; its model
+must have the same SHA-256. Its processor seconds on Ray are those of the driver.
 With --folder everything is kept in DIR, and parts that are complete are not made again. --price:
 of a core hour, for the cost per thousand labels and per million requests.
 """
@@ -107,7 +108,7 @@ def _generate(meter: Meter, pipe: Connection, shape: Shape, path: str) -> None:
     generate(shape, Path(path))
 
 
-def _train(meter: Meter, pipe: Connection, data: str, run: str, out: str, workers: int) -> None:
+def _train(meter: Meter, pipe: Connection, run: str, out: str, spec: TrainSpec) -> None:
     """Train, and publish the model."""
 
     def progress(step: Any) -> None:
@@ -115,7 +116,6 @@ def _train(meter: Meter, pipe: Connection, data: str, run: str, out: str, worker
         if step.phase == "TRAINING" and step.total:
             meter.report(step.done / step.total)
 
-    spec = TrainSpec(data, name="full-size", workers=workers)
     result = train(spec, run_dir=Path(run), out=Path(out), progress=progress)
     pipe.send({"sha256": result.sha256, "measures": result.measures, "report": result.report})
 
@@ -199,16 +199,17 @@ def on_disk(folder: Path) -> dict[str, int]:
     return {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
 
 
-def train_killed(data: Path, folder: Path, workers: int) -> dict[str, Any]:
+def train_killed(spec: TrainSpec, folder: Path) -> dict[str, Any]:
     """Train with kills; return the SHA-256, and what the attempts took.
 
     Each attempt but the last is killed.
     """
-    args = str(data), str(folder / "killed-run"), str(folder / "killed"), workers
+    args = str(folder / "killed-run"), str(folder / "killed"), spec
     cpu = [run_part(_train, *args, kill_at=share)[1]["cpu_seconds"] for share in KILLS]
     phases, result = run_part(_train, *args)
     cpu.append(next(each["cpu_seconds"] for each in phases if each["phase"] == "TRAINING"))
     return {
+        "pool": spec.pool,
         "sha256": result["sha256"],
         "cpu_seconds": [round(each, 2) for each in cpu],
         "lost_seconds": result["report"]["work_lost_seconds"],
@@ -256,9 +257,9 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
     shape = original.shape if options.scale == 1.0 else original.shape.scaled(options.scale)
     phases = [] if data.exists() else run_part(_generate, shape, str(data))[0]
     result: dict[str, Any] = {}
+    spec = TrainSpec(str(data), name="full-size", workers=options.workers)
     if not model.exists():
-        args = str(data), str(folder / "run"), str(model), options.workers
-        trained, result = run_part(_train, *args)
+        trained, result = run_part(_train, str(folder / "run"), str(model), spec)
         phases += trained
     searched, queries = run_part(_search, str(data), str(model))
     phases += searched
@@ -286,7 +287,7 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
         "wrong": [],
     }
     if options.kills:
-        out["killed"] = train_killed(data, folder, options.workers)
+        out["killed"] = train_killed(replace(spec, pool=options.kills), folder)
         if out["killed"]["sha256"] != out["sha256"]:
             out["wrong"].append("the model of the killed training has another SHA-256")
     return out
@@ -297,11 +298,14 @@ def main() -> None:
     run_benchmark(
         measure,
         __doc__,
-        quick={"scale": 0.01, "kills": True},
+        quick={"scale": 0.01, "kills": "threads"},
         shape={"choices": list(SHAPES), "default": "amazon"},
         scale={"type": float, "default": 1.0, "help": "share of rows and labels"},
         workers={"type": int, "default": 2, "help": "of the training"},
-        kills={"action": "store_true", "help": "train again, killed three times"},
+        kills={
+            "choices": ("threads", "ray"),
+            "help": "train again on this pool, killed three times",
+        },
         folder={"type": Path, "help": "keeps everything; default: temporary"},
         price={"type": float, "default": 0.05, "help": "of a core hour, for the cost"},
     )
