@@ -89,6 +89,7 @@ class Jobs(Resource):
         model: str | None = None,
         gate: str | None = None,
         alias: str | None = None,
+        weight: float | None = None,
         idempotency_key: str | None = None,
         **options: Any,
     ) -> JobView:
@@ -96,9 +97,10 @@ class Jobs(Resource):
 
         version: name, name@alias or name:version. dataset: id or name. model: the name to publish
         under, by default that of the version. alias: points to the new version, if that passes the
-        gate, see `Client.models.compare`; the result of the job has the comparison.
+        gate, see `Client.models.compare`; the result of the job has the comparison. weight: share
+        of the requests to the alias that the new version gets, by default all.
         """
-        named = {"model": model, "gate": gate, "alias": alias}
+        named = {"model": model, "gate": gate, "alias": alias, "weight": weight}
         given = {name: value for name, value in named.items() if value is not None}
         body = {"dataset": dataset, **options, **given}
         path = f"/v1/models/{quote_reference(version)}:update"

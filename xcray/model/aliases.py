@@ -49,6 +49,12 @@ class Aliases:
             if split is not None and len(split.versions) > 1
         }
 
+    def count_changes(self, name: str, alias: str) -> int:
+        """Return how often an alias was set or deleted."""
+        actions = ("set_alias", "delete_alias")
+        history = self._files.history(name)
+        return sum(each["action"] in actions and each["alias"] == alias for each in history)
+
     def set(self, name: str, alias: str, version: int) -> None:
         """Point an alias at a version.
 

@@ -79,6 +79,15 @@ class TrafficSplit(NamedTuple):
             )
         return cls(shares, shadow_share)
 
+    def with_canary(self, version: int, weight: float) -> Self:
+        """Return the split in which a new version has a weight below 1, and the others the rest.
+
+        Raises ParameterError if the version serves requests already or there are too many.
+        """
+        rest = [(share.version, (1.0 - weight) * share.weight) for share in self.shares]
+        shadow = self.shadow and (self.shadow.version, self.shadow.weight)
+        return self.from_weights([*rest, (version, weight)], shadow)
+
     @property
     def primary(self) -> int:
         """The version with the highest weight; the first of equal ones."""

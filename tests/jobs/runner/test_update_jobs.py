@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,6 +17,7 @@ from xcray.errors import InputError, ParameterError
 from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.runner.monitor import MonitorOptions
 from xcray.jobs.states import SUCCEEDED
+from xcray.jobs.store.attempts import AttemptTable
 from xcray.model.aliases import Aliases
 from xcray.model.model import Model
 from xcray.model.registry import Registry
@@ -68,6 +69,28 @@ class Killed(BaseException):
     """Stands in for the death of the process."""
 
 
+def die(*_: object, **__: object) -> int:
+    raise Killed
+
+
+def die_at(server: ServerSetup, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Run the pending job until it calls a method, where its process dies; queue it again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, die)
+        with pytest.raises(Killed):
+            run_next(server)
+    job = next(server.client.jobs.list())
+    server.app_state.store.attempts.mark_lost(job["id"], job["attempt"], max_attempts=9)
+
+
+def finish(server: ServerSetup) -> dict[str, Any]:
+    """Run the pending job and return its result."""
+    assert run_next(server) == SUCCEEDED
+    result = next(server.client.jobs.list())["result"]
+    assert result is not None
+    return result
+
+
 def test_a_version_is_updated_to_a_changed_data_set(
     server: ServerSetup,
     tmp_path: Path,
@@ -115,18 +138,8 @@ def test_a_version_is_updated_to_a_changed_data_set(
     assert client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once") == job
     assert (job["kind"], job["spec"]["update"]) == ("train", "docs:1")
     assert str(state.home.path) not in json.dumps(job)
-
-    def die(*_: object) -> int:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Registry, "publish", die)
-        with pytest.raises(Killed):
-            run_next(server)
-    state.store.attempts.mark_lost(job["id"], 1, max_attempts=9)
-    assert run_next(server) == SUCCEEDED
-    result = client.jobs.get(job["id"])["result"]
-    assert result is not None
+    die_at(server, monkeypatch, Registry, "publish")
+    result = finish(server)
     assert (result["version"], result["report"]["update"]["rows"]["relabelled"]) == (2, 1)
     assert "P@1" in result["measures"]
     old = state.registry.resolve("docs:1")
@@ -138,15 +151,9 @@ def test_a_version_is_updated_to_a_changed_data_set(
     # the alias moves to a version that passes the gate, and also if the attempt after it publishes
     for gate, version in (("P@1 >= 100.5", 1), ("P@1 >= -100, nDCG@2 >= -100", 4)):
         job = client.jobs.update("docs:1", dataset="docs-2", gate=gate, alias="prod")
-        with monkeypatch.context() as patch:
-            patch.setattr(Aliases, "set", die)
-            if version > 1:
-                with pytest.raises(Killed):
-                    run_next(server)
-                state.store.attempts.mark_lost(job["id"], 1, max_attempts=9)
-        assert run_next(server) == SUCCEEDED
-        result = client.jobs.get(job["id"])["result"]
-        assert result is not None
+        if version > 1:
+            die_at(server, monkeypatch, Aliases, "set_split")
+        result = finish(server)
         assert result["comparison"]["passed"] == (version > 1)
         assert state.registry.aliases.of("docs")["prod"] == version
         status = main(["jobs", "watch", job["id"], "--server", server.url])
@@ -154,3 +161,21 @@ def test_a_version_is_updated_to_a_changed_data_set(
             int(version == 1),
             version == 1,
         )
+    # a canary: the version before keeps the rest, also if the attempt dies after the move
+    for alias in (None, "absent"):
+        with pytest.raises(ParameterError, match="give an alias that exists"):
+            client.jobs.update("docs:1", dataset="docs-2", alias=alias, weight=0.25)
+    client.jobs.update("docs:1", dataset="docs-2", alias="prod", weight=0.25)
+    die_at(server, monkeypatch, AttemptTable, "finish")
+    assert finish(server)["alias"] == "prod"
+    split = state.registry.aliases.find_split("docs", "prod")
+    assert split is not None
+    assert split.shares == ((4, 0.75), (5, 0.25))
+    # an attempt that follows leaves the alias where an operator has put it
+    client.jobs.update("docs:1", dataset="docs-2", alias="prod")
+    die_at(server, monkeypatch, AttemptTable, "finish")
+    assert state.registry.aliases.of("docs")["prod"] == 6
+    state.registry.aliases.set_split("docs", "prod", split)
+    result = finish(server)
+    assert ("alias" in result, result["warnings"][0]["code"]) == (False, "ALIAS_CHANGED")
+    assert state.registry.aliases.find_split("docs", "prod") == split

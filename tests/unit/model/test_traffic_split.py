@@ -35,6 +35,15 @@ def test_shares_are_those_of_the_hashes(weights: tuple[float, ...]) -> None:
         )
 
 
+def test_a_canary_takes_its_share_of_all_others() -> None:
+    split = TrafficSplit.from_weights([(3, 0.75), (4, 0.25)], shadow=(5, 0.5)).with_canary(6, 0.2)
+    assert [share.version for share in split.shares] == [3, 4, 6]
+    assert [share.weight for share in split.shares] == pytest.approx([0.6, 0.2, 0.2])
+    assert split.shadow == (5, 0.5)
+    with pytest.raises(ParameterError, match="serves requests already"):
+        split.with_canary(5, 0.1)
+
+
 def test_points_are_the_same_everywhere() -> None:
     """The point is the first 53 bits of BLAKE2b-64, keyed by the reference.
 

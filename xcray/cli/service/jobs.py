@@ -96,6 +96,10 @@ def update(
     alias: Annotated[
         str | None, typer.Option(help="Alias that then points to the new version.")
     ] = None,
+    weight: Annotated[
+        float | None,
+        typer.Option(help="Share of the requests to --alias that it gets; default: all."),
+    ] = None,
     *,
     options: Options,
     key: KeyOption = None,
@@ -105,10 +109,8 @@ def update(
 ) -> None:
     """Submit an update: only labels that the changed rows affect are solved again."""
     with make_client(server) as client:
-        targets = {"model": model, "gate": gate, "alias": alias}
-        job = client.jobs.update(
-            version, dataset=dataset, idempotency_key=key, **targets, **options
-        )
+        named: dict[str, Any] = {"model": model, "gate": gate, "alias": alias, "weight": weight}
+        job = client.jobs.update(version, dataset=dataset, idempotency_key=key, **named, **options)
         print_submitted(client, job, watch, json)
 
 

@@ -18,7 +18,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from xcray.jobs.home import STORE_VARIABLE, Home
 from xcray.jobs.job import PREDICT, TRAIN, Job
 from xcray.jobs.runner import batch_job
 from xcray.jobs.runner.monitor import AttemptMonitor, LogLimit, MonitorOptions
+from xcray.jobs.runner.promotion import promote
 from xcray.jobs.runner.publish import Outcome, Publisher
 from xcray.jobs.states import FAILED, STOPPED, SUCCEEDED
 from xcray.jobs.store.attempts import DISK_FULL, MAX_LAUNCH_ATTEMPTS
@@ -40,7 +41,6 @@ from xcray.telemetry.logging import LogContext, configure_runner_logging
 from xcray.training import TrainResult, TrainSpec, train
 from xcray.training.edit.apply import EditOptions
 from xcray.training.edit.update import update_model
-from xcray.training.evaluation import compare_models
 from xcray.workers.pool import StopFlag
 
 LOG: Final = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class _Attempt:
         published = publisher.find_published()
         if published is not None:
             LOG.info("an earlier attempt has published version %d", published["version"])
-            return self._pass_gate(values, published)
+            return promote(self._registry(), values, published)
         staged = publisher.staging_path(self.job.attempt)
         trained = solve(values, staged)
         outcome = Outcome(trained.sha256, trained.measures, shorten_report(trained.report))
@@ -193,26 +193,7 @@ class _Attempt:
         )
         # Logged before the job ends, so that its log is complete then.
         LOG.info("published %s version %d", result["model"], result["version"])
-        return self._pass_gate(values, result)
-
-    def _pass_gate(self, values: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-        """Compare an updated version with the old one, and move the alias if it passes the gate.
-
-        An attempt that follows a published one does the same again.
-        """
-        gate, alias = values.get("gate"), values.get("alias")
-        registry, name, version = self._registry(), result["model"], result["version"]
-        passed = True
-        if gate is not None:
-            paths = [values["update"], registry.resolve(f"{name}:{version}")]
-            found = compare_models(paths, values["dataset"], gate)["models"][1]
-            passed = found["passed"]
-            shown = ("differences", "labels_gained", "labels_lost", "gate", "passed")
-            result = {**result, "comparison": {each: found[each] for each in shown}}
-        if alias is not None and passed:
-            registry.aliases.set(name, alias, version)
-            result = {**result, "alias": alias}
-        return result
+        return promote(self._registry(), values, result)
 
     def _train(self, training: TrainFunction, values: dict[str, Any], out: Path) -> TrainResult:
         """Train, and return the result."""

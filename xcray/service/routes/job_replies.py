@@ -25,7 +25,9 @@ from xcray.training.report.timeline import read_timeline
 _VIEW_FIELDS = tuple(
     name for name in JobView.__annotations__ if name not in ("spec", "expires", "ray_job")
 )
-_HIDDEN_SPEC_FIELDS = frozenset({"dataset_id", "ray_address", "shown", tracing.TRACEPARENT})
+_HIDDEN_SPEC_FIELDS = frozenset(
+    {"dataset_id", "ray_address", "shown", "alias_changes", tracing.TRACEPARENT}
+)
 
 
 def job_fields(job: Job, ray_links: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from xcray.api.job_replies import JobView
 from xcray.api.options import JobOptions, LocalPoolOptions
 from xcray.data.dataset import Dataset
 from xcray.jobs.job import body_digest
+from xcray.jobs.runner.promotion import target_of
 from xcray.jobs.store.jobs import JobSubmission
-from xcray.model.aliases import check_alias
 from xcray.model.model import Model
 from xcray.service.app_state import app_state_of
 from xcray.service.http.auth import Submitter
@@ -50,6 +50,13 @@ class ChangedRows(Strict):
     )
     alias: Name | None = Field(
         None, description="Alias of the published model that then points to the new version."
+    )
+    weight: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="Share of the requests to `alias` that the new version gets; the versions that "
+        "it has keep the rest.",
     )
 
 
@@ -89,8 +96,7 @@ def submit(
         if body.gate is not None:
             parse_gate(body.gate, old.n_labels)
             held_out_part(data)
-        if body.alias is not None:
-            check_alias(body.alias)
+        target = target_of(registry, body.model or name, body.alias, body.weight)
         spec: dict[str, Any] = {
             "dataset": record.path,
             "dataset_id": record.id,
@@ -101,7 +107,7 @@ def submit(
             **declared_values(body, LocalPoolOptions),
             "update": str(old.path),
             "gate": body.gate,
-            "alias": body.alias,
+            **target,
             "shown": {"update": f"{name}:{version}"},
             **tracing.trace_headers(),
         }

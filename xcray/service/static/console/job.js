@@ -121,7 +121,7 @@ function Log({ id, over }) {
 // The command and the request that submit the same training or update.
 function Calls({ job }) {
   const { spec } = job, { dataset, update, name: model, solver, params } = spec;
-  const named = update ? Object.fromEntries(Object.entries({ model, gate: spec.gate, alias: spec.alias }).filter(([, value]) => value)) : { model, solver };
+  const named = update ? Object.fromEntries(Object.entries({ model, gate: spec.gate, alias: spec.alias, weight: spec.weight < 1 && spec.weight }).filter(([, value]) => value)) : { model, solver };
   const [solvers] = useLoaded(() => get("/v1/solvers"), []);
   if (!solvers) return null;
   const given = setOptions(solvers.training, job);
