@@ -72,7 +72,7 @@ class LogPartition:
         """Compute rows [start, start + step) with exclusive working memory."""
         stop = min(start + step, X.n_rows)
         if self._search.dense is not None:
-            by_rows(X, start, stop, self._search.dense, self._totals, out)
+            by_rows(X, start, stop, self._search.dense.weights, self._totals, out)
             return
         scratch = self._take_scratch()
         if self._search.lists.width == NARROW_BYTES:

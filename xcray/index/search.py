@@ -45,7 +45,7 @@ from xcray.kernels.search.choose_scan import (
     search_short_rows,
     search_wide_rows,
 )
-from xcray.kernels.search.dense import search_dense
+from xcray.kernels.search.dense import DenseRows, search_dense
 from xcray.kernels.search.label_groups import search_grouped_rows
 from xcray.kernels.search.lists import NARROW_BYTES, PackedLists
 from xcray.kernels.sparse import take_rows
@@ -73,7 +73,7 @@ class SearchIndex:
     their lists.
 
     With label groups, the bias of a label depends on the row, see `xcray.index.label_groups`: it is
-    summed first, then added to the sum over the label's weights. Lists are then always used.
+    summed first, then added to the sum over the label's weights.
     """
 
     _numpy_seconds: ClassVar[float] = 0.0  # of all searches of this process, estimated
@@ -117,7 +117,11 @@ class SearchIndex:
         self._list_kernel = DirectKernel(search_narrow_rows if narrow else search_wide_rows)
         is_small = narrow and groups is None and lists.dropped_below == 0 and len(b) <= SHORT_LABELS
         self._short_kernel = DirectKernel(search_short_rows) if is_small else None
-        self._prefer_dense = is_dense(*W.shape, W.nnz) if dense is None else dense
+        self._dense_kernel = DirectKernel(search_dense)
+        n_groups, weights = 0, W.nnz
+        if groups is not None:
+            n_groups, weights = groups.n_groups, W.nnz + groups.postings.nnz
+        self._prefer_dense = is_dense(*W.shape, weights, n_groups) if dense is None else dense
         self.row_norm, self.groups = row_norm, groups
         # attributes, because each query reads them
         self.W, self.b = self._engine.W, self._engine.bias
@@ -125,7 +129,7 @@ class SearchIndex:
         self._data: tuple[Any, ...] = (self._engine,)
         if groups is not None:
             self._data = (make_grouped_engine(self._engine, groups), groups.arrays)
-            self._list_kernel, self._prefer_dense = DirectKernel(search_grouped_rows), False
+            self._list_kernel = DirectKernel(search_grouped_rows)
 
     @classmethod
     def build(
@@ -154,12 +158,12 @@ class SearchIndex:
         )
 
     @cached_property
-    def dense(self) -> Float32 | None:
+    def dense(self) -> DenseRows | None:
         """Return dense rows of weights if they are faster, else None.
 
         They are built on first use, so that opening a model takes no memory.
         """
-        return dense_rows(self.W) if self._prefer_dense else None
+        return dense_rows(self.W, self.b, self.groups) if self._prefer_dense else None
 
     @property
     def lists(self) -> PackedLists:
@@ -342,7 +346,8 @@ class SearchIndex:
             end is None
             or int(X.indptr[stop] - X.indptr[start]) * self.n_labels <= CELLS_PER_POSTING * budget
         ):
-            search_dense(X, start, stop, self.dense, self.b, allowed, out)
+            dense = self._dense_kernel if among is None else search_dense
+            dense(X, start, stop, self.dense, allowed, out)
             return
         work = self._take_work()
         if self._short_kernel is not None and among is None and end is None:

@@ -9,7 +9,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Int32, frozen
 from xcray.index.label_groups import LabelGroups
 from xcray.kernels.search.bounded_scan import SearchEngine
-from xcray.kernels.search.dense import LANE_LABELS, scatter_weights
+from xcray.kernels.search.dense import LANE_LABELS, DenseRows, scatter_weights
 from xcray.kernels.search.lists import PackedLists
 
 # maximum number of labels that are always scored because of unusually large biases
@@ -68,18 +68,28 @@ def make_grouped_engine(engine: SearchEngine, groups: LabelGroups) -> SearchEngi
     )
 
 
-def is_dense(n_labels: int, n_features: int, weights: int) -> bool:
-    """Return whether dense rows of weights are faster than lists and not too large."""
-    cells = n_labels * n_features
+def is_dense(n_labels: int, n_features: int, weights: int, n_groups: int = 0) -> bool:
+    """Return whether dense rows of weights are faster than lists and not too large.
+
+    n_groups: of the labels; weights: those of labels and groups.
+    """
+    cells = (n_labels + n_groups) * n_features
     is_small = n_labels <= SMALL_MODEL_LABELS and cells <= SMALL_MODEL_CELLS
     return 0 < cells <= MAX_DENSE_CELLS and (is_small or weights * DENSE_WEIGHT_DIVISOR >= cells)
 
 
-def dense_rows(W: CSR) -> Float32:
-    """Return the weights by feature including zeros: (D, K rounded up to LANES) float32."""
-    rows = np.zeros((int(W.n_cols), -(-W.n_rows // LANE_LABELS) * LANE_LABELS), np.float32)
-    scatter_weights(W, rows)
-    return frozen(rows, np.float32)
+def dense_rows(W: CSR, b: Float32, groups: LabelGroups | None) -> DenseRows:
+    """Return the weights by feature including zeros, with columns rounded up to LANES."""
+    n_labels, n_groups = W.n_rows, 0 if groups is None else groups.n_groups
+    n_columns = -(-(n_labels + n_groups) // LANE_LABELS) * LANE_LABELS
+    weights = np.zeros((int(W.n_cols), n_columns), np.float32)
+    scatter_weights(W, 0, weights)
+    if groups is None:
+        no_members = frozen(np.empty((n_labels, 0)), np.int32)
+        return DenseRows(frozen(weights, np.float32), b, b[:0], no_members, 0.0)
+    scatter_weights(groups.W, n_labels, weights)
+    own = (frozen(groups.b, np.float32), frozen(groups.members, np.int32), groups.share)
+    return DenseRows(frozen(weights, np.float32), b, *own)
 
 
 def _large_bias_labels(b: Float32, order: Int32) -> tuple[Any, Any]:

@@ -62,8 +62,8 @@ def test_the_search_method_is_chosen_by_the_data(n_labels: int, share: float, de
     index = SearchIndex.build(W, b)
     assert (index.dense is not None) == dense
     if index.dense is not None:
-        np.testing.assert_array_equal(index.dense[:, :n_labels], W.to_scipy().toarray().T)
-        assert not index.dense[:, n_labels:].any()
+        np.testing.assert_array_equal(index.dense.weights[:, :n_labels], W.to_scipy().toarray().T)
+        assert not index.dense.weights[:, n_labels:].any()
     assert SearchIndex.build(full(0, 5)[0], np.zeros(0, np.float32)).dense is None
     assert SearchIndex.build(full(5, 0)[0], np.zeros(5, np.float32)).dense is None
 

@@ -31,7 +31,9 @@ def random_matrix(rng: Any, n_rows: int, per_row: int, *, coarse: bool) -> CSR:
     return csr(indptr, np.concatenate(columns), values, N_FEATURES)
 
 
-def make_index(seed: int, n_labels: int, *, coarse: bool = False) -> SearchIndex:
+def make_index(
+    seed: int, n_labels: int, *, coarse: bool = False, dense: bool | None = None
+) -> SearchIndex:
     """Return a search over labels in groups of two sizes; every fifth label has no weights."""
     rng = np.random.default_rng(seed)
     W = random_matrix(rng, n_labels, 4, coarse=coarse)
@@ -49,7 +51,7 @@ def make_index(seed: int, n_labels: int, *, coarse: bool = False) -> SearchIndex
         frozen(members, np.int32),
         0.5 if coarse else 0.7,
     )
-    index = SearchIndex.build(W, frozen(biases[:n_labels], np.float32), groups=groups)
+    index = SearchIndex.build(W, frozen(biases[:n_labels], np.float32), groups=groups, dense=dense)
     index.compile()  # otherwise NumPy answers
     return index
 
@@ -72,10 +74,18 @@ def rows_of(seed: int, n: int = 30) -> CSR:
 
 
 @pytest.mark.parametrize(
-    ("n_labels", "coarse"), [(60, False), (60, True), (30_000, True), (70_000, True)]
+    ("n_labels", "coarse", "dense"),
+    [
+        (60, False, False),
+        (60, True, False),
+        (60, False, True),
+        (60, True, True),
+        (30_000, True, False),
+        (70_000, True, False),
+    ],
 )
-def test_search_equals_full_product(n_labels: int, coarse: bool) -> None:
-    index = make_index(n_labels, n_labels, coarse=coarse)
+def test_search_equals_full_product(n_labels: int, coarse: bool, dense: bool) -> None:
+    index = make_index(n_labels, n_labels, coarse=coarse, dense=dense)
     X = rows_of(1, 30 if n_labels < 1000 else 3)
     if n_labels == 30_000:  # only lists of rows without negative values are cut
         X = csr(X.indptr, X.indices, np.abs(X.data), N_FEATURES)
@@ -89,6 +99,14 @@ def test_search_equals_full_product(n_labels: int, coarse: bool) -> None:
         assert found.exact.all()
         other = naive.best_other(scores, found.labels, allowed)
         assert np.all(found.scores[:, -1] - other >= found.bound_gap)
+
+
+def test_dense_rows_are_used_for_few_labels() -> None:
+    index = make_index(4, 60)
+    assert index.dense is not None
+    result = index.query(rows_of(6, 3), 5)  # a row has five features, the last one none
+    assert result.postings_read.tolist() == [300, 300, 300, 0]
+    assert make_index(4, 300).dense is None
 
 
 @pytest.mark.parametrize("n_labels", [20_000, pytest.param(70_000, marks=pytest.mark.drill)])

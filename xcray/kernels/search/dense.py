@@ -6,10 +6,13 @@ is a zero, and adding zero does not change a sum that started with +0.0.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64
+from xcray.arrays import CSR, Float32, Float64, Int32
+from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import float64, int64
 from xcray.kernels.search.bounded_scan import SearchOutput, best_bounds
 from xcray.kernels.search.lists import Bytes
@@ -18,12 +21,27 @@ from xcray.kernels.search.lists import Bytes
 LANE_LABELS = 16
 
 
+class DenseRows(NamedTuple):
+    """Weights by feature including zeros, of labels and their groups.
+
+    weights: (D, at least K + G), labels, then groups, then zeros; bias: (K,); group_bias: (G,);
+    members: (K, S) int32, the groups of each label, from 0; share: factor of their scores. Without
+    groups G = S = 0.
+    """
+
+    weights: Float32
+    bias: Float32
+    group_bias: Float32
+    members: Int32
+    share: float
+
+
 @numba.njit(nogil=True, cache=True)
-def scatter_weights(W: CSR, dense: Float32) -> None:
-    """Write the weights by label, (K, D), to `dense`, (D, at least K), which must be zero."""
+def scatter_weights(W: CSR, first: int, dense: Float32) -> None:
+    """Write the weights by label, (K, D), to columns from `first` on of `dense`, which are zero."""
     for label in range(len(W.indptr) - 1):
         for p in range(W.indptr[label], W.indptr[label + 1]):
-            dense[W.indices[p], label] = W.data[p]
+            dense[W.indices[p], first + label] = W.data[p]
 
 
 # contract: the product of two float32 is exact in float64, so fusing does not change any bit
@@ -61,16 +79,30 @@ def add_rows(X: CSR, i: int, dense: Float32, totals: Float64) -> None:
         at += 1
 
 
+@inner(allocates=False)
+def add_biases(rows: DenseRows, totals: Float64) -> None:
+    """Turn the sums of labels and groups into scores, as `bounded_scan.bias_of` adds them."""
+    n_labels = len(rows.bias)
+    groups = totals[n_labels : n_labels + len(rows.group_bias)]
+    for g in range(len(groups)):
+        groups[g] = rows.share * (groups[g] + float64(rows.group_bias[g]))
+    for label in range(n_labels):
+        bias = float64(rows.bias[label])
+        for s in range(rows.members.shape[1]):
+            bias += groups[np.uintp(rows.members[label, s])]
+        totals[label] += bias
+
+
 @numba.njit(nogil=True, cache=True)
 def search_dense(
-    X: CSR, first: int, stop: int, dense: Float32, bias: Float32, allowed: Bytes, out: SearchOutput
+    X: CSR, first: int, stop: int, rows: DenseRows, allowed: Bytes, out: SearchOutput
 ) -> None:
     """Search rows [first, stop) as `search_narrow_rows` does, by the scores of all labels.
 
     allowed: (K,) uint8, or empty for all.
     """
-    n_labels, k = len(bias), out.labels.shape[1]
-    totals = np.empty(dense.shape[1], np.float64)
+    n_labels, k = len(rows.bias), out.labels.shape[1]
+    totals = np.empty(rows.weights.shape[1], np.float64)
     scores = totals[:n_labels]
     best, values = (
         np.empty(k + 1, np.int32),
@@ -78,9 +110,8 @@ def search_dense(
     )  # k + 1: with the runner-up
     for i in range(first, stop):
         totals[:] = 0.0
-        add_rows(X, i, dense, totals)
-        for label in range(n_labels):
-            scores[label] += float64(bias[label])
+        add_rows(X, i, rows.weights, totals)
+        add_biases(rows, totals)
         if len(allowed):
             for label in range(n_labels):
                 scores[label] = scores[label] if allowed[label] else -np.inf
