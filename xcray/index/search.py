@@ -45,7 +45,7 @@ from xcray.kernels.search.choose_scan import (
     search_short_rows,
     search_wide_rows,
 )
-from xcray.kernels.search.dense import DenseRows, search_dense
+from xcray.kernels.search.dense import DenseWeights, search_dense
 from xcray.kernels.search.label_groups import search_grouped_rows
 from xcray.kernels.search.lists import NARROW_BYTES, PackedLists
 from xcray.kernels.sparse import take_rows
@@ -158,7 +158,7 @@ class SearchIndex:
         )
 
     @cached_property
-    def dense(self) -> DenseRows | None:
+    def dense(self) -> DenseWeights | None:
         """Return dense rows of weights if they are faster, else None.
 
         They are built on first use, so that opening a model takes no memory.

@@ -9,7 +9,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Int32, frozen
 from xcray.index.label_groups import LabelGroups
 from xcray.kernels.search.bounded_scan import SearchEngine
-from xcray.kernels.search.dense import LANE_LABELS, DenseRows, scatter_weights
+from xcray.kernels.search.dense import LANE_LABELS, DenseWeights, scatter_weights
 from xcray.kernels.search.lists import PackedLists
 
 # maximum number of labels that are always scored because of unusually large biases
@@ -78,7 +78,7 @@ def is_dense(n_labels: int, n_features: int, weights: int, n_groups: int = 0) ->
     return 0 < cells <= MAX_DENSE_CELLS and (is_small or weights * DENSE_WEIGHT_DIVISOR >= cells)
 
 
-def dense_rows(W: CSR, b: Float32, groups: LabelGroups | None) -> DenseRows:
+def dense_rows(W: CSR, b: Float32, groups: LabelGroups | None) -> DenseWeights:
     """Return the weights by feature including zeros, with columns rounded up to LANES."""
     n_labels, n_groups = W.n_rows, 0 if groups is None else groups.n_groups
     n_columns = -(-(n_labels + n_groups) // LANE_LABELS) * LANE_LABELS
@@ -86,10 +86,10 @@ def dense_rows(W: CSR, b: Float32, groups: LabelGroups | None) -> DenseRows:
     scatter_weights(W, 0, weights)
     if groups is None:
         no_members = frozen(np.empty((n_labels, 0)), np.int32)
-        return DenseRows(frozen(weights, np.float32), b, b[:0], no_members, 0.0)
+        return DenseWeights(frozen(weights, np.float32), b, b[:0], no_members, 0.0)
     scatter_weights(groups.W, n_labels, weights)
     own = (frozen(groups.b, np.float32), frozen(groups.members, np.int32), groups.share)
-    return DenseRows(frozen(weights, np.float32), b, *own)
+    return DenseWeights(frozen(weights, np.float32), b, *own)
 
 
 def _large_bias_labels(b: Float32, order: Int32) -> tuple[Any, Any]:

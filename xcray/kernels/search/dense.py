@@ -21,7 +21,7 @@ from xcray.kernels.search.lists import Bytes
 LANE_LABELS = 16
 
 
-class DenseRows(NamedTuple):
+class DenseWeights(NamedTuple):
     """Weights by feature including zeros, of labels and their groups.
 
     weights: (D, at least K + G), labels, then groups, then zeros; bias: (K,); group_bias: (G,);
@@ -80,7 +80,7 @@ def add_rows(X: CSR, i: int, dense: Float32, totals: Float64) -> None:
 
 
 @inner(allocates=False)
-def add_biases(rows: DenseRows, totals: Float64) -> None:
+def add_biases(rows: DenseWeights, totals: Float64) -> None:
     """Turn the sums of labels and groups into scores, as `bounded_scan.bias_of` adds them."""
     n_labels = len(rows.bias)
     groups = totals[n_labels : n_labels + len(rows.group_bias)]
@@ -95,7 +95,7 @@ def add_biases(rows: DenseRows, totals: Float64) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def search_dense(
-    X: CSR, first: int, stop: int, rows: DenseRows, allowed: Bytes, out: SearchOutput
+    X: CSR, first: int, stop: int, rows: DenseWeights, allowed: Bytes, out: SearchOutput
 ) -> None:
     """Search rows [first, stop) as `search_narrow_rows` does, by the scores of all labels.
 
