@@ -165,5 +165,6 @@ def test_the_lines_of_the_tour_with_curl_run_in_order(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr
     assert ran.stdout.count('"status": "SUCCEEDED"') == 2  # a stream of events, and the job
     assert '"exact": true' in ran.stdout
+    assert '"prod": 3' in ran.stdout
     assert "questions-2/manifest.json" in ran.stdout
     assert ran.stdout.rstrip().endswith("204")

@@ -107,6 +107,7 @@ SEMANTIC_CODES = {
     "NO_TEXT": "a model that reads no text",
     "OUTPUTS": "an output twice",
     "PRECONDITION": "another ETag",
+    "FEEDBACK_LABELS": "labels that are right or wrong, and not both",
     "ROW_KIND": "text, or fields, or a sparse row, or a dense row",
     "ROW_LENGTHS": "indices and values of one length",
     "SHA256": "the checksum of a raw body, which is not read with a JSON body",

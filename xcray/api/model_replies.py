@@ -273,6 +273,24 @@ class GroupView(TypedDict):
     labels: list[str]
 
 
+class FeedbackView(TypedDict):
+    """What a caller said of an instance. model, version: that it was sent to."""
+
+    id: str
+    model: str
+    version: int
+    created: str
+    instance: dict[str, Any]
+    right: list[str]
+    wrong: list[str]
+
+
+class NewFeedbackView(FeedbackView):
+    """Feedback that was stored. new_labels: right labels that the version does not have."""
+
+    new_labels: list[str]
+
+
 class LabelView(LabelSummaryView):
     """A label with its bias, its largest weights by magnitude, and the most similar labels.
 

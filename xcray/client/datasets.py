@@ -61,6 +61,15 @@ class Datasets(Resource):
         named = {"name": name, "format": format, "base": base, "uploads": uploads}
         return self._create({**named, "options": dict(options or {})})
 
+    def from_feedback(self, model: str, *, name: str, base: str | None = None) -> DatasetView:
+        """Build a data set from that of a model and the feedback that it does not have yet.
+
+        model: name, name@alias or name:version. base: id or name of another data set to change.
+        Returns while the data set is BUILDING; see `wait`.
+        """
+        based = {} if base is None else {"base": base}
+        return self._create({"name": name, "format": "feedback", "model": model, **based})
+
     def build(
         self, name: str, format: str, options: Mapping[str, Any] | None = None
     ) -> DatasetView:

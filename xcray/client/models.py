@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from xcray.api.model_replies import (
+    FeedbackView,
     LabelSummaryView,
     LabelView,
     ModelView,
+    NewFeedbackView,
     SetSummary,
     SetView,
     VersionView,
@@ -197,6 +200,37 @@ class Models(Resource):
     def delete_set(self, name: str, set: str) -> None:
         """Delete a label set."""
         self._connection.request("DELETE", self._set_path(name, set))
+
+    def give_feedback(
+        self,
+        model: str,
+        instance: str | Mapping[str, Any],
+        *,
+        right: Sequence[str] = (),
+        wrong: Sequence[str] = (),
+        id: str | None = None,
+    ) -> NewFeedbackView:
+        """Store the right and wrong labels of an instance, as `Client.predict` takes it.
+
+        id: of a document of the model's data set, whose labels are then corrected; by default a new
+        one. See `Client.datasets.from_feedback`.
+        """
+        content = {"text": instance} if isinstance(instance, str) else instance
+        # an id, so that it can be sent again
+        id = id or f"fb_{secrets.token_hex(10)}"
+        body = {"id": id, "instance": content, "right": [*right], "wrong": [*wrong]}
+        path = f"/v1/models/{quote_reference(model)}/feedback"
+        reply = self._connection.request("POST", path, body=body, is_repeatable=True)
+        return cast(NewFeedbackView, reply)
+
+    def feedback(self, name: str) -> Iterator[FeedbackView]:
+        """Yield the feedback of a model, newest first."""
+        return self._pages(f"/v1/models/{quote_part(name)}/feedback", "feedback", {"limit": 100})
+
+    def delete_feedback(self, name: str, id: str) -> None:
+        """Delete an entry of feedback and its text."""
+        path = f"/v1/models/{quote_part(name)}/feedback/{quote_part(id)}"
+        self._connection.request("DELETE", path)
 
     def _put_alias(self, name: str, alias: str, body: dict[str, Any]) -> ModelView:
         """Change the target of an alias."""

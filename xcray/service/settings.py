@@ -161,6 +161,9 @@ class Settings(BaseSettings):
     tenant_datasets: int = Field(
         10_000, ge=0, description="Maximum number of data sets of a tenant."
     )
+    tenant_feedback: int = Field(
+        10_000, ge=0, description="Maximum number of feedback entries of a tenant."
+    )
     dataset_uris: tuple[str, ...] = Field(
         (), description="URI prefixes from which data sets can be fetched."
     )

@@ -2,11 +2,12 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tests.support.job_store import BEGINNING, Clock, claim, raw, submit
-from xcray.errors import Conflict, Fenced, NotFound
+from xcray.errors import Conflict, Fenced, NotFound, Refused
 from xcray.jobs.states import SUCCEEDED
 from xcray.jobs.store.counters import Counter, make_counter
 from xcray.jobs.store.job_store import JobStore
@@ -83,6 +84,60 @@ def test_concurrent_requests_with_one_key_are_one_data_set(store):
         store.datasets.add("a", "/d", tenant="other", idempotency_key="k", digest="e").id
         != results[0].id
     )
+
+
+# --- feedback
+
+CONTENT = {"instance": {"text": "a \x00 row"}, "right": ["csv"], "wrong": []}
+
+
+def send(store, feedback_id, *, model="docs", tenant="default", limit=10, content=CONTENT):
+    return store.feedback.add(
+        tenant, model, feedback_id, content, version=2, key_id="key_a", limit=limit
+    )
+
+
+def test_feedback_is_stored_once_per_id_tenant_and_model(store):
+    one, created = send(store, "d/1")
+    assert created
+    assert (one.version, one.content, one.key_id, one.created) == (2, CONTENT, "key_a", NOW)
+    assert send(store, "d/1") == (one, False)
+    with pytest.raises(Conflict, match="other content"):
+        send(store, "d/1", content={**CONTENT, "right": ["json"]})
+    two, other = send(store, "2")[0], send(store, "d/1", model="news")[0]
+    send(store, "d/1", tenant="other")
+    page, token = store.feedback.list_page("default", "docs", limit=1)
+    assert page == [two]
+    assert store.feedback.list_page("default", "docs", limit=1, page_token=token) == ([one], None)
+    assert list(store.feedback.all_after("default", "docs")) == [one, two]
+    assert list(store.feedback.all_after("default", "docs", one.seq)) == [two]
+    assert store.feedback.get("default", "news", "d/1") == other
+
+
+def test_concurrent_feedback_stays_within_the_limit_of_the_tenant(store):
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(send, store, str(n % 12), limit=5) for n in range(24)]
+    errors = [future.exception() for future in futures]
+    assert {type(error) for error in errors} == {type(None), Refused}
+    stored = list(store.feedback.all_after("default", "docs"))
+    assert len(stored) == 5
+    assert send(store, stored[0].id, limit=5) == (stored[0], False)
+
+
+def test_deleted_feedback_is_in_no_file_of_the_store(store):
+    """Its number is not used again, so that a data set never takes a later entry for it."""
+    secret = {**CONTENT, "instance": {"text": "a secret text " * 500}}
+    first = send(store, "1", content=secret)[0]
+    store.feedback.delete("default", "docs", "1")
+    for call in (store.feedback.get, store.feedback.delete):
+        with pytest.raises(NotFound):
+            call("default", "docs", "1")
+    assert send(store, "1")[0].seq > first.seq
+    if store.url.startswith("sqlite"):
+        path = Path(store.url.removeprefix("sqlite:///"))
+        files = [each.read_bytes() for each in path.parent.glob(f"{path.name}*")]
+        assert files
+        assert not any(b"secret text" in content for content in files)
 
 
 # --- keys

@@ -27,6 +27,7 @@ from xcray.storage.atomic import check_name
 
 OPERATIONS = """
 batch_output batch_output_file batch_submit datasets_create datasets_delete datasets_index datasets_show datasets_upload
+feedback_create feedback_delete feedback_export feedback_index feedback_show
 health_healthz health_metrics health_readyz inference_infer inference_live inference_load inference_metadata inference_model_ready
 inference_ready inference_repository_index inference_server inference_unload inference_version_infer inference_version_metadata
 inference_version_ready jobs_labels jobs_delete jobs_events jobs_index jobs_logs jobs_resume jobs_show jobs_stop jobs_submit

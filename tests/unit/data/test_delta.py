@@ -10,6 +10,7 @@ import pytest
 
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.data.delta.feedback import delta_from_feedback, last_feedback
 from xcray.data.delta.files import delta_from_files
 from xcray.data.delta.rows import make_delta, read_lineage
 from xcray.data.texts import read_ids, read_texts
@@ -105,6 +106,63 @@ def test_texts_are_changed_by_id_and_removed_from_all_files(texts: Dataset, tmp_
     assert data.train.Y.row(4).tolist() == [1]
     np.testing.assert_array_equal(data.train.X.row(11)[1], texts.train.X.row(6)[1])
     assert data.text.fingerprint == texts.text.fingerprint
+
+
+def corrections(path: Path, *entries: tuple[str, object, list[str], list[str]]) -> Path:
+    """Write feedback: id, instance, right and wrong labels; numbered from 5."""
+    keys = ("id", "instance", "right", "wrong")
+    rows = [{"seq": 5 + i, **dict(zip(keys, each, strict=True))} for i, each in enumerate(entries)]
+    return write(path, rows)
+
+
+def test_feedback_corrects_rows_by_id_and_adds_others(texts: Dataset, tmp_path: Path):
+    """A row of the base keeps labels that were not judged; a second delta takes the rest."""
+    path = corrections(
+        tmp_path / "f",
+        ("d4", {"text": "other"}, ["c", "z"], []),
+        ("d5", {"text": "other"}, [], ["c"]),
+        ("n1", {"text": "red mauve word1"}, ["z", "a"], ["b"]),
+        ("n2", {"text": "left out"}, [], ["b"]),
+        ("n3", {"fields": {"text": "blue"}}, ["b"], []),
+    )
+    data = delta_from_feedback(texts.path, tmp_path / "d", path, model="m")
+    names = data.label_names.to_pylist()
+    rows = [[names[k] for k in data.train.Y.row(row)] for row in (3, 4, 5, 12, 13)]
+    assert rows == [["a"], ["b", "c", "z"], [], ["a", "z"], ["b"]]
+    assert (data.train.n_rows, read_ids(data)[12:]) == (14, ["n1", "n3"])
+    assert [text for batch in read_texts(data, "train") for text in batch][12] == "red mauve word1"
+    np.testing.assert_array_equal(
+        data.train.X.row(12)[1], texts.text.transform(["red mauve word1"]).row(0)[1]
+    )
+    assert read_lineage(data).base == texts.content_hash
+    assert (last_feedback(data, "m"), last_feedback(data, "other")) == (9, 0)
+    again = corrections(tmp_path / "g", ("n1", {"text": "red"}, ["b"], ["z"]))
+    second = delta_from_feedback(data.path, tmp_path / "e", again, model="other")
+    assert [names[k] for k in second.train.Y.row(12)] == ["a", "b"]
+    assert (last_feedback(second, "m"), last_feedback(second, "other")) == (9, 5)
+    none = corrections(tmp_path / "h", ("n9", {"text": "red"}, [], ["a"]))
+    with pytest.raises(InputError, match="nothing would change"):
+        delta_from_feedback(data.path, tmp_path / "n", none, model="m")
+
+
+def test_feedback_of_rows_has_the_features_of_the_base(numbers: Dataset, tmp_path: Path):
+    """Names like numbers are labels by name; ids of a base without ids are new rows."""
+    dense = [0.0] * 19 + [2.0]
+    path = corrections(
+        tmp_path / "f",
+        ("0", {"indices": [7, 3], "values": [1.0, 2.0]}, [numbers.label_names[1], "0x"], []),
+        ("1", {"values": dense}, [numbers.label_names[0]], []),
+    )
+    data = delta_from_feedback(numbers.path, tmp_path / "d", path, model="m")
+    n = numbers.train.n_rows
+    assert [data.train.X.row(n + i)[0].tolist() for i in (0, 1)] == [[3, 7], [19]]
+    assert data.train.X.row(n)[1].tolist() == [2.0, 1.0]
+    assert [data.train.Y.row(n + i).tolist() for i in (0, 1)] == [[1, numbers.n_labels], [0]]
+    assert data.label_names[numbers.n_labels] == "0x"
+    for instance in ({"text": "a"}, {"indices": [20], "values": [1.0]}):
+        path = corrections(tmp_path / "g", ("2", instance, ["x"], []))
+        with pytest.raises(InputError, match="feedback 2"):
+            delta_from_feedback(numbers.path, tmp_path / "n", path, model="m")
 
 
 def test_invalid_changes_are_refused(numbers: Dataset, texts: Dataset, tmp_path: Path):

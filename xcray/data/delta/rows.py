@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -79,15 +79,16 @@ def make_delta(
     remove: Iterable[int] = (),
     relabel: Mapping[int, Sequence[str]] | None = None,
     name: str | None = None,
+    source: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Publish the data set `base` with changed training rows at `out`.
 
     add: a data set with the features of the base, whose training rows are added; its labels are
     matched by name. remove: training rows of the base, from 0. relabel: the new labels of some of
     its rows, by name. Names that the base does not have become new labels. name: of the data set;
-    by default that of the directory. Raises InputError for a row that is named twice or if nothing
-    would change, NotFound for a row that does not exist, ParameterError for other features,
-    Conflict if `out` exists.
+    by default that of the directory. source: more about the origin. Raises InputError for a row
+    that is named twice or if nothing would change, NotFound for a row that does not exist,
+    ParameterError for other features, Conflict if `out` exists.
     """
     relabel = dict(relabel or {})
     removed = _check_rows(base, list(remove), relabel)
@@ -122,6 +123,7 @@ def make_delta(
             unseen=None if base.test is None else base.test.unseen,
             source={
                 **base.manifest["source"],
+                **(source or {}),
                 "delta": {"base": base.content_hash, **sizes, **counts},
             },
         )

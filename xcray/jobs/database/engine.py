@@ -136,6 +136,17 @@ class Database:
                 sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(name, 0)))
             )
 
+    def overwrite_deleted(self) -> None:
+        """Remove deleted rows of SQLite from its write-ahead log, unless a reader needs it.
+
+        In PostgreSQL they are removed by its next vacuum.
+        """
+        if self.kind == SQLITE:
+            with self._translated_errors(), self._engine.connect() as connection:
+                driver = connection.connection.driver_connection
+                assert driver is not None
+                driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
@@ -279,6 +290,7 @@ def _configure_sqlite(engine: Engine, busy_seconds: float) -> None:
         _retry_while_busy(lambda: cursor.execute("PRAGMA journal_mode = WAL"), busy_seconds)
         cursor.execute(timeout)
         cursor.execute("PRAGMA synchronous = FULL")  # acknowledged writes survive a power failure
+        cursor.execute("PRAGMA secure_delete = ON")  # deleted texts are overwritten
         cursor.close()
 
     def begin(connection: Connection) -> None:

@@ -132,6 +132,23 @@ DATASETS: Final = Table(
     sqlite_autoincrement=True,
 )
 
+# corrections of answers; `seq` is never reused, because a data set records the last one it has
+FEEDBACK: Final = Table(
+    "feedback",
+    METADATA,
+    Column("seq", SERIAL, primary_key=True, autoincrement=True),
+    Column("tenant", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("version", Integer, nullable=False),  # that was corrected
+    Column("content", DOCUMENT, nullable=False),  # instance, right and wrong labels
+    Column("key_id", Text),  # the key that sent it
+    Column("created", Text, nullable=False),
+    UniqueConstraint("tenant", "model", "id"),
+    Index("feedback_model", "tenant", "model", "seq"),
+    sqlite_autoincrement=True,
+)
+
 KEYS: Final = Table(
     "keys",
     METADATA,

@@ -31,6 +31,7 @@ from xcray.jobs.store.attempts import AttemptTable
 from xcray.jobs.store.audit import AuditTable
 from xcray.jobs.store.counters import CounterTable
 from xcray.jobs.store.datasets import DatasetTable
+from xcray.jobs.store.feedback import FeedbackTable
 from xcray.jobs.store.jobs import JobTable
 from xcray.jobs.store.keys import KeyTable
 from xcray.jobs.store.leader_leases import LeaderLeaseTable
@@ -75,6 +76,7 @@ class JobStore:
         self.jobs = JobTable(database, now)
         self.attempts = AttemptTable(database, now, monotonic)
         self.datasets = DatasetTable(database, now)
+        self.feedback = FeedbackTable(database, now)
         self.keys = KeyTable(database, now)
         self.audit = AuditTable(database, now)
         self.counters = CounterTable(database)

@@ -18,6 +18,7 @@ from typing import Any
 
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.data.delta.feedback import delta_from_feedback
 from xcray.data.delta.files import delta_from_files
 from xcray.data.label_texts import read_label_texts, set_label_texts
 from xcray.errors import Conflict, XcrayError
@@ -74,6 +75,10 @@ def _build(request: Mapping[str, Any], sources: dict[str, Path], target: Path) -
     name, format, options = (request[key] for key in ("name", "format", "options"))
     if request.get("base") is None:
         return build(format, sources, target, BuildOptions.from_dict({**options, "name": name}))
+    if format == "feedback":
+        return delta_from_feedback(
+            request["base"], target, sources["feedback"], model=options["model"], name=name
+        )
     return delta_from_files(
         request["base"],
         target,

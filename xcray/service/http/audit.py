@@ -29,6 +29,8 @@ ACTIONS: Final[dict[tuple[str, str], str]] = {
     ("POST", "/v1/jobs"): "job.submit",
     ("POST", "/v1/models/{reference}:batchPredict"): "job.submit",
     ("POST", "/v1/models/{reference}:update"): "job.submit",
+    ("POST", "/v1/models/{reference}/feedback"): "feedback.create",
+    ("DELETE", "/v1/models/{reference}/feedback/{id}"): "feedback.delete",
     ("POST", f"{_JOB}/stop"): "job.stop",
     ("POST", "/v1/jobs:stop"): "job.stop_all",
     ("POST", f"{_JOB}/resume"): "job.resume",

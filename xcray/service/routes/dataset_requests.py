@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
+from xcray.data.delta.feedback import last_feedback
 from xcray.errors import (
     Conflict,
     InputError,
@@ -19,6 +21,7 @@ from xcray.errors import (
 )
 from xcray.jobs.job import DatasetRecord, body_digest, new_id
 from xcray.jobs.store.paging import all_rows
+from xcray.model.manifest import read_manifest
 from xcray.service.app_state import AppState
 from xcray.service.datasets import builds as building
 from xcray.service.datasets.builds import NewDataset
@@ -26,6 +29,7 @@ from xcray.service.datasets.fetching import fetch
 from xcray.service.datasets.statistics import statistics
 from xcray.service.datasets.uploads import Upload
 from xcray.service.http.auth import Caller
+from xcray.service.http.etags import to_json
 from xcray.service.schemas.datasets import DatasetRequest
 
 UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "fasttext", "parquet", "npz")
@@ -61,6 +65,8 @@ def accept_request(
     existing = app_state.store.datasets.find_by_key(tenant, key, digest)
     if existing is not None:  # a repeated request: its uploads are already used
         return existing, False
+    if body.format == "feedback" or body.model is not None:
+        return accept_feedback(app_state, tenant, body, key, digest)
     base = None if body.base is None else find_ready(app_state, tenant, body.base).path
     new = NewDataset(tenant, body.name, body.format, check_options(body.options), key, digest, base)
     if base is not None:
@@ -105,6 +111,50 @@ def accept_request(
     for upload_id in uploads.values():
         app_state.uploads.remove(upload_id)
     return record, created
+
+
+def accept_feedback(
+    app_state: AppState, tenant: str, body: DatasetRequest, key: str | None, digest: str | None
+) -> tuple[DatasetRecord, bool]:
+    """Accept a data set that is changed by the feedback that it does not have yet."""
+    others = body.uploads or body.path or body.uri or body.options
+    if body.format != "feedback" or body.model is None or others:
+        raise ParameterError(
+            "format feedback needs a `model`, and takes only a `base` with it", code="FORMAT"
+        )
+    registry = app_state.registry_of(tenant)
+    name, version = registry.resolve_version(body.model)
+    if body.base is not None:
+        base = find_ready(app_state, tenant, body.base)
+    else:
+        manifest = read_manifest(registry.resolve(f"{name}:{version}"))
+        base = _find_content(app_state, tenant, manifest["dataset_hash"], f"{name}:{version}")
+    last = last_feedback(Dataset.open(base.path), name)
+    new = NewDataset(tenant, body.name, body.format, {"model": name}, key, digest, base.path)
+    folder = app_state.home.path / "builds"
+    with TemporaryDirectory(prefix=".feedback-", suffix=".part", dir=folder) as staged:
+        path = Path(staged, "feedback")
+        with open(path, "wb") as out:
+            for entry in app_state.store.feedback.all_after(tenant, name, last):
+                fields = ("instance", "right", "wrong")
+                content = {field: entry.content[field] for field in fields}
+                out.write(to_json({"seq": entry.seq, "id": entry.id, **content}) + b"\n")
+        if not path.stat().st_size:
+            raise Conflict(
+                f"data set {base.id} has all feedback of {name}: send some first",
+                code="NO_FEEDBACK",
+            )
+        return accept_upload(app_state, new, {"feedback": path})
+
+
+def _find_content(
+    app_state: AppState, tenant: str, content_hash: str, version: str
+) -> DatasetRecord:
+    """Return the newest READY data set with this content. Raises NotFound."""
+    for record in all_rows(app_state.store.datasets.list_page, tenant):
+        if record.status == building.READY and record.stats.get("content_hash") == content_hash:
+            return record
+    raise NotFound(f"the data set of {version} is not there any more: give a `base`")
 
 
 def accept_uri(

@@ -36,6 +36,8 @@ Name = Annotated[
     Field(json_schema_extra={"pattern": NAME_PATTERN}, examples=["pydocs"]),
 ]
 
+Reference = Annotated[str, Field(max_length=140, json_schema_extra={"pattern": REFERENCE_PATTERN})]
+
 
 def _as_integer(value: Any) -> Any:
     """Return a number without a fraction as an integer: in JSON Schema, 3.0 is one."""

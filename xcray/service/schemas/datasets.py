@@ -12,6 +12,7 @@ from xcray.service.schemas.base import (
     SHA256_PATTERN,
     HistogramView,
     Name,
+    Reference,
     Strict,
     View,
 )
@@ -38,6 +39,7 @@ class DatasetRequest(Strict):
         "pydocs",
         "synthetic",
         "dataset",
+        "feedback",
     ]
     options: dict[str, Any] = Field(default_factory=dict)
     uploads: dict[Literal["train", "test", "labels", "remove", "relabel"], UploadId] | None = Field(
@@ -51,6 +53,11 @@ class DatasetRequest(Strict):
         min_length=1,
         max_length=64,
         description="Id or name of a data set whose training rows are changed by the uploads.",
+    )
+    model: Reference | None = Field(
+        None,
+        description="With format `feedback`: the model (name, name@alias, name:3) whose feedback "
+        "changes `base`, by default the data set of this version.",
     )
     path: str | None = Field(
         None,

@@ -14,7 +14,7 @@ from xcray.api.model_replies import (
     ShareView,
     VersionView,
 )
-from xcray.service.schemas.base import REFERENCE_PATTERN, WHOLE, HistogramView, Strict, View
+from xcray.service.schemas.base import WHOLE, HistogramView, Reference, Strict, View
 
 Version = Annotated[int, Field(ge=1, le=2**31), WHOLE]
 
@@ -168,9 +168,7 @@ class DiffView(View):
 class ComparisonRequest(Strict):
     """Two to five models, by reference, and the id or name of a READY data set."""
 
-    models: list[
-        Annotated[str, Field(max_length=140, json_schema_extra={"pattern": REFERENCE_PATTERN})]
-    ] = Field(
+    models: list[Reference] = Field(
         min_length=2,
         max_length=5,
         description="name, name:3 or name@alias. The differences are to the first.",
