@@ -6,13 +6,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Int64, Pattern, frozen, pattern
+from xcray.arrays import Float64, Int32, Int64, Pattern, csr, frozen, pattern
 from xcray.data.text.vectorizer import AnalysedTexts
 from xcray.errors import ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Scorer
 from xcray.index.search_result import SearchResult, concatenate_results
 from xcray.kernels.row_norm import normalize_rows
+from xcray.kernels.search.label_groups import GroupArrays
 from xcray.kernels.search.ranked_candidates import (
     FEATURES,
     LabelSide,
@@ -30,6 +31,15 @@ from xcray.predict.explain import Ranking
 # labels of the search that are ranked: chosen on training rows of GermEval, where 60 are not better
 CANDIDATES: Final = 40
 BATCH_ROWS: Final = 2_000  # rows whose candidates are in memory at once: 10 MB
+NO_GROUPS: Final = GroupArrays(
+    csr([0], [], [], 0),
+    frozen([], np.float32),
+    frozen(np.empty((0, 1)), np.int32),
+    frozen([], np.int32),
+    frozen([], np.int64),
+    frozen([], np.int64),
+    0.0,
+)
 
 
 class Candidates(NamedTuple):
@@ -47,8 +57,9 @@ class CandidateFinder:
         """Initialise. labels: its first labels are those of the weights."""
         self._row_norm = linear.search.row_norm
         self._n_labels = len(labels.counts)
+        groups = NO_GROUPS if linear.search.groups is None else linear.search.groups.arrays
         self.side = as_plain_tuple(
-            LabelSide(linear.W, linear.b, labels.counts, labels.texts, labels.names)
+            LabelSide(linear.W, linear.b, labels.counts, labels.texts, labels.names, groups)
         )
 
     def rows(

@@ -21,8 +21,8 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
     """Return the verified model at `out` if training `spec` produced it, otherwise None.
 
     The same solver, parameters and data give the same model. A spec with calibration needs a
-    calibrated model, or one that could not be calibrated; the same holds for a ranker. A partial
-    model needs a spec with a time limit.
+    calibrated or ranked model, or one that could not be calibrated; the same holds for a ranker.
+    A partial model needs a spec with a time limit.
     Raises Conflict if `out` holds something else, Corrupt if the model's files are damaged.
     """
     if not (out / MANIFEST).is_file():
@@ -49,7 +49,10 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
         Dataset.open(spec.dataset).content_hash,
     )
     calibration_matches = (
-        not spec.calibrate or model.calibration is not None or "not_calibrated" in report
+        not spec.calibrate
+        or model.calibration is not None
+        or model.ranker is not None
+        or "not_calibrated" in report
     )
     groups = report.get("groups", {"requested": "none"})["requested"]
     ranker_matches = not spec.rank or model.ranker is not None or "not_ranked" in report

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from xcray.data.dataset import Dataset
 from xcray.errors import Stopped
@@ -16,6 +17,8 @@ from xcray.training.selection.evaluate import STOPPED
 from xcray.training.selection.held_out import HOLDOUT
 from xcray.training.spec import TrainSpec, parse_group_sizes
 from xcray.workers.pool import StopFlag
+
+PART: Final = "part"  # folder of the run directory; groups and a ranker have one training
 
 
 class TrainModel(Protocol):
@@ -45,7 +48,13 @@ class PartTraining(NamedTuple):
         """
         if not (folder / "model").exists():
             own = replace(
-                spec, dataset=str(part.path), auto=None, groups="none", rank=False, calibrate=False
+                spec,
+                dataset=str(part.path),
+                auto=None,
+                groups="none",
+                rank=False,
+                calibrate=False,
+                max_seconds=None,
             )
             training = self._replace(job=f"{self.job}-part")
             self.train(own, folder / "run", folder / "model", training, plan)
@@ -59,10 +68,26 @@ class PartTraining(NamedTuple):
 
         return self._replace(progress=report)
 
+    def until(self, seconds: float | None) -> PartTraining:
+        """Return the same, stopped after these seconds as if it was requested; None: never."""
+        return self if seconds is None else self._replace(stop=TimedStop(self.stop, seconds))
+
     def check_stop(self) -> None:
         """Raise Stopped if a stop was requested."""
         if self.stop.is_set():
             raise Stopped(STOPPED)
+
+
+class TimedStop(StopFlag):
+    """A flag that is also set when the time is up."""
+
+    def __init__(self, stop: StopFlag, seconds: float) -> None:
+        super().__init__()
+        self._stop, self._end = stop, time.monotonic() + seconds
+
+    def is_set(self) -> bool:
+        """Return whether a stop was requested or the time is up."""
+        return self._stop.is_set() or time.monotonic() >= self._end
 
 
 def with_part_training(spec: TrainSpec, estimate: Estimate, data: Dataset) -> Estimate:

@@ -31,7 +31,7 @@ from xcray.training.epoch_strategy import shorten_history
 from xcray.training.label_groups.data import GroupPlan, make_groups, with_group_labels
 from xcray.training.label_groups.plan import plan_groups, summarize_groups
 from xcray.training.observer import TrainingObserver
-from xcray.training.part_training import PartTraining, with_part_training
+from xcray.training.part_training import PART, PartTraining, with_part_training
 from xcray.training.partial import check_any_finished, partial_summary
 from xcray.training.ranking.fit import FittedRanker, fit_ranker, require_rankable
 from xcray.training.ranking.queries import ranked_query, search_query
@@ -150,7 +150,7 @@ class _TrainingRun:
             require_rankable(self.dataset)
         estimate = self.strategy.estimate(self.parts.missing)
         whole = estimate
-        if self.spec.rank:  # the training for groups is already done
+        if self.spec.rank and self.spec.groups == "none":  # that of groups is already done
             whole = with_part_training(self.spec, estimate, self.dataset)
         check_fits(whole, memory_limits(self.spec), self.run_dir, out)
         self.monitor = ResourceMonitor(
@@ -176,12 +176,15 @@ class _TrainingRun:
         check_any_finished(self.dataset.n_labels, self.parts.missing, self.spec.max_seconds)
 
     def fit_ranker(self) -> None:
-        """Fit a ranker; without enough correct candidates, the report states why there is none."""
+        """Fit a ranker; without one, the report states why: few correct candidates, or no time."""
         self._report_phase("RANKING")
         began = time.monotonic()
         training = self.training.renamed("RANKING")
-        folder, seed = self.run_dir / "ranker", self.seed or 0
-        self.ranker, notes = fit_ranker(self.spec, self.dataset, folder, training, seed)
+        folder, seed = self.run_dir / PART, self.seed or 0
+        left, weight = self._seconds_left(), self.plan.weight if self.plan else 0.0
+        self.ranker, notes = fit_ranker(
+            self.spec, self.dataset, folder, training, seed, left, weight
+        )
         self.notes |= notes
         self.phase_seconds["RANKING"] = time.monotonic() - began
 
@@ -221,7 +224,7 @@ class _TrainingRun:
             self.phase_seconds["MERGING"] = time.monotonic() - began
             query = search_query(index, self.monitor.poll_publishing)
             measures = self._measure(query)
-            if self.spec.calibrate:
+            if self.spec.calibrate and self.ranker is None:
                 self._calibrate(query)
             if self.ranker is not None:
                 self.ranker[1]["search"] = measures

@@ -80,19 +80,12 @@ class TrainSpec(TrainingOptions):
             )
 
     def _check_rank(self) -> None:
-        """Raise ParameterError for options that a ranker cannot be combined with."""
+        """Raise ParameterError for a solver whose models cannot have a ranker."""
         if getattr(SOLVERS[self.solver], "exports", "weights") == "stages":
             raise ParameterError(
                 f"rank needs one score per label and its weights; {self.solver} makes a chain of "
                 "stages"
             )
-        for name, given, reason in (
-            ("calibrate", self.calibrate, "fits probabilities of its own"),
-            ("max_seconds", self.max_seconds is not None, "needs all labels of two trainings"),
-            ("groups", self.groups != "none", "scores names by the label's own weights"),
-        ):
-            if given:
-                raise ParameterError(f"rank {reason}: leave {name} or rank out")
 
     def _check_keep_duals(self) -> None:
         """Raise ParameterError for trainings whose dual variables no update can use."""

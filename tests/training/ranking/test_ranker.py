@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.ranked_model import ASKED, NAMES, UNSEEN, named_data, ranked_model
@@ -13,11 +15,16 @@ from xcray.data.dataset import Dataset
 from xcray.data.texts import read_texts
 from xcray.errors import Conflict, InputError, ParameterError
 from xcray.index.search_result import SearchResult
+from xcray.kernels.search.ranked_candidates import SCORE
+from xcray.model.calibration import probability_source
 from xcray.model.model import Model
 from xcray.predict import Predictor
+from xcray.predict.ranking import CandidateFinder
 from xcray.training import TrainSpec, train
 from xcray.training.edit.calibrate import calibrate
 from xcray.training.evaluation import EvaluationOptions, evaluate_model
+from xcray.training.part_training import PartTraining, TimedStop
+from xcray.training.run import train_model
 
 
 @pytest.fixture(scope="module")
@@ -111,17 +118,57 @@ def test_evaluation_is_of_the_ranked_answers(data: Dataset, predictor: Predictor
     assert measured["P@1"] == pytest.approx(known * entry["measures"]["P@1"])
 
 
+def test_groups_and_ranker_share_a_training(
+    data: Dataset, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are scored with the groups of their labels; probabilities are those of the ranker."""
+    parts = list[str]()
+
+    def train_part(spec: TrainSpec, *args: Any) -> Any:
+        parts.append(spec.dataset)
+        return train_model(spec, *args)
+
+    monkeypatch.setattr("xcray.training.run.train_model", train_part)
+    monkeypatch.setattr(
+        "xcray.training.label_groups.plan.choose_weight", lambda *args: (0.5, {"rows": 1})
+    )
+    grouped = ranked_model(data, tmp_path, groups="4", calibrate=True)
+    assert len(parts) == 1
+    assert grouped.ranker is not None
+    assert (grouped.W.data == model.W.data).all()
+    assert (grouped.calibration, probability_source(grouped.manifest)) == (None, "ranker")
+    asked = Predictor(grouped).encode(["a lynx, an owl and a red fox", ASKED])
+    finder = CandidateFinder(grouped.require_linear(), grouped.ranker.labels)
+    found = finder.candidates(asked, grouped.scorer().top_k(asked.X, 1))
+    rows = np.repeat([0, 1], np.diff(found.indptr))
+    scored = found.labels < grouped.search.n_labels
+    assert scored.sum() > 2  # not only those that the search has retrieved
+    for at in np.flatnonzero(scored):
+        score = grouped.search.score(asked.X, int(found.labels[at]), int(rows[at]))
+        assert found.features[at, SCORE] == score
+
+
+def test_a_time_limit_can_leave_the_ranker_out(
+    data: Dataset, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report says so, and the same run directory with more time completes the model."""
+    run, outs = tmp_path / "run", (tmp_path / "without", tmp_path / "with")
+    spec = TrainSpec(str(data.path), pool="serial", rank=True, max_seconds=900.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            PartTraining, "until", lambda self, _: self._replace(stop=TimedStop(self.stop, 0.0))
+        )
+        result = train(spec, run_dir=run, out=outs[0])
+    assert "time limit" in result.report["not_ranked"]
+    assert Model.open(outs[0]).ranker is None
+    assert train(spec, run_dir=run, out=outs[1]).sha256 == model.sha256
+
+
 def test_what_a_ranker_cannot_do_is_refused(data: Dataset, model: Model, tmp_path: Path) -> None:
     """With the reason, before the training."""
     spec = TrainSpec(str(data.path), rank=True)
-    for changes, reason in (
-        ({"calibrate": True}, "leave calibrate or rank out"),
-        ({"max_seconds": 1.0}, "two trainings: leave max_seconds or rank out"),
-        ({"groups": "auto"}, "leave groups or rank out"),
-        ({"solver": "stagewise"}, "stagewise makes a chain of stages"),
-    ):
-        with pytest.raises(ParameterError, match=reason):
-            dataclasses.replace(spec, **changes)
+    with pytest.raises(ParameterError, match="stagewise makes a chain of stages"):
+        dataclasses.replace(spec, solver="stagewise")
     (tmp_path / "rows.jsonl").write_text('{"text": "a cat", "labels": ["x"]}')
     bare = build("jsonl", {"train": tmp_path / "rows.jsonl"}, tmp_path / "data")
     with pytest.raises(InputError, match="xcray data labels") as caught:

@@ -125,9 +125,11 @@ def train_and_clean(spec: Any, out: Path, run_dir: Path | None, quiet: bool) -> 
     """Train; then remove the default run directory if the model is complete."""
     working_directory = run_directory(run_dir, out)
     result = run_training(spec, out, working_directory, quiet)
-    if run_dir is None and "partial" not in result.report:
+    lacks_ranker = spec.max_seconds is not None and "not_ranked" in result.report
+    is_complete = "partial" not in result.report and not lacks_ranker
+    if run_dir is None and is_complete:
         shutil.rmtree(working_directory, ignore_errors=True)
-    if "partial" in result.report and not quiet:
+    if not is_complete and not quiet:
         output.print_note(
             f"to complete it: the same command with --run-dir {working_directory}, more time and "
             "another --out"

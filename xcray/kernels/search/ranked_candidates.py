@@ -9,6 +9,7 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
+from xcray.kernels.search.label_groups import GroupArrays, add_group_postings
 from xcray.kernels.search.names import LabelNameTable, NameMatches, find_names, match_memory
 from xcray.kernels.search.trees import TreeTable, sum_trees
 from xcray.kernels.vocabulary import Vocabulary, Words
@@ -40,7 +41,7 @@ class LabelSide(NamedTuple):
     """What candidates need of labels; the first K of V have weights.
 
     W: (K, D); b: (K,) float32; counts: (V,) int64, training rows; texts: (V, D), tf-idf of their
-    texts; names: of all labels.
+    texts; names: of all labels; groups: of the first K, empty without groups.
     """
 
     W: CSR
@@ -48,6 +49,7 @@ class LabelSide(NamedTuple):
     counts: Int64
     texts: CSR
     names: LabelNameTable
+    groups: GroupArrays
 
 
 class SearchedTexts(NamedTuple):
@@ -170,6 +172,26 @@ def _add_match(
 
 
 @inner()
+def _group_scores(X: CSR, i: int, groups: GroupArrays) -> Float64:
+    """Return what each group adds to the scores of its labels for row i: (G,) float64."""
+    scores = np.empty(len(groups.bias), np.float64)
+    add_group_postings(X, i, groups.postings, scores)
+    for g in range(len(scores)):
+        scores[g] = groups.share * (scores[g] + np.float64(groups.bias[g]))
+    return scores
+
+
+@inner(allocates=False)
+def _bias(side: LabelSide, label: int, group_scores: Float64) -> float:
+    """Return the bias of a label for the row of the group scores, as the search adds it up."""
+    bias = np.float64(side.b[label])
+    if len(group_scores):
+        for group in side.groups.members[label]:
+            bias += group_scores[group]
+    return bias
+
+
+@inner()
 def _complete(
     rows: SearchedTexts,
     i: int,
@@ -187,12 +209,16 @@ def _complete(
     fill_table(table, x_indices)
     x_sq = _norm_sq(x_data)
     best = rows.scores[i, 0] if rows.scores.shape[1] else 0.0
+    group_scores = np.empty(0, np.float64)
     for at in range(begin, end):
         label = labels[at]
         if np.isnan(features[at, SCORE]) and side.counts[label] > 0:
             first, last = side.W.indptr[label], side.W.indptr[label + 1]
             W_row = side.W.indices[first:last], side.W.data[first:last]
-            features[at, SCORE] = add_products(*W_row, x_indices, x_data, table)[0] + side.b[label]
+            if len(group_scores) < len(side.groups.bias):  # once a row, and only if needed
+                group_scores = _group_scores(rows.X, i, side.groups)
+            product = add_products(*W_row, x_indices, x_data, table)[0]
+            features[at, SCORE] = product + _bias(side, label, group_scores)
         features[at, GAP] = features[at, SCORE] - best
         features[at, FREQUENCY] = np.log1p(np.float64(side.counts[label]))
         features[at, COVERED] /= n_words
@@ -255,11 +281,13 @@ def _add_row(
 @inner()
 def _named(rows: Any, side: Any) -> tuple[SearchedTexts, LabelSide, NameMatches, EntryTable]:
     """Return plain tuples as named ones, and working memory."""
-    x, w, t, n = rows[2], side[0], side[3], side[4]
+    x, w, t, n, g = rows[2], side[0], side[3], side[4], side[5]
     texts = SearchedTexts(rows[0], rows[1], CSR(x[0], x[1], x[2], x[3]), rows[3], rows[4], rows[5])
     names = LabelNameTable(Vocabulary(Words(n[0][0][0], n[0][0][1]), n[0][1], n[0][2]), n[1], n[2])
+    postings = CSR(g[0][0], g[0][1], g[0][2], g[0][3])
+    groups = GroupArrays(postings, g[1], g[2], g[3], g[4], g[5], g[6])
     of_labels = LabelSide(
-        CSR(w[0], w[1], w[2], w[3]), side[1], side[2], CSR(t[0], t[1], t[2], t[3]), names
+        CSR(w[0], w[1], w[2], w[3]), side[1], side[2], CSR(t[0], t[1], t[2], t[3]), names, groups
     )
     longest = 0
     for i in range(len(rows[1]) - 1):

@@ -18,7 +18,7 @@ from xcray.training.capacity.preflight import memory_limits
 from xcray.training.label_groups.clustering import choose_sizes, cluster_bytes, cluster_labels
 from xcray.training.label_groups.data import GroupPlan, group_solver
 from xcray.training.label_groups.weighing import choose_weight
-from xcray.training.part_training import PartTraining
+from xcray.training.part_training import PART, PartTraining
 from xcray.training.report.summary import summarize_block
 from xcray.training.selection.held_out import HOLDOUT, hold_out, split_training_rows
 from xcray.training.spec import TrainSpec, parse_group_sizes
@@ -54,7 +54,7 @@ def plan_groups(
     document = read_json(path) if path.exists() else {}
     if document.get("identity") != json.loads(json.dumps(identity)):
         training = training.renamed("SELECTING", "label groups on held-out rows")
-        weight, measured = _weigh(spec, dataset, sizes, run_dir / "groups", training)
+        weight, measured = _weigh(spec, dataset, sizes, run_dir / PART, training)
         document = {"identity": identity, "weight": weight, "measured": measured}
         write_json(path, document)
     weight = float(document["weight"])
@@ -91,7 +91,10 @@ def _weigh(
     folder: Path,
     training: PartTraining,
 ) -> tuple[float, dict[str, Any]]:
-    """Return the weight and what was measured; the folder is removed at the end."""
+    """Return the weight and what was measured.
+
+    The folder is removed at the end, unless a ranker needs the model in it.
+    """
     part = hold_out(dataset, HOLDOUT, 0, folder / "rows", with_rest=False)
     clusters = cluster_labels(part.train.X, part.train.YT, sizes)
     model = training.model(spec, part, folder, GroupPlan(clusters, 1.0))
@@ -99,5 +102,6 @@ def _weigh(
     X, Y = take_rows(dataset.train.X, held), take_pattern_rows(dataset.train.Y, held)
     threads = 1 if spec.pool == "serial" else min(spec.workers or 4096, available_cores())
     weighed = choose_weight(model.require_linear().search, X, Y, threads, training.check_stop)
-    discard_directory(folder)
+    if not spec.rank:
+        discard_directory(folder)
     return weighed

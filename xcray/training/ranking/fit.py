@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -21,11 +22,12 @@ from xcray.arrays import Float64, Int64, Pattern, frozen
 from xcray.data.dataset import Dataset
 from xcray.data.label_texts import LabelTexts, open_label_texts
 from xcray.data.texts import TEXTS, read_texts, texts_of
-from xcray.errors import InputError, missing_extra
+from xcray.errors import InputError, Stopped, missing_extra
+from xcray.index.scorer import SparseScorer
 from xcray.kernels.search.ranked_candidates import FEATURES
 from xcray.kernels.search.trees import LEAF, MAX_LEAVES, Trees, tree_roots
 from xcray.kernels.sparse import take_pattern_rows
-from xcray.model.model import Model
+from xcray.model.directory import LinearPart
 from xcray.model.ranker import LabelIndex, Ranker, index_labels
 from xcray.predict.ranking import BATCH_ROWS, CANDIDATES, CandidateFinder, Candidates
 from xcray.training.part_training import PartTraining
@@ -65,21 +67,37 @@ def require_rankable(data: Dataset) -> LabelTexts:
 
 
 def fit_ranker(
-    spec: TrainSpec, data: Dataset, folder: Path, training: PartTraining, seed: int
+    spec: TrainSpec,
+    data: Dataset,
+    folder: Path,
+    training: PartTraining,
+    seed: int,
+    seconds_left: float | None,
+    group_weight: float,
 ) -> tuple[FittedRanker | None, dict[str, str]]:
     """Return a ranker for models of the data set; without one, notes for the report that say why.
 
-    folder: of the training on a part of the rows. Raises InputError as `require_rankable`.
+    folder: of the training on a part of the rows, which can be the one that weighed label groups;
+    seconds_left: for that training; group_weight: of the groups of the models. Raises InputError as
+    `require_rankable`, and Stopped.
     """
     texts = require_rankable(data)
     assert data.text is not None
     rows = frozen(split_training_rows(data.train.n_rows)[1][:MAX_ROWS], np.int64)
     part = hold_out(data, HOLDOUT, 0, folder / "rows", with_rest=False)
-    model = training.model(spec, part, folder)
+    try:
+        model = training.until(seconds_left).model(spec, part, folder)
+    except Stopped:
+        training.check_stop()
+        return None, {
+            "not_ranked": "the time limit ended the second training, which a ranker needs: allow "
+            "more time (max_seconds)"
+        }
+    linear = _with_weight(model.require_linear(), group_weight)
     languages = _frequent_languages(data)
     index = index_labels(data.label_names, data.label_counts, texts, data.text, languages)
     part_index = _recount(index, part.label_counts)
-    batches = list(_labelled_candidates(data, model, rows, part_index))
+    batches = list(_labelled_candidates(data, linear, rows, part_index))
     features = np.concatenate([candidates.features for candidates, _ in batches])
     correct = np.concatenate([each for _, each in batches])
     n_correct = int(correct.sum())
@@ -114,13 +132,22 @@ def _recount(index: LabelIndex, counts: Int64) -> LabelIndex:
     return index._replace(counts=frozen(np.concatenate([counts, others]), np.int64))
 
 
+def _with_weight(linear: LinearPart, weight: float) -> LinearPart:
+    """Return the search with another weight of its groups; without groups, if that is 0."""
+    groups = linear.search.groups
+    if groups is None:
+        return linear
+    weighed = replace(groups, weight=weight) if weight else None
+    return linear._replace(search=linear.search.with_groups(weighed))
+
+
 def _labelled_candidates(
-    data: Dataset, model: Model, rows: Int64, index: LabelIndex
+    data: Dataset, linear: LinearPart, rows: Int64, index: LabelIndex
 ) -> Iterator[tuple[Candidates, NDArray[np.bool_]]]:
     """Yield candidates of rows in batches, and which are correct."""
     assert data.text is not None
-    finder = CandidateFinder(model.require_linear(), index)
-    scorer = model.scorer()
+    finder = CandidateFinder(linear, index)
+    scorer = SparseScorer(linear.search)
     for numbers, texts in _batches(data, rows):
         read = data.text.read(texts)
         candidates = finder.candidates(read, scorer.top_k(read.X, CANDIDATES))
