@@ -18,6 +18,7 @@ DIR has a folder per set with train.txt.xz and test.txt.xz; --sets names any of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,10 +124,15 @@ def train_peer(
     return dict(train({**task, **rows, "folder": str(folder)}, name))
 
 
-def peer_rows(those: Folders, peer: str, unit: bool, train: Any) -> list[dict[str, Any]]:
-    """Return the rows of one peer: with its defaults, and with the best C. unit: see above."""
+def peer_rows(
+    those: Folders, peer: str, unit: bool, train: Any, cs: Sequence[float] = CS
+) -> list[dict[str, Any]]:
+    """Return the rows of one peer: with its defaults, and with the best C. unit: see above.
+
+    "validation" is the measure on held-out training rows that C is chosen by.
+    """
     values, seconds = {}, 0.0
-    for C in CS:
+    for C in cs:
         run = train_peer(those, peer, C, "learn", unit, train)
         if "failed" in run:
             print(f"{peer} C={C:g}: {run['failed']}", flush=True)
@@ -138,7 +144,7 @@ def peer_rows(those: Folders, peer: str, unit: bool, train: Any) -> list[dict[st
     for title, C in (("defaults", 1.0), ("tuned", max(values, key=values.__getitem__, default=1))):
         run = train_peer(those, peer, C, "all", unit, train)
         name = f"{peer}{', unit rows' if unit else ''}, {title}"
-        row = {"program": name, "C": C, "tuning_cpu_s": seconds}
+        row = {"program": name, "C": C, "tuning_cpu_s": seconds, "validation": values.get(C, 0.0)}
         if "failed" in run:
             rows.append({**row, "failed": run["failed"]})
             continue

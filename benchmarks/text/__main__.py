@@ -1,20 +1,25 @@
 """What each text option gains: accuracy, processor time and model size, option after option.
 
 python -m benchmarks.text --data DIR [--sets cooking,gutenberg_lcsh,gnd_tibkat_text]
-    [--options default,stems,...] [--rows 0] [--part test] [--peers omikuji_tree,...]
+    [--options default,stems,...] [--rows 0] [--part test] [--peers omikuji_tree,... --cs 0.3,1,3]
 
 DIR holds `gnd_tibkat_text/{train,dev}.jsonl.xz`, `gnd_tibkat/label_names.tsv.xz`,
 `cooking/cooking.stackexchange.txt.xz` (its last 3,000 rows are tested), and
-`gutenberg_lcsh/docs.tsv.xz` (a fifth of the rows, by a hash of their number, is tested). Options
-add up: each line of `OPTIONS` has those before it. Measures count all true labels of a row, also
-those that do not occur in training. CPU is that of the build, which reads and analyses all texts,
-and of the training, with all threads. `--rows` limits the training rows. `--part validation` leaves
-a fifth of the training rows out and tests on them, to choose options; `--part test` is for figures.
+`gutenberg_lcsh/docs.tsv.xz` (a fifth of the rows, by a hash of their number, is tested). Sets that
+no option was chosen on: `titles_de` and `abstracts_en` have one field and language of
+`gnd_tibkat_text`; `news20_bydate` has its word counts as texts of numbers.
 
-`--peers omikuji_tree,pecos_tree` trains programs of `benchmarks.peers` on the features of the last
-option, as `benchmarks.peers.accuracy` does, and on sets of at most 1,000 labels LinearSVC of
-scikit-learn, one label against the rest, on features of TfidfVectorizer. Their measures are of
-labels that occur in training.
+Options add up: each line of `OPTIONS` has those before it; `auto` begins with the default data set.
+Measures count all true labels of a row, also those that do not occur in training. CPU is that of
+the build, which reads and analyses all texts, and of the training, with all threads. `--rows`
+limits the training rows. `--part validation` leaves a fifth of the training rows out and tests on
+them, to choose options; `--part test` is for figures.
+
+`--peers omikuji_tree,pecos_tree` trains programs of `benchmarks.peers` on the features of every
+option but `auto`, as `benchmarks.peers.accuracy` does, with C of `--cs`, and on sets of at most
+1,000 labels LinearSVC of scikit-learn, one label against the rest, on features of TfidfVectorizer.
+Of each peer, the features with the best P@1 + nDCG@5 on held-out training rows are marked. Measures
+are of labels that occur in training, differences are to the last option.
 """
 
 from __future__ import annotations
@@ -29,13 +34,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.harness import run_benchmark
-from benchmarks.text.peers import compare_peers
+from benchmarks.peers.accuracy import CS
+from benchmarks.text.peers import K, compare_peers
+from xcray.api.options import DEFAULT_MEASURE
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.data.label_texts import read_label_texts, set_label_texts
 from xcray.data.splits import HashSplit
 from xcray.data.text.fields import document
 from xcray.model.model import Model
+from xcray.predict.predictor import Predictor
 from xcray.training import TrainSpec, train
 
 KS: Final = (1, 5, 20)
@@ -52,12 +60,16 @@ OPTIONS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "names": ({"names": True}, {}),  # of the labels, and a ranker; if the set has them
     "characters": ({"char_ngrams": [4, 6]}, {}),
 }
+AUTO: Final = "auto"  # the parameters and the options of the texts are chosen
 NAMES: Final = {"gnd_tibkat_text": "gnd_tibkat/label_names.tsv.xz"}
 # language, text fields, and text fields with a weight, of each set
 SETS: Final = {
     "cooking": ("en", ["title"], None),
     "gutenberg_lcsh": ("en", ["title", "author"], {"title": {"weight": 2}, "author": {}}),
     "gnd_tibkat_text": ("lang", ["title", "abstract"], {"title": {"weight": 2}, "abstract": {}}),
+    "titles_de": ("de", ["title"], None),
+    "abstracts_en": ("en", ["abstract"], None),
+    "news20_bydate": (None, ["text"], None),
     "generated": ("en", ["title", "abstract"], {"title": {"weight": 2}, "abstract": {}}),
 }
 
@@ -69,10 +81,19 @@ def rows_of(name: str, data: Path | None, part: str) -> Iterator[dict[str, Any]]
             topic = i * 7 % 5
             text = " ".join(f"word{topic}{(i * k) % 9}" for k in range(1, 9))
             yield {"title": f"topics{topic}", "abstract": text, "labels": [f"l{topic}"]}
-    elif name == "gnd_tibkat_text":
+    elif name in ("gnd_tibkat_text", "titles_de", "abstracts_en"):
         file = "train.jsonl.xz" if part == "train" else "dev.jsonl.xz"
-        with lzma.open(data / name / file, "rt", encoding="utf-8") as lines:
-            yield from map(json.loads, lines)
+        with lzma.open(data / "gnd_tibkat_text" / file, "rt", encoding="utf-8") as lines:
+            records = map(json.loads, lines)
+            yield from (row for row in records if name.endswith((row["lang"], "_text")))
+    elif name == "news20_bydate":
+        with lzma.open(data / name / f"{part}.txt.xz", "rt", encoding="utf-8") as lines:
+            next(lines)
+            for line in lines:
+                labels, *cells = line.split()
+                pairs = (cell.split(":") for cell in cells)
+                text = " ".join(" ".join([f"w{word}"] * int(float(n))) for word, n in pairs)
+                yield {"text": text, "labels": labels.split(",")}
     elif name == "cooking":
         with lzma.open(
             data / name / "cooking.stackexchange.txt.xz", "rt", encoding="utf-8"
@@ -113,7 +134,7 @@ def options_of(name: str, last: str) -> tuple[dict[str, Any], dict[str, Any]]:
     language, plain, weighted = SETS[name]
     text: dict[str, Any] = {}
     params: dict[str, Any] = {}
-    for option, (of_text, of_solver) in OPTIONS.items():
+    for option, (of_text, of_solver) in {AUTO: ({}, {}), **OPTIONS}.items():
         text |= of_text
         params |= of_solver
         if option == last:
@@ -136,18 +157,21 @@ def measure_option(
         data = set_label_texts(data, read_label_texts(names))
     built = time.process_time()
     out = folder / f"{name}-{option}-model"
-    spec = TrainSpec(str(data.path), params=params, pool="threads", ks=KS, rank=names is not None)
+    auto = DEFAULT_MEASURE if option == AUTO else None
+    spec = TrainSpec(
+        str(data.path), params=params, pool="threads", ks=KS, rank=names is not None, auto=auto
+    )
     trained = train(spec, run_dir=folder / f"{name}-{option}-run", out=out)
     done = time.process_time()
     model = Model.open(out, verify=False)
-    assert data.text is not None
+    assert model.text is not None
     texts = [
         document({each: row.get(each) for each in model.text_fields}, model.text_fields)
         for row in islice(_rows(files["test"]), 5000)
     ]
-    data.text.transform(texts[:1])
+    model.text.transform(texts[:1])
     started = time.process_time()
-    data.text.transform(texts)
+    model.text.transform(texts)
     seconds = time.process_time() - started
     figures = {
         each: round(100 * trained.measures[each], 2) for each in SHOWN if each in trained.measures
@@ -155,11 +179,12 @@ def measure_option(
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     return {
         **figures,
-        "features": data.n_features,
+        "features": model.n_features,
         "cpu_build": round(built - began, 1),
         "cpu_train": round(done - built, 1),
         "model_mb": round(size / 1e6, 1),
         "texts_per_second": round(len(texts) / max(seconds, 1e-9)),
+        **({"chosen": trained.report["auto"]["text"]["chosen"]} if auto else {}),
     }, data
 
 
@@ -169,30 +194,52 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
+def compare(
+    name: str,
+    options: argparse.Namespace,
+    files: dict[str, Path],
+    folder: Path,
+    data: dict[str, Dataset],
+    figures: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """Return the rows of all programs on one set. data, figures: by option."""
+    fields = SETS[name][1]
+    texts = {
+        part: [" ".join(row[each] for each in fields) for row in _rows(file)]
+        for part, file in files.items()
+    }
+    documents = [
+        document({each: row[each] for each in fields}, fields) for row in _rows(files["test"])
+    ]
+    ours = []
+    for option in data:
+        top = Predictor(folder / f"{name}-{option}-model").predict(documents, K).labels
+        ours.append(
+            {"program": f"xcray, {option}", "top": top, "cpu_s": figures[option]["cpu_train"]}
+        )
+    env, cache = options.env or folder / "env", options.cache or folder / "cache"
+    features = {option: each for option, each in data.items() if option != AUTO}
+    cs = [float(each) for each in options.cs.split(",")]
+    return compare_peers(name, features, ours, texts, options.peers.split(","), env, cache, cs)
+
+
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the figures of every set and option."""
     out: dict[str, Any] = {}
     for name in options.sets.split(","):
-        files, data, last = write_rows(name, options, folder), None, ""
+        files = write_rows(name, options, folder)
         figures: dict[str, Any] = {}
+        data: dict[str, Dataset] = {}
         for option in options.options.split(","):
             if (option == "fields" and SETS[name][2] is None) or (
                 option == "names" and name not in NAMES
             ):
                 continue
             names = options.data / NAMES[name] if option == "names" else None
-            figures[option], data = measure_option(name, option, files, folder, names)
-            last = option
+            figures[option], data[option] = measure_option(name, option, files, folder, names)
             print(name, option, figures[option], flush=True)
-        if data is not None and options.peers:
-            texts = {
-                part: [" ".join(row[each] for each in SETS[name][1]) for row in _rows(file)]
-                for part, file in files.items()
-            }
-            env, cache = options.env or folder / "env", options.cache or folder / "cache"
-            model, peers = folder / f"{name}-{last}-model", options.peers.split(",")
-            cpu_s = figures[last]["cpu_train"]
-            figures["peers"] = compare_peers(data, model, texts, peers, env, cache, cpu_s)
+        if options.peers:
+            figures["peers"] = compare(name, options, files, folder, data, figures)
         out[name] = figures
     return out
 
@@ -207,7 +254,8 @@ def main() -> None:
         options={"default": ",".join(OPTIONS)},
         rows={"type": int, "default": 0},
         part={"choices": ("validation", "test"), "default": "test"},
-        peers={"default": "", "help": "programs that read the features of the last option"},
+        peers={"default": "", "help": "programs that read the features of all options but auto"},
+        cs={"default": ",".join(map(str, CS)), "help": "values of C that are tried for the peers"},
         env={"type": Path, "help": "the peers' environment; default: a temporary one"},
         cache={"type": Path, "help": "keeps the runs of the peers; default: a temporary directory"},
     )

@@ -14,7 +14,6 @@ from benchmarks.peers.accuracy import peer_rows, prepare, table, with_measures
 from benchmarks.peers.environment import environment
 from benchmarks.peers.run import cached
 from xcray.data.dataset import Dataset
-from xcray.model.model import Model
 
 MAX_LABELS: Final = 1000  # of a set that LinearSVC is trained on, one label after the other
 K: Final = 5
@@ -26,36 +25,43 @@ VECTORIZERS: Final = {"words, pairs": [WORDS], "words, pairs, characters": [WORD
 
 
 def compare_peers(
-    data: Dataset,
-    model: Path,
+    name: str,
+    features: Mapping[str, Dataset],
+    ours: Sequence[dict[str, Any]],
     texts: Mapping[str, Sequence[str]],
     peers: Sequence[str],
     env: Path,
     cache: Path,
-    cpu_s: float,
+    cs: Sequence[float],
 ) -> list[dict[str, Any]]:
     """Return and print measures of all programs on the test rows, with paired standard errors.
 
-    model: of xcray, with the same features as the peers; texts: of the parts "train" and "test",
-    for scikit-learn; env: the peers' environment; cache: keeps the peers' runs; cpu_s: of the
-    training of xcray.
+    features: of one set, by option; ours: rows of xcray, the last is the reference; texts: of the
+    parts "train" and "test", for scikit-learn; env: the peers' environment; cache: keeps the peers'
+    runs; cs: values of C.
     """
-    assert data.test is not None
-    top = Model.open(model, verify=False).require_linear().search.query(data.test.X, K).top
-    rows: list[dict[str, Any]] = [{"program": "xcray", "top": top.labels, "cpu_s": cpu_s}]
+    rows, reference = [*ours], ours[-1]["program"]
     python, absent = environment(env, {PEERS_BY_NAME[peer].package for peer in peers})
-    folders = prepare(data, cache / data.content_hash[:12])
-
-    def train(task: dict[str, Any], run: str) -> dict[str, Any]:
-        return cached(task, python, LIMIT, folders.all.parent / f"{run}.json", False)
-
     for peer in peers:
-        if PEERS_BY_NAME[peer].package not in absent:
-            rows += peer_rows(folders, peer, False, train)
+        if PEERS_BY_NAME[peer].package in absent:
+            continue
+        own = []
+        for option, data in features.items():
+            folders = prepare(data, cache / data.content_hash[:12])
+
+            def train(task: dict[str, Any], run: str, place: Path = folders.all.parent) -> Any:
+                return cached(task, python, LIMIT, place / f"{run}.json", False)
+
+            found = peer_rows(folders, peer, False, train, cs)
+            own += [{**row, "program": f"{row['program']}, {option}"} for row in found]
+        best = max(own, key=lambda row: row.get("validation", 0.0))
+        best["program"] += ", chosen"
+        rows += own
+    data = next(iter(features.values()))
     if data.n_labels <= MAX_LABELS:
-        rows += [linear_svc(data, texts, name) for name in VECTORIZERS]
-    rows = [{"set": data.name, **row} for row in with_measures(rows, data, "xcray")]
-    print(table(rows, "xcray"), flush=True)
+        rows += [linear_svc(data, texts, each) for each in VECTORIZERS]
+    rows = [{"set": name, **row} for row in with_measures(rows, data, reference)]
+    print(table(rows, reference), flush=True)
     return rows
 
 
