@@ -16,6 +16,9 @@ from xcray.parameters import MAX_SECONDS, parameter
 Format: TypeAlias = Literal["parquet", "svmlight", "xc", "jsonl", "csv", "tsv", "fasttext", "text"]
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 POOLS: Final = ("serial", "threads", "ray")
+CHANGES: Final = (
+    "rows", "calibrate", "thresholds", "add", "retrain", "remove", "merge", "rename",
+)  # fmt: skip
 DEFAULT_MEASURE: Final = "P@1+nDCG@5"
 
 
@@ -233,6 +236,36 @@ class ReadingOptions:
     )
     n_labels: int | None = parameter(
         None, "maximum number of labels; more is an error", kind=int, low=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeOptions:
+    """What a job changes in a version of a model, to make the next one."""
+
+    change: str = parameter(
+        "rows",
+        "what changes: the rows of the data set; probabilities (calibrate) or thresholds, fitted "
+        "to held-out rows; or labels that are added, retrained, removed, merged or renamed",
+        choices=CHANGES,
+    )
+    labels: tuple[str, ...] | None = parameter(
+        None,
+        "names of the labels that change; add takes all new labels by default",
+        kind=str,
+        high=10_000,
+        many=100_000,
+    )
+    into: str | None = parameter(
+        None, "name of the merged label, or the new name of a renamed one", kind=str, low=1
+    )
+    objective: str = parameter(
+        "macro-F1",
+        "what thresholds maximise: micro-F1, macro-F1, or the recall at a precision",
+        choices=("micro-F1", "macro-F1", "precision"),
+    )
+    precision: float | None = parameter(
+        None, "least precision per label, for objective precision", kind=float, above=0, high=1
     )
 
 

@@ -15,7 +15,13 @@ from xcray.api.job_replies import (
     OutputView,
     TimelineView,
 )
-from xcray.api.options import BatchOptions, JobOptions, LocalPoolOptions, TrainingOptions
+from xcray.api.options import (
+    BatchOptions,
+    ChangeOptions,
+    JobOptions,
+    LocalPoolOptions,
+    TrainingOptions,
+)
 from xcray.client.connection import Connection
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, excerpt
 from xcray.parameters import takes
@@ -80,7 +86,7 @@ class Jobs(Resource):
         body = {**named, **options}
         return cast(JobView, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
 
-    @takes(LocalPoolOptions, JobOptions)
+    @takes(ChangeOptions, LocalPoolOptions, JobOptions)
     def update(
         self,
         version: str,
@@ -93,7 +99,7 @@ class Jobs(Resource):
         idempotency_key: str | None = None,
         **options: Any,
     ) -> JobView:
-        """Submit an update of a version to a data set that was changed from its own.
+        """Submit a change of a version: by default, of its rows to a data set changed from its own.
 
         version: name, name@alias or name:version. dataset: id or name. model: the name to publish
         under, by default that of the version. alias: points to the new version, if that passes the

@@ -179,3 +179,45 @@ def test_a_version_is_updated_to_a_changed_data_set(
     result = finish(server)
     assert ("alias" in result, result["warnings"][0]["code"]) == (False, "ALIAS_CHANGED")
     assert state.registry.aliases.find_split("docs", "prod") == split
+
+
+def test_a_version_gets_probabilities_thresholds_and_other_labels(
+    server: ServerSetup, tmp_path: Path
+) -> None:
+    client, registry = server.client, server.app_state.registry
+    examples = zip(TEXTS * 60, LABELS * 60, strict=True)
+    rows = [
+        (f"r{i}", f"{text} a{i % 17} b{i % 19}", label) for i, (text, label) in enumerate(examples)
+    ]
+    file, test = (
+        write_rows(tmp_path / "rows", rows[:100]),
+        write_rows(tmp_path / "test", rows[100:]),
+    )
+    made = client.datasets.upload(file, name="topics", format="jsonl", test=test)
+    client.datasets.wait(made["id"], seconds=120)
+    client.jobs.submit(dataset="topics", model="topics")
+    assert run_next(server) == SUCCEEDED
+    first, second, *_ = Model.open(registry.resolve("topics")).answer_names.to_pylist()
+
+    def change(what: str, **more: object) -> Model:
+        job = client.jobs.update("topics", dataset="topics", change=what, **more)
+        assert job["spec"]["change"] == what
+        assert run_next(server) == SUCCEEDED
+        result = client.jobs.get(job["id"])["result"]
+        assert result is not None
+        return Model.open(registry.resolve(f"topics:{result['version']}"))
+
+    assert change("calibrate").calibration is not None
+    fitted = change("thresholds", objective="micro-F1")
+    assert fitted.manifest["label_thresholds"]["objective"] == "micro-F1"
+    assert "other" in change("rename", labels=[first], into="other").answer_names.to_pylist()
+    assert second not in change("remove", labels=[second]).answer_names.to_pylist()
+    assert change("add", labels=[second]).answer_names.to_pylist()[-1] == second
+    for what, more, message in (
+        ("calibrate", {"into": "x"}, "only for them"),
+        ("merge", {"labels": [second]}, "set `into`"),
+        ("rename", {"labels": ["a", "b"], "into": "x"}, "one label"),
+        ("grow", {}, "calibrate"),
+    ):
+        with pytest.raises((InputError, ParameterError), match=message):
+            client.jobs.update("topics", dataset="topics", change=what, **more)

@@ -438,3 +438,28 @@ def test_a_whole_file_is_answered(live: Live, pages: Browsing | None, tmp_path: 
         page.get_by_role("button", name=".parquet").click()
     labels = pq.read_table(download.value.path()).column("labels").to_pylist()
     assert [row[0] for row in labels] == ["csv", "socket"]
+
+
+def test_a_version_is_calibrated_and_a_label_renamed(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    body = {"dataset": "topics", "model": "changed"}
+    wait_for(live, live.http.post("/v1/jobs", json=body).headers["location"], "SUCCEEDED")
+    page = pages.open("/#/models/changed?tab=calibration", key=live.keys["submit"])
+    page.get_by_role("link", name="fit them").click()
+    page.get_by_role("button", name="Make the next version").click()
+    page.get_by_text("Status: SUCCEEDED").wait_for()
+    assert live.http.get("/v1/models/changed/versions/2").json()["calibrated"]
+    page.goto(f"{live.url}/#/models/changed?tab=change")
+    page.get_by_label("Change", exact=True).last.select_option("rename")
+    page.get_by_label("Labels", exact=True).fill("csv")
+    page.get_by_label("New name").fill("tables")
+    page.get_by_label("Alias that then moves").fill("next")
+    page.get_by_role("button", name="Make the next version").click()
+    page.get_by_text("Status: SUCCEEDED").wait_for()
+    page.get_by_role("link", name="Command and REST").click()
+    command = page.get_by_label("command").inner_text()
+    assert "--change rename --labels csv --into tables" in command
+    assert live.http.get("/v1/models/changed").json()["aliases"]["next"] == 3
+    labels = live.http.get("/v1/models/changed:3/labels").json()["labels"]
+    assert "tables" in [each["label"] for each in labels]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.api.options import JobOptions, LocalPoolOptions, TrainingOptions
+from xcray.api.options import ChangeOptions, JobOptions, LocalPoolOptions, TrainingOptions
 from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
 from xcray.cli.terminal.declared_options import Options, with_options
@@ -73,14 +73,14 @@ def submit(
 
 
 @app.command()
-@with_options(LocalPoolOptions, JobOptions, server=True)
+@with_options(ChangeOptions, LocalPoolOptions, JobOptions, server=True)
 def update(
     version: Annotated[
         str, typer.Argument(metavar="VERSION", help="Model: name, name@alias or name:version.")
     ],
     dataset: Annotated[
         str,
-        typer.Option(help="Id or name of a data set that was changed from that of the version."),
+        typer.Option(help="Id or name of a data set with the features of the version."),
     ],
     model: Annotated[
         str | None, typer.Option(help="Name to publish under; default: that of the version.")
@@ -107,7 +107,10 @@ def update(
     server: ServerOption = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Submit an update: only labels that the changed rows affect are solved again."""
+    """Submit a change of a version, by default to changed rows; see --change.
+
+    Of changed rows, only the labels that they affect are solved again.
+    """
     with make_client(server) as client:
         named: dict[str, Any] = {"model": model, "gate": gate, "alias": alias, "weight": weight}
         job = client.jobs.update(version, dataset=dataset, idempotency_key=key, **named, **options)

@@ -40,7 +40,7 @@ from xcray.telemetry import tracing
 from xcray.telemetry.logging import LogContext, configure_runner_logging
 from xcray.training import TrainResult, TrainSpec, train
 from xcray.training.edit.apply import EditOptions
-from xcray.training.edit.update import update_model
+from xcray.training.edit.changes import make_version
 from xcray.workers.pool import StopFlag
 
 LOG: Final = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class _Attempt:
         )
 
     def _update(self, values: dict[str, Any], out: Path) -> TrainResult:
-        """Update a model to changed rows, and return the result."""
+        """Make the next version of a model by a change, and return the result."""
         options = EditOptions(
             pool=values["pool"],
             workers=values["workers"],
@@ -216,7 +216,7 @@ class _Attempt:
             progress=self.monitor.report_progress,
             stop=self.monitor.stop_flag,
         )
-        return update_model(values["update"], values["dataset"], out, options, evaluate=True)
+        return make_version(values, out, options)
 
     def _predict_and_publish(self) -> dict[str, Any]:
         """Predict, publish the results, and return the job's result."""

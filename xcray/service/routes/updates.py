@@ -1,4 +1,4 @@
-"""Updates: a job that makes the next version of a model for a changed data set."""
+"""Updates: a job that makes the next version of a model by a change of rows, labels or fits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from xcray.api.gate import parse_gate
 from xcray.api.job_replies import JobView
-from xcray.api.options import JobOptions, LocalPoolOptions
+from xcray.api.options import ChangeOptions, JobOptions, LocalPoolOptions
 from xcray.data.dataset import Dataset
 from xcray.jobs.job import body_digest
 from xcray.jobs.runner.promotion import target_of
@@ -25,18 +25,19 @@ from xcray.service.schemas.base import Name, Strict
 from xcray.service.schemas.declared import declared_values, with_parameters
 from xcray.telemetry import tracing
 from xcray.training.calibration.fit import held_out_part
-from xcray.training.edit.update import check_update
+from xcray.training.edit.changes import check_change
 
 router = APIRouter(tags=["jobs"])
 
 
-class ChangedRows(Strict):
-    """The changed data set, the name to publish under, and where the work runs."""
+class VersionRequest(Strict):
+    """What changes, the data set, the name to publish under, and where the work runs."""
 
     dataset: str = Field(
         min_length=1,
         max_length=64,
-        description="Id or name of a data set whose `base` is the data set of the version.",
+        description="Id or name of a data set with the features of the version; for changed rows "
+        "one whose `base` is the data set of the version.",
     )
     model: Name | None = Field(
         None, description="Name under which the model is published; default: that of the version."
@@ -60,7 +61,9 @@ class ChangedRows(Strict):
     )
 
 
-UpdateRequest = with_parameters("UpdateRequest", ChangedRows, LocalPoolOptions, JobOptions)
+UpdateRequest = with_parameters(
+    "UpdateRequest", VersionRequest, ChangeOptions, LocalPoolOptions, JobOptions
+)
 
 
 @router.post(
@@ -74,14 +77,15 @@ def submit(
     request: Request,
     caller: Submitter,
     reference: str,
-    body: Annotated[ChangedRows, Depends(json_body(UpdateRequest))],
+    body: Annotated[VersionRequest, Depends(json_body(UpdateRequest))],
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Queue an update of the version that `reference` currently resolves to.
+    """Queue a change of the version that `reference` currently resolves to.
 
-    Only labels whose certificate the changed rows break are solved again. The job is of kind train,
-    with `update` in its spec. With an Idempotency-Key, sending the same request again returns the
-    same job (200), and another body is refused (409).
+    By default its rows change: only labels whose certificate the changed rows break are solved
+    again. `change` names the others. The job is of kind train, with `update` in its spec. With an
+    Idempotency-Key, sending the same request again returns the same job (200), and another body is
+    refused (409).
     """
     app_state = app_state_of(request)
     digest = body_digest({"update": reference, **body.model_dump(mode="json", exclude_unset=True)})
@@ -92,7 +96,8 @@ def submit(
         name, version = registry.resolve_version(reference)
         old = Model.open(registry.resolve(f"{name}:{version}"), verify=False)
         data = Dataset.open(record.path)
-        check_update(old, data)
+        change = declared_values(body, ChangeOptions)
+        check_change(ChangeOptions(**change), old, data)
         if body.gate is not None:
             parse_gate(body.gate, old.n_labels)
             held_out_part(data)
@@ -105,6 +110,7 @@ def submit(
             "pool": "threads",
             "workers": 0,
             **declared_values(body, LocalPoolOptions),
+            **change,
             "update": str(old.path),
             "gate": body.gate,
             **target,

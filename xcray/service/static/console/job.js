@@ -64,7 +64,7 @@ function Summary({ job, reload, restart }) {
     <${Details} of=${[["Model", result?.model && html`<${ModelLink} result=${result} />`], ["Data set", spec.dataset && html`<a href=${`#/datasets/${spec.dataset}`}>${result?.report?.data?.name ?? spec.dataset}</a>`],
       ["Phase", phaseOf(job)], ["Time left", status === "RUNNING" ? duration(now.eta) : ""], ["Rate", isRunning && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
       ["Duration", secondsOf(job) === null ? "" : duration(secondsOf(job))], ["Created", html`<${Time} at=${job.created} />`], ["Finished", job.finished && html`<${Time} at=${job.finished} />`],
-      ["Attempt", job.attempt > 1 ? job.attempt : ""], ["Solver", spec.solver], ["Update of", spec.update],
+      ["Attempt", job.attempt > 1 ? job.attempt : ""], ["Solver", spec.solver], ["Version of", spec.update], ["Change", spec.change],
       ["Gate", result?.comparison && (result.comparison.passed ? "passed" : "not passed")],
       ["Ray", job.ray_job && html`<a href=${job.ray_job} rel="noreferrer">job in Ray's dashboard</a> (a local Ray asks for the token in HOME/ray/token)`]]} />`;
 }
@@ -118,17 +118,20 @@ function Log({ id, over }) {
     <${Trouble} error=${error} /><pre tabindex="0" aria-label="last 200 lines of the log">${lines.join("\n") || "no lines"}</pre>`;
 }
 
+// The change of a version and its options.
+const changeOf = ({ change: name, labels, into, objective, precision }) => ({ change: name, labels, into, ...(name === "thresholds" && { objective, precision }) });
+
 // The command and the request that submit the same training or update.
 function Calls({ job }) {
   const { spec } = job, { dataset, update, name: model, solver, params } = spec;
-  const named = update ? Object.fromEntries(Object.entries({ model, gate: spec.gate, alias: spec.alias, weight: spec.weight < 1 && spec.weight }).filter(([, value]) => value)) : { model, solver };
+  const named = update ? Object.fromEntries(Object.entries({ model, gate: spec.gate, alias: spec.alias, weight: spec.weight < 1 && spec.weight, ...(spec.change !== "rows" && changeOf(spec)) }).filter(([, value]) => value)) : { model, solver };
   const [solvers] = useLoaded(() => get("/v1/solvers"), []);
   if (!solvers) return null;
   const given = setOptions(solvers.training, job);
   const quote = (value) => (/^[\w@.:/=+-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`);
   const option = ([name, value]) => `--${name.replaceAll("_", "-")}${value === true ? "" : ` ${quote(String(value))}`}`;
   const values = update ? {} : { params };
-  const words = [update ? `xcray jobs update ${update} --dataset` : "xcray jobs submit", dataset, ...Object.entries({ ...named, ...given, server: location.origin }).map(option),
+  const words = [update ? `xcray jobs update ${update} --dataset` : "xcray jobs submit", dataset, ...Object.entries({ ...named, ...given, server: location.origin }).flatMap(([name, value]) => [value].flat().map((each) => option([name, each]))),
     ...Object.entries(values.params ?? {}).map(([name, value]) => `-p ${quote(`${name}=${value}`)}`)];
   return html`<h2>The same ${update ? "update" : "training"} by command and by REST</h2><pre tabindex="0" aria-label="command">${words.join(" ")}</pre>
     <pre tabindex="0" aria-label="REST call">${`curl ${location.origin}${update ? `/v1/models/${update}:update` : "/v1/jobs"} -H 'Authorization: Bearer xck_...' -H 'Content-Type: application/json' \\\n  -d ${quote(JSON.stringify({ dataset, ...named, ...values, ...given }))}`}</pre>`;

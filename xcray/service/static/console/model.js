@@ -2,11 +2,12 @@
 import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, download, get, getText, segment } from "./api.js";
 import { Aliases } from "./aliases.js";
+import { Change } from "./change.js";
 import { Picture } from "./pictures.js";
 import { Button, bytes, count, Details, duration, Figures, Menu, Pager, percent, Status, Table, Tabs, Time, Trouble, useAction, useLoaded } from "./parts.js";
 
-const TABS = { accuracy: "Accuracy", labels: "Labels", cost: "Cost and certificate", versions: "Versions and traffic", calibration: "Calibration", files: "Files and API" };
-const PARTS = { accuracy: Accuracy, labels: Labels, cost: Cost, versions: Versions, calibration: Calibration, files: Files };
+const TABS = { accuracy: "Accuracy", labels: "Labels", cost: "Cost and certificate", versions: "Versions and traffic", calibration: "Calibration", change: "Change", files: "Files and API" };
+const PARTS = { accuracy: Accuracy, labels: Labels, cost: Cost, versions: Versions, calibration: Calibration, change: Change, files: Files };
 // heading and text of each picture
 const PICTURES = {
   by_frequency: ["By label frequency", "Ten groups of labels, rarest first: equally many labels, or equally many training rows."],
@@ -31,7 +32,7 @@ export function Model({ id, query }) {
     <${Trouble} error=${versionError} />
     ${found?.of.version === version && html`<${Summary} model=${model} of=${found.of} report=${found.report} path=${path} />`}
     <${Tabs} tabs=${TABS} current=${tab} path=${address} query=${query.version ? { version: query.version } : {}} />
-    ${found?.of.version === version ? html`<${Part} key=${path} model=${model} of=${found.of} report=${found.report} path=${path} reload=${reload} />`
+    ${found?.of.version === version ? html`<${Part} key=${path} model=${model} of=${found.of} report=${found.report} path=${path} reload=${reload} query=${query} />`
       : tab === "versions" && html`<${Versions} model=${model} of=${{ version }} reload=${reload} />`}`;
 }
 
@@ -73,7 +74,7 @@ function Cost({ report, path }) {
 }
 
 function Calibration({ of, report, path }) {
-  if (!of.calibrated) return html`<h2>Calibration</h2><p>This version has no probabilities. <a href=${`#/train?model=${segment(of.name)}`}>Train it</a> with the option calibrate, or run xcray calibrate on its directory.</p>`;
+  if (!of.calibrated) return html`<h2>Calibration</h2><p>This version has no probabilities: <a href=${`#/models/${segment(of.name)}?version=${of.version}&tab=change`}>fit them</a> to held-out rows.</p>`;
   const rows = Object.entries(report.calibration ?? {}).map(([k, each]) => [`first ${k}`, percent(each.ece, 2), percent(each.ece_sigmoid, 2)]);
   return html`<h2>Calibration error</h2><${Table} caption="Calibration error" columns=${["labels", "ECE#", "sigmoid of the score#"]} empty="The probabilities are those of the model itself; they were not fitted on held-out rows." rows=${rows} />
     <${Pictures} names=${["calibration"]} report=${report} path=${path} />`;
@@ -101,6 +102,7 @@ function Files({ of, path }) {
   const body = JSON.stringify({ instances: [{ text: "..." }], top_k: 5 });
   return html`<h2>Files</h2><p><${Button} scope="read" disabled=${sending} onClick=${save}>Download (${bytes(of.n_bytes)})<//></p><${Trouble} error=${failed} />
     <${Details} of=${[["SHA-256", `${of.sha256.slice(0, 16)}...`], ["Data set's SHA-256", `${of.dataset_hash.slice(0, 16)}...`], ["Features", count(of.n_features)], ["Weights", count(of.nnz)]]} />
+    <p>For other programs (onnx, npz, liblinear, dismec), after tar xf: xcray models export DIR onnx FILE.</p>
     <h2>By REST, Python and command</h2><pre tabindex="0" aria-label="calls">${`curl ${location.origin}/v1/models/${of.name}:${of.version}:predict -H 'Authorization: Bearer xck_...' \\
   -H 'Content-Type: application/json' -d '${body}'
 
