@@ -85,7 +85,14 @@ def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monk
             solved.extend(labels) or whole(self, local, labels, stopped)
         ),
     )
-    result = train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model")
+    stopped_at, steps = steps[-1], []
+    result = train(
+        spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model", progress=steps.append
+    )
+    first = next(p for p in steps if p.phase == "TRAINING" and p.total == tiny.n_labels)
+    assert first.done >= stopped_at.done - 1  # the time and the rate are those of both attempts
+    assert first.rate > 0
+    assert first.eta is not None
     # some twice: the probe of the estimate solves them, too
     assert set(solved) == set(range(tiny.n_labels)) - selection
     assert result.sha256 == reference.sha256
@@ -120,6 +127,7 @@ def test_timeline_accounts_for_every_class(tiny, tmp_path, monkeypatch):
     assert sum(timeline["n_labels"]) == tiny.n_labels
     assert set(timeline["worker"]) == set(result.report["busy_share"]) <= {"worker-0", "worker-1"}
     assert set(timeline["outcome"]) == {"done"}
+    assert sum(timeline["certified"]) == result.report["labels_certified"]
     assert result.report["makespan_over_ideal"] >= 1.0
     assert result.report["work_lost_seconds"] == 0.0
 

@@ -168,7 +168,7 @@ class BatchSpan(TypedDict):
     """A batch, or `batches` adjacent batches of one worker.
 
     outcome: done, duplicate, lost or stopped. It ran from `started` to `ended` and worked for
-    `seconds`; `cost` is the predicted duration.
+    `seconds`; `cost` is the predicted duration. `certified` of its labels have a certificate.
     """
 
     attempt_of_run: int
@@ -178,6 +178,7 @@ class BatchSpan(TypedDict):
     attempt: int
     batches: int
     n_labels: int
+    certified: int
     cost: float
     started: float
     ended: float

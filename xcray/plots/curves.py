@@ -102,16 +102,17 @@ def timeline_bars(document: Mapping[str, Any]) -> list[Bar]:
     return out
 
 
-def labels_solved(document: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return (seconds, finished labels) of a timeline document, ascending; [] without labels.
+def labels_solved(document: Mapping[str, Any], counted: str) -> list[tuple[float, float]]:
+    """Return (seconds, labels) of a timeline document, ascending; [] without labels.
 
+    counted: "n_labels", the finished labels, or "certified", those of them with a certificate.
     Block passes of a rotation finish no labels.
     """
     shift = {
         each["attempt_of_run"]: each["begins"] - each["first"] for each in document["attempts"]
     }
     done = sorted(
-        (shift[each["attempt_of_run"]] + each["ended"], each["n_labels"])
+        (shift[each["attempt_of_run"]] + each["ended"], each[counted])
         for each in document["batches"]
         if each["outcome"] == "done"
     )

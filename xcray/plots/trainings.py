@@ -33,6 +33,7 @@ MAX_DOTS: Final = 2000  # more points are counted in cells
 MAX_LANES: Final = 48  # workers in a timeline
 MAX_POINTS: Final = 500  # points of a line
 MIN_GAP: Final = 1e-8  # smaller relative gaps are drawn there
+SOLVED: Final = (("solved", "n_labels", BLUE), ("certified", "certified", ORANGE))
 OUTCOMES: Final = {"done": BLUE, "duplicate": ORANGE, "lost": RED, "stopped": GREY}
 TENTHS: Final = {"labels": "tenths of the labels", "positives": "tenths of the training positives"}
 
@@ -123,17 +124,27 @@ def timeline_picture(document: Mapping[str, Any], name: str, note: str) -> Pictu
     begins = [each["begins"] for each in document["attempts"][1:]]
     marks += [reference("", (at, -0.5), (at, len(workers) - 0.5)) for at in begins]
     lanes = Panel("", x, y, tuple(marks), max(1, len(workers)) * 34)
-    solved = labels_solved(document)
-    return Picture(
-        f"Timeline · {name}", note, (lanes, _solved_panel(x, solved)) if solved else (lanes,)
+    panel = _solved_panel(x, document)
+    return Picture(f"Timeline · {name}", note, (lanes, panel) if panel else (lanes,))
+
+
+def _solved_panel(x: Any, document: Mapping[str, Any]) -> Panel | None:
+    """Return the number of finished and of certified labels over time; None without labels."""
+    curves = {name: labels_solved(document, counted) for name, counted, _ in SOLVED}
+    if not curves["solved"]:
+        return None
+    shown = {
+        name: tuple(points[int(i)] for i in _evenly(len(points), MAX_POINTS))
+        for name, points in curves.items()
+        if points
+    }
+    y = axis_around("labels", [0.0, *(n for _, n in shown["solved"])], low=0.0)
+    lines = tuple(
+        Line(name, shown[name], colour, is_stepped=True)
+        for name, _, colour in SOLVED
+        if name in shown
     )
-
-
-def _solved_panel(x: Any, points: Sequence[Point]) -> Panel:
-    """Return the number of finished labels over time."""
-    shown = tuple(points[int(i)] for i in _evenly(len(points), MAX_POINTS))
-    y = axis_around("labels", [0.0, *(n for _, n in shown)], low=0.0)
-    return Panel("Labels solved", x, y, (Line("labels", shown, BLUE, is_stepped=True),))
+    return Panel(f"Labels {' and '.join(shown)}", x, y, lines)
 
 
 def certificate_picture(gaps: Any, eps: float | None, rounds: Any, name: str, note: str) -> Picture:

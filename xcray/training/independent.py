@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Dataset
@@ -41,7 +42,7 @@ from xcray.training.strategy import TrainingContext, TrainingStrategy
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Pool, Result, TaskRunner
 from xcray.workers.solver_task import SolverTask, shared_arrays
-from xcray.workers.timeline import Span
+from xcray.workers.timeline import DONE, SCHEMA, Span, balance, read_streams
 
 
 class IndependentLabels(TrainingStrategy):
@@ -170,10 +171,15 @@ class _BatchObserver(RunObserver[Result]):
         self._observer = observer
         self._solver = solver
         self._n_earlier, self._n_labels = n_earlier, n_labels
+        self._certified: dict[int, int] = {}  # by task, from its commit to its record
+        earlier = read_streams(observer.run_dir) if n_earlier else SCHEMA.empty_table()
+        done = earlier.filter(pc.equal(earlier.column("outcome"), DONE))
+        self._earlier_seconds = balance(earlier, 1)["makespan"]
+        self._earlier_done = pc.sum(done.column("n_labels")).as_py() or 0
 
     def record(self, span: Span) -> None:
         """Record what a worker did."""
-        self._observer.record(span)
+        self._observer.record(span._replace(certified=self._certified.pop(span.task.id, 0)))
 
     def sync(self, *, at_once: bool = True) -> None:
         """Make all committed batches durable."""
@@ -185,21 +191,29 @@ class _BatchObserver(RunObserver[Result]):
         metrics = self._observer.metrics
         metrics.add(LABELS_SOLVED, len(result.value.labels))
         # groups have a larger gap
-        are_labels = result.value.labels < self._n_labels
-        gap = self._solver.largest_gap(result.value.records[are_labels])
+        records = result.value.records[result.value.labels < self._n_labels]
+        certified = self._solver.certified(records)
+        if certified is not None:
+            self._certified[result.task.id] = int(certified.sum())
+        gap = self._solver.largest_gap(records)
         if gap is not None:
             metrics.add_gap(gap)
 
     def report(self, progress: RunProgress) -> None:
-        """Report the finished labels of all attempts."""
+        """Report the finished labels of all attempts, and their rate over all attempts."""
+        seconds = self._earlier_seconds + progress.seconds
+        rate = (self._earlier_done + progress.done) / seconds if seconds > 0.0 else 0.0
+        eta = progress.eta
+        if eta is None and rate > 0.0:  # no batch of this attempt has ended
+            eta = (progress.total - progress.done) / rate
         note = self._observer.metrics.progress_note(
             f"{self._n_earlier} kept" if self._n_earlier else ""
         )
         self._observer.report_progress(
             self._n_earlier + int(progress.done),
             self._n_earlier + progress.total,
-            progress.rate,
-            progress.eta,
+            rate,
+            eta,
             note,
         )
 

@@ -37,6 +37,8 @@ SCHEMA = pa.schema(
         # number of the run of the batch, from 1
         "attempt": pa.int32(),
         "n_labels": pa.int32(),
+        # labels with a certificate; 0 if the solver gives none
+        "certified": pa.int32(),
         # predicted seconds
         "cost": pa.float64(),
         # seconds since the attempt's pool was opened
@@ -55,7 +57,8 @@ SCHEMA = pa.schema(
 class Span(NamedTuple):
     """A worker was busy with a task for `seconds` from `started` (since the pool was opened).
 
-    cpu_seconds: processor time of its thread meanwhile; 0 if the task did not end.
+    cpu_seconds: processor time of its thread meanwhile; 0 if the task did not end. certified: its
+    labels with a certificate.
     """
 
     worker: str
@@ -65,6 +68,7 @@ class Span(NamedTuple):
     outcome: str
     node: str = ""
     cpu_seconds: float = 0.0
+    certified: int = 0
 
 
 class TimelinePosition(NamedTuple):
@@ -143,6 +147,7 @@ class Timeline:
             "task": task.id,
             "attempt": task.attempt,
             "n_labels": len(task.labels),
+            "certified": span.certified,
             "cost": task.cost,
             "labels": task.labels,
         }

@@ -27,6 +27,7 @@ ENTRY = {
     "attempt",
     "batches",
     "n_labels",
+    "certified",
     "cost",
     "started",
     "ended",

@@ -42,7 +42,9 @@ def test_bars_lie_end_to_end_in_the_lanes_of_their_workers():
         curves.Bar(0, 2.0, 4.0, 1.0, "done"),
         curves.Bar(0, 4.75, 4.75, 1.0, "done"),
     ]
-    solved = curves.labels_solved(timeline_document(table(*rows)))
+    document = timeline_document(table(*rows))
+    assert curves.labels_solved(document, "certified") == []  # this timeline is of 0.1.0
+    solved = curves.labels_solved(document, "n_labels")
     assert solved == [(0.0, 0.0), (1.0, 10.0), (4.0, 20.0), (4.75, 30.0)]
     halves = table(*(batch(started=float(t), seconds=0.999) for t in range(8)))
     merged = curves.timeline_bars(timeline_document(halves, limit=2))

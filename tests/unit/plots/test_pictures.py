@@ -119,7 +119,7 @@ def test_values_are_titles_of_the_marks_of_their_series() -> None:
     assert found["P@1"] == ["1: 10", "2–950: 10", "–: 10", "1.2k–25k: 10"]
     assert set(found) == {"P@1", "recall@1", "precision@1"}
     lanes = series_of(drawn["timeline"].svg())
-    assert lanes.pop("labels") == []  # a stepped line has no marks
+    assert lanes.pop("solved") == []  # a stepped line has no marks
     assert {name: len(titles) for name, titles in lanes.items()} == dict.fromkeys(
         ("done", "duplicate", "lost", "stopped"), 15
     )

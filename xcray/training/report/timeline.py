@@ -1,7 +1,8 @@
 """Timeline of a training: one row per batch with its worker, time and outcome.
 
 attempt_of_run int32   start of the run, from 1       n_labels int32    number of labels
-worker         string  worker of the batch             cost    float64  expected seconds
+certified      int32   labels with a certificate       cost    float64  expected seconds
+worker         string  worker of the batch
 task           int64   batch, within the attempt       started float64  seconds since the start
 attempt        int32   try of the batch, from 1        seconds float64  duration
 cpu_seconds    float64 processor time of its worker meanwhile; 0 if the batch did not end
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 COLUMNS: Final = {field.name: field.type for field in SCHEMA if field.name != "labels"}
+SUMMED: Final = ("n_labels", "certified", "cost", "seconds")  # of merged batches
 MAX_WORKERS: Final = 4096  # workers in a document
 # Batches that are further apart, as a share of the total time, are not merged.
 MAX_PAUSE_SHARE: Final = 0.005
@@ -60,6 +62,8 @@ def read_timeline(folder: Path) -> pa.Table:
 
 def normalize_timeline(table: pa.Table) -> pa.Table:
     """Return the columns of a timeline in fixed order and types. Raises Corrupt without one."""
+    if "certified" not in table.column_names:  # of a model of 0.1.0
+        table = table.append_column("certified", pa.array(np.zeros(table.num_rows, np.int32)))
     if missing := COLUMNS.keys() - set(table.column_names):
         raise Corrupt(f"{TIMELINE} has no column {min(missing)}", file=TIMELINE)
     return pa.table({name: table.column(name).cast(kind) for name, kind in COLUMNS.items()})
@@ -212,7 +216,7 @@ def _merge_batches(columns: dict[str, Any], limit: int) -> list[dict[str, Any]]:
     rows, starts = _entry_starts(columns, limit)
     if not len(starts):
         return []
-    sums = {name: np.add.reduceat(rows[name], starts) for name in ("n_labels", "cost", "seconds")}
+    sums = {name: np.add.reduceat(rows[name], starts) for name in SUMMED}
     ended = np.maximum.reduceat(rows["started"] + rows["seconds"], starts)
     attempt, batches = (
         np.maximum.reduceat(rows["attempt"], starts),
@@ -229,6 +233,7 @@ def _merge_batches(columns: dict[str, Any], limit: int) -> list[dict[str, Any]]:
             "attempt": int(attempt[i]),
             "batches": int(batches[i]),
             "n_labels": int(sums["n_labels"][i]),
+            "certified": int(sums["certified"][i]),
             "cost": float(sums["cost"][i]),
             "started": float(rows["started"][starts[i]]),
             "ended": float(ended[i]),
