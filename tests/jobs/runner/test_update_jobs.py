@@ -181,6 +181,7 @@ def test_a_version_is_updated_to_a_changed_data_set(
     assert state.registry.aliases.find_split("docs", "prod") == split
 
 
+@pytest.mark.drill
 def test_a_version_gets_probabilities_thresholds_and_other_labels(
     server: ServerSetup, tmp_path: Path
 ) -> None:
