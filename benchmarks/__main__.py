@@ -44,6 +44,7 @@ LONGER: Final = (  # with --quick, up to a minute each
     "serving",
     "serving.protocols",
     "soak",
+    "training.corrections",
     "training.updates",
 )
 

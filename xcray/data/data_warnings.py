@@ -85,10 +85,12 @@ class _Separated(NamedTuple):
     def read(cls, names: Sequence[str], separator: str) -> _Separated | None:
         """Split names as the readers do; None if they look like single labels, or are invalid."""
         joined = sum(separator in name.strip() for name in names)
+        if joined < SEPARATED_SHARE * len(names):
+            return None
         labels = [label for name in names for label in split_labels(name, separator)[0]]
         parts = {str(label).strip() for label in labels}
         limit = PARTS_SHARE.get(separator, DEFAULT_PARTS_SHARE)
-        if joined < SEPARATED_SHARE * len(names) or len(parts) > limit * len(names):
+        if len(parts) > limit * len(names):
             return None
         others = tuple(mark for mark in SEPARATORS if mark != separator)
         # "a, b" split by blanks leaves "a,"

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from xcray.api.gate import check_gate, parse_gate, ranks_of
-from xcray.arrays import CSR, Float64, Int64, Pattern, TopK
+from xcray.arrays import CSR, Float64, Int64, Pattern, TopK, distinct
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset, open_verified
 from xcray.data.texts import TEXTS, texts_as
@@ -63,14 +63,14 @@ class EvaluationOptions(NamedTuple):
 class RowSums(NamedTuple):
     """Measures that are ratios of sums over rows: (n, m) float64 numerators and denominators.
 
-    names: the m measures. hits: (n, k) bool; labels: (n, k) predicted labels, for macro-F1.
+    names: the m measures. hits: (n, k) bool. cells: by k, pairs of row and label for macro-F1.
     """
 
     names: tuple[str, ...]
     above: Float64
     below: Float64
     hits: Any
-    labels: Any
+    cells: dict[int, list[tuple[Any, Any]]]
 
 
 M = TypeVar("M")
@@ -101,7 +101,7 @@ def evaluate_models(
 
 
 def compare_models(
-    models: Sequence[Path | str], dataset: Path | str, gate: str | None = None
+    models: Sequence[Path | str], dataset: Path | str, gate: str | None = None, threads: int = 1
 ) -> dict[str, Any]:
     """Return the evaluation of models, where all after the first have "gate" and "passed".
 
@@ -111,7 +111,8 @@ def compare_models(
     conditions = [] if gate is None else parse_gate(gate)
     if conditions:
         held_out_part(Dataset.open(dataset))
-    document = evaluate_models(models, dataset, EvaluationOptions(ks=ranks_of(conditions)))
+    options = EvaluationOptions(ks=ranks_of(conditions), threads=threads)
+    document = evaluate_models(models, dataset, options)
     for entry in document["models"][1:]:
         entry |= check_gate(conditions, entry["differences"])
     return document
@@ -146,14 +147,13 @@ def evaluate_each(
         entry["differences"] = compare_samples(entry, drawn, entries[0], samples[0])
         entry |= changed_labels(data, part, hits[0], found)
     unlabelled = data[part].n_rows - data[part].n_labelled
-    sampling = {"samples": options.n_samples, "seed": options.seed, "confidence": CONFIDENCE}
     return {
         "dataset": data.name,
         "part": part,
         "rows": data[part].n_rows,
         "rows_without_labels": unlabelled,
         "labels": data.n_labels,
-        "bootstrap": sampling,
+        "bootstrap": {"samples": options.n_samples, "seed": options.seed, "confidence": CONFIDENCE},
         "warnings": data_warnings(data),
         "models": entries,
     }
@@ -270,11 +270,10 @@ def measure_ranking(
     has_labels = np.diff(truth.indptr) > 0
     top, truth = labelled_rows(top, truth)
     sums = row_sums(top, truth, ks, counts, data.train.n_rows)
-    whole = np.ones(truth.n_rows, np.int64)
-    drawn = draw_samples(sums, truth, ks, data.n_labels, options)
+    drawn = draw_samples(sums, data.n_labels, options)
     groups = by_frequency(top, truth, counts, ks=ks, n_groups=len(GROUPS), equal="positives")
     entry = {
-        "measures": measures_of(sums, truth, ks, data.n_labels, whole),
+        "measures": measures_of(sums, data.n_labels, np.ones(truth.n_rows)),
         "ranks": rank_distribution(sums.hits, truth),
         "intervals": {name: interval_of(values) for name, values in drawn.items()},
         "by_frequency": [
@@ -287,7 +286,7 @@ def measure_ranking(
             {
                 "value": value,
                 "rows": int(np.count_nonzero(values == value)),
-                "measures": measures_of(sums, truth, ks, data.n_labels, 1 * (values == value)),
+                "measures": measures_of(sums, data.n_labels, 1.0 * (values == value)),
             }
             for value in sorted(set(values))
         ]
@@ -325,44 +324,47 @@ def row_sums(top: TopK, Y: Pattern, ks: Sequence[int], label_counts: Any, n_trai
         np.column_stack([pair[side] for pair in columns.values()]).astype(np.float64)
         for side in (0, 1)
     )
-    return RowSums(tuple(columns), above, below, hits, top.labels)
+    cells = {k: _label_cells(hits[:, :k], top.labels[:, :k], Y) for k in ks}
+    return RowSums(tuple(columns), above, below, hits, cells)
 
 
-def measures_of(
-    sums: RowSums, Y: Pattern, ks: Sequence[int], n_labels: int, times: Any
-) -> dict[str, float]:
-    """Return the measures of a sample that holds row i `times[i]` times: times is (n,) int64.
+def _label_cells(hits: Any, labels: Any, Y: Pattern) -> list[tuple[Any, Any]]:
+    """Return rows and labels of right answers, of all answers and of true labels.
+
+    Only of labels with a right answer, numbered from 0: the F1 of the others is 0 in any sample.
+    """
+    cells = [(mask.nonzero()[0], labels[mask]) for mask in (hits, labels >= 0)]
+    row_of = np.repeat(np.arange(Y.n_rows), np.diff(Y.indptr))
+    cells.append((row_of, Y.indices[Y.indptr[0] : Y.indptr[-1]]))
+    number, found = np.full(Y.n_cols, -1), distinct(cells[0][1])
+    number[found] = np.arange(len(found))
+    return [(rows[number[ids] >= 0], number[ids[number[ids] >= 0]]) for rows, ids in cells]
+
+
+def measures_of(sums: RowSums, n_labels: int, times: Any) -> dict[str, float]:
+    """Return the measures of a sample that holds row i `times[i]` times: times is (n,).
 
     n_labels: labels of the data set, over which macro-F1 is the mean.
     """
     below = times @ sums.below
     ratios = np.divide(times @ sums.above, below, out=np.zeros(len(below)), where=below > 0)
     out = dict(zip(sums.names, ratios.tolist(), strict=True))
-    row_of = np.repeat(np.arange(Y.n_rows), np.diff(Y.indptr))
-    true = np.bincount(Y.indices[Y.indptr[0] : Y.indptr[-1]], times[row_of], Y.n_cols)
-    for k in ks:
-        labels, hits = sums.labels[:, :k], sums.hits[:, :k]
-        weights = np.repeat(times, labels.shape[1]).reshape(labels.shape)
-        known = labels >= 0
-        predicted = np.bincount(labels[known], weights[known], Y.n_cols)
-        n_hits = np.bincount(labels[hits], weights[hits], Y.n_cols)
+    for k, cells in sums.cells.items():
+        n_hits, predicted, true = (np.bincount(labels, times[rows]) for rows, labels in cells)
         out[f"macro-F1@{k}"] = float(
-            (2 * n_hits / np.maximum(true + predicted, 1)).sum() / max(n_labels, 1)
+            (2 * n_hits / np.maximum(true + predicted, 1)).sum() / n_labels
         )
     return out
 
 
-def draw_samples(
-    sums: RowSums, Y: Pattern, ks: Sequence[int], n_labels: int, options: EvaluationOptions
-) -> dict[str, Float64]:
+def draw_samples(sums: RowSums, n_labels: int, options: EvaluationOptions) -> dict[str, Float64]:
     """Return the measures of bootstrap samples: (n_samples,) per measure.
 
-    The samples depend on the seed and the number of rows only, so models are compared on the same
-    ones.
+    They depend on the seed and the number of rows only, so models are compared on the same rows.
     """
     drawn = [
-        measures_of(sums, Y, ks, n_labels, times)
-        for times in _row_counts(Y.n_rows, options.n_samples, options.seed)
+        measures_of(sums, n_labels, times)
+        for times in _row_counts(len(sums.hits), options.n_samples, options.seed)
     ]
     return {name: np.array([each[name] for each in drawn]) for name in (drawn[0] if drawn else ())}
 
@@ -391,8 +393,8 @@ def compare_samples(
     }
 
 
-def _row_counts(n_rows: int, n_samples: int, seed: int) -> Iterator[Int64]:
-    """Yield how often each row occurs in a bootstrap sample: (n_rows,) int64."""
+def _row_counts(n_rows: int, n_samples: int, seed: int) -> Iterator[Float64]:
+    """Yield how often each row occurs in a bootstrap sample: (n_rows,)."""
     random = np.random.default_rng(seed)
     for _ in range(n_samples):
-        yield np.bincount(random.integers(0, n_rows, n_rows), minlength=n_rows)
+        yield 1.0 * np.bincount(random.integers(0, n_rows, n_rows), minlength=n_rows)

@@ -9,6 +9,7 @@ from xcray.errors import ParameterError
 from xcray.model.aliases import check_alias
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
+from xcray.system.cores import available_cores
 from xcray.training.evaluation import compare_models
 
 COMPARED: Final = ("differences", "labels_gained", "labels_lost", "gate", "passed")
@@ -45,7 +46,8 @@ def promote(
     name, version = result["model"], result["version"]
     if gate is not None:
         paths = [values["update"], registry.resolve(f"{name}:{version}")]
-        found = compare_models(paths, values["dataset"], gate)["models"][1]
+        threads = values["workers"] or available_cores()
+        found = compare_models(paths, values["dataset"], gate, threads)["models"][1]
         result["comparison"] = {each: found[each] for each in COMPARED}
         if not found["passed"]:
             return result
