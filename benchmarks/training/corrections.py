@@ -4,11 +4,12 @@
 [--gate "P@1 >= -0.5"] [--turns 3]`
 
 A service trains a model of the set, with an alias that answers a request after the other. In each
-turn, `corrections` rows get a label of another row in place of one of theirs: their file is
-uploaded, a changed data set is made of it, and an update with the gate moves the alias. The next
-turn corrects that data set and that model. Figures of each turn:
+turn `corrections` training rows are sent as feedback, with a label of another row in place of one
+of theirs; a data set is made of the feedback, and an update with the gate moves the alias. The next
+turn goes on from there. Figures of each turn:
 
-- seconds: from the upload of the corrections to the first answer of the new version.
+- seconds: from the last POST of feedback to the first answer of the new version.
+- post: seconds of all POSTs of feedback.
 - data_set, queue, start, update, gate, switch: seconds of the parts: until the data set is ready,
   the job has a runner, the runner has loaded and knows which labels to solve, the new model is
   written, it is published, compared with the old one and has the alias, and the first answer comes.
@@ -87,14 +88,23 @@ def cpu_seconds(process: psutil.Process) -> float:
     return sum(sum(each[:4]) for each in times)  # user, system, and those of ended children
 
 
-def write_corrections(data: Dataset, path: Path, n: int, seed: int) -> None:
-    """Write new labels of n rows, each with a label of another row in place of one of its own."""
+def sparse(row: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
+    """Return a row in the format of a request."""
+    return {"indices": row[0].tolist(), "values": row[1].tolist()}
+
+
+def send_feedback(client: Client, data: Dataset, n: int, seed: int) -> float:
+    """Send n rows, each with a label of another row in place of one of its own.
+
+    Returns when the last one is sent.
+    """
     rng, names, Y = np.random.default_rng(seed), data.label_names, data.train.Y
-    with open(path, "w", encoding="utf-8") as out:
-        for row in rng.choice(data.train.n_rows, n, replace=False).tolist():
-            other = rng.choice(Y.indices)
-            labels = sorted({*Y.row(row)[1:].tolist(), int(other)})
-            out.write(json.dumps({"row": row, "labels": [names[k] for k in labels]}) + "\n")
+    for row in rng.choice(data.train.n_rows, n, replace=False).tolist():
+        labels = {*Y.row(row)[1:].tolist(), int(rng.choice(Y.indices))}
+        right = [names[k] for k in sorted(labels)]
+        last = time.time()
+        client.models.give_feedback(ALIAS, sparse(data.train.X.row(row)), right=right)
+    return last
 
 
 def phase_times(client: Client, job: str) -> dict[str, float]:
@@ -107,21 +117,16 @@ def phase_times(client: Client, job: str) -> dict[str, float]:
 
 
 def correct(
-    client: Client, process: psutil.Process, base: str, turn: int, options: Any, folder: Path
-) -> tuple[dict[str, Any], str]:
-    """Return the figures of a turn, and the changed data set."""
-    record = client.datasets.get(base)
-    file = folder / f"corrections-{turn}.jsonl"
-    write_corrections(options.complete, file, options.corrections, turn)
-    rows = options.complete.test.X
-    instances = [
-        {"indices": at.tolist(), "values": values.tolist()}
-        for at, values in (rows.row(i) for i in range(100))
-    ]
+    client: Client, process: psutil.Process, data: Dataset, turn: int, options: Any
+) -> dict[str, Any]:
+    """Return the figures of a turn."""
+    instances = [sparse(data.test.X.row(i)) for i in range(100)]
     with Client(client.url, retries=0) as asked, Answers(asked, instances) as answers:
         answers.wait_for(turn)
-        cpu, n_before, began = cpu_seconds(process), answers.answers, time.time()
-        changed = client.datasets.change(record["id"], name=f"set-{turn}", relabel=file)
+        first = time.time()
+        began = send_feedback(client, data, options.corrections, turn)
+        cpu, n_before = cpu_seconds(process), answers.answers
+        changed = client.datasets.from_feedback(ALIAS, name=f"set-{turn}")
         while client.datasets.get(changed["id"])["status"] == "BUILDING":
             time.sleep(PAUSE)
         times = [began, time.time()]
@@ -135,30 +140,28 @@ def correct(
         seconds = times[-1] - began
         cpu = cpu_seconds(process) - cpu
     parts = dict(zip(PARTS, np.diff(times).tolist(), strict=True))
-    figures = {"seconds": seconds, **parts, "cpu": cpu}
-    figures |= {"answers": answers.answers - n_before, "failed": answers.failed}
-    return figures, changed["id"]
+    figures = {"seconds": seconds, **parts, "post": began - first, "cpu": cpu}
+    return {**figures, "answers": answers.answers - n_before, "failed": answers.failed}
 
 
 def measure(options: Any, folder: Path) -> dict[str, Any]:
     """Measure every set."""
     rows = []
     for name in options.sets if options.data else ["synthetic"]:
-        options.complete = dataset(name, options.data, folder / "sets")
+        data = dataset(name, options.data, folder / "sets")
         home = folder / f"home-{name}"
         home.mkdir()
-        settings = {"XCRAY_DATASET_ROOTS": json.dumps([str(options.complete.path.parent)])}
+        settings = {"XCRAY_DATASET_ROOTS": json.dumps([str(data.path.parent)])}
         with service(home, 1, settings) as (url, process), Client(url) as client:
-            made = client.datasets.register(options.complete.path, name="set")
-            base = client.datasets.wait(made["id"])["id"]
-            job = client.jobs.submit(dataset=base, model="set", pool="threads", keep_duals=True)
+            made = client.datasets.register(data.path, name="set")
+            client.datasets.wait(made["id"])
+            job = client.jobs.submit(dataset="set", model="set", pool="threads", keep_duals=True)
             client.jobs.wait(job["id"])
             client.models.set_alias("set", "live", 1)
             turns = []
             for turn in range(1, options.turns + 1):
-                figures, base = correct(client, process, base, turn, options, folder)
-                turns.append(figures)
-                print(table([figures], list(figures)), flush=True)
+                turns.append(correct(client, process, data, turn, options))
+                print(table(turns[-1:], list(turns[-1])), flush=True)
         rows.append({"set": name, "turns": turns, **medians(turns)})
     wrong = [f"{row['set']}: a request failed" for row in rows if row["failed"]]
     return {"benchmark": "corrections", "rows": rows, "wrong": wrong}

@@ -393,8 +393,8 @@ def compare_samples(
     }
 
 
-def _row_counts(n_rows: int, n_samples: int, seed: int) -> Iterator[Float64]:
-    """Yield how often each row occurs in a bootstrap sample: (n_rows,)."""
+def _row_counts(n_rows: int, n_samples: int, seed: int) -> Iterator[Any]:
+    """Yield how often each row occurs in a bootstrap sample: (n_rows,) float64."""
     random = np.random.default_rng(seed)
     for _ in range(n_samples):
         yield 1.0 * np.bincount(random.integers(0, n_rows, n_rows), minlength=n_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -15,12 +16,14 @@ import pytest
 from tests.support.flat_models import write_fields
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.data.delta.files import delta_from_files
 from xcray.data.delta.rows import make_delta
 from xcray.data.weights import set_weights
 from xcray.errors import Conflict, InputError, ParameterError, Stopped
 from xcray.measures import inverse_propensities
 from xcray.model.model import Model
 from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.storage.arrow import read_table
 from xcray.training import Progress, TrainSpec, train
 from xcray.training.edit.apply import EditOptions
 from xcray.training.edit.labels import rename_labels
@@ -179,6 +182,33 @@ def test_a_stopped_update_goes_on(complete: Dataset, tmp_path: Path) -> None:
     other = trained(base, tmp_path / "other", {"eps": 0.02})
     with pytest.raises(Conflict, match="other duals, model"):
         update_model(other.path, data.path, tmp_path / "x", options)
+
+
+def content(folder: Path) -> str:
+    """Return the bytes of all files below a folder, and what their compressed tables hold."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    tables = [read_table(path).to_pydict() for path in files if path.suffix == ".arrow"]
+    return str([path.read_bytes() for path in files]) + str(tables)
+
+
+def test_a_forgotten_row_is_in_no_file(tmp_path: Path) -> None:
+    """Its text and its id are in no file of the new data set and model, and no dual variable."""
+    rows = [(f"d{i}", f"{['red', 'blue', 'green'][i % 3]} word{i % 5}") for i in range(30)]
+    rows.insert(7, ("id-of-mallory", "red secret of mallory"))
+    documents = [{"id": id, "text": text, "labels": [text.split()[0]]} for id, text in rows]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
+    options = BuildOptions.from_dict({"id_field": "id", "test_fraction": 0.0})
+    base = build("jsonl", {"train": tmp_path / "d.jsonl"}, tmp_path / "base", options)
+    before = trained(base, tmp_path / "m", {"eps": 0.001})
+    (tmp_path / "ids").write_text("id-of-mallory\n")
+    data = delta_from_files(base.path, tmp_path / "data", remove=tmp_path / "ids")
+    update_model(before.path, data.path, tmp_path / "new", SERIAL)
+    assert 7 in before.duals.indices
+    after = Model.open(tmp_path / "new")
+    assert after.duals.shape == (3, data.train.n_rows)
+    for secret in ("id-of-mallory", "red secret of mallory"):
+        assert secret in content(base.path)
+        assert secret not in content(data.path) + content(after.path)
 
 
 def update_and_die(model: Path, data: Path, out: Path, run_dir: Path) -> None:
