@@ -21,7 +21,7 @@ from xcray.predict import Predictor
 from xcray.training import TrainSpec, train
 from xcray.training.calibration.fit import split_rows
 from xcray.training.edit.blend import blend_models
-from xcray.training.edit.calibrate import fit_thresholds
+from xcray.training.edit.calibrate import calibrate, fit_thresholds
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,10 @@ def test_a_blend_is_the_weighted_sum_of_its_parts(
     assert {name: found[1][-1][name] for name in model.measures} == model.measures
     assert report["parts"][1]["measures"]["P@1"] == found[1][1]["P@1"]
     assert len(Predictor(model).predict(test.X, 3).labels) == test.n_rows
+    # calibration measures on the rows that chose neither the blend nor the curves
+    rows = calibrate(model.path, tiny.path, tmp_path / "c").calibration_report["rows"]
+    assert [rows["fitted"], rows["measured"]] == [len(usable[chosen]), len(usable[~chosen])]
+    assert rows["fitted"] == report["rows"]["chosen"]
 
 
 def test_models_that_cannot_be_blended_are_refused(
