@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +12,8 @@ import numpy as np
 from xcray.data.dataset import Dataset
 from xcray.data.feature_scales import feature_scales, mean_squares
 from xcray.data.readers.labels import split_labels
+from xcray.data.text.tokenizer import UNSPACED_RUNS, is_unspaced
+from xcray.data.texts import texts_at
 from xcray.errors import excerpt
 from xcray.kernels.fingerprint import fingerprints
 
@@ -24,6 +27,9 @@ DEFAULT_PARTS_SHARE: Final = 0.5
 UNSEEN_SHARE: Final = 0.5
 EMPTY_SHARE: Final = 0.05
 COPIED_SHARE: Final = 0.05
+SAMPLE_TEXTS: Final = 16  # training texts that are read; each can be in another compressed batch
+SAMPLE_CHARACTERS: Final = 2000  # of each text
+MARKUP: Final = re.compile(r"</?[a-zA-Z][^<>]*>|&[a-zA-Z]+;")
 FEWER_FEATURES: Final = 0.5  # features per test text, as a share of those per training text
 
 
@@ -41,13 +47,14 @@ def data_warnings(data: Dataset, copies: bool = True) -> list[dict[str, Any]]:
     test labels do not occur in training. LARGE_FEATURES: features whose values hide all others.
     EMPTY_ROWS: rows without features, which the bias alone answers. UNLABELLED_ROWS: test rows
     without labels. UNKNOWN_WORDS: test texts have far fewer features than training texts.
+    NO_BLANKS, MARKUP, NO_LANGUAGE: see `_text_warnings`.
     COPIED_ROWS: test rows that equal training rows in all features (one pass over all features;
     not if `copies` is False).
     """
     names = data.label_names[:SAMPLE_NAMES].to_pylist()
     warnings = [label_warning(names), _unseen_labels(data), _large_features(data)]
     warnings += [_empty_rows(data, part) for part in data.splits]
-    warnings += [_unlabelled_rows(data), _unknown_words(data)]
+    warnings += [_unlabelled_rows(data), _unknown_words(data), *_text_warnings(data)]
     warnings += [_copied_rows(data)] if copies else []
     return [each._asdict() for each in warnings if each is not None]
 
@@ -196,6 +203,40 @@ def _unknown_words(data: Dataset) -> DataWarning | None:
         f"test texts have {test:.1f} features each, training texts {train:.1f}: many words of the "
         "test texts do not occur in training: check that both are of the same kind and language",
     )
+
+
+def _text_warnings(data: Dataset) -> Iterator[DataWarning]:
+    """Yield warnings about what a sample of the training texts looks like.
+
+    NO_BLANKS: scripts without blanks, read as words. MARKUP: at least half of the texts have tags
+    or entities of HTML. NO_LANGUAGE: no text has the field that holds its language.
+    """
+    if data.text is None or not data.train.n_rows:
+        return
+    rows = np.unique(np.linspace(0, data.train.n_rows - 1, SAMPLE_TEXTS).astype(int)).tolist()
+    texts = texts_at(data, "train", rows)
+    starts = [text[:SAMPLE_CHARACTERS] for text in texts]
+    if data.text.params.char_ngrams is None and is_unspaced(starts):
+        yield DataWarning(
+            "NO_BLANKS",
+            "the texts have no blanks between words, so that whole sentences are read as words: "
+            f"build the data set with runs of characters, -o text.char_ngrams={[*UNSPACED_RUNS]}, "
+            "or train with --auto",
+        )
+    if 2 * sum(map(bool, map(MARKUP.search, starts))) > len(starts):
+        yield DataWarning(
+            "MARKUP",
+            "the texts contain tags or entities of HTML, which are read as words, and requests "
+            "must have them too: remove them from both",
+        )
+    language = data.text.analyzer.language
+    if texts and not data.text.analyzer.detects_language and {*map(language, texts)} == {""}:
+        yield DataWarning(
+            "NO_LANGUAGE",
+            f"text.language={data.text.params.language} is not a language with stems, and none of "
+            f"{len(texts)} texts has a field of that name, so words are not read as stems: name a "
+            "language, such as de, auto, or a field of the rows",
+        )
 
 
 def _copied_rows(data: Dataset) -> DataWarning | None:

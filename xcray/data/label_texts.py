@@ -149,7 +149,7 @@ def read_label_texts(path: Path | str) -> LabelTexts:
     """Read a vocabulary.
 
     Its suffix decides: .jsonl has one object per label with `id`, `name` and optionally
-    `other_names`, `description` and `broader`; .tsv has one id and one name per line; .ttl, .rdf
+    `other_names`, `description` and `broader`; .tsv has an id and a name per line; .ttl, .rdf
     and .nt are SKOS (needs rdflib). Without a suffix, a file whose lines begin with { has JSON
     lines, another one is read as TSV. .gz, .xz and .bz2 are decompressed.
     Raises NotFound, DataError with the line of the first problem, InputError for other suffixes.
@@ -193,20 +193,31 @@ def _distinct(
 
 
 def _read_tsv(source: Source) -> Iterator[tuple[int, LabelText]]:
-    """Yield the line number and the texts of each line: id, tab, name."""
-    collector = ErrorCollector()
+    """Yield the first line and the texts of each id. A line is an id, a tab and a name.
+
+    Further lines of an id are its other names.
+    """
+    collector, names = ErrorCollector(), dict[str, list[tuple[int, str]]]()
     for line in text_lines(source, collector):
         collector.raise_errors()
+        if not line.text.strip():
+            continue
         fields = line.text.split("\t")
         if len(fields) != 2:
             raise source.error(
                 "CSV_FIELDS",
                 f"the line has {len(fields)} fields, an id and a name are expected",
                 line=line.number,
-                hint="separate them with one tab; use JSON lines for more",
+                hint="separate them with one tab; give further names in lines of their own",
             )
-        yield line.number, LabelText(fields[0].strip(), fields[1].strip())
+        label, name = map(str.strip, fields)
+        if not name:
+            raise source.error("LABEL_EMPTY", "the name is empty", line=line.number)
+        names.setdefault(label, []).append((line.number, name))
     collector.raise_errors()
+    for label, ((first, name), *others) in names.items():
+        different = dict.fromkeys(each for _, each in others if each != name)
+        yield first, LabelText(label, name, tuple(different))
 
 
 def _read_jsonl(source: Source) -> Iterator[tuple[int, LabelText]]:

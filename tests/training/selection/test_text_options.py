@@ -59,6 +59,24 @@ def model(data: Dataset) -> Model:
     return Model.open(train(spec(data), run_dir=run, out=data.path.parent / "model").model_path)
 
 
+def test_texts_without_blanks_get_runs_of_characters(tmp_path: Path) -> None:
+    """Chinese sentences, each of which is one word otherwise."""
+    topics = ("机器学习", "数据库系统", "量子力学", "有机化学")
+    lines = [
+        json.dumps(
+            {"text": f"{'关于简明高级'[i % 6]}{topics[i % TOPICS]}{i}", "labels": [str(i % 4)]}
+        )
+        for i in range(200)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    options = BuildOptions.from_dict({"test_fraction": 0.3})
+    built = build("jsonl", {"train": tmp_path / "rows.jsonl"}, tmp_path / "data", options)
+    late = TextSelector(
+        built, "ppdsparse", {}, "P@1", 1, tmp_path / "tries.json", is_late=lambda: True
+    )
+    assert "char_ngrams=[2, 3]: the time is up" in late.run()[1]["not_tried"]
+
+
 def test_the_field_with_the_topic_gets_a_weight(data: Dataset, model: Model) -> None:
     """The data set stays, and can be evaluated with the model, whose features are others."""
     text = model.manifest["report"]["auto"]["text"]

@@ -121,6 +121,26 @@ def test_texts_of_another_kind_have_a_warning(tmp_path: Path) -> None:
     assert found["message"].startswith("test texts have 1.0 features each, training texts 4.")
 
 
+def test_texts_that_are_read_badly_have_warnings(tmp_path: Path) -> None:
+    """Scripts without blanks, HTML, and a language that is neither known nor a field."""
+    for text, reading, code in (
+        ("关于机器学习入门", {}, "NO_BLANKS"),
+        ("关于机器学习入门", {"char_ngrams": [2, 3]}, None),
+        ("<p>a cat &amp; a dog</p>", {}, "MARKUP"),
+        ("a cat & a dog < 3", {}, None),
+        ("a cat", {"language": "klingon"}, "NO_LANGUAGE"),
+        ("a cat", {"language": "lang"}, None),
+    ):
+        rows = ({"text": text, "lang": "en", "labels": [str(i % 2)]} for i in range(20))
+        source = tmp_path / "rows.jsonl"
+        source.write_text("\n".join(map(json.dumps, rows)))
+        options = BuildOptions.from_dict({"text_fields": ["text"], "text": reading})
+        data = build(
+            "jsonl", {"train": source}, tmp_path / f"{len([*tmp_path.iterdir()])}", options
+        )
+        assert codes(data_warnings(data)) == ([code] if code else []), (text, reading)
+
+
 def test_warnings_are_kept_in_the_report_and_the_job(tmp_path: Path) -> None:
     train = [(f"apple pear plum grape {i}", COLOURS[i % 2]) for i in range(20)]
     data = build_rows(tmp_path, train, [("apple und birne oder traube", "red")] * 5)

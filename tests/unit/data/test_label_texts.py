@@ -52,7 +52,10 @@ def test_every_format_gives_the_same_texts(tmp_path: Path) -> None:
     assert [each.id for each in texts.entries()] == ["a:2", "a:1"]
     assert list(texts.entries())[1].other_names == ("Katze", "Stubentiger")
     assert texts.names_of(["a:1", "a:9"]) == ["Cat", None]
-    assert read_label_texts(write(tmp_path / "l.tsv", "a:2\tTier\n")).names == {"a:2": "Tier"}
+    lines = "a:2\tTier\n\na:1\tKatze\na:2\tAnimal\na:2\tTier\n"
+    animal, cat = read_label_texts(write(tmp_path / "l.tsv", lines)).entries()
+    assert (animal.id, animal.name, animal.other_names) == ("a:2", "Tier", ("Animal",))
+    assert (cat.id, cat.name, cat.other_names) == ("a:1", "Katze", ())
     concept, _ = read_label_texts(write(tmp_path / "labels.ttl", TURTLE)).entries()
     ids = {"id": "http://animals/1", "broader": ("http://animals/2",)}
     assert concept == CAT._replace(**ids)

@@ -14,6 +14,9 @@ from xcray.errors import ParameterError
 
 # characters that readers do not see, so terms ignore them
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff\ud800-\udfff]")
+# letters of scripts without blanks between words: Thai, Lao, Burmese, Khmer, kana, Chinese
+UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+UNSPACED_RUNS = (2, 3)  # the runs of characters that such texts need in place of words
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 # HTTPError2 -> HTTP Error 2; DictReader -> Dict Reader
 IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
@@ -193,6 +196,12 @@ def normalise(text: str) -> str:
     lone surrogates.
     """
     return text if text.isascii() else INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
+
+
+def is_unspaced(texts: Iterable[str]) -> bool:
+    """Return whether most characters of texts are of a script without blanks between words."""
+    joined = " ".join(texts)
+    return not joined.isascii() and 2 * len(UNSPACED.findall(joined)) > len(joined)
 
 
 def make_cutter(params: TextParams) -> Callable[[str], tuple[list[str], list[str]]]:

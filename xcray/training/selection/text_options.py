@@ -22,7 +22,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.text.fields import SEPARATOR, TEXT, Field
 from xcray.data.text.pipeline import TextPipeline
 from xcray.data.text.stems import AUTO, detect, stemmer_version
-from xcray.data.text.tokenizer import TextParams
+from xcray.data.text.tokenizer import UNSPACED_RUNS, TextParams, is_unspaced
 from xcray.data.texts import texts_of
 from xcray.errors import ParameterError, Unavailable
 from xcray.kernels.sparse import take_pattern_rows
@@ -154,6 +154,9 @@ class TextSelector:
 
     def _add_characters(self, best: TextTry) -> TextTry | str:
         """Return the best try with runs of characters, unless texts are long."""
+        if is_unspaced(self.texts[:MAX_DETECTED]):
+            text = f"char_ngrams={[*UNSPACED_RUNS]}"
+            return _with(best, text, char_ngrams=UNSPACED_RUNS)
         mean = sum(map(len, self.texts)) / len(self.texts)
         if mean > MAX_CHARACTERS:
             return f"char_ngrams: texts of {mean:.0f} characters, more than {MAX_CHARACTERS}"
