@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -27,24 +28,36 @@ def file_format(out: Path) -> str | None:
 def write_answer_file(answers: Path, out: Path) -> None:
     """Write the answers of the output directory `answers` as the file `out`, by one rename.
 
-    A JSON line is an object with the columns of the parts. CSV has a header; the values of lists
-    are separated by "|". Raises Conflict if `out` exists.
+    Raises Conflict if `out` exists.
     """
     staged = out.with_name(f".{out.name}.partial")
     with open(staged, "w", encoding="utf-8", newline="") as file:
-        if file_format(out) == "jsonl":
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(answers))
-        else:
-            writer = csv.writer(file, lineterminator="\n")
-            for number, row in enumerate(_rows(answers)):
-                if not number:
-                    writer.writerow(row)
-                writer.writerow([_cell(value) for value in row.values()])
+        file.writelines(answer_lines(answers, str(file_format(out))))
     sync_path(staged)
     if out.exists():
         raise Conflict(f"{out.name} exists already; choose another output, or remove it first")
     os.rename(staged, out)
     sync_path(out.parent)
+
+
+def answer_lines(answers: Path, format: str) -> Iterator[str]:
+    """Yield the lines of the answers as "jsonl" or "csv".
+
+    A JSON line is an object with the columns of the parts. CSV has a header; the values of lists
+    are separated by "|".
+    """
+    if format == "jsonl":
+        yield from (json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(answers))
+        return
+    line = io.StringIO()
+    writer = csv.writer(line, lineterminator="\n")
+    for number, row in enumerate(_rows(answers)):
+        if not number:
+            writer.writerow(row)
+        writer.writerow([_cell(value) for value in row.values()])
+        yield line.getvalue()
+        line.seek(0)
+        line.truncate()
 
 
 def _rows(answers: Path) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,9 @@ They are stopped, resumed, killed, fenced and deleted.
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import sqlite3
 import time
@@ -191,6 +193,12 @@ def test_only_output_files_of_the_job_are_served(server: ServerSetup, file: Path
     assert whole.headers["content-type"] == "application/vnd.apache.parquet"
     piece = server.http.get(f"{base}/{part['file']}", headers={"Range": "bytes=4-9"})
     assert (piece.status_code, piece.content) == (206, whole.content[4:10])
+    rows = pads.dataset(io.BytesIO(whole.content), format="parquet").to_table().to_pylist()
+    lines = server.http.get(f"{base}/answers.jsonl").text.splitlines()
+    assert [json.loads(line) for line in lines[: len(rows)]] == rows
+    table = list(csv.DictReader(server.http.get(f"{base}/answers.csv").text.splitlines()))
+    assert len(lines) == len(table) == 30
+    assert table[0]["labels"].split("|") == rows[0]["labels"]
     for name in (
         "run.json",
         "..%2Frun.json",

@@ -436,6 +436,9 @@ def test_a_whole_file_is_answered(live: Live, pages: Browsing | None, tmp_path: 
     page.get_by_text("2 of 2 rows were answered.").wait_for()
     with page.expect_download() as download:
         page.get_by_role("button", name=".parquet").click()
+    with page.expect_download() as lines:
+        page.get_by_role("button", name="JSON lines").click()
+    assert len(Path(lines.value.path()).read_text().splitlines()) == 2
     labels = pq.read_table(download.value.path()).column("labels").to_pylist()
     assert [row[0] for row in labels] == ["csv", "socket"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 import tomllib
 from pathlib import Path
 
@@ -46,6 +47,9 @@ def test_the_description_needs_a_key_and_its_pages_do_not(tmp_path: Path) -> Non
             answer = http.get(path)
             assert answer.status_code == 200
             assert answer.headers["content-type"].startswith("text/html")
+        preloaded = re.findall('modulepreload" href="static/(.*)"', http.get("/").text)
+        assert {"console/app.js", "console/models.js", "session.js"} <= set(preloaded)
+        assert set(preloaded) <= set(ASSETS)
         assert http.get("/openapi.json").status_code == 401
         with_key = {"authorization": f"Bearer {token.token}"}
         assert http.get("/openapi.json", headers=with_key).status_code == 200

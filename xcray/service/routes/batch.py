@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import Field
 
 from xcray.api.job_replies import JobView, OutputView
 from xcray.api.options import BatchOptions, Format, JobOptions
 from xcray.batch import BatchPredictSpec, read_manifest
+from xcray.batch.answer_file import answer_lines
 from xcray.batch.output import MANIFEST
 from xcray.batch.spec import resolve_label_sets
 from xcray.data.readers.blocks import compressed_suffix
@@ -45,8 +47,16 @@ router = APIRouter(tags=["batch predictions"])
 
 PATH = "/v1/models/{reference:modelref}:batchPredict"
 PARQUET = "application/vnd.apache.parquet"
+# all answers as one file
+ANSWER_FILES = {"answers.jsonl": "application/jsonl", "answers.csv": "text/csv"}
+BLOCK_LINES = 1000
 _FILE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {PARQUET: {"schema": {"type": "string", "format": "binary"}}}}
+    200: {
+        "content": {
+            kind: {"schema": {"type": "string", "format": "binary"}}
+            for kind in (PARQUET, *ANSWER_FILES.values())
+        }
+    }
 }
 
 
@@ -109,10 +119,16 @@ def output(request: Request, caller: Reader, job_id: str) -> OutputView:
 
 
 @router.get("/v1/jobs/{job_id}/output/{file}", responses=_FILE, response_class=FileResponse)
-def output_file(request: Request, caller: Reader, job_id: str, file: str) -> FileResponse:
-    """Download one output file or the manifest. Range requests are supported."""
+def output_file(request: Request, caller: Reader, job_id: str, file: str) -> Response:
+    """Download one output file or the manifest. Range requests are supported.
+
+    `answers.jsonl` and `answers.csv` have all rows, without ranges.
+    """
     app_state = app_state_of(request)
     folder = _output_folder(app_state, app_state.store.jobs.get(job_id, caller.tenant))
+    if file in ANSWER_FILES:
+        lines = answer_lines(folder, Path(file).suffix[1:])
+        return StreamingResponse(_blocks(lines), media_type=ANSWER_FILES[file])
     if file not in {MANIFEST, *(part["file"] for part in read_manifest(folder)["parts"])}:
         raise NotFound(
             f"job {job_id} has no output file of this name: GET /v1/jobs/{job_id}/output lists them"
@@ -120,6 +136,12 @@ def output_file(request: Request, caller: Reader, job_id: str, file: str) -> Fil
     return FileResponse(
         folder / file, media_type="application/json" if file == MANIFEST else PARQUET, filename=file
     )
+
+
+def _blocks(lines: Iterator[str]) -> Iterator[str]:
+    """Yield lines in blocks: a message per line would take most of the time."""
+    while block := "".join(islice(lines, BLOCK_LINES)):
+        yield block
 
 
 def _submit_job(

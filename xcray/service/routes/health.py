@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from xcray import __version__
@@ -39,6 +39,13 @@ ASSETS: Final = {
     for path in sorted(STATIC.rglob("*"))
     if path.suffix in ASSET_TYPES
 } | _swagger_files()
+# The modules of the console are loaded at once, not one after the import of the other.
+_MODULES: Final = "".join(
+    f'<link rel="modulepreload" href="static/{name}">\n'
+    for name in ASSETS
+    if name.endswith(".js") and name.startswith(("console/", "session", "vendor/htm"))
+)
+CONSOLE: Final = (STATIC / PAGES["/"]).read_text().replace("</head>", f"{_MODULES}</head>")
 # The folders of vendored files contain their version, so a file never changes.
 VENDOR_CACHE: Final = {"Cache-Control": "public, max-age=31536000, immutable"}
 VIEWER_POLICY: Final = (  # Swagger UI has pictures as data URIs
@@ -90,9 +97,9 @@ def metrics(request: Request) -> Response:
 
 
 @pages.get("/")
-def console() -> FileResponse:
+def console() -> HTMLResponse:
     """Return the console."""
-    return FileResponse(STATIC / PAGES["/"], media_type="text/html")
+    return HTMLResponse(CONSOLE)
 
 
 @pages.get("/docs")

@@ -24,7 +24,7 @@ export function Batch({ model, calibrated }) {
   };
   const choose = ({ target }) => target.files[0] && setFormat(formatOf(target.files[0].name) ?? format);
   return html`<details><summary>A whole file</summary><form onSubmit=${submit} aria-label="Whole file"><div class="fields">
-      <${Field} id="batch-file" label="File of rows" help="One text per row; the answers are Parquet files"><input id="batch-file" name="file" type="file" required onChange=${choose} /><//>
+      <${Field} id="batch-file" label="File of rows" help="One text per row; the answers are downloaded as CSV, JSON lines or Parquet"><input id="batch-file" name="file" type="file" required onChange=${choose} /><//>
       <${Field} id="batch-format" label="Format"><select id="batch-format" value=${format} onChange=${(event) => setFormat(event.target.value)}>${FORMATS.map((name) => html`<option value=${name}>${name}</option>`)}</select><//>
       <${Field} id="batch-k" label="Labels per row"><input id="batch-k" name="k" type="number" min="1" max="10000" required defaultValue="5" /><//>
       <fieldset class="field"><legend>Rows</legend><label><input type="checkbox" name="skip" /> Skip rows that cannot be read</label>

@@ -107,6 +107,7 @@ function Output({ id }) {
   if (!of) return html`<${Trouble} error=${error} />`;
   const save = (file) => perform(() => download(`/v1/jobs/${segment(id)}/output/${file}`, file));
   return html`<h2>Output</h2><p>${count(of.answered)} of ${count(of.rows)} rows were answered${of.skipped ? `, ${count(of.skipped)} skipped` : ""}.</p><${Trouble} error=${failed} />
+    <p>All rows as ${["answers.csv", "answers.jsonl"].map((file) => html`<${Button} scope="read" onClick=${() => save(file)}>${file === "answers.csv" ? "CSV" : "JSON lines"}<//> `)}</p>
     <${Table} caption="Output" columns=${["file", "rows#", "size#"]} rows=${of.parts.map(({ file, rows, bytes: size }) => [html`<${Button} scope="read" onClick=${() => save(file)}>${file}<//>`, count(rows), bytes(size)])} />`;
 }
 
