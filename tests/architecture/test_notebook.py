@@ -12,6 +12,7 @@ import pytest
 
 from docs.hooks import _markdown
 from docs.notebooks import NOTEBOOKS, execute, tidy
+from docs.reference import PYTHON
 
 MAX_BYTES = 200_000
 # absolute paths and colours of a terminal
@@ -93,6 +94,22 @@ def test_it_predicts_and_explains_in_words(executed_notebook: Any) -> None:
     assert re.search(r"read rows of a csv file into dictionaries\s+csv", shown)
     assert re.search(r"\+\d\.\d{3}  csv\n", shown)
     assert "score of 'csv', rank 1" in shown
+
+
+def test_notebooks_and_scripts_use_documented_modules_only() -> None:
+    documented = {"xcray", *(module for modules in PYTHON.values() for module in modules)}
+    sources = {path.name: path.read_text() for path in NOTEBOOKS.parent.glob("examples/*.py")}
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        cells = nbformat.read(path, as_version=4).cells
+        sources[path.name] = "\n".join(c.source for c in cells if c.cell_type == "code")
+    used = re.compile(r"^ *(?:from|import) (xcray[\w.]*)", re.MULTILINE)
+    private = {
+        (name, module)
+        for name, source in sources.items()
+        for module in used.findall(source)
+        if module not in documented
+    }
+    assert private == set()
 
 
 @pytest.mark.drill
