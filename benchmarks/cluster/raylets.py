@@ -157,10 +157,7 @@ class Node:
 
     def hold(self, number: int = signal.SIGSTOP) -> int:
         """Send SIGSTOP or SIGCONT to the actors, not to Ray's agents; return their number."""
-        return sum(
-            self.freeze(number, title)
-            for title in ("ray::xcray", "ray::TaskActor", "ray::GroupActor")
-        )
+        return self.freeze(number, "ray::xcray")
 
     def cut(self) -> float:
         """Take the network link down and return the time. Needs namespaces."""

@@ -135,7 +135,7 @@ class Workload:
             workers = (
                 []
                 if info is None
-                else [each for each in _family(info.pid) if "TaskActor" in _title(each)]
+                else [each for each in _family(info.pid) if _title(each).startswith("ray::xcray")]
             )
             if len(workers) > 1 and not self.ending.wait(8.0):
                 with contextlib.suppress(psutil.NoSuchProcess):

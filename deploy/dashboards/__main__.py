@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from deploy.dashboards import cluster, jobs, serving, training
+from deploy.dashboards import cluster, jobs, ray_training, serving, training
 from deploy.dashboards.board import Board, written
 
 FOLDER: Final = Path(__file__).parents[2] / "helm" / "xcray" / "monitoring" / "dashboards"
-BOARDS: Final[tuple[Board, ...]] = (jobs.BOARD, training.BOARD, serving.BOARD, cluster.BOARD)
+BOARDS: Final[tuple[Board, ...]] = (
+    jobs.BOARD,
+    training.BOARD,
+    ray_training.BOARD,
+    serving.BOARD,
+    cluster.BOARD,
+)
 
 
 def path_of(board: Board) -> Path:

@@ -25,6 +25,7 @@ SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 TITLES: Final = {
     "xcray-jobs": "xcray / Jobs and queue",
     "xcray-training": "xcray / Training",
+    "xcray-ray": "xcray / Training on Ray",
     "xcray-serving": "xcray / Serving",
     "xcray-cluster": "xcray / Cluster",
 }

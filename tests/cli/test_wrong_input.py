@@ -85,6 +85,7 @@ LOCAL = [
     ("predict-batch model rows.csv x --on-error no", 2, "--on-error must be one of fail, skip"),
     ("predict-batch model rows.csv x --text-fields no", 2, "--text-fields; --indices-field"),
     ("predict-batch model rows.jsonl x --format svmlight", 2, "--format jsonl?"),
+    ("train data -o x --dashboard", 2, "--dashboard needs --pool ray"),
     ("predict-batch model rows.csv x --ray-address a:1", 2, "--ray-address needs --pool ray"),
     ("solvers ppdspars", 2, "did you mean 'ppdsparse'"),
     ("solvers nosuch", 2, "there are: ppdsparse, dismec"),

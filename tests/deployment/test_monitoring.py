@@ -219,7 +219,7 @@ def test_no_panels_overlap(board: dict[str, Any]) -> None:
 
 
 def test_uids_and_titles_are_unique() -> None:
-    assert len({board["uid"] for board in boards()}) == len(boards()) == len(TITLES) == 4
+    assert len({board["uid"] for board in boards()}) == len(boards()) == len(TITLES) == 5
     assert len({board["title"] for board in boards()}) == len(boards())
 
 

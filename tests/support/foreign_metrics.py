@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from xcray.workers.ray.gauges import GAUGES, metric_name
+
 scraped_with: Final = "Ray 2.60.0"
 RAY: Final[dict[str, set[str]]] = {
     "autoscaler_active_nodes": {"NodeType"},
@@ -30,7 +32,10 @@ RAY: Final[dict[str, set[str]]] = {
     "ray_object_store_used_memory": {"NodeAddress"},
     "ray_resources": {"Name", "State", "NodeAddress"},
     "ray_running_jobs": {"NodeAddress"},
-    "ray_xcray_labels_solved_total": {"NodeAddress"},  # from xcray's actors, exported by Ray
+    # from xcray's actors and drivers, exported by Ray
+    "ray_xcray_busy_seconds_total": {"run", "worker", "NodeAddress"},
+    "ray_xcray_labels_solved_total": {"run", "worker", "NodeAddress"},
+    **{f"ray_{metric_name(gauge)}": {"run", "NodeAddress"} for gauge in GAUGES},
 }
 KUBERNETES: Final[dict[str, set[str]]] = {
     "certmanager_certificate_expiration_timestamp_seconds": {"name"},

@@ -7,7 +7,7 @@ result. Only the name of the method, the arguments and handles are sent to the w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,6 +55,12 @@ class Call(Generic[T_co, R_co]):
         self.worker = worker
         self.method: str = method.__name__
         self.args: tuple[Any, ...] = args
+        self.part = ""
+
+    def of(self, part: str) -> Self:
+        """Name the block or share that it works on, such as "block 3", for people; return it."""
+        self.part = part
+        return self
 
 
 def at_worker(handle: ObjectHandle[T]) -> T:

@@ -192,12 +192,12 @@ class _BatchObserver(RunObserver[Result]):
         metrics.add(LABELS_SOLVED, len(result.value.labels))
         # groups have a larger gap
         records = result.value.records[result.value.labels < self._n_labels]
-        certified = self._solver.certified(records)
-        if certified is not None:
-            self._certified[result.task.id] = int(certified.sum())
-        gap = self._solver.largest_gap(records)
+        gap, certified = self._solver.largest_gap(records), self._solver.certified(records)
         if gap is not None:
             metrics.add_gap(gap)
+        if certified is not None:
+            n = self._certified[result.task.id] = int(certified.sum())
+            metrics.add_certified(n, len(certified))
 
     def report(self, progress: RunProgress) -> None:
         """Report the finished labels of all attempts, and their rate over all attempts."""

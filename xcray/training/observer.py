@@ -59,6 +59,7 @@ class TrainingObserver(RunObserver[SolvedLabels]):
         """Observe workers for the length of a training, and write the timeline."""
         self.set_memory_source(workers.memory_usage)
         self.metrics.set_worker_source(workers.status)
+        self.metrics.export = workers.export
         with Timeline(self.run_dir, lambda: workers.nodes) as self._timeline:
             yield
 

@@ -297,10 +297,7 @@ class _TrainingRun:
         note: str = "",
         newest: Mapping[str, Any] = EMPTY,
     ) -> None:
-        """Report progress. Raises Stopped if a stop was requested.
-
-        Between phases, all finished batches are on disk.
-        """
+        """Report progress, or raise Stopped on request; between phases all batches are on disk."""
         if self.stop.is_set():
             raise Stopped(
                 "stopped on request; finished batches are kept, the next run does the rest"
@@ -308,6 +305,7 @@ class _TrainingRun:
         metrics = self.metrics.snapshot() if phase == "TRAINING" else EMPTY
         seconds = time.monotonic() - self.start_time
         step = Progress(phase, done, total, seconds, rate, eta, note, newest, metrics)
+        self.metrics.export(step)
         self.training.progress(step)
 
     def _report_phase(self, phase: str) -> None:

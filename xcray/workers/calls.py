@@ -246,7 +246,8 @@ class GroupCalls(WorkerCalls):
                 }
             for share in sorted(own.keys() - results.keys() - queue.keys):
                 owner = self._parts.owners[share]
-                queue.submit(share, Call(owner, method, share, *own[share], *args, **kwargs))
+                call = Call(owner, method, share, *own[share], *args, **kwargs)
+                queue.submit(share, call.of(f"share {share}"))
             seconds = POLL_SECONDS
         # A method without an object has no handle; T is None then.
         replies = (results[share] for share in range(self.size))
@@ -281,7 +282,8 @@ class _RunningRotation:
                 step, owned = self._steps[command.sweep], self._owned[command.block]
                 block = at_worker(self.blocks[command.block].handle)
                 args = (block, command.shards, step, owned, self._copied)
-                self._queue.submit(command, Call(command.worker, PassingWorker.pass_block, *args))
+                call = Call(command.worker, PassingWorker.pass_block, *args)
+                self._queue.submit(command, call.of(f"block {command.block}"))
 
     def on_pass(self, done: BlockPass, reply: CallResult[Any, Any]) -> None:
         """Store the result of a pass, then execute the next commands of the schedule."""

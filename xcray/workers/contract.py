@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from xcray.telemetry.progress import Progress
+
 
 class WorkerStatus(NamedTuple):
     """Workers of a pool or a group.
@@ -12,7 +14,9 @@ class WorkerStatus(NamedTuple):
     stored_bytes: in the object stores of the workers' cluster, None without one.
     lost_with_nodes: lost workers that went down with their whole node, so they are not the cause.
     peak: largest number of ready workers, where workers come and go.
-    waiting_for: description of what is waited for; empty if nothing is.
+    waiting_for: description of what is waited for; empty if nothing is. calls_waiting: calls
+    beyond one per worker; oldest_call_seconds: age of the oldest call in progress. Both are None
+    for workers in this process.
     """
 
     desired: int
@@ -23,6 +27,8 @@ class WorkerStatus(NamedTuple):
     lost_with_nodes: int = 0
     peak: int = 0
     waiting_for: str = ""
+    calls_waiting: int | None = None
+    oldest_call_seconds: float | None = None
 
 
 class Workers(Protocol):
@@ -43,6 +49,10 @@ class Workers(Protocol):
 
     def status(self) -> WorkerStatus:
         """Return the current workers. Slow sources are polled every few seconds at most."""
+
+    def export(self, step: Progress) -> None:
+        """Export the progress of their run to the metrics of their cluster, if they have one."""
+        return
 
     def stop(self) -> None:
         """Stop all work within a kernel slice, later submissions too."""

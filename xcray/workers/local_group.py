@@ -17,6 +17,7 @@ from xcray.schedule.autoscaling import Forecast
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost
 from xcray.solvers.contract import SolverState
+from xcray.telemetry.progress import Progress
 from xcray.workers.contract import WorkerStatus
 from xcray.workers.pool import StopFlag, TaskRunner, TaskWorker
 from xcray.workers.worker_group import (
@@ -176,6 +177,10 @@ class _LocalGroup(ABC):
     def memory_usage(self) -> dict[str, int]:
         """Return no entries: the workers are this process."""
         return {}
+
+    def export(self, step: Progress) -> None:
+        """Export nothing: there is no cluster."""
+        return
 
     def status(self) -> WorkerStatus:
         """Return the live workers; threads are lost only in simulations."""

@@ -13,6 +13,7 @@ from xcray.telemetry.progress import (
     ROWS_TRAINED,
     WORKER_SECONDS,
     WORKERS_LOST,
+    Progress,
 )
 from xcray.workers.contract import WorkerStatus
 from xcray.workers.timeline import DONE, OUTCOMES, Span
@@ -24,18 +25,23 @@ BUSY_WINDOW_SECONDS: Final = 30.0  # window of the busy share
 
 
 class RunMetrics:
-    """Metrics collected by the driver of a run; `snapshot` is part of its progress reports."""
+    """Metrics collected by the driver of a run; `snapshot` is part of its progress reports.
+
+    export: receives these reports; the workers set it.
+    """
 
     def __init__(self, workers: int, rows: int) -> None:
         """Initialise with the requested number of workers and the rows per epoch."""
         self._rows = rows
         self._worker_status: Callable[[], WorkerStatus] = lambda: WorkerStatus(workers, workers)
+        self.export: Callable[[Progress], None] = lambda step: None
         self._counted: dict[str, float] = {}
         self._earlier_epochs: float | None = None
         # recent (start, end) of work
         self._spans: deque[tuple[float, float]] = deque()
         self._first_start = float("inf")
         self._gap: float | None = None
+        self._certified = self._checked = 0  # labels
 
     def add(self, name: str, by: float) -> None:
         """Add `by` to a counter."""
@@ -73,6 +79,10 @@ class RunMetrics:
         """Record the duality gap of a finished label, relative to its null objective."""
         self._gap = max(gap, self._gap or 0.0)
 
+    def add_certified(self, certified: int, labels: int) -> None:
+        """Record how many of the finished labels are certified."""
+        self._certified, self._checked = self._certified + certified, self._checked + labels
+
     def set_worker_source(self, source: Callable[[], WorkerStatus]) -> None:
         """Use `source` for the current workers from now on."""
         self._worker_status = source
@@ -86,13 +96,20 @@ class RunMetrics:
 
         workers: current workers; workers_wanted: desired ones; busy_share: over the last
         BUSY_WINDOW_SECONDS, None before anything ended; counted: work done in this attempt, by
-        name; largest_gap and object_store_bytes if known.
+        name; largest_gap, certified_share, object_store_bytes, calls_waiting and
+        oldest_call_seconds if known.
         """
         status = self._worker_status()
         for name, lost in ((WORKERS_LOST, status.lost), (NODES_LOST, status.nodes_lost)):
             if lost:
                 self.set_total(name, lost)
-        optional = {"largest_gap": self._gap, "object_store_bytes": status.stored_bytes}
+        optional = {
+            "largest_gap": self._gap,
+            "certified_share": self._certified / self._checked if self._checked else None,
+            "object_store_bytes": status.stored_bytes,
+            "calls_waiting": status.calls_waiting,
+            "oldest_call_seconds": status.oldest_call_seconds,
+        }
         workers = {"workers": status.present, "workers_wanted": status.desired}
         result = {
             **workers,

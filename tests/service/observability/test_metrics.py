@@ -335,8 +335,11 @@ def test_run_metrics_cover_the_last_half_minute() -> None:
         4,
         100,
     )
+    metrics.add_certified(2, 3)
+    metrics.add_certified(1, 1)
     report = metrics.snapshot()
     assert (report["workers"], report["object_store_bytes"]) == (3, 200)
+    assert report["certified_share"] == 0.75
     assert (report["counted"]["workers_lost"], report["counted"]["nodes_lost"]) == (1, 1)
     metrics.set_worker_source(lambda: WorkerStatus(2, 2))
     # an earlier attempt did 5 epochs; then back from 6 to 4, and forward again

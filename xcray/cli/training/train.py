@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.data_storage import local_dataset
 from xcray.cli.training.estimate import print_estimate, print_values
-from xcray.errors import Conflict, Corrupt, ParameterError
+from xcray.errors import Conflict, Corrupt, InputError, ParameterError
 from xcray.solvers import BUILT_IN
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ def train(
     *,
     options: Options,
     ray_address: RayAddressOption = None,
+    dashboard: Annotated[
+        bool,
+        typer.Option(
+            "--dashboard",
+            help="Start the local Ray of --pool ray with Ray's dashboard and metrics.",
+        ),
+    ] = False,
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -92,6 +100,8 @@ def train(
             f"{out} exists already; choose another --out, remove it first, or use --run-dir"
         )
     check_ray_options(options.get("pool"), ray_address)
+    if dashboard and (options.get("pool") != "ray" or ray_address is not None):
+        raise InputError("--dashboard needs --pool ray and no --ray-address", code="USAGE")
     from xcray.training import TrainSpec
 
     spec = TrainSpec(
@@ -110,7 +120,24 @@ def train(
     if not json:
         print_data_warnings(directory)
     finished = None if run_dir is None else find_finished_model(spec, out)
-    print_result(finished or train_and_clean(spec, out, run_dir, json), json)
+    with ray_with_dashboard(spec) if dashboard and not finished else nullcontext():
+        print_result(finished or train_and_clean(spec, out, run_dir, json), json)
+
+
+@contextmanager
+def ray_with_dashboard(spec: Any) -> Iterator[None]:
+    """Start the Ray of a training with its dashboard; print where that and the metrics are."""
+    from xcray.training.capacity.preflight import worker_count
+    from xcray.workers.ray.session import free_port, load_ray, local_ray
+
+    port = free_port()
+    with local_ray(worker_count(spec), None, dashboard=port):
+        metrics = load_ray().nodes()[0]["MetricsExportPort"]
+        output.print_note(
+            f"Ray's dashboard: http://127.0.0.1:{port}, its token: "
+            f"cat {os.environ['RAY_AUTH_TOKEN_PATH']}; metrics: http://127.0.0.1:{metrics}/metrics"
+        )
+        yield
 
 
 def print_data_warnings(path: Path) -> None:

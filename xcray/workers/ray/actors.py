@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Iterable, Mapping
 from itertools import count
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import ray
 from ray.util.metrics import Counter
@@ -29,7 +30,7 @@ class WorkerActor:
     """The process of a worker: one thread works, another one answers control calls such as `stop`.
 
     A subclass defines `open`, which creates the worker object. Ray exports two metrics of each
-    worker, prefixed with `ray_` and with the tags job and worker: the `counter` of its work, and
+    worker, prefixed with `ray_` and with the tags run and worker: the `counter` of its work, and
     `xcray_busy_seconds`. There are no metrics per batch or pass, because each name would remain a
     time series forever.
     """
@@ -101,9 +102,16 @@ class WorkerActor:
 
 def _counter(job: str, worker: str, counter: tuple[str, str], *tags: str) -> Any:
     """Return a metric of a worker, by name and description."""
-    metric = Counter(*counter, tag_keys=("job", "worker", *tags))
-    metric.set_default_tags({"job": job, "worker": worker})
+    metric = Counter(*counter, tag_keys=("run", "worker", *tags))
+    metric.set_default_tags({"run": job, "worker": worker})
     return metric
+
+
+@functools.cache
+def _remote_class(kind: Any, name: str) -> Any:
+    """Return a class of actors under a name of its own, which Ray's dashboard shows."""
+    make: Any = ray.remote  # its type annotations lack concurrency groups
+    return make(concurrency_groups={"control": 1})(type(name, (kind,), {}))
 
 
 def start_actor(
@@ -116,12 +124,14 @@ def start_actor(
 ) -> Any:
     """Start an actor named `xcray:JOB:WORKER` that takes the resources of `request`.
 
-    While dead actors still have that name, it is `xcray:JOB:WORKER.2` and so on. The actor works in
-    one thread, because its state is not thread-safe, and is controlled in another one. Ray neither
-    restarts it nor repeats its calls: the driver decides what follows a loss.
+    Its class is named after the solver that `work` has, such as `PPDSparseWorker`, or else after
+    the class of `work`. While dead actors still have that name, it is `xcray:JOB:WORKER.2` and so
+    on. The actor works in one thread, because its state is not thread-safe, and is controlled in
+    another one. Ray neither restarts it nor repeats its calls: the driver decides what follows a
+    loss.
     """
-    make: Any = ray.remote  # its type annotations lack concurrency groups
-    remote = make(concurrency_groups={"control": 1})(kind)
+    named_after = type(getattr(work, "solver", work)).__name__.removesuffix("Solver")
+    remote = _remote_class(cast("Any", kind), f"{named_after}Worker")
     for life in count(1):
         name = f"xcray:{job}:{worker}" + (f".{life}" if life > 1 else "")
         try:

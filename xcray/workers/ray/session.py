@@ -192,12 +192,15 @@ def connect(
 
 
 @contextlib.contextmanager
-def local_ray(num_cpus: int = 2, object_store_memory: int = 256 << 20) -> Iterator[str]:
+def local_ray(
+    num_cpus: int = 2, object_store_memory: int | None = 256 << 20, dashboard: int | None = None
+) -> Iterator[str]:
     """Start a Ray of this process, ended with the block; yield its "host:port".
 
-    object_store_memory: in bytes. Its temporary folder is removed at the end. It joins no other
-    cluster and does not use Ray's default folder. Raises Unavailable if Ray is not installed or
-    does not start.
+    object_store_memory: in bytes; None for Ray's own choice, a share of the memory. dashboard: port
+    of its dashboard on the loopback interface, None for none. Its temporary folder is removed at
+    the end. It joins no other cluster and does not use Ray's default folder. Raises Unavailable if
+    Ray is not installed or does not start.
     """
     ray = load_ray()
     root = make_short_root()
@@ -218,9 +221,9 @@ def local_ray(num_cpus: int = 2, object_store_memory: int = 256 << 20) -> Iterat
                         namespace=NAMESPACE,
                         num_cpus=num_cpus,
                         object_store_memory=object_store_memory,
-                        include_dashboard=False,
+                        include_dashboard=dashboard is not None,
                         dashboard_host="127.0.0.1",
-                        dashboard_port=free_port(),
+                        dashboard_port=dashboard or free_port(),
                         log_to_driver=False,
                         logging_level="WARNING",
                         _temp_dir=str(root / "r"),

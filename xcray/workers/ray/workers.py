@@ -24,6 +24,7 @@ from xcray.schedule.autoscaling import WorkerCounts
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Joined, Lost
 from xcray.schedule.placement import ResourceRequest, free_slots
+from xcray.telemetry.progress import Progress
 from xcray.workers.contract import WorkerStatus
 from xcray.workers.pool import Report
 from xcray.workers.ray.actors import (
@@ -39,6 +40,7 @@ from xcray.workers.ray.cluster_state import (
     ClusterView,
     WorkerLocations,
 )
+from xcray.workers.ray.gauges import TrainingGauges
 from xcray.workers.worker_group import CallFailed, CallOutcome, make_reply, object_lost, split_refs
 
 REPLACEMENTS_PER_WORKER: Final = 5  # replacements of lost actors, per worker
@@ -48,11 +50,12 @@ RESERVATION_SECONDS: Final = 15.0
 
 
 class _SubmittedCall(NamedTuple):
-    """A running or waiting call; ref: reference of the object that it will create."""
+    """A running or waiting call; ref: of the object that it will create; since: its submission."""
 
     ticket: int
     worker: str
     ref: Any
+    since: float
 
 
 class RayWorkers:
@@ -82,6 +85,7 @@ class RayWorkers:
         self._opened = self._opened_at = 0.0  # on the wall clock, on a monotonic clock
         self._cluster = ClusterView()
         self._locations = WorkerLocations(self._cluster)
+        self._gauges = TrainingGauges(job)
         self._tickets = 0
         self._peak = 0
         self._clear()
@@ -93,8 +97,6 @@ class RayWorkers:
         # workers without a node -> time of the request
         self._requested: dict[str, float] = {}
         self._reserved: set[str] = set()  # of these, those with a reserved place
-        # (worker, method) -> the actor's method, under a readable name
-        self._methods: dict[tuple[str, str], Any] = {}
         # reference of the outcome -> call
         self._pending: dict[Any, _SubmittedCall] = {}
         self._memory_probe = MemoryProbe()
@@ -133,16 +135,24 @@ class RayWorkers:
         """Return the ready actors and the desired number."""
         if self._is_open:
             self._cluster.refresh(REFRESH_SECONDS)
-        lost = self._locations.lost
+        lost, present, now = self._locations.lost, len(self.available), self.now()
+        oldest = next(iter(self._pending.values()), None)
         return WorkerStatus(
             desired=self._n_desired,
-            present=len(self.available),
+            present=present,
             lost=lost,
             nodes_lost=self._cluster.nodes_lost,
             stored_bytes=self._cluster.stored_bytes if self._is_open else None,
             lost_with_nodes=lost - self._locations.crashes,
             peak=self._peak,
+            calls_waiting=max(0, len(self._pending) - present),
+            oldest_call_seconds=now - oldest.since if oldest else 0.0,
         )
+
+    def export(self, step: Progress) -> None:
+        """Export the progress of a training as gauges."""
+        if self._is_open and step.metrics:
+            self._gauges.export(step)
 
     def open(self) -> None:
         """Compile the kernels and connect to Ray. Raises Unavailable if it cannot be reached."""
@@ -154,14 +164,14 @@ class RayWorkers:
         """Run a call; its objects are sent as references and fetched to the worker's node."""
         arguments, handles = split_refs(call, self._actors)
         self._tickets += 1
-        key = (call.worker, call.method)
-        if key not in self._methods:  # named after the job and the method in Ray's list of tasks
-            name = f"xcray:{self._job}:{call.method}"
-            self._methods[key] = self._actors[call.worker].call.options(name=name)
-        ref, outcome = self._methods[key].remote(
-            self._tickets, call.method, arguments, *(handle.ref for handle in handles)
+        # in Ray's list of tasks: named after the job, the method, and the block or share, if any
+        name = f"xcray:{self._job}:{call.method}" + (call.part and f" {call.part}")
+        ref, outcome = (
+            self._actors[call.worker]
+            .call.options(name=name)
+            .remote(self._tickets, call.method, arguments, *(handle.ref for handle in handles))
         )
-        self._pending[outcome] = _SubmittedCall(self._tickets, call.worker, ref)
+        self._pending[outcome] = _SubmittedCall(self._tickets, call.worker, ref, self.now())
         return self._tickets
 
     def cancel(self, worker: str, ticket: int) -> None:
@@ -299,6 +309,5 @@ class RayWorkers:
         self._liveness.forget(worker)
         self._requested.pop(worker, None)
         self._reserved.discard(worker)
-        self._methods = {key: method for key, method in self._methods.items() if key[0] != worker}
         self._steps = {ref: name for ref, name in self._steps.items() if name != worker}
         self._pending = {ref: call for ref, call in self._pending.items() if call.worker != worker}

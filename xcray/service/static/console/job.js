@@ -66,7 +66,7 @@ function Summary({ job, reload, restart }) {
       ["Duration", secondsOf(job) === null ? "" : duration(secondsOf(job))], ["Created", html`<${Time} at=${job.created} />`], ["Finished", job.finished && html`<${Time} at=${job.finished} />`],
       ["Attempt", job.attempt > 1 ? job.attempt : ""], ["Solver", spec.solver], ["Version of", spec.update], ["Change", spec.change],
       ["Gate", result?.comparison && (result.comparison.passed ? "passed" : "not passed")],
-      ["Ray", job.ray_job && html`<a href=${job.ray_job} rel="noreferrer">job in Ray's dashboard</a> (a local Ray asks for the token in HOME/ray/token)`]]} />`;
+      ["Ray", job.ray_job && html`<a href=${job.ray_job} rel="noreferrer">job in Ray's dashboard</a> <br />A local Ray asks for its token. On the machine of the service: <code>cat ~/.xcray/ray/token</code>, or in the folder of <code>--home</code>. <code>ray get-auth-token</code> prints another one.`]]} />`;
 }
 
 // Pictures of the work: the objective by epoch, or labels by time, and the workers.
