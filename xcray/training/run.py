@@ -305,7 +305,8 @@ class _TrainingRun:
         metrics = self.metrics.snapshot() if phase == "TRAINING" else EMPTY
         seconds = time.monotonic() - self.start_time
         step = Progress(phase, done, total, seconds, rate, eta, note, newest, metrics)
-        self.metrics.export(step)
+        if metrics:
+            self.metrics.export(step)
         self.training.progress(step)
 
     def _report_phase(self, phase: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -37,9 +38,9 @@ class RunMetrics:
         self.export: Callable[[Progress], None] = lambda step: None
         self._counted: dict[str, float] = {}
         self._earlier_epochs: float | None = None
-        # recent (start, end) of work
-        self._spans: deque[tuple[float, float]] = deque()
-        self._first_start = float("inf")
+        # worker seconds in each recent second: thousands of spans end within the window
+        self._busy: defaultdict[int, float] = defaultdict(float)
+        self._first_start, self._last_end = float("inf"), 0.0
         self._gap: float | None = None
         self._certified = self._checked = 0  # labels
 
@@ -65,9 +66,12 @@ class RunMetrics:
         """Record that a worker was busy."""
         end = span.started + span.seconds
         self._first_start = min(self._first_start, span.started)
-        self._spans.append((span.started, end))
-        while self._spans and self._spans[0][1] < end - BUSY_WINDOW_SECONDS:
-            self._spans.popleft()
+        self._last_end = max(self._last_end, end)
+        first = self._window_start()
+        for second in range(max(int(span.started), first), int(end) + 1):
+            self._busy[second] += min(end, second + 1.0) - max(span.started, float(second))
+        for second in [each for each in self._busy if each < first]:
+            del self._busy[second]
         self.add(BATCH_COUNTERS[span.outcome], 1)
         self.add(
             WORKER_SECONDS if span.outcome == DONE else WASTED_SECONDS[span.outcome], span.seconds
@@ -118,11 +122,14 @@ class RunMetrics:
         }
         return result | {name: value for name, value in optional.items() if value is not None}
 
+    def _window_start(self) -> int:
+        """Return the first whole second of the window of the busy share."""
+        return math.ceil(self._last_end - BUSY_WINDOW_SECONDS)
+
     def _busy_share(self, workers: int) -> float | None:
         """Return the busy share of `workers` workers up to the last end."""
-        if not self._spans:
+        if not self._busy:
             return None
-        last = max(end for _, end in self._spans)
-        begin = max(self._first_start, last - BUSY_WINDOW_SECONDS)
-        busy = sum(end - max(start, begin) for start, end in self._spans if end > begin)
-        return round(min(1.0, busy / max(1e-9, workers * (last - begin))), 4)
+        begin = max(self._first_start, self._window_start())
+        busy = sum(self._busy.values())
+        return round(min(1.0, busy / max(1e-9, workers * (self._last_end - begin))), 4)

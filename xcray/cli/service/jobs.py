@@ -284,8 +284,7 @@ def print_job(job: Mapping[str, Any]) -> None:
         "attempts": job["attempt"] if job["attempt"] != 1 else None,
         "finished": job["finished"],
         "alias": result.get("alias"),
-        "ray": job.get("ray_job")
-        and f"{job['ray_job']} (a local Ray's token: cat ~/.xcray/ray/token)",
+        "ray": job.get("ray_job") and f"{job['ray_job']} (token: cat ~/.xcray/ray/token)",
     }
     output.print_pairs({name: value for name, value in lines.items() if value is not None})
     if result.get("model"):

@@ -151,7 +151,7 @@ class RayWorkers:
 
     def export(self, step: Progress) -> None:
         """Export the progress of a training as gauges."""
-        if self._is_open and step.metrics:
+        if self._is_open:
             self._gauges.export(step)
 
     def open(self) -> None:
