@@ -98,6 +98,13 @@ class LockedCacheFile(caching.IndexDataCacheFile):
         with locked(self._cache_path, fcntl.LOCK_SH):
             return super().load(key)  # type: ignore[no-untyped-call]
 
+    def _load_index(self) -> Any:
+        """Return the data files by signature; none if a class of a signature has another name."""
+        try:
+            return super()._load_index()  # type: ignore[no-untyped-call]
+        except (AttributeError, ImportError):  # numba reads the signatures before the stamp
+            return {}
+
     def _load_data(self, name: str) -> Any:
         path = Path(self._cache_path, name)
         return KernelUnpickler(io.BytesIO(path.read_bytes())).load()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numba
 from numba.core import caching
@@ -88,6 +89,22 @@ def test_signatures_that_are_saved_at_once_keep_their_code(tmp_path: Path) -> No
         list(pool.map(lambda number: files[number].save(number, b"%d" % number), range(16)))
     assert [files[0].load(number) for number in range(16)] == [b"%d" % n for n in range(16)]
     assert cache.LockedCacheFile(str(tmp_path / "none"), "kernel", "stamp").load(1) is None
+
+
+def test_signatures_of_a_renamed_class_are_not_loaded(tmp_path: Path, monkeypatch: Any) -> None:
+    class Renamed:
+        """A class whose name the index contains."""
+
+    Renamed.__qualname__ = "Renamed"
+    monkeypatch.setattr(cache, "Renamed", Renamed, raising=False)
+    Renamed.__module__ = cache.__name__
+    files = cache.LockedCacheFile(str(tmp_path), "kernel", "stamp")
+    files.save(Renamed, "code")
+    assert files.load(Renamed) == "code"
+    monkeypatch.delattr(cache, "Renamed")
+    assert files.load("signature") is None
+    files.save("signature", "other code")
+    assert files.load("signature") == "other code"
 
 
 def test_functions_outside_the_package_are_cached_as_numba_does_it() -> None:
