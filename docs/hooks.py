@@ -74,6 +74,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links at pages of the site, and show each file that a comment names."""
     markdown = FILE.sub(_source_block, markdown)
     source = Path(page.file.src_uri)
+    if source.parts[0] == "decisions":  # guides come before reasons
+        page.meta["search"] = {"boost": 0.5}
     place = Path(REPOSITORY.get(source.as_posix(), f"docs/{source.as_posix()}")).parent
 
     def site_link(match: re.Match[str]) -> str:

@@ -30,6 +30,7 @@ COPIED_SHARE: Final = 0.05
 SAMPLE_TEXTS: Final = 16  # training texts that are read; each can be in another compressed batch
 SAMPLE_CHARACTERS: Final = 2000  # of each text
 MARKUP: Final = re.compile(r"</?[a-zA-Z][^<>]*>|&[a-zA-Z]+;")
+MIN_TEST_ROWS: Final = 5  # of which the features per row are compared
 FEWER_FEATURES: Final = 0.5  # features per test text, as a share of those per training text
 
 
@@ -190,7 +191,9 @@ def _unlabelled_rows(data: Dataset) -> DataWarning | None:
 
 def _unknown_words(data: Dataset) -> DataWarning | None:
     """Return a warning if test texts have far fewer features than training texts."""
-    if data.test is None or data.text is None or not data.test.n_rows or not data.train.n_rows:
+    if data.test is None or data.text is None or not data.train.n_rows:
+        return None
+    if data.test.n_rows < MIN_TEST_ROWS:
         return None
     test, train = (
         split.X.nnz / max(1, int(np.count_nonzero(np.diff(split.X.indptr))))

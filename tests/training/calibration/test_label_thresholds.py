@@ -13,7 +13,7 @@ import pytest
 from xcray.arrays import Pattern, frozen, pattern_from
 from xcray.cli import main as cli
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, ParameterError
+from xcray.errors import Conflict, InputError, ParameterError
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.training.calibration.isotonic import RankedLabels
@@ -158,7 +158,9 @@ def test_curves_and_thresholds_share_a_model(data: Dataset, plain: Model, tmp_pa
     assert Model.open(renamed.model_path).label_thresholds is None
 
 
-def test_what_cannot_be_fitted_is_refused(data: Dataset, plain: Model, tmp_path: Path) -> None:
+def test_what_cannot_be_fitted_is_refused(
+    data: Dataset, plain: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for how in (
         {"objective": "accuracy"},
         {"objective": "precision"},
@@ -169,3 +171,6 @@ def test_what_cannot_be_fitted_is_refused(data: Dataset, plain: Model, tmp_path:
             fit_thresholds(plain.path, data.path, tmp_path / "m", **how)
     with pytest.raises(Conflict):
         fit_thresholds(plain.path, data.path, tmp_path / "m", part="train")
+    monkeypatch.setattr("xcray.training.edit.calibrate.FOLDS", 10**6)
+    with pytest.raises(InputError, match="thresholds need 1000000"):
+        fit_thresholds(plain.path, data.path, tmp_path / "m")

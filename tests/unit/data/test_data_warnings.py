@@ -119,6 +119,9 @@ def test_texts_of_another_kind_have_a_warning(tmp_path: Path) -> None:
     [found] = data_warnings(data)
     assert found["code"] == "UNKNOWN_WORDS"
     assert found["message"].startswith("test texts have 1.0 features each, training texts 4.")
+    (tmp_path / "few").mkdir()
+    few = build_rows(tmp_path / "few", train, [("apple und birne oder traube", "red")] * 4)
+    assert data_warnings(few) == []
 
 
 def test_texts_that_are_read_badly_have_warnings(tmp_path: Path) -> None:

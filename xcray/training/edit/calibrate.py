@@ -117,10 +117,12 @@ def fit_thresholds(
     texts = None if held_out.texts is None else [held_out.texts[row] for row in rows]
     top = Predictor(opened).search(X if texts is None else texts, CANDIDATES).top
     answers = RankedLabels(top.labels, top.scores, matches(top, Y))
-    if not answers.correct.any():
+    correct = int(answers.correct.sum())
+    if correct < FOLDS:
         raise InputError(
-            f"no answer is correct on the {len(rows):,} rows that can be used ({left_out:,} others "
-            "are copies of training rows): hold out more or other rows",
+            f"{correct} answers are correct on the {len(rows):,} rows that can be used "
+            f"({left_out:,} others are copies of training rows), and thresholds need {FOLDS}: "
+            "hold out more or other rows",
             code="TOO_FEW_ANSWERS",
         )
     folds = frozen(hashes % np.uint64(FOLDS), np.int64)
