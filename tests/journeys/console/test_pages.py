@@ -22,7 +22,7 @@ from xcray.service.models.registries import Registries
 
 pytestmark = pytest.mark.drill
 
-TABS = ("labels", "cost", "versions", "calibration", "change", "files")
+TABS = ("labels", "cost", "versions", "calibration", "feedback", "change", "files")
 PAGES = (
     *("", "datasets", "train", "jobs", "models", "models/topics", "ask", "admin"),
     *(f"models/topics?tab={tab}" for tab in TABS),

@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.browser import Browsing
 from tests.support.console_service import WORDS, Live, question_lines, upload, wait_for
+from tests.support.waiting import until
 from xcray.client.models import extract
-from xcray.data.build import build
 from xcray.model.model import Model
 from xcray.plots.axes import exact_number
 
@@ -376,8 +376,8 @@ def test_a_question_with_filters_and_another_label(live: Live, pages: Browsing |
     assert again.get_by_label("Labels", exact=True).locator("tbody tr").count() == 2
 
 
-def test_judged_answers_are_saved_as_training_rows(
-    live: Live, pages: Browsing | None, tmp_path: Path
+def test_judged_answers_become_the_data_set_of_an_update(
+    live: Live, pages: Browsing | None
 ) -> None:
     if pages is None:
         return
@@ -390,16 +390,32 @@ def test_judged_answers_are_saved_as_training_rows(
         page.get_by_text("Accept or reject").click()
         page.get_by_role("checkbox", name=right).check()
         page.get_by_label("Right labels that are missing").fill("new label\n")
-        page.get_by_role("button", name="Keep as a row").click()
+        page.get_by_role("button", name="Send as feedback").click()
+        page.get_by_text("Stored for the next version; new labels: new label.").wait_for()
+    entries = live.http.get("/v1/models/topics/feedback").json()["feedback"]
+    assert [(each["instance"]["text"], each["right"]) for each in entries] == [
+        ("listen on a port", ["socket", "new label"]),
+        ("read csv rows", ["csv", "new label"]),
+    ]
+    assert sorted(entries[1]["wrong"]) == ["json", "socket"]
+    page = pages.open("/#/models/topics?tab=feedback", key=live.keys["submit"])
+    table = page.get_by_label("Feedback", exact=True)
+    table.get_by_text("read csv rows").wait_for()
     with page.expect_download() as download:
-        page.get_by_role("button", name="Save 2 rows as a file").click()
-    file = Path(download.value.path())
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert rows[0]["labels"] == ["csv", "new label"]
-    assert sorted(rows[0]["rejected"]) == ["json", "socket"]
-    assert rows[0]["model"].startswith("topics:")
-    data = build("jsonl", {"train": file}, tmp_path / "data")
-    assert data.label_names.to_pylist() == ["csv", "new label", "socket"]
+        page.get_by_role("button", name="Save as a file").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == entries[::-1]
+    page.get_by_role("button", name="Update version").click()
+    page.wait_for_url(re.compile("tab=change&change=rows&dataset=ds_"), timeout=60_000)
+    made = live.http.get(f"/v1/datasets/{page.url.rpartition('=')[2]}").json()
+    assert (made["name"], made["status"]) == ("topics-feedback", "READY")
+    page = pages.open("/#/models/topics?tab=feedback", key=live.keys["submit"])
+    page.on("dialog", lambda dialog: dialog.accept())
+    for each in entries:
+        page.get_by_role("button", name=f"Delete {each['id']}").click()
+        place = f"/v1/models/topics/feedback/{each['id']}"
+        until(lambda place=place: live.http.get(place).status_code == 404)
+    live.http.delete(f"/v1/datasets/{made['id']}").raise_for_status()
 
 
 def test_a_data_set_is_drawn_with_example_rows(live: Live, pages: Browsing | None) -> None:

@@ -41,13 +41,12 @@ export const change = async (method, path, body, headers) => {
   const response = await send(method, path, body, headers);
   return response.status === 204 ? null : response.json();
 };
-export const saveFile = (blob, name) => {
-  const url = URL.createObjectURL(blob);
+// Save the body of a reply as a file: a link could not send the key.
+export const download = async (path, name) => {
+  const url = URL.createObjectURL(await (await send("GET", path)).blob());
   Object.assign(document.createElement("a"), { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 };
-// Save the body of a reply as a file: a link could not send the key.
-export const download = async (path, name) => saveFile(await (await send("GET", path)).blob(), name);
 export const newKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 export const segment = encodeURIComponent;
 

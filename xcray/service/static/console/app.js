@@ -3,7 +3,7 @@ import { html, render, useEffect, useErrorBoundary, useState } from "../vendor/h
 import { forgetKey, savedKey, saveKey } from "../session.js";
 import { can, get, me } from "./api.js";
 import { Admin } from "./admin.js";
-import { Ask, judged } from "./ask.js";
+import { Ask } from "./ask.js";
 import { Compare } from "./compare.js";
 import { Dataset, Datasets } from "./datasets.js";
 import { Job } from "./job.js";
@@ -104,7 +104,7 @@ function App() {
     setTurn(turn + 1);
     setTimeout(focusMain);
   };
-  const signOut = () => { forgetKey(); judged.length = 0; setReason("Signed out."); };
+  const signOut = () => { forgetKey(); setReason("Signed out."); };
   if (reason !== null) return html`<${SignIn} reason=${reason} onKey=${signIn} />`;
   const skip = (event) => { event.preventDefault(); focusMain(); };
   return html`<a class="skip" href="#main" onClick=${skip}>Skip to the content</a>

@@ -1,9 +1,9 @@
 // Ask a model: labels with scores and probabilities, and the words that count for a label.
 import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
-import { change, get, saveFile, segment } from "./api.js";
+import { change, get, newKey, segment } from "./api.js";
 import { Batch } from "./batch.js";
 import { aliasesOf } from "./models.js";
-import { Button, count, Field, Table, Trouble, useLoaded } from "./parts.js";
+import { Button, count, Field, Table, Trouble, useAction, useLoaded } from "./parts.js";
 
 // Between the fields of a document, which is one text to the service.
 const SEPARATOR = "\u001f";
@@ -32,20 +32,21 @@ function Words({ text, why }) {
     ${why.groups.length > 0 && html`<${Table} caption="Groups of similar labels" columns=${["first labels", "labels#", "words", "contribution#"]} rows=${why.groups.map((group) => [group.labels.join(", "), count(group.n_labels), group.contributions.slice(0, 3).map((each) => each.feature).join(", "), group.contribution.toFixed(3)])} />`}`;
 }
 
-// Judged answers of this tab. The service stores no texts of questions, so they are saved as a file.
-export const judged = [];
+// Send which labels are right. The id makes a repeated request the same feedback.
 function Judge({ text, labels, model }) {
-  const [rows, setRows] = useState(judged.length);
-  const keep = (event) => {
+  const [failed, perform] = useAction();
+  const [id] = useState(() => `fb_${newKey()}`);
+  const [stored, setStored] = useState(null);
+  const submit = (event) => {
     event.preventDefault();
     const fields = new FormData(event.target), right = fields.getAll("right");
-    judged.push({ text, labels: [...right, ...lines(fields.get("missing"))], rejected: labels.filter((name) => !right.includes(name)), model });
-    setRows(judged.length);
+    const body = { id, instance: { text }, right: [...new Set([...right, ...lines(fields.get("missing"))])], wrong: labels.filter((name) => !right.includes(name)) };
+    perform(async () => setStored(await change("POST", `/v1/models/${segment(model)}/feedback`, body)));
   };
-  const save = () => saveFile(new Blob(judged.map((row) => `${JSON.stringify(row)}\n`)), "judged.jsonl");
-  return html`<details><summary>Accept or reject</summary><form onSubmit=${keep} aria-label="Accept or reject"><fieldset><legend>Right labels</legend>${labels.map((name) => html`<label><input type="checkbox" name="right" value=${name} /> ${name}</label>`)}</fieldset>
+  return html`<details><summary>Accept or reject</summary><form onSubmit=${submit} aria-label="Accept or reject"><fieldset disabled=${stored !== null}><legend>Right labels; the others are wrong</legend>${labels.map((name) => html`<label><input type="checkbox" name="right" value=${name} /> ${name}</label>`)}
     <${Field} id="missing" label="Right labels that are missing" help="One per line"><textarea id="missing" name="missing" rows="2"></textarea><//>
-    <button>Keep as a row</button> ${rows > 0 && html`<${Button} onClick=${save}>Save ${count(rows)} rows as a file<//>`}</form><p class="note" role="status">${count(rows)} rows are kept in this tab. The file is training data: upload it, or xcray data build jsonl.</p></details>`;
+    <${Button} type="submit" scope="predict">Send as feedback<//></fieldset></form><${Trouble} error=${failed} />
+    ${stored && html`<p role="status">Stored for the next version${stored.new_labels.length > 0 ? `; new labels: ${stored.new_labels.join(", ")}` : ""}. <a href=${`#/models/${segment(stored.model)}?tab=feedback`}>All feedback</a></p>`}</details>`;
 }
 
 const MAX_MODELS = 100;

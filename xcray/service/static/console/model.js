@@ -3,11 +3,12 @@ import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, download, get, getText, segment } from "./api.js";
 import { Aliases } from "./aliases.js";
 import { Change } from "./change.js";
+import { Feedback } from "./feedback.js";
 import { Picture } from "./pictures.js";
 import { Button, bytes, count, Details, duration, Figures, Menu, Pager, percent, Status, Table, Tabs, Time, Trouble, useAction, useLoaded } from "./parts.js";
 
-const TABS = { accuracy: "Accuracy", labels: "Labels", cost: "Cost and certificate", versions: "Versions and traffic", calibration: "Calibration", change: "Change", files: "Files and API" };
-const PARTS = { accuracy: Accuracy, labels: Labels, cost: Cost, versions: Versions, calibration: Calibration, change: Change, files: Files };
+const TABS = { accuracy: "Accuracy", labels: "Labels", cost: "Cost and certificate", versions: "Versions and traffic", calibration: "Calibration", feedback: "Feedback", change: "Change", files: "Files and API" };
+const PARTS = { accuracy: Accuracy, labels: Labels, cost: Cost, versions: Versions, calibration: Calibration, feedback: Feedback, change: Change, files: Files };
 // heading and text of each picture
 const PICTURES = {
   by_frequency: ["By label frequency", "Ten groups of labels, rarest first: equally many labels, or equally many training rows."],
