@@ -22,6 +22,7 @@ from xcray.service.app import create_app
 from xcray.service.observability.metrics import (
     REPLICA_PREFIX,
     DiskCollector,
+    DriftCollector,
     FailingChecksCollector,
     Metrics,
 )
@@ -192,9 +193,10 @@ def settings() -> str:
 def listed_metrics() -> list[tuple[Metric, tuple[str, ...]]]:
     """Return all metrics of the service and of the store with their labels."""
     empty = StoreStatistics({}, 0.0, ())
-    gauges = Metrics(DiskCollector(Path("/")), FailingChecksCollector(dict))
+    gauges = Metrics(DiskCollector(Path("/")), FailingChecksCollector(dict), DriftCollector(list))
     labels = {
         **gauges.labels,
+        **DriftCollector.labels,
         **{name: of for name, (_, of) in COUNTERS.items()},
         "xcray_jobs": ("status",),
         "xcray_readiness_check_failing": ("check",),

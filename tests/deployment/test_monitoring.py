@@ -38,7 +38,7 @@ TARGET = {
     "le",
 }
 BUILT_IN = re.compile(
-    r"\b(sum|max|min|count|avg|topk|by|without|rate|increase|histogram_quantile|label_replace|absent|vector|time|and|or|unless|on|ignoring|offset)\b"
+    r"\b(sum|max|min|count|avg|topk|max_over_time|by|without|rate|increase|histogram_quantile|label_replace|absent|vector|time|and|or|unless|on|ignoring|offset)\b"
 )
 
 

@@ -124,6 +124,9 @@ XcraySearchDeadlineExceeded
     fires replica xcray_predict_instances_total rise 100
     silent replica xcray_predict_certified_instances_total rise 100
     silent replica xcray_predict_instances_total rise 100
+XcrayAnswersDrifted
+    fires replica xcray_predict_drift{tenant="t",model="m",version="3",kind="score"} flat 0.3
+    silent replica xcray_predict_drift{tenant="t",model="m",version="3",kind="score"} flat 0.2
 XcrayInputsUnknown
     fires replica xcray_predict_empty_instances_total rise 30
     fires replica xcray_predict_instances_total rise 100

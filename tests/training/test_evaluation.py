@@ -14,10 +14,12 @@ from tests.support.report_data import series_of
 from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
+from xcray.data.text.pipeline import empty_rows
 from xcray.errors import InputError, NotFound, ParameterError, ShapeMismatch
 from xcray.measures import f1, predicted_sets
 from xcray.model.model import Model
 from xcray.predict import Predictor
+from xcray.predict.drift import WINDOW_ROWS, drift_counter
 from xcray.training import TrainSpec, train
 from xcray.training.edit.labels import remove_labels, rename_labels
 from xcray.training.evaluation import EvaluationOptions, compare_models, evaluate_models
@@ -34,6 +36,22 @@ def folder(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = Model.open(folder / "whole").label_names.to_pylist()
     remove_labels(folder / "whole", folder / "less", names[:10])
     return folder
+
+
+def test_the_held_out_rows_of_a_training_have_no_drift(tiny: Dataset, folder: Path) -> None:
+    """A model whose change was not measured has nothing to compare with."""
+    assert tiny.test is not None
+    model = Model.open(folder / "whole")
+    counter, X = drift_counter(model), tiny.test.X
+    assert counter is not None
+    top = Predictor(model).search(X, 3).top
+    for _ in range(-(-WINDOW_ROWS // X.n_rows)):
+        counter.add(X, top, empty_rows(X).tolist())
+    figures = counter.figures()
+    assert figures is not None
+    assert set(figures.indices) == {"score", "label", "empty"}
+    assert max(figures.indices.values()) == pytest.approx(0.0, abs=1e-12)
+    assert drift_counter(Model.open(folder / "less")) is None
 
 
 def test_measures_equal_the_textbook(tiny: Dataset, folder: Path) -> None:

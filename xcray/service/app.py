@@ -41,7 +41,12 @@ from xcray.service.models.cache import ModelCache, Opener, open_predictor_soon
 from xcray.service.models.preloading import Preloading
 from xcray.service.models.registries import Registries
 from xcray.service.models.sync import sync_workers
-from xcray.service.observability.metrics import DiskCollector, FailingChecksCollector, Metrics
+from xcray.service.observability.metrics import (
+    DiskCollector,
+    DriftCollector,
+    FailingChecksCollector,
+    Metrics,
+)
 from xcray.service.observability.readiness import HANG_SECONDS
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.observability.store_metrics import StoreCollector
@@ -129,6 +134,7 @@ def create_app(
     app_state.checks.setdefault("MODEL", app_state.prediction.model_cache.check)
     app_state.readiness = build_readiness(app_state)
     app_state.metrics.add_collector(FailingChecksCollector(app_state.readiness.failing_checks))
+    app_state.metrics.add_collector(DriftCollector(app_state.prediction.model_cache.drift))
     maintenance = None
     if role.leader_eligible:
         maintenance = _maintenance_loop(app_state, leadership, role.exclusive_home)

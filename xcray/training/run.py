@@ -129,8 +129,7 @@ class _TrainingRun:
             n_labels=labelled.n_labels,
             n_features=self.dataset.n_features,
         )
-        self.by_frequency: dict[str, list[dict[str, Any]]] = {}
-        self.notes: dict[str, Any] = {}
+        self.notes: dict[str, Any] = {"by_frequency": {}}
         self.calibration: tuple[Calibration, dict[str, Any]] | None = None
         self.ranker: FittedRanker | None = None
 
@@ -346,7 +345,8 @@ class _TrainingRun:
             return {}
         self._report_phase("EVALUATING")
         began, top = time.monotonic(), query(test.X, max(ks))
-        measures, self.by_frequency = measure_held_out(top, self.dataset, ks, n_labels)
+        measures, notes = measure_held_out(top, self.dataset, ks, n_labels)
+        self.notes |= notes
         self.phase_seconds["EVALUATING"] = time.monotonic() - began
         return measures
 
@@ -393,7 +393,6 @@ class _TrainingRun:
             "damaged_parts": self.parts.damaged,
             **balance_report,
             "preflight": self.monitor.summarize(actual),
-            "by_frequency": self.by_frequency,
             **partial_summary(self.dataset.label_counts, self.parts.missing, self.spec.max_seconds),
             **self.notes,
         }

@@ -142,6 +142,7 @@ def test_a_version_is_updated_to_a_changed_data_set(
     result = finish(server)
     assert (result["version"], result["report"]["update"]["rows"]["relabelled"]) == (2, 1)
     assert "P@1" in result["measures"]
+    assert "drift" in result["report"]
     old = state.registry.resolve("docs:1")
     alone = update_model(old, path, tmp_path / "alone", EditOptions(pool="serial"))
     assert alone.sha256 == result["sha256"]

@@ -14,12 +14,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.clocks import Clock
-from tests.support.live_service import TEXTS, client_of, publish, settings_for
+from tests.support.live_service import TEXTS, client_of, publish, settings_for, text_model
 from xcray.errors import InputError
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.runner.main import run_attempt
@@ -29,6 +30,8 @@ from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.store.metric_deltas import AttemptMetrics, bucket_label, classify_reason
 from xcray.model.registry import Registry
+from xcray.predict import Predictor
+from xcray.predict.drift import DriftCounter, reference_of
 from xcray.schedule.events import Task
 from xcray.service.app import create_app
 from xcray.service.http.offload import run_in_heavy_thread
@@ -427,6 +430,29 @@ def test_a_prediction_changes_its_metrics(tmp_path: Path) -> None:
     assert result["xcray_disk_free_bytes", ()] > 0
     assert result["xcray_readiness_check_failing", (("check", "DRAINING"),)] == 0
     assert ("process_resident_memory_bytes", ()) in result or sys.platform != "linux"
+
+
+def test_drift_is_exported_per_version_that_answered_enough(tmp_path: Path) -> None:
+    model = text_model(tmp_path / "m")
+    Registry(tmp_path / "home" / "models").publish("docs", tmp_path / "m")
+    app = create_app(settings_for(tmp_path / "home"))
+    top = Predictor(model).search(list(TEXTS), 1).top
+    X = model.text.transform(TEXTS)
+    reference = reference_of(top, X, np.ones(model.n_labels), model.text, TEXTS)
+    with client_of(app) as http:
+        loaded = app.state.app_state.prediction.model_cache.load("default", "docs")
+        loaded.drift = DriftCounter(model, reference)
+        body = {"instances": [{"text": "zebra"}] * 500 + [{"text": TEXTS[0]}] * 500}
+        for sent, body["deny"] in ((False, ["csv"]), (True, None)):
+            assert http.post("/v1/models/docs:predict", json=body).status_code == 200
+            result = samples(http.get("/metrics").content)
+            assert any(name == "xcray_predict_drift" for name, _ in result) == sent
+    version = {"tenant": "default", "model": "docs", "version": "1"}
+    named = tuple(sorted({**version, "kind": "empty"}.items()))
+    assert result["xcray_predict_drift", named] > 0.25
+    for of, share in (("recent", 0.5), ("training", 0.0)):
+        named = tuple(sorted({**version, "kind": "empty", "of": of}.items()))
+        assert result["xcray_predict_unknown_share", named] == share
 
 
 # Logs

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
@@ -22,9 +22,11 @@ from xcray.errors import Refused, Unavailable, XcrayError
 from xcray.jobs.home import DEFAULT_TENANT
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
+from xcray.predict.drift import Drift
 from xcray.service.models.endpoints import ActiveVersions, EndpointTable
 from xcray.service.models.loading import (
     LoadedModel,
+    ModelKey,
     ModelLoader,
     ModelTarget,
     Opener,
@@ -204,6 +206,13 @@ class ModelCache:
             for owner, name, version in list(self._loader.loaded_models)
             if owner == tenant
         }
+
+    def drift(self) -> Iterator[tuple[ModelKey, Drift]]:
+        """Yield the drift of the loaded versions that answered enough rows."""
+        for key, loaded in list(self._loader.loaded_models.items()):
+            figures = None if loaded.drift is None else loaded.drift.figures()
+            if figures is not None:
+                yield key, figures
 
     def check(self) -> None:
         """Raise Unavailable MODEL while a reference in use can't be resolved or loaded."""

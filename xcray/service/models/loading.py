@@ -25,6 +25,7 @@ from xcray.kernels.search.lists import NARROW_BYTES
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
+from xcray.predict.drift import drift_counter
 from xcray.predict.labels import SET_PREFIX
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
@@ -59,7 +60,8 @@ class LoadedModel:
     """A predictor with the version that it is.
 
     served_by: the `model` object of replies, as JSON. label_names: the names of its labels;
-    display_names: those of its label texts, or None.
+    display_names: those of its label texts, or None. drift: counts its answers; None if its
+    training kept none to compare them with.
     """
 
     def __init__(self, tenant: str, name: str, version: int, predictor: Predictor) -> None:
@@ -70,6 +72,7 @@ class LoadedModel:
         self.key: ModelKey = (tenant, name, version)
         self.label_names = predictor.model.answer_names
         self.display_names = predictor.model.display_names
+        self.drift = drift_counter(predictor.model)
         self.served_by = msgspec.json.encode(
             {"name": name, "version": version, "sha256": predictor.model.sha256}
         )

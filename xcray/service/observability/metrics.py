@@ -1,9 +1,9 @@
-"""Prometheus metrics. Labels are routes, methods, states and codes, never names chosen by users.
+"""Prometheus metrics. Labels are routes, methods, states and codes, not names chosen by users.
 
-So the time series are few and fixed. The first words of each help text give its scope. "Of this
-replica": counted by the processes of one service; sum over replicas. "Of the store"
-(`store_metrics`): shared by all, the same from every replica and runner; take one of them, not the
-sum.
+So the time series are few and fixed; only drift has series per loaded version. The first words of
+each help text give its scope. "Of this replica": counted by the processes of one service; sum over
+replicas. "Of the store" (`store_metrics`): shared by all, the same from every replica and runner;
+take one of them, not the sum.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from xcray.index.search_result import Bools, SearchResult
+from xcray.predict.drift import Drift
 from xcray.service import constants
 
 # prometheus_client sums the metrics of all processes through files in this folder.
@@ -52,6 +53,7 @@ DURATION_BUCKETS: Final = (
 )
 LONG_DURATION_BUCKETS: Final = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 REPLICA_PREFIX: Final = "Of this replica: "
+PROCESS_PREFIX: Final = f"{REPLICA_PREFIX}(one process) "
 # Statuses whose problem codes are counted.
 REJECTION_STATUSES: Final = frozenset({401, 403, 408, 413, 429, 431, 503, 507})
 # Limits the number of time series. The codes are constants, so this is only a safeguard.
@@ -309,6 +311,46 @@ class FailingChecksCollector(Collector):
     def describe(self) -> Iterable[Metric]:
         """Return the name only: the checks are known later."""
         return [GaugeMetricFamily("xcray_readiness_check_failing", "")]
+
+
+class DriftCollector(Collector):
+    """Collector of the drift of the loaded versions of the process that responds.
+
+    There are as many series as versions that it can load.
+    """
+
+    labels: Final = {
+        "xcray_predict_drift": ("tenant", "model", "version", "kind"),
+        "xcray_predict_unknown_share": ("tenant", "model", "version", "kind", "of"),
+    }
+
+    def __init__(self, drift: Callable[[], Iterable[tuple[tuple[str, str, int], Drift]]]) -> None:
+        self._drift = drift
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the figures of the last thousand rows or more per version."""
+        index, share = self.describe()
+        for (tenant, model, version), figures in self._drift():
+            named = [tenant, model, str(version)]
+            for kind, value in figures.indices.items():
+                index.add_metric([*named, kind], value)
+            for kind, pair in (("empty", figures.empty), ("unknown", figures.unknown)):
+                for of, value in zip(("recent", "training"), pair or (), strict=False):
+                    share.add_metric([*named, kind, of], value)
+        return [index, share]
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Return the metrics without values: the versions are known later."""
+        texts = {
+            "xcray_predict_drift": "population stability index of recent rows against held-out rows"
+            " of the training, by kind: score, label, empty (rows) or unknown (words)",
+            "xcray_predict_unknown_share": "share of rows without a feature (empty) or of unknown "
+            "words (unknown), of recent rows or of the training",
+        }
+        return [
+            GaugeMetricFamily(name, f"{PROCESS_PREFIX}{texts[name]}.", labels=labels)
+            for name, labels in self.labels.items()
+        ]
 
 
 class DiskCollector(Collector):

@@ -292,6 +292,8 @@ def _predict_batch(
     probabilities = predictor.probabilities(result) if with_probabilities else None
     empty = empty_rows(predictor.features(rows))
     metrics.count_search(result, empty)
+    if loaded.drift is not None:
+        loaded.drift.add(payloads[0], result.top, empty.tolist())
     if len(payloads) == 1:
         return [PredictOutput(result, probabilities, empty)]
     lengths = [_n_rows(each) for each in payloads]

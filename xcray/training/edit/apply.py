@@ -39,7 +39,12 @@ from xcray.training.edit.compose import (
     count_missing_labels,
     summarize_label_table,
 )
-from xcray.training.report.summary import label_table, measures_by_frequency, summarize_block
+from xcray.training.report.summary import (
+    drift_reference,
+    label_table,
+    measures_by_frequency,
+    summarize_block,
+)
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run import TrainResult
 from xcray.training.selection.warm_start import WarmRunner
@@ -424,6 +429,7 @@ class _EditRun:
                 "held_out": data.test.n_rows,
             }
         }
+        self.report_extras["drift"] = drift_reference(top, data, counts)
         self.report_extras["by_frequency"] = measures_by_frequency(
             top, truth, counts, self.options.ks
         )

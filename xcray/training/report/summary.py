@@ -12,7 +12,9 @@ from xcray import measures
 from xcray.arrays import Pattern, TopK
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset
+from xcray.data.texts import texts_at
 from xcray.data.unseen import with_unseen
+from xcray.predict.drift import MAX_TEXTS, reference_of
 from xcray.predict.ranking import widen
 from xcray.solvers.contract import Solver
 from xcray.solvers.solved_labels import SolvedLabels
@@ -75,16 +77,30 @@ def label_table(block: SolvedLabels, solver: Solver, timeline: pa.Table | None =
 
 def measure_held_out(
     top: TopK, data: Dataset, ks: Sequence[int], n_labels: int | None
-) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
-    """Return measures of the answers to the test part, and the same by training frequency.
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return measures of the answers to the test part, and entries of the report.
 
+    These are "by_frequency", the measures by training frequency, and "drift", see
+    `drift_reference`.
     n_labels: labels that can be answered, if there are more than those of the data set.
     """
     assert data.test is not None
     Y, counts = widen(data.test.Y, data.label_counts, n_labels or data.n_labels)
     Y, counts = with_unseen(Y, counts, data.test.unseen)
     values = measures.evaluate(top, Y, ks=ks, label_counts=counts, n_train=data.train.n_rows)
-    return values, measures_by_frequency(top, Y, counts, ks)
+    frequency = measures_by_frequency(top, Y, counts, ks)
+    return values, {"by_frequency": frequency, "drift": drift_reference(top, data, counts)}
+
+
+def drift_reference(top: TopK, data: Dataset, counts: Any) -> dict[str, Any]:
+    """Return what is kept of the answers to the test part, see `xcray.predict.drift`; JSON.
+
+    counts: training rows of the labels; labels beyond them have none.
+    """
+    assert data.test is not None
+    counts = np.pad(counts, (0, max(0, int(top.labels.max()) + 1 - len(counts))))
+    texts = texts_at(data, "test", range(min(MAX_TEXTS, data.test.n_rows)))
+    return reference_of(top, data.test.X, counts, data.text, texts)
 
 
 def measures_by_frequency(
