@@ -65,6 +65,13 @@ def extend_state(state: np.uint64, text: Any, start: int, stop: int) -> np.uint6
 
 
 @inner(inline="always")
+def slot_of(vocabulary: Vocabulary, state: np.uint64) -> int:
+    """Return the first slot in which a word of this state can be."""
+    place: Any = ((mix(state) >> HALF_BITS) * np.uint64(len(vocabulary.slots))) >> HALF_BITS
+    return int(np.int64(place))
+
+
+@inner(inline="always")
 def _equal(words: Words, j: int, text: Any, start: int, stop: int) -> bool:
     """Return whether word j equals bytes [start, stop) of a text.
 

@@ -15,7 +15,6 @@ from xcray.errors import Corrupt, ShapeMismatch
 from xcray.index.scorer import SparseScorer
 from xcray.index.search import SearchIndex
 from xcray.kernels.search.ranked_candidates import (
-    BLOCK,
     COVERED,
     FEATURES,
     FIRST_WORD,
@@ -24,11 +23,8 @@ from xcray.kernels.search.ranked_candidates import (
     MATCHES,
     RANK,
     SCORE,
-    SLOTS,
     WORDS,
-    EntryTable,
-    add_products,
-    fill_table,
+    shared_products,
 )
 from xcray.kernels.search.trees import LEAF, Trees, sum_trees, tabulate_trees
 from xcray.model.directory import LinearPart
@@ -107,7 +103,7 @@ def test_the_longest_name_is_found_at_each_position(finder: CandidateFinder, tex
 def test_candidates_are_those_of_the_search_and_of_names(finder: CandidateFinder) -> None:
     """Labels without rows have no score, also in the search; the others have that of their row."""
     X = PIPELINE.transform(TEXTS)
-    index = SearchIndex.build(CSR(*finder.side[0]), finder.side[1])
+    index = SearchIndex.build(CSR(*finder.side[0]), finder.side[3])
     everything = index.query(X, 4)
     texts = PIPELINE.read(TEXTS)
     candidates = finder.candidates(texts, index.query(X, 1))
@@ -150,18 +146,43 @@ def test_rows_are_normalised_as_by_the_search() -> None:
 
 
 def test_products_of_rows_are_summed_in_the_order_of_columns() -> None:
-    """Also of columns in the same slot of the table, and of rows longer than a block."""
+    """Also of rows without a shared column, and where all of them are shared."""
     rng = np.random.default_rng(0)
-    for n in (0, 1, 300, 3_000):
-        columns = np.sort(rng.choice(20_000, n, replace=False)).astype(np.int32)
-        others = np.sort(rng.choice(20_000, 2_000, replace=False)).astype(np.int32)
-        a, b = (rng.normal(size=len(each)).astype(np.float32) for each in (others, columns))
-        table = EntryTable(*(np.empty(size, np.int32) for size in (SLOTS, n, BLOCK)))
-        fill_table.py_func(table, columns)
-        expected, shared = 0.0, np.intersect1d(others, columns)
-        for i, j in zip(others.searchsorted(shared), columns.searchsorted(shared), strict=True):
+    for n, size in ((0, 5), (5, 0), (3, 300), (300, 300)):
+        columns, others = (
+            np.sort(rng.choice(300, each, replace=False)).astype(np.int32) for each in (n, size)
+        )
+        a, b = (rng.normal(size=len(each)).astype(np.float32) for each in (columns, others))
+        expected, shared = 0.0, np.intersect1d(columns, others)
+        for i, j in zip(columns.searchsorted(shared), others.searchsorted(shared), strict=True):
             expected += float(a[i]) * float(b[j])
-        assert add_products.py_func(others, a, columns, b, table) == (expected, len(shared))
+        assert shared_products.py_func(columns, a, others, b) == (expected, len(shared))
+
+
+def test_labels_that_names_add_have_the_bits_of_the_search() -> None:
+    """Long and short rows of weights, over several segments of features, and an empty row."""
+    rng = np.random.default_rng(0)
+    word_list = [f"w{i}" for i in range(70_000)]
+    pipeline = TextPipeline.fit([" ".join(word_list), "zz"])
+    D = pipeline.n_features
+    lengths = [0, 3, 200, D]
+    indptr = np.concatenate(([0], np.cumsum(lengths)))
+    indices = np.concatenate([np.sort(rng.choice(D, each, replace=False)) for each in lengths])
+    W = csr(indptr, indices, rng.normal(size=indptr[-1]), D)
+    index = SearchIndex.build(W, frozen(rng.normal(size=4), np.float32))
+    ids, texts = ["a", "b", "c", "d"], [" ".join(rng.choice(word_list, 50)) for _ in range(20)]
+    entries = LabelTexts.of([LabelText(each, "zz") for each in ids])
+    names = Names(pa.array(ids, pa.large_string()))
+    labels = index_labels(names, frozen([1, 1, 1, 1], np.int64), entries, pipeline)
+    rows = pipeline.read([text + " zz" for text in texts])
+    finder = CandidateFinder(LinearPart(index.W, index.b, index), labels)
+    candidates = finder.candidates(rows, index.query(rows.X, 1))
+    everything = index.query(rows.X, 4)
+    for i, (begin, end) in enumerate(zip(candidates.indptr, candidates.indptr[1:], strict=False)):
+        order = np.argsort(everything.labels[i])
+        assert end - begin == 4
+        found = candidates.features[begin:end, SCORE][np.argsort(candidates.labels[begin:end])]
+        assert found.tolist() == everything.scores[i][order].tolist()
 
 
 def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -13,8 +13,16 @@ import numpy as np
 
 from xcray.arrays import Int32, Int64
 from xcray.kernels.inner import inner
+from xcray.kernels.prefetch import prefetch
 from xcray.kernels.text import SEPARATOR
-from xcray.kernels.vocabulary import Vocabulary, extend_state, find, initial_state
+from xcray.kernels.vocabulary import (
+    LOW_MASK,
+    Vocabulary,
+    extend_state,
+    find,
+    initial_state,
+    slot_of,
+)
 
 
 class LabelNameTable(NamedTuple):
@@ -46,6 +54,40 @@ def _word_end(text: Any, position: int) -> int:
     return position
 
 
+@inner(allocates=False)
+def _prefetch_names(
+    text: Any, begin: int, end: int, table: LabelNameTable, slots: Int32, next_slots: Int32
+) -> None:
+    """Prefetch what is read of the names that begin with each word, and with it and the next one.
+
+    A table of many names is not in the caches when a text comes, and a walk would wait for it word
+    by word. slots, next_slots: working memory.
+    """
+    words, n, start = table.prefixes, 0, begin
+    last: Any = np.uint64(0)
+    while start < end:
+        stop = _word_end(text, start)
+        if n:
+            # the state of the word before, continued by this one
+            next_slots[n - 1] = slot_of(words, extend_state(last, text, start - 1, stop))
+            prefetch(words.slots, np.int64(next_slots[n - 1]))
+        last = extend_state(initial_state(words.seed), text, start, stop)
+        slots[n] = next_slots[n] = slot_of(words, last)
+        prefetch(words.slots, np.int64(slots[n]))
+        n, start = n + 1, stop + 1
+    for w in range(n):
+        for slot in (words.slots[slots[w]], words.slots[next_slots[w]]):
+            name = np.int64(slot & LOW_MASK) - 1
+            if 0 <= name < len(table.starts) - 1:
+                prefetch(words.words.offsets, name)
+                prefetch(table.starts, name)
+    for w in range(n):
+        for slot in (words.slots[slots[w]], words.slots[next_slots[w]]):
+            name = np.int64(slot & LOW_MASK) - 1
+            if 0 <= name < len(table.starts) - 1:
+                prefetch(words.words.letters, words.words.offsets[name])
+
+
 @inner()
 def find_names(
     text: Any, begin: int, end: int, table: LabelNameTable, matches: NameMatches
@@ -55,6 +97,7 @@ def find_names(
     Matches do not overlap. text: writable uint8; the words in bytes [begin, end) are each followed
     by SEPARATOR, and their number is at most the length of `matches`.
     """
+    _prefetch_names(text, begin, end, table, matches.first, matches.length)
     n_matches, word, start = 0, 0, begin
     while start < end:
         first_end = _word_end(text, start)

@@ -9,8 +9,15 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
+from xcray.kernels.prefetch import prefetch
 from xcray.kernels.search.label_groups import GroupArrays, add_group_postings
 from xcray.kernels.search.names import LabelNameTable, NameMatches, find_names, match_memory
+from xcray.kernels.search.row_keys import (
+    find_weights,
+    prefetch_bounds,
+    prefetch_keys,
+    sum_weights,
+)
 from xcray.kernels.search.trees import TreeTable, sum_trees
 from xcray.kernels.vocabulary import Vocabulary, Words
 
@@ -33,18 +40,17 @@ FEATURES: Final = (
 )
 
 
-SLOTS: Final = 4096  # of the hash table of a row; a power of two
-BLOCK: Final = 256  # entries of another row that are compared with the table at a time
-
-
 class LabelSide(NamedTuple):
     """What candidates need of labels; the first K of V have weights.
 
-    W: (K, D); b: (K,) float32; counts: (V,) int64, training rows; texts: (V, D), tf-idf of their
-    texts; names: of all labels; groups: of the first K, empty without groups.
+    W: (K, D); keys, segments: of its rows, see `row_keys`; b: (K,) float32; counts: (V,) int64,
+    training rows; texts: (V, D), tf-idf of their texts; names: of all labels; groups: of the first
+    K, empty without groups.
     """
 
     W: CSR
+    keys: Any
+    segments: Any
     b: Float32
     counts: Int64
     texts: CSR
@@ -68,62 +74,25 @@ class SearchedTexts(NamedTuple):
     allowed: Any
 
 
-class EntryTable(NamedTuple):
-    """Hash table of the columns of a row, for products with other rows.
-
-    last: (SLOTS,) int32, 1 + the last entry whose column modulo SLOTS is the slot, 0 if there is
-    none; before: int32, the entry before it, in the same way. found: working memory of a product.
-    """
-
-    last: Int32
-    before: Int32
-    found: Int32
-
-
-@inner()
-def _table_memory(indptr: Int64) -> EntryTable:
-    """Return memory for the table of any row of a matrix."""
-    longest: Any = np.int64(0)
-    for i in range(len(indptr) - 1):
-        longest = max(longest, indptr[i + 1] - indptr[i])
-    return EntryTable(
-        np.empty(SLOTS, np.int32), np.empty(longest, np.int32), np.empty(BLOCK, np.int32)
-    )
-
-
 @inner(allocates=False)
-def fill_table(table: EntryTable, indices: Int32) -> None:
-    """Write the table of a row."""
-    table.last[:] = 0
-    for p in range(len(indices)):
-        slot = indices[p] & (SLOTS - 1)
-        table.before[p] = table.last[slot]
-        table.last[slot] = p + 1
-
-
-@inner(allocates=False)
-def add_products(
-    a_indices: Int32, a_data: Float32, b_indices: Int32, b_data: Float32, table: EntryTable
+def shared_products(
+    a_indices: Int32, a_data: Float32, b_indices: Int32, b_data: Float32
 ) -> tuple[float, int]:
-    """Return the inner product of two sparse rows, and their shared entries. table: of b.
+    """Return the inner product of two sparse rows, and their shared entries.
 
-    Most entries of a row of weights are not in a text. So a pass without branches collects those
-    whose slot is not empty, a block at a time. Products are added in the order of the columns.
+    Row a is short: each of its columns is searched in row b. Products are added in the order of
+    the columns.
     """
-    total, shared = 0.0, 0
-    for begin in range(0, len(a_indices), BLOCK):
-        n = 0
-        for p in range(begin, min(begin + BLOCK, len(a_indices))):
-            table.found[n] = p
-            n += table.last[a_indices[p] & (SLOTS - 1)] != 0
-        for e in range(n):
-            p = table.found[e]
-            q = table.last[a_indices[p] & (SLOTS - 1)]
-            while q and b_indices[q - 1] != a_indices[p]:
-                q = table.before[q - 1]
-            if q:
-                total += np.float64(a_data[p]) * b_data[q - 1]
-                shared += 1
+    total, shared, low = 0.0, 0, 0
+    for p in range(len(a_indices)):
+        n = len(b_indices) - low
+        while n > 0:
+            half = (n + 1) >> 1
+            low += half if b_indices[low + half - 1] < a_indices[p] else 0
+            n -= half
+        if low < len(b_indices) and b_indices[low] == a_indices[p]:
+            total += np.float64(a_data[p]) * b_data[low]
+            shared += 1
     return total, shared
 
 
@@ -191,6 +160,24 @@ def _bias(side: LabelSide, label: int, group_scores: Float64) -> float:
     return bias
 
 
+@inner(allocates=False)
+def _prefetch(rows: SearchedTexts, labels: Int32, begin: int, end: int, side: LabelSide) -> None:
+    """Prefetch what `_complete` reads of labels: where their rows begin, then the rows."""
+    for at in range(begin, end):
+        label: Any = np.int64(labels[at])
+        prefetch(side.counts, label)
+        prefetch(side.texts.indptr, label)
+        if at >= begin + rows.labels.shape[1] and label < len(side.b):
+            prefetch_bounds(side.W, side.segments, label)
+    for at in range(begin, end):
+        label = np.int64(labels[at])
+        first = side.texts.indptr[label]
+        prefetch(side.texts.indices, first)
+        prefetch(side.texts.data, first)
+        if at >= begin + rows.labels.shape[1] and label < len(side.b):
+            prefetch_keys(side.W, side.keys, label)
+
+
 @inner()
 def _complete(
     rows: SearchedTexts,
@@ -201,30 +188,29 @@ def _complete(
     end: int,
     n_words: int,
     side: LabelSide,
-    table: EntryTable,
+    places: Int64,
 ) -> None:
     """Fill the features that do not depend on where the name is, for the candidates of row i."""
     lo, hi = rows.X.indptr[i], rows.X.indptr[i + 1]
     x_indices, x_data = rows.X.indices[lo:hi], rows.X.data[lo:hi]
-    fill_table(table, x_indices)
     x_sq = _norm_sq(x_data)
     best = rows.scores[i, 0] if rows.scores.shape[1] else 0.0
     group_scores = np.empty(0, np.float64)
+    _prefetch(rows, labels, begin, end, side)
     for at in range(begin, end):
-        label = labels[at]
+        label: Any = np.int64(labels[at])
         if np.isnan(features[at, SCORE]) and side.counts[label] > 0:
-            first, last = side.W.indptr[label], side.W.indptr[label + 1]
-            W_row = side.W.indices[first:last], side.W.data[first:last]
             if len(group_scores) < len(side.groups.bias):  # once a row, and only if needed
                 group_scores = _group_scores(rows.X, i, side.groups)
-            product = add_products(*W_row, x_indices, x_data, table)[0]
+            find_weights(x_indices, side.W, side.keys, side.segments, label, places)
+            product = sum_weights(x_data, side.W.data, places)
             features[at, SCORE] = product + _bias(side, label, group_scores)
         features[at, GAP] = features[at, SCORE] - best
         features[at, FREQUENCY] = np.log1p(np.float64(side.counts[label]))
         features[at, COVERED] /= n_words
         first, last = side.texts.indptr[label], side.texts.indptr[label + 1]
         text = side.texts.indices[first:last], side.texts.data[first:last]
-        dot, shared = add_products(*text, x_indices, x_data, table)
+        dot, shared = shared_products(*text, x_indices, x_data)
         if shared:
             features[at, SIMILARITY] = dot / np.sqrt(_norm_sq(text[1]) * x_sq)
             features[at, SHARED] = shared / (last - first)
@@ -239,7 +225,7 @@ def _add_row(
     labels: Int32,
     features: Float64,
     begin: int,
-    table: EntryTable,
+    places: Int64,
 ) -> tuple[Int32, Float64, int]:
     """Append the candidates of row i from `begin` on; return the arrays and the end.
 
@@ -274,25 +260,26 @@ def _add_row(
                 continue
             where = matches.first[m], matches.length[m]
             end = _add_match(features, labels, begin, end, label, *where, last - first)
-    _complete(rows, i, labels, features, begin, end, max(1, n_words), side, table)
+    _complete(rows, i, labels, features, begin, end, max(1, n_words), side, places)
     return labels, features, end
 
 
 @inner()
-def _named(rows: Any, side: Any) -> tuple[SearchedTexts, LabelSide, NameMatches, EntryTable]:
+def _named(rows: Any, side: Any) -> tuple[SearchedTexts, LabelSide, NameMatches, Int64]:
     """Return plain tuples as named ones, and working memory."""
-    x, w, t, n, g = rows[2], side[0], side[3], side[4], side[5]
+    x, w, t, n, g = rows[2], side[0], side[5], side[6], side[7]
     texts = SearchedTexts(rows[0], rows[1], CSR(x[0], x[1], x[2], x[3]), rows[3], rows[4], rows[5])
     names = LabelNameTable(Vocabulary(Words(n[0][0][0], n[0][0][1]), n[0][1], n[0][2]), n[1], n[2])
     postings = CSR(g[0][0], g[0][1], g[0][2], g[0][3])
     groups = GroupArrays(postings, g[1], g[2], g[3], g[4], g[5], g[6])
-    of_labels = LabelSide(
-        CSR(w[0], w[1], w[2], w[3]), side[1], side[2], CSR(t[0], t[1], t[2], t[3]), names, groups
-    )
-    longest = 0
+    W, label_texts = CSR(w[0], w[1], w[2], w[3]), CSR(t[0], t[1], t[2], t[3])
+    of_labels = LabelSide(W, side[1], side[2], side[3], side[4], label_texts, names, groups)
+    longest: Any = np.int64(0)
+    most: Any = np.int64(0)
     for i in range(len(rows[1]) - 1):
         longest = max(longest, rows[1][i + 1] - rows[1][i])
-    return texts, of_labels, match_memory(longest), _table_memory(x[0])
+        most = max(most, x[0][i + 1] - x[0][i])
+    return texts, of_labels, match_memory(longest), np.empty(most, np.int64)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -302,13 +289,13 @@ def collect_candidates(rows: Any, side: Any) -> tuple[Int64, Int32, Float64]:
     rows, side: `SearchedTexts` and `LabelSide` converted by `as_plain_tuple`, which takes a tenth
     of the time to pass.
     """
-    texts, of_labels, matches, table = _named(rows, side)
+    texts, of_labels, matches, places = _named(rows, side)
     n, k = texts.labels.shape
     labels, features = np.empty(2 * n * k + 1, np.int32), np.empty((2 * n * k + 1, len(FEATURES)))
     indptr = np.zeros(n + 1, np.int64)
     for i in range(n):
         labels, features, indptr[i + 1] = _add_row(
-            texts, i, of_labels, matches, labels, features, indptr[i], table
+            texts, i, of_labels, matches, labels, features, indptr[i], places
         )
     return indptr, labels[: indptr[n]], features[: indptr[n]]
 
@@ -323,7 +310,7 @@ def rank_rows(
     origins: rank and score in the search, first word and words of a match; NaN if missing. rows,
     side, trees: as for `collect_candidates`, and `TreeTable`.
     """
-    texts, of_labels, matches, table = _named(rows, side)
+    texts, of_labels, matches, places = _named(rows, side)
     forest = TreeTable(trees[0], trees[1], trees[2], trees[3])
     n, width = texts.labels.shape
     best, scores, origins = np.empty((n, k), np.int32), np.empty((n, k)), np.empty((n, k, 4))
@@ -331,7 +318,7 @@ def rank_rows(
     begin: Any = np.int64(0)
     for i in range(n):
         labels, features, end = _add_row(
-            texts, i, of_labels, matches, labels, features, begin, table
+            texts, i, of_labels, matches, labels, features, begin, places
         )
         raw = sum_trees(features[:end], forest, baseline)
         for place in range(k):
