@@ -43,6 +43,7 @@ LONGER: Final = (  # with --quick, up to a minute each
     "peers.accuracy",
     "serving",
     "serving.protocols",
+    "serving.shards",
     "soak",
     "training.corrections",
     "training.updates",

@@ -68,10 +68,11 @@ class PredictWarning(TypedDict):
     """A warning about instances that the model can hardly answer.
 
     EMPTY_ROWS: instances without a feature, for example empty texts or texts without a word that
-    the model knows; only the bias of the labels answers them. instances: their numbers, from 0.
+    the model knows; only the bias of the labels answers them. PARTIAL: instances for which a shard
+    of the model did not answer. instances: their numbers, from 0.
     """
 
-    code: Literal["EMPTY_ROWS"]
+    code: Literal["EMPTY_ROWS", "PARTIAL"]
     message: str
     instances: list[int]
 

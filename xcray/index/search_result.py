@@ -26,7 +26,8 @@ class SearchResult(NamedTuple):
     of exp(score) over all labels of the model, regardless of the filter; empty if not requested.
     origins: (n, k, 4) float64, where the labels of a ranker come from: rank and score in the
     search, first word and number of words of the match of a name, NaN if missing; empty without a
-    ranker. A ranked result has log-odds as scores, and the certificate of the search.
+    ranker. A ranked result has log-odds as scores, and the certificate of the search. missing: (n,)
+    int64, labels that were not searched because their shard did not answer; empty if none can be.
     """
 
     labels: Int32
@@ -37,6 +38,7 @@ class SearchResult(NamedTuple):
     bound_gap: Float64
     log_normaliser: Float64 = NOT_COMPUTED
     origins: Float64 = NOT_COMPUTED
+    missing: Int64 = frozen(np.empty(0), np.int64)
 
     @property
     def is_ranked(self) -> bool:

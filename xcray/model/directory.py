@@ -4,7 +4,7 @@ It is published by one rename and never changed afterwards. The content hash lea
 and timeline.arrow.
 
     manifest.json     description and checksums of all other files, sealed by its own checksum
-    weights.arrow     K rows (labels) of feature indices and weights
+    weights.arrow     K rows (labels) of feature indices and weights; not if services have them
     bias.arrow, labels.arrow, features.arrow    K intercepts, K and D names
     index/            the same weights by feature, for the search
     groups/           weights of label groups and their labels, if there are groups
@@ -48,6 +48,7 @@ from xcray.model.manifest import (
     WEIGHTS,
     groups_of,
     is_staged,
+    ranges_of,
     read_manifest,
     row_norm_of,
     seal_manifest,
@@ -192,8 +193,7 @@ class Staging:
     ) -> None:
         """Write the remaining files and rename the directory. Raises Conflict if the target exists.
 
-        timeline: one row per batch of the training. It has a checksum like every file, but
-        is not part of the content hash.
+        timeline: one row per batch of the training, which is not part of the content hash.
         """
         write_table(self.path / "labels.arrow", pa.table({"name": parts.label_names}))
         write_table(self.path / "features.arrow", pa.table({"name": parts.feature_names}))
@@ -312,7 +312,7 @@ def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> ModelPa
             stages = read_stages(path / STAGES, manifest["stages"], n_features, n_labels)
         except NotFound as error:
             raise Corrupt(f"{path.name}: {error.message}") from None
-    else:
+    elif not ranges_of(manifest):
         linear = _map_linear(path, manifest, verify)
     ranker, n_answers, files = None, n_labels, manifest["files"]
     if manifest.get("ranker"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,17 @@ def with_label_thresholds(
 
 
 def with_files(
-    model: Model, target: str | Path, entries: Mapping[str, Any], write: Callable[[Path], None]
+    model: Model,
+    target: str | Path,
+    entries: Mapping[str, Any],
+    write: Callable[[Path], None] = lambda folder: None,
+    without: Collection[str] = (),
 ) -> Model:
     """Publish the model with other entries of its manifest, and the files that `write` adds.
 
-    All other files are hard links to the model's own, which never change, or copies on another file
-    system. They keep the recorded checksums: open the model with verify=True first. Raises Conflict
-    if `target` exists.
+    without: names of files that it does not get. All others are hard links to the model's own,
+    which never change, or copies on another file system. They keep the recorded checksums: open the
+    model with verify=True first. Raises Conflict if `target` exists.
     """
     bare = {name: value for name, value in model.manifest.items() if name not in ("files", "seal")}
     manifest = {**bare, **entries}
@@ -73,7 +77,9 @@ def with_files(
         write_bytes(staged / CARD, render_card_file(manifest).encode())
         digests = file_digests(staged)
         shared = {
-            name: digest for name, digest in model.manifest["files"].items() if name not in digests
+            name: digest
+            for name, digest in model.manifest["files"].items()
+            if name not in digests and name not in without
         }
         for name in shared:
             _link(model.path / name, staged / name)

@@ -6,13 +6,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, InputError, NotFound, ParameterError
 from xcray.kernels.row_norm import ROW_NORMS
-from xcray.storage.atomic import (
-    similar_directory,
-)
+from xcray.storage.atomic import NAME_PATTERN, similar_directory
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -26,6 +24,18 @@ REQUIRED_KEYS: Final[dict[str, tuple[type, ...]]] = {
     "text": (dict, type(None)),
 }
 MAX_SIZE = 2**31 - 1  # labels and features are int32
+
+
+class LabelRange(NamedTuple):
+    """The labels [begin, end) of a model in shards, which are the model `name` of a service.
+
+    The labels of that model are called by their numbers in the whole one. sha256: its content hash.
+    """
+
+    name: str
+    begin: int
+    end: int
+    sha256: str
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -103,7 +113,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         (n_labels, n_features), nnz = manifest["shape"], manifest["nnz"]
         sizes = [n_labels, n_features, nnz]
         wrong = [name for name, kinds in REQUIRED_KEYS.items() if type(manifest[name]) not in kinds]
-        is_linear = not is_staged(manifest)
+        is_linear = not (is_staged(manifest) or ranges_of(manifest))
         needed = {"labels.arrow", "features.arrow"}
         if is_linear:
             needed |= {WEIGHTS, BIAS, LISTS}
@@ -141,11 +151,35 @@ def _is_valid_entry(name: str, entry: Any) -> bool:
     return safe and type(entry["bytes"]) is int and type(entry["sha256"]) is str
 
 
-def is_staged(manifest: Mapping[str, Any]) -> bool:
-    """Return whether a model is a chain of stages; the stage of a linear model names its files."""
+def _first_stage(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of the first stage, or {}."""
     stages = manifest.get("stages")
     first = stages[0] if isinstance(stages, list) and stages else None
-    return isinstance(first, dict) and "weights" not in first
+    return first if isinstance(first, dict) else {}
+
+
+def is_staged(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a model is a chain of stages; the stage of a linear model names its files."""
+    first = _first_stage(manifest)
+    return bool(first) and "weights" not in first and "shards" not in first
+
+
+def ranges_of(manifest: Mapping[str, Any]) -> tuple[LabelRange, ...]:
+    """Return the label ranges of a model in shards, in order; empty for others. Raises Corrupt."""
+    try:
+        ranges = tuple(LabelRange(**each) for each in _first_stage(manifest).get("shards", ()))
+        borders = [0, *(each.end for each in ranges)]
+        sound = all(
+            [type(value) for value in each] == [str, int, int, str]
+            and NAME_PATTERN.fullmatch(each.name)
+            and begin == each.begin < each.end
+            for begin, each in zip(borders, ranges, strict=False)
+        )
+    except TypeError as error:
+        raise Corrupt(f"{MANIFEST}: invalid shards: {error}", file=MANIFEST) from None
+    if not (sound and (not ranges or borders[-1] == manifest["shape"][0])):
+        raise Corrupt(f"{MANIFEST}: its shards are not all labels in order", file=MANIFEST)
+    return ranges
 
 
 def groups_of(manifest: Mapping[str, Any]) -> Any:
@@ -154,9 +188,7 @@ def groups_of(manifest: Mapping[str, Any]) -> Any:
     It has the number of groups of each size, the factor of the mean of their scores, and the number
     of their weights.
     """
-    stages = manifest.get("stages")
-    first = stages[0] if isinstance(stages, list) and stages else None
-    return first.get("groups") if isinstance(first, dict) else None
+    return _first_stage(manifest).get("groups")
 
 
 def row_norm_of(manifest: Mapping[str, Any]) -> str:

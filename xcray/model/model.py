@@ -27,6 +27,7 @@ from xcray.model.directory import (
     LinearPart,
     read_parts,
 )
+from xcray.model.manifest import LabelRange, ranges_of
 from xcray.model.ranker import Ranker
 from xcray.parameters import require_type
 from xcray.storage.arrow import read_csr, read_table
@@ -41,12 +42,12 @@ class Model:
     """A linear model, score = W x + b, or a chain of stages, with provenance.
 
     It is immutable and memory-mapped. linear: weights, biases and search of a linear model, or
-    None; stages: of a chain, otherwise empty. label_names, feature_names: K and D strings; text:
-    the pipeline that makes features from text, or None. labels: the solver's report, one row
-    per label, or None; manifest: see `directory`; calibration: from scores to probabilities, or
-    None; label_texts: names and descriptions of labels, or None; ranker: orders candidates of the
-    search and of names in a text, or None; label_thresholds: least score of each label of
-    `answer_names` in a decision, or None.
+    None, as for one whose weights are in shards; stages: of a chain, otherwise empty. label_names,
+    feature_names: K and D strings; text: the pipeline that makes features from text, or None.
+    labels: the solver's report, one row per label, or None; manifest: see `directory`; calibration:
+    from scores to probabilities, or None; label_texts: names and descriptions of labels, or None;
+    ranker: orders candidates of the search and of names in a text, or None; label_thresholds: least
+    score of each label of `answer_names` in a decision, or None.
     """
 
     path: Path
@@ -103,10 +104,18 @@ class Model:
         return None if self.linear is None else self.linear.search.groups
 
     def scorer(self, threads: int = 1) -> Scorer:
-        """Return the scorer. threads: cores per batch, where it can use several."""
-        if self.linear is None:
+        """Return the scorer. threads: cores per batch, where it can use several.
+
+        Raises ParameterError for a model in shards.
+        """
+        if self.stages:
             return StagedScorer(self.stages, self.n_features)
-        return SparseScorer(self.linear.search, threads=threads)
+        return SparseScorer(self.require_linear().search, threads=threads)
+
+    @cached_property
+    def ranges(self) -> tuple[LabelRange, ...]:
+        """The label ranges of a model in shards, otherwise empty."""
+        return ranges_of(self.manifest)
 
     @property
     def n_labels(self) -> int:
@@ -239,7 +248,13 @@ class Model:
         return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
 
     def require_linear(self) -> LinearPart:
-        """Return the weights. Raises ParameterError for a chain of stages."""
+        """Return the weights. Raises ParameterError for a chain of stages and a model in shards."""
+        if self.ranges:
+            raise ParameterError(
+                f"the weights of this model are in {len(self.ranges)} shards, which services hold: "
+                "ask the service that answers for it, or use the model before it was split",
+                code="IN_SHARDS",
+            )
         if self.linear is None:
             raise ParameterError(
                 f"{self.path.name} is a chain of {len(self.stages)} stages, without one matrix of "

@@ -18,6 +18,7 @@ from xcray.data.text.vectorizer import AnalysedTexts
 from xcray.errors import ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.log_partition import LogPartition, softmax
+from xcray.index.scorer import Scorer
 from xcray.index.search_result import NOT_COMPUTED, SearchResult
 from xcray.index.staged import StagedScorer
 from xcray.measures import evaluate
@@ -53,12 +54,15 @@ class ScoredLabel(NamedTuple):
 class Predictor:
     """A model with its search index. Thread-safe."""
 
-    def __init__(self, model: Model | str | Path, *, threads: int = 1) -> None:
+    def __init__(
+        self, model: Model | str | Path, *, threads: int = 1, scorer: Scorer | None = None
+    ) -> None:
         """Create a predictor.
 
         model: an open model, or the path of its directory, whose checksums are then compared.
-        threads: cores used per batch (>= 1); results do not depend on it. Raises ParameterError,
-        and NotFound or Corrupt for a directory.
+        threads: cores used per batch (>= 1); results do not depend on it. scorer: of a model in
+        shards, which has none of its own. Raises ParameterError, and NotFound or Corrupt for a
+        directory.
         """
         require_type("threads", threads, int, "a whole number")
         if threads < 1:
@@ -68,7 +72,7 @@ class Predictor:
         require_type("model", model, Model, "an open Model, or the path of its directory")
         self.model = model
         self.threads = threads
-        self.scorer = model.scorer(threads)
+        self.scorer = model.scorer(threads) if scorer is None else scorer
         is_sum = model.link == "softmax" and model.linear is not None
         self._log_partition = LogPartition(model.search) if is_sum else None
         self._filters = FilterCache(model)

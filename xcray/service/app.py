@@ -54,6 +54,7 @@ from xcray.service.prediction.batcher import Batcher
 from xcray.service.prediction.fast_path import PredictFastPath
 from xcray.service.prediction.services import PredictionServices
 from xcray.service.prediction.shadow import ShadowRunner
+from xcray.service.prediction.sharded_scorer import with_shards
 from xcray.service.readiness_checks import build_readiness
 from xcray.service.routes import (
     batch,
@@ -186,7 +187,7 @@ def _prediction_services(
             registries.of,
             metrics,
             settings.models_loaded,
-            opener,
+            with_shards(opener, settings),
             tenants=registries.tenants,
             switch_timeout_seconds=constants.SWITCH_TIMEOUT_SECONDS,
             unload_delay_seconds=constants.UNLOAD_DELAY_SECONDS,

@@ -102,6 +102,21 @@ class Settings(BaseSettings):
             "Object storage folder from which models are copied to this home when they appear."
         ),
     )
+    shards: tuple[str, ...] = Field(
+        (),
+        description=(
+            "Addresses of the services of a model in shards, in order; or one for all of them."
+        ),
+    )
+    shards_key_path: Path | None = Field(
+        None, description="File with the API key for these services; it needs the scope predict."
+    )
+    shards_partial: bool = Field(
+        False,
+        description=(
+            "Whether the others answer, with a warning, while a shard does not; otherwise 503."
+        ),
+    )
 
     pool: Literal["serial", "threads", "ray"] = Field(
         "threads", description="Pool of jobs that do not set one."
@@ -296,10 +311,10 @@ class Settings(BaseSettings):
             )
         return prefix
 
-    @field_validator("cors_origins")
+    @field_validator("cors_origins", "shards")
     @classmethod
     def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        """Check that origins are spelled as in browsers; `*` would admit every page."""
+        """Check that addresses are spelled as in browsers; `*` would admit every page."""
         for origin in origins:
             if not ORIGIN.fullmatch(origin):
                 raise ValueError(

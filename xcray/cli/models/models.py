@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.connect import ServerOption, locate_version, make_client
-from xcray.cli.models import comparison, exchange, label_sets
+from xcray.cli.models import comparison, exchange, label_sets, shard
 from xcray.cli.models import object_storage as storage
 from xcray.cli.models.open_model import open_model
 from xcray.cli.models.predict import ModelName, is_directory
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="models",
-    help="Models: list, show, alias, card, diff, compare, blend, label sets, push, pull, import, "
-    "export.",
+    help="Models: list, show, alias, card, diff, compare, blend, shard, label sets, push, pull, "
+    "import, export.",
     no_args_is_help=True,
 )
 app.add_typer(label_sets.app, name="label-sets")
@@ -36,6 +36,7 @@ app.command("import")(exchange.import_model)
 app.command("export")(exchange.export_model)
 app.command("compare")(comparison.compare)
 app.command("blend")(comparison.blend)
+app.command("shard")(shard.shard)
 
 MAX_DIFF_NAMES = 20  # names of a list in a diff
 

@@ -77,7 +77,7 @@ def model_metadata(name: str, versions: list[int], predictor: Predictor) -> Mode
     return ModelMetadata(
         name=name,
         versions=[str(version) for version in versions],
-        platform=STAGES if model.linear is None else LINEAR,
+        platform=STAGES if model.stages else LINEAR,
         inputs=inputs,
         outputs=outputs,
     )

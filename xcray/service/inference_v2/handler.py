@@ -8,7 +8,7 @@ from typing import Final
 
 from fastapi import Request
 
-from xcray.errors import InputError
+from xcray.errors import InputError, Unavailable
 from xcray.service.app_state import app_state_of
 from xcray.service.http.body import check_media_type, first_header, read_body
 from xcray.service.http.limits import count_instances
@@ -46,6 +46,13 @@ async def handle_infer(request: Request, tenant: str, name: str, version: int | 
     result = await run_inference(
         services, target, decoded.head.query, decoded.rows.to_rows, n_rows, weight, started
     )
+    if result.search.missing.any():
+        raise Unavailable(
+            "a shard does not answer, and tensors can't say that they are partial: try again, or "
+            "use /v1",
+            code="SHARD",
+            retry_after=1,
+        )
     content, json_length = encode_reply(result, decoded.head)
     if json_length is None:
         return Reply(content)

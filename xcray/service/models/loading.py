@@ -60,8 +60,8 @@ class LoadedModel:
     """A predictor with the version that it is.
 
     served_by: the `model` object of replies, as JSON. label_names: the names of its labels;
-    display_names: those of its label texts, or None. drift: counts its answers; None if its
-    training kept none to compare them with.
+    display_names: those of its label texts, or None. is_in_shards: whether other services hold its
+    weights. drift: counts its answers; None if its training kept none to compare them with.
     """
 
     def __init__(self, tenant: str, name: str, version: int, predictor: Predictor) -> None:
@@ -72,6 +72,7 @@ class LoadedModel:
         self.key: ModelKey = (tenant, name, version)
         self.label_names = predictor.model.answer_names
         self.display_names = predictor.model.display_names
+        self.is_in_shards = bool(predictor.model.ranges)
         self.drift = drift_counter(predictor.model)
         self.served_by = msgspec.json.encode(
             {"name": name, "version": version, "sha256": predictor.model.sha256}

@@ -109,15 +109,16 @@ class Batcher:
         *,
         weight: float = 1.0,
         batchable: bool = True,
+        waits: bool = False,
     ) -> Any:
         """Return `compute_batch([payload])[0]`, computed now or soon. Raises what it raises.
 
         key: kind of computation. Work items of one key share `compute_batch`, and their durations
         are proportional to their `weight`. They can be computed in one call if all of them are
-        `batchable`.
+        `batchable`. waits: for other services, so that it needs a thread however cheap it is.
         """
         seconds_per_weight = self._seconds_per_weight.get(key, math.inf)
-        is_cheap = seconds_per_weight * weight <= self._inline_seconds
+        is_cheap = not waits and seconds_per_weight * weight <= self._inline_seconds
         if is_cheap and self.requests is not None and len(self.requests) - self.other_requests < 2:
             started = self._clock()
             (result,) = compute_batch([payload])

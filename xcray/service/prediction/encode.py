@@ -37,7 +37,9 @@ def encode_predict_reply(
     probabilities: (n, k) if requested, else None. empty: (n,), which rows have no feature. keep:
     (n, k), which labels the reply has; None: all.
     """
-    warnings = {"warnings": [_empty_rows_warning(empty)]} if np.count_nonzero(empty) else {}
+    listed = [_empty_rows_warning(empty)] if np.count_nonzero(empty) else []
+    listed += [_partial_warning(result)] if np.count_nonzero(result.missing) else []
+    warnings = {"warnings": listed} if listed else {}
     n_rows, k = result.labels.shape
     step = max(1, LABELS_PER_CHUNK // max(1, k))
     if n_rows <= step:
@@ -65,6 +67,16 @@ def _empty_rows_warning(empty: Bools) -> dict[str, Any]:
     """Return the warning about rows without a feature, with their numbers."""
     instances = np.flatnonzero(empty).tolist()
     return {**empty_rows_warning(len(empty), len(instances)), "instances": instances}
+
+
+def _partial_warning(result: SearchResult) -> dict[str, Any]:
+    """Return the warning about instances that were not searched in all labels."""
+    instances = np.flatnonzero(result.missing).tolist()
+    message = (
+        f"up to {int(result.missing.max()):,} labels were not searched for {len(instances):,} "
+        "rows, because their shard does not answer: better labels can be among them"
+    )
+    return {"code": "PARTIAL", "message": message, "instances": instances}
 
 
 def _to_predictions(

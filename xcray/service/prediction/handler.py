@@ -233,7 +233,9 @@ async def _compute(
         predict_batch = partial(
             _predict_batch, services.metrics, loaded, query.top_k, with_probabilities
         )
-        return await services.batcher.submit(key, rows, predict_batch, weight=weight)  # type: ignore[no-any-return]
+        return await services.batcher.submit(  # type: ignore[no-any-return]
+            key, rows, predict_batch, weight=weight, waits=loaded.is_in_shards
+        )
     options = (
         query.allow is not None,
         query.deny is not None,
@@ -243,7 +245,12 @@ async def _compute(
     cost_key = (model, query.top_k.bit_length(), *options)
     predict_single = partial(_predict_single, services, loaded, query, started)
     return await services.batcher.submit(  # type: ignore[no-any-return]
-        cost_key, rows, predict_single, weight=weight, batchable=False
+        cost_key,
+        rows,
+        predict_single,
+        weight=weight,
+        batchable=False,
+        waits=loaded.is_in_shards,
     )
 
 

@@ -172,7 +172,7 @@ def _pictures_of(model: Model) -> dict[str, PictureOf]:
     training = model.manifest["report"]
     history = training.get("history")
     optional: dict[str, tuple[PictureOf, Any]] = {
-        "stages": (_stages, history if model.linear is None else None),
+        "stages": (_stages, history if model.stages else None),
         "objective": (_objective, history if "objective" in training else None),
         "oracle": (_oracle, training.get("oracle")),
         "calibration": (_calibration, model.calibration_report),
