@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.training import TrainSpec, train
 from xcray.training.calibration.fit import split_rows
+from xcray.training.edit import blend
 from xcray.training.edit.blend import blend_models
 from xcray.training.edit.calibrate import calibrate, fit_thresholds
 
@@ -123,3 +125,18 @@ def test_rows_that_a_model_has_seen_are_not_used(
     blend_models(parts[:2], other.path, tmp_path / "blend")
     with pytest.raises(Conflict, match="trained on"):
         blend_models([tmp_path / "blend", parts[2]], tiny.path, tmp_path / "m", part="train")
+
+
+def test_scores_of_all_labels_are_bounded_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many labels, few rows at once; the scores are the same."""
+    rng, n, D, K = np.random.default_rng(0), 200, 4, 20_000
+    part = blend.BlendWeights(csr_from(rng.normal(size=(K, D))), np.zeros(K, np.float32))
+    X, labels = csr_from(rng.normal(size=(n, D))), np.sort(rng.integers(0, K, (n, 10)), axis=1)
+    expected = blend._scores_of(part, X, labels)
+    monkeypatch.setattr(blend, "CHUNK_BYTES", 4 << 20)
+    tracemalloc.start()
+    scores = blend._scores_of(part, X, labels)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.array_equal(scores, expected)
+    assert peak < 8 << 20  # of 200 rows at once 48 MiB

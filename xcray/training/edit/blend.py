@@ -39,7 +39,8 @@ STEPS: Final = 20
 MAX_LOSS: Final = 0.0005  # of the objective, by pruning
 PRUNED_SHARES: Final = (0.7, 0.5, 0.3, 0.1, 0.0)
 KS: Final = (1, 3, 5)
-CHUNK_ROWS: Final = 256  # rows whose scores of all labels are in memory
+CHUNK_BYTES: Final = 128 << 20  # of the rows whose scores of all labels are in memory
+SCORE_BYTES: Final = 20  # of a score: in a sparse product and in a dense row
 
 
 class BlendRows(NamedTuple):
@@ -216,8 +217,9 @@ def _spread(top: TopK) -> float:
 def _scores_of(part: BlendWeights, X: CSR, labels: Any) -> Any:
     """Return the scores of labels (n, m), sorted by row; minus infinity for repeated labels."""
     W, features, scores = part.W.to_scipy().T.tocsr(), X.to_scipy(), np.empty(labels.shape)
-    for start in range(0, len(labels), CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
+    n_rows = max(1, CHUNK_BYTES // (SCORE_BYTES * max(1, len(part.b))))
+    for start in range(0, len(labels), n_rows):
+        rows = slice(start, start + n_rows)
         scores[rows] = np.take_along_axis((features[rows] @ W).toarray(), labels[rows], axis=1)
     scores += part.b[labels]
     scores[:, 1:][labels[:, 1:] == labels[:, :-1]] = -np.inf
