@@ -37,6 +37,7 @@ Opener: TypeAlias = Callable[[Path], Predictor]
 ModelKey: TypeAlias = tuple[str, str, int]  # tenant, name, version
 FilterKey: TypeAlias = tuple[tuple[str, ...] | None, tuple[str, ...] | None]
 
+WARM_UP: Final = "xcray-warm-up"  # threads that compile kernels
 WARM_FEATURES: Final = 64
 WARM_KS: Final = (1, 5, 100)
 MAX_FILTERS: Final = 8  # cached label filters per model
@@ -142,7 +143,7 @@ def open_predictor_soon(path: Path, verified: Path | None = None) -> Predictor:
     _warm_up_input(predictor)
     if predictor.scorer.answers_while_compiling:
         LOGGER.info("compiling kernels, once; predictions use NumPy until then")
-        threading.Thread(target=_warm_up_search, args=(predictor,), name="xcray-warm-up").start()
+        threading.Thread(target=_warm_up_search, args=(predictor,), name=WARM_UP).start()
     else:
         _warm_up_search(predictor)
     return predictor
@@ -246,8 +247,11 @@ class ModelLoader:
         return self.loaded_models.pop(key, None)
 
     def close(self) -> None:
-        """Remove all versions."""
+        """Remove all versions, and wait for warm-ups, as the end of the process would."""
         self.loaded_models.clear()
+        for thread in threading.enumerate():
+            if thread.name == WARM_UP:
+                thread.join()
 
     def _load(self, key: ModelKey) -> LoadedModel:
         """Load a version and add it; the caller holds the lock of the key."""
