@@ -151,9 +151,7 @@ def parse_solver_parameters(solver: str, assignments: list[str] | None) -> dict[
 def list_jobs(
     status: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Filter by status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. Repeatable."
-        ),
+        typer.Option(help="Only PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED; repeatable."),
     ] = None,
     kind: Annotated[str | None, typer.Option(help="Filter by kind: train or predict.")] = None,
     name: Annotated[str | None, typer.Option(help="Filter by name.")] = None,
