@@ -29,7 +29,7 @@ export function Change({ of, query = {} }) {
   const submit = (event) => {
     event.preventDefault();
     const fields = Object.fromEntries([...new FormData(event.target)].filter(([, value]) => value));
-    const body = { ...fields, ...(fields.labels && { labels: lines(fields.labels) }), ...(fields.precision && { precision: Number(fields.precision) }) };
+    const body = { ...fields, ...(fields.labels && { labels: lines(fields.labels) }), ...(fields.precision && { precision: Number(fields.precision) }), ...(fields.weight && { weight: Number(fields.weight) / 100 }) };
     if (sent.current.body !== JSON.stringify(body)) sent.current = { body: JSON.stringify(body), key: newKey() };
     perform(async () => {
       location.hash = `#/jobs/${(await request("POST", `/v1/models/${segment(reference)}:update`, body, { "Idempotency-Key": sent.current.key })).id}`;
@@ -46,5 +46,6 @@ export function Change({ of, query = {} }) {
         ${objective === "precision" && html`<${Field} id="precision" label="Least precision"><input id="precision" name="precision" type="number" min="0.01" max="1" step="any" required /><//>`}`}
       <${Field} id="gate" label="Gate" help="What the new version must reach against this one before the alias moves, such as P@1 >= -0.2"><input id="gate" name="gate" maxlength="1000" /><//>
       <${Field} id="change-alias" label="Alias that then moves"><input id="change-alias" name="alias" pattern=${NAME} title="Lower-case letters, digits, . _ -" /><//>
+      <${Field} id="weight" label="Its share of the alias's requests, in percent" help="Empty: all"><input id="weight" name="weight" type="number" min="0.1" max="100" step="any" /><//>
     </div><p><${Button} type="submit" class="main" scope="submit">Make the next version<//></p><${Trouble} error=${failed} /></form>`;
 }
