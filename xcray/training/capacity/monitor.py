@@ -24,8 +24,9 @@ POLL_SECONDS: Final = 2.0  # interval of disk and worker checks
 # Share of finished labels whose weights predict the rest better than the estimate.
 MIN_DONE_SHARE: Final = 0.05
 
-# Resident pages of mapped files after solving, from which they are released.
-MAPPED_BYTES: Final = 1 << 30
+# Resident pages of mapped files after solving, from which they are released: they add to the
+# pages of the weights in a pass over these.
+MAPPED_BYTES: Final = 1 << 28
 
 
 class ResourceMonitor:
