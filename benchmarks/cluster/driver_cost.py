@@ -2,9 +2,10 @@
 
 `python -m benchmarks.cluster.driver_cost [--labels 10000000]`
 
-Per batch: its span and its place in a part; per part; per byte of weights; and per message of Ray,
-by one worker that returns the weights of a batch at once, in the process of the driver, with all
-its threads. Memory: of the schedule and of the places of finished labels, for --labels labels.
+Per batch: its span and its place in a part; per part; per byte of weights; per message of Ray, by
+one worker that returns the weights of a batch at once; and per wait for 2,000 calls, as of 1,000
+workers, of which one has ended. The last two are of the process, with all its threads. Memory: of
+the schedule and of the places of finished labels, for --labels labels.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
+import ray
 
 from benchmarks.harness import run_benchmark
 from xcray.arrays import csr, frozen
@@ -31,6 +33,7 @@ from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.memory import anonymous_bytes
 from xcray.training.block_store import PENDING_BYTES, SYNC_SECONDS, BlockStore
 from xcray.workers.pool import TaskWorker
+from xcray.workers.ray.actors import ready_refs
 from xcray.workers.ray.pool import RayPool, training_session
 from xcray.workers.timeline import DONE, Span, Timeline
 from xcray.workers.worker_group import CallResult
@@ -39,6 +42,7 @@ FEATURES, WEIGHTS = 135_909, 609  # of the shape of Amazon-670K, per label
 BLOCKS, LABELS = 22, 150  # of a part that is measured: batches of 64 workers
 BATCH_LABELS: Final = 200  # of a span that is measured
 MESSAGES: Final = 200  # calls of a Ray worker
+WAITING, WAITS = 2000, 50  # calls in progress, and number of waits
 
 
 class DriverCost(NamedTuple):
@@ -130,6 +134,17 @@ def message_seconds() -> float:
     raise AssertionError("both turns were run")
 
 
+def wait_seconds() -> float:
+    """Return the processor seconds of one wait for WAITING calls, of which one has ended."""
+    with training_session(None, 1):
+        blocked = ray.remote(num_cpus=9)(lambda: None)  # it gets no place
+        calls = [ray.put(0), *(blocked.remote() for _ in range(WAITING))]
+        began = time.process_time()
+        for _ in range(WAITS):
+            assert len(ready_refs(calls, 1.0)) == 1
+        return (time.process_time() - began) / WAITS
+
+
 def wait_for_worker(pool: RayPool) -> str:
     """Return the only worker, once it is ready."""
     while not pool.available:
@@ -162,6 +177,7 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
         "memory": memory_per_label(options.labels),
         **driver_cost()._asdict(),
         "message": message_seconds(),
+        "wait": wait_seconds(),
     }
 
 

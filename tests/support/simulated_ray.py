@@ -247,8 +247,10 @@ class SimulatedRun:
             raise reference.value
         return reference.value
 
-    def ready_refs(self, references: Any, seconds: float = 0.0) -> list[Reference]:
-        """Replace `ray_actors.ready_refs`."""
+    def ready_refs(
+        self, references: Any, seconds: float = 0.0, gather: float = 0.0
+    ) -> list[Reference]:
+        """Replace `ray_actors.ready_refs`; it gathers nothing."""
         request, until = list(references), self.now + seconds
         while True:
             ready = [each for each in request if each.at is not None and each.at <= self.now]

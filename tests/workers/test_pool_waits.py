@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,9 +21,10 @@ from xcray.schedule.placement_timeouts import (
     SURPLUS_SECONDS,
     PlacementWatchdog,
 )
+from xcray.workers.ray import actors
 from xcray.workers.ray import pool as ray_pool
 from xcray.workers.ray.actors import node_seconds, start_seconds
-from xcray.workers.ray.pool import RayPool
+from xcray.workers.ray.pool import GATHER_SECONDS, RayPool
 
 WORK = SimpleNamespace(
     warm_up=lambda *_: None, decode_result=lambda block: block, counter=("n", "n")
@@ -196,3 +198,17 @@ def test_seconds_of_the_environment_are_read_when_they_are_used(read, monkeypatc
     monkeypatch.setenv(name, "soon")
     with pytest.raises(ParameterError, match=name):
         read()
+
+
+def test_a_wait_gathers_results_for_longer_the_more_calls_are_in_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timeouts = []
+
+    def wait(pending: list[str], num_returns: int, timeout: float, **_: object) -> Any:
+        timeouts.append(timeout)
+        return pending[:1], pending[1:]
+
+    monkeypatch.setattr(actors.ray, "wait", wait)
+    assert actors.ready_refs(["a", "b"], 0.2, 2000 * GATHER_SECONDS) == ["a"]
+    assert timeouts == [0.2, 0.04]

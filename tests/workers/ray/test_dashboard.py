@@ -63,27 +63,32 @@ def test_a_training_exports_every_gauge_and_names_its_actors_and_tasks(
 ) -> None:
     scale = 0.003 if without is LABELS else 0.01
     generate(TASKS["amazon"].shape.scaled(scale), tmp_path / "data")
+    log_path = tmp_path / "log"
     command = ["train", str(tmp_path / "data"), "--solver", solver, "--pool", "ray"]
     command += ["--dashboard", "--workers", "2", "--out", str(tmp_path / "model")]
     command += [part for each in params for part in ("-p", each)]
     with (
-        open(tmp_path / "log", "wb") as log,
+        open(log_path, "wb") as log,
         subprocess.Popen(
             [sys.executable, "-c", SERVE, *command], stderr=log, stdout=log
         ) as process,
     ):
         try:
-            page, token, metrics = wait_for_note(process, tmp_path / "log")
+            page, token, metrics = wait_for_note(process, log_path)
             headers = auth_header(Path(token))
             expected = {f"ray_{metric_name(gauge)}" for gauge in GAUGES.keys() - without}
-            wait_until(process, lambda: expected - gauges_of(metrics))
+            wait_until(process, log_path, lambda: expected - gauges_of(metrics))
             shown = rows_of(f"{page}/api/v0/actors", headers)
             assert {(each["class_name"], each["name"]) for each in shown} == {
                 (actor, "xcray:local:worker-0"),
                 (actor, "xcray:local:worker-1"),
             }
             tasks = f"{page}/api/v0/tasks?limit=1000"
-            wait_until(process, lambda: {task} - {each["name"] for each in rows_of(tasks, headers)})
+            wait_until(
+                process,
+                log_path,
+                lambda: {task} - {each["name"] for each in rows_of(tasks, headers)},
+            )
         finally:
             process.send_signal(signal.SIGINT)
         process.wait(SECONDS)
@@ -91,17 +96,17 @@ def test_a_training_exports_every_gauge_and_names_its_actors_and_tasks(
 
 def wait_for_note(process: subprocess.Popen[bytes], log: Path) -> tuple[str, str, str]:
     """Return the address of the dashboard, the file of its token, and the address of metrics."""
-    wait_until(process, lambda: NOTE.search(log.read_text()) is None)
+    wait_until(process, log, lambda: NOTE.search(log.read_text()) is None)
     found = NOTE.search(log.read_text())
     assert found is not None
     return found[1], found[2], found[3]
 
 
-def wait_until(process: subprocess.Popen[bytes], missing: Any) -> None:
+def wait_until(process: subprocess.Popen[bytes], log: Path, missing: Any) -> None:
     """Wait until `missing` returns nothing any more while a process lives."""
     deadline = time.monotonic() + SECONDS
     while left := missing():
-        assert process.poll() is None, left
+        assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, left
         time.sleep(0.5)
 

@@ -254,18 +254,18 @@ class LivenessProbe:
         self._pending.pop(worker, None)
 
 
-def ready_refs(references: Iterable[Any], seconds: float = 0.0) -> list[Any]:
+def ready_refs(references: Iterable[Any], seconds: float = 0.0, gather: float = 0.0) -> list[Any]:
     """Return the references that are ready after at most `seconds`, without fetching them.
 
-    All that are ready with the first one are returned. A reference is ready with a result or an
-    error.
+    All that are ready at most `gather` seconds after the first one are returned. A reference is
+    ready with a result or an error.
     """
     pending = list(references)
     if not pending:
         return []
     ready, _ = ray.wait(pending, num_returns=1, timeout=seconds, fetch_local=False)
     if ready:
-        ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0, fetch_local=False)
+        ready, _ = ray.wait(pending, num_returns=len(pending), timeout=gather, fetch_local=False)
     return list(ready)
 
 

@@ -56,6 +56,9 @@ from xcray.workers.worker_group import CallResult
 
 LOG: Final = logging.getLogger(__name__)
 MIN_STORE_BYTES: Final = 256 << 20
+# A wait takes time in proportion to the calls in progress, at 1,000 workers 1.5 ms. It gathers
+# results for this time per call, 40 ms there; each worker has a next batch meanwhile.
+GATHER_SECONDS: Final = 2e-5
 # default limit of a job's workers on a shared cluster
 MAX_CLUSTER_WORKERS: Final = 256
 
@@ -214,9 +217,10 @@ class RayPool(RayWorkers):
             return reports
         if not references:
             time.sleep(seconds)
+        gather = GATHER_SECONDS * len(references)
         return [
             report
-            for reference in ready_refs(references, seconds)
+            for reference in ready_refs(references, seconds, gather)
             for report in self._receive(reference)
         ]
 
