@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -147,7 +148,7 @@ class Node:
         self.process.wait(seconds)
 
     def freeze(self, number: int = signal.SIGSTOP, word: str = "") -> int:
-        """Send a signal to processes whose title begins with `word`; return their number."""
+        """Signal the processes whose title begins with a match of `word`; return their number."""
         results = [
             each.pid
             for each in find_descendants([self.pid])
@@ -157,7 +158,7 @@ class Node:
 
     def hold(self, number: int = signal.SIGSTOP) -> int:
         """Send SIGSTOP or SIGCONT to the actors, not to Ray's agents; return their number."""
-        return self.freeze(number, "ray::xcray")
+        return self.freeze(number, r"ray::(xcray|\w+Worker)")
 
     def cut(self) -> float:
         """Take the network link down and return the time. Needs namespaces."""
@@ -459,9 +460,9 @@ def _only_child(pid: int) -> int:
 
 
 def _title(pid: int, word: str) -> bool:
-    """Return whether the command line of a process begins with a word."""
+    """Return whether the command line of a process begins with a match of a pattern."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(word.encode())
+        return re.match(word.encode(), Path(f"/proc/{pid}/cmdline").read_bytes()) is not None
     except OSError:  # the process has ended
         return False
 

@@ -135,7 +135,11 @@ class Workload:
             workers = (
                 []
                 if info is None
-                else [each for each in _family(info.pid) if _title(each).startswith("ray::xcray")]
+                else [
+                    each
+                    for each in _family(info.pid)
+                    if re.match(r"ray::(xcray|\w+Worker)", _title(each))
+                ]
             )
             if len(workers) > 1 and not self.ending.wait(8.0):
                 with contextlib.suppress(psutil.NoSuchProcess):
