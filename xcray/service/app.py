@@ -204,10 +204,7 @@ def _prediction_services(
 
 def _create_metrics(settings: Settings, home: Home, store: JobStore) -> Metrics:
     """Return the metrics of an app, which observe the transactions of the store too."""
-    metrics = Metrics(
-        StoreCollector(store.statistics.read),
-        DiskCollector(home.path),
-    )
+    metrics = Metrics(StoreCollector(store.statistics.read), DiskCollector(home.path))
     traced = tracing.enable_tracing("xcray")
     observe = metrics.observe_transaction
     store.set_observer(trace_transactions(observe) if traced else observe)
