@@ -26,6 +26,7 @@ QUICK: Final = (  # with --quick, seconds each
     "soak.corruption",
     "text",
     "text.vectors",
+    "text.zero_shot",
     "training.auto",
     "training.certificates",
     "training.convergence",
