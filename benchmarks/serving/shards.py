@@ -60,7 +60,7 @@ def differing(url: str, whole: Predictor, X: CSR, k: int) -> int:
             count += sum(
                 answer["labels"] != labels
                 or np.array(answer["scores"]).tobytes() != scores.tobytes()
-                or answer["certificate"]["exact"] != exact
+                or answer["certificate"]["exact"] is not bool(exact)
                 for answer, labels, scores, exact in zip(
                     reply["predictions"], names, result.scores, result.exact, strict=True
                 )
