@@ -40,20 +40,22 @@ ROWS: Final = 500  # that are answered at once
 RARE: Final = 20  # training rows of a label
 
 
-def without(model: Model, data: Dataset, kept: Any) -> tuple[TextRanker, CandidateFinder, Names]:
+def without(
+    model: Model, data: Dataset, labels_left: Any
+) -> tuple[TextRanker, CandidateFinder, Names]:
     """Return ranker and candidates of a model with weights of some labels only, and all ids."""
     assert model.ranker is not None and model.text is not None  # noqa: PT018
     texts = open_label_texts(data)
     assert texts is not None
     linear, ids = model.require_linear(), model.label_names.to_pylist()
     search = SearchIndex.build(
-        take_rows(linear.W, frozen(kept, np.int64)),
-        frozen(linear.b[kept], np.float32),
+        take_rows(linear.W, frozen(labels_left, np.int64)),
+        frozen(linear.b[labels_left], np.float32),
         row_norm=linear.search.row_norm,
     )
     own = LinearPart(search.W, search.b, search)
-    names = Names(pa.array([ids[label] for label in kept], pa.large_string()))
-    counts = frozen(model.ranker.labels.counts[kept], np.int64)
+    names = Names(pa.array([ids[label] for label in labels_left], pa.large_string()))
+    counts = frozen(model.ranker.labels.counts[labels_left], np.int64)
     labels = index_labels(names, counts, texts, model.text, ["de", "en"])
     ranker = Ranker(labels, model.ranker.trees, model.ranker.baseline)
     return (

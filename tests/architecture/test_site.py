@@ -90,7 +90,7 @@ def test_a_drawing_is_that_of_its_script(name: str) -> None:
     ],
 )
 def test_links_lead_to_pages_of_the_site(page: str, link: str, result: str) -> None:
-    place = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    place = SimpleNamespace(file=SimpleNamespace(src_uri=page), meta={})
     assert hooks.on_page_markdown(link, place) == result
 
 

@@ -25,7 +25,7 @@ LEAST_SHARE: Final = 1e-3  # of a bin in an index, which would be infinite for a
 
 
 class Drift(NamedTuple):
-    """Recent rows beside the held-out rows of the training.
+    """Recent rows against the held-out rows of the training.
 
     indices: the stability index of the best scores ("score"), of the training rows of the best
     labels ("label"), of rows without a feature ("empty") and of words that are not in the
@@ -108,8 +108,8 @@ class DriftCounter:
         if totals[0] >= WINDOW_ROWS:
             self._earlier, self._counts = self._counts, self._zeros()
 
-    def figures(self) -> Drift | None:
-        """Return the figures of the last rows; None before the first window is full."""
+    def drift(self) -> Drift | None:
+        """Return the drift of the last rows; None before the first window is full."""
         scores, labels, (rows, n_empty) = (
             [a + b for a, b in zip(*pair, strict=True)]
             for pair in zip(self._earlier, self._counts, strict=True)

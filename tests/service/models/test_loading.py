@@ -53,7 +53,7 @@ def test_a_file_that_one_process_has_verified_is_not_hashed_again(
 def test_a_warm_up_ends_before_its_service_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it compiles kernels while whoever closed the service removes its folders."""
+    """Else it compiles kernels while the folders of the service are removed."""
     plain_model(tmp_path / "model", FEATURES)
     closing, ended = threading.Event(), list[str]()
 

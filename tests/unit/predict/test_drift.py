@@ -49,10 +49,10 @@ def test_the_index_is_that_of_the_formula() -> None:
 def test_figures_are_those_of_recent_rows(model: Model) -> None:
     rng = np.random.default_rng(0)
     counter = counter_of(model, rng.normal(size=5000))
-    assert counter.figures() is None
+    assert counter.drift() is None
     for _ in range(WINDOW_ROWS):
         counter.add([TEXTS[0]], top_of(rng.normal(size=1)), [False])
-    first = counter.figures()
+    first = counter.drift()
     assert first is not None
     assert first.indices["score"] < 0.05
     assert (first.empty, first.unknown) == ((0.0, 0.0), (0.0, 0.0))
@@ -62,7 +62,7 @@ def test_figures_are_those_of_recent_rows(model: Model) -> None:
         scores = rng.normal(size=WINDOW_ROWS) + 1.0
         counter.add(texts, top_of(scores), [True, False] * (WINDOW_ROWS // 2))
         counter._texts.extend(texts)
-    second = counter.figures()
+    second = counter.drift()
     assert second is not None
     assert second.indices["score"] > 0.5
     assert (second.empty, second.unknown) == ((0.5, 0.0), (0.5, 0.0))
@@ -73,7 +73,7 @@ def test_labels_are_compared_by_their_training_rows(model: Model) -> None:
     """A table of labels without training rows, or none, gives no figure."""
     counter = counter_of(model, np.zeros(10))
     counter.add([TEXTS[0]], top_of(np.zeros(WINDOW_ROWS)), [False] * WINDOW_ROWS)
-    figures = counter.figures()
+    figures = counter.drift()
     assert figures is not None
     assert "label" not in figures.indices
     assert drift_counter(model) is None

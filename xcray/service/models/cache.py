@@ -210,9 +210,9 @@ class ModelCache:
     def drift(self) -> Iterator[tuple[ModelKey, Drift]]:
         """Yield the drift of the loaded versions that answered enough rows."""
         for key, loaded in list(self._loader.loaded_models.items()):
-            figures = None if loaded.drift is None else loaded.drift.figures()
-            if figures is not None:
-                yield key, figures
+            drift = None if loaded.drift is None else loaded.drift.drift()
+            if drift is not None:
+                yield key, drift
 
     def check(self) -> None:
         """Raise Unavailable MODEL while a reference in use can't be resolved or loaded."""

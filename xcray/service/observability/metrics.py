@@ -330,11 +330,11 @@ class DriftCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return the figures of the last thousand rows or more per version."""
         index, share = self.describe()
-        for (tenant, model, version), figures in self._drift():
+        for (tenant, model, version), drift in self._drift():
             named = [tenant, model, str(version)]
-            for kind, value in figures.indices.items():
+            for kind, value in drift.indices.items():
                 index.add_metric([*named, kind], value)
-            for kind, pair in (("empty", figures.empty), ("unknown", figures.unknown)):
+            for kind, pair in (("empty", drift.empty), ("unknown", drift.unknown)):
                 for of, value in zip(("recent", "training"), pair or (), strict=False):
                     share.add_metric([*named, kind, of], value)
         return [index, share]
