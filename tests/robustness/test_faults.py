@@ -168,8 +168,11 @@ def test_a_row_is_a_line_of_the_table() -> None:
     )
     measurements.note("private namespaces")
     measurements.note("so")
-    line = table_line(measurements.as_dict(), ("tests/a.py::test_b", "tests/a.py"))
-    assert line == "| F3 | a fault | a way | 5 | 0 | 0 | 0 | 2.0 / 3.0 | 25% | so | a.py |"
+    tests = ("tests/a.py::test_b", "tests/a.py")
+    line = table_line(measurements.as_dict(), tests)
+    assert line == "| F3 | a fault | a way | 5 | 2.0 / 3.0 | 25% | so | a.py |"
+    measurements.lost = 1
+    assert "| lost 1; so |" in table_line(measurements.as_dict(), tests)
 
 
 def test_percentiles() -> None:

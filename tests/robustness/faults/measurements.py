@@ -110,10 +110,10 @@ def table_line(row: dict[str, Any], tests: tuple[str, ...]) -> str:
     redone = "" if row["redone_max"] is None else f"{row['redone_max']:.0%}"
     details = [f"{name.replace('_', ' ')} {value}" for name, value in row["details"].items()]
     notes = [note for note in row["notes"] if note != "private namespaces"]
+    wrong = [f"{name} {row[name]}" for name in ("lost", "duplicated", "wrong") if row[name]]
     also = dict.fromkeys(name.split("::")[0].removeprefix("tests/") for name in tests)
     cells = [
         *(row[name] for name in ("row", "title", "injected", "runs")),
-        *(row[name] for name in ("lost", "duplicated", "wrong")),
-        *(pace, redone, "; ".join([*details, *notes, *row["broken"][:2]]), ", ".join(also)),
+        *(pace, redone, "; ".join([*wrong, *details, *notes, *row["broken"][:2]]), ", ".join(also)),
     ]
     return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
