@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import socket
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +26,7 @@ from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.service.prediction.sharded_scorer import ShardedScorer
-from xcray.service.prediction.shards import ShardService
+from xcray.service.prediction.shards import CONNECT_SECONDS, ShardQuestion, ShardService
 from xcray.training.edit.shards import range_borders, shard_model
 
 K, D = 41, 24
@@ -162,6 +164,48 @@ def test_many_rows_and_none(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> 
     sharded, X = predictor_of(fronts[2], [shards.url] * 2), rows()
     assert sharded.search(X, 5).scores.tobytes() == whole.search(X, 5).scores.tobytes()
     assert sharded.search(csr([0], [], [], D), 5).labels.shape == (0, 5)
+
+
+def test_each_request_has_its_own_time_and_what_is_left_of_the_deadline(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many rows take several requests: the limit of a reply is not for all of them."""
+    monkeypatch.setattr("xcray.service.prediction.sharded_scorer.ROWS_PER_REQUEST", 7)
+    asked: list[ShardQuestion] = []
+    send = ShardService.send
+    monkeypatch.setattr(
+        ShardService, "send", lambda shard, each: (asked.append(each), send(shard, each))[1]
+    )
+    sharded = predictor_of(shards.models["plain"].fronts[1], [shards.url])
+    sharded.search(rows(), 5, deadline_ms=5e4)
+    ends, deadlines = [], []
+    for each in asked:
+        deadlines.append(json.loads(each.body)["deadline_ms"])
+        ends.append(each.end - deadlines[-1] / 1e3)
+    assert len(asked) == 5
+    assert deadlines == sorted(set(deadlines), reverse=True)
+    assert ends == sorted(set(ends))
+
+
+def test_a_shard_that_is_not_reached_leaves_time_for_the_others(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of a machine that is off: its packets are lost, and nothing refuses them."""
+    asked: list[float] = []
+
+    class Unreached(HTTPConnection):
+        def connect(self) -> None:
+            asked.append(float(self.timeout or 0.0))
+            raise TimeoutError
+
+    sharded = predictor_of(
+        shards.models["plain"].fronts[2], ["http://127.0.0.1:1", shards.url], partial=True
+    )
+    lost = sharded.scorer._shards[0]  # type: ignore[attr-defined]
+    monkeypatch.setattr(lost, "_connect", lambda: Unreached("127.0.0.1", 1))
+    answer = sharded.search(rows(), 5)
+    assert asked == [CONNECT_SECONDS]
+    assert (answer.missing == lost.labels.end).all()
 
 
 def test_a_lost_shard_is_an_error_or_a_marked_answer(

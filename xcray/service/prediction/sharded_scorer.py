@@ -34,6 +34,7 @@ from xcray.service.settings import Settings
 
 ROWS_PER_REQUEST: Final = 256
 REPLY_SECONDS: Final = 10.0  # limit of a reply, after the deadline if there is one
+LEAST_MS: Final = 0.001  # deadline of a request, which must be above 0
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -81,13 +82,14 @@ class ShardedScorer:
         check_rows(rows, self.n_inputs)
         check_query(k, deadline_ms, label_filter, self.n_labels)
         k = min(k, self.n_labels if label_filter is None else len(label_filter.labels))
-        end = time.monotonic() + REPLY_SECONDS + (deadline_ms or 0.0) / 1e3
         filters = [_filter_of(shard.labels, label_filter) for shard in self._shards]
-        parts = []
+        parts, started = [], time.monotonic()
         for begin in range(0, max(1, rows.n_rows), ROWS_PER_REQUEST):
+            passed_ms = 1e3 * (time.monotonic() - started)
+            left_ms = None if deadline_ms is None else max(deadline_ms - passed_ms, LEAST_MS)
             chosen = np.arange(begin, min(begin + ROWS_PER_REQUEST, rows.n_rows))
             part = take_rows(rows, chosen) if len(chosen) < rows.n_rows else rows
-            parts.append(self._search(part, k, filters, deadline_ms, end))
+            parts.append(self._search(part, k, filters, left_ms))
         shortest = min(part.labels.shape[1] for part in parts)  # partial ones can be shorter
         return concatenate_results(
             [
@@ -122,12 +124,12 @@ class ShardedScorer:
         k: int,
         filters: Sequence[tuple[bytes, int]],
         deadline_ms: float | None,
-        end: float,
     ) -> SearchResult:
         """Ask all shards that have allowed labels, and merge their answers."""
+        end = time.monotonic() + REPLY_SECONDS + (deadline_ms or 0.0) / 1e3
         head = b'{"instances":%b,"certificate":true,"top_k":%d' % (_instances(X), k)
         if deadline_ms is not None:
-            head += b',"deadline_ms":%b' % _ENCODER.encode(max(deadline_ms, 0.001))
+            head += b',"deadline_ms":%b' % _ENCODER.encode(deadline_ms)
         sent: list[tuple[ShardService, ShardQuestion, HTTPConnection]] = []
         replies: list[tuple[ShardQuestion, ShardReply]] = []
         lost: list[tuple[ShardService, ShardQuestion]] = []

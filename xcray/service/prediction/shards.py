@@ -15,6 +15,7 @@ from xcray.model.manifest import LabelRange
 from xcray.service.observability.request_log import LOGGER
 
 PAUSE_SECONDS: Final = 1.0  # a shard that did not reply in time is not asked for so long
+CONNECT_SECONDS: Final = 1.0  # shards are connected one after another
 
 
 class _Certificate(msgspec.Struct, gc=False):
@@ -128,14 +129,16 @@ class ShardService:
 
     def _request(self, connection: HTTPConnection, question: ShardQuestion) -> HTTPConnection:
         """Send a request, again if an idle connection was closed by the service."""
-        connection.timeout = question.seconds()
         if connection.sock is not None:
-            connection.sock.settimeout(connection.timeout)
+            connection.sock.settimeout(question.seconds())
             try:
                 connection.request("POST", self._path, question.body, self._headers)
                 return connection
             except ConnectionError:
                 connection.close()
+        connection.timeout = min(CONNECT_SECONDS, question.seconds())
+        connection.connect()
+        connection.sock.settimeout(question.seconds())
         connection.request("POST", self._path, question.body, self._headers)
         return connection
 
