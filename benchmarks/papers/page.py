@@ -24,15 +24,14 @@ COLUMNS = ("claim", "paper", "ours", "command", "same work?", "verdict")
 
 HEAD = """# The five papers: what held
 
-Made by `python -m benchmarks.papers` from the results in `benchmarks/papers/*.json`; do not edit it.
+Made by `python -m benchmarks.papers` from `benchmarks/papers/*.json`; do not edit it.
 `python -m benchmarks.papers --data DIR --only NAME` measures a row again: NAME is in the column
-"command" of rows that are a name alone; other rows have a command of their own. DIR holds a
-directory for each data set, made by `xcray data fetch NAME --out DIR/NAME`; clef_imclef07a (ImCLEF07A)
-and cooking (titles of StackExchange, the tutorial of fastText) are not among these: build them with
-`xcray data build xc TRAIN DIR/NAME --test TEST` from files in XC format. Without a network, or with
-files that are there already, `xcray data fetch NAME --from PATH` reads them. Settings are those of
-the paper, or chosen on held-out training rows; test rows are only tested. Seconds are processor seconds of one core of a busy machine: read ratios. A row with a
-figure holds if ours is as good, up to the noise of the test rows, which is the tolerance in the code.
+"command" of rows that are a name alone. DIR holds a directory for each data set, made by
+`xcray data fetch NAME --out DIR/NAME`, or for clef_imclef07a (ImCLEF07A) and cooking (titles of
+StackExchange, the tutorial of fastText) by `xcray data build xc TRAIN DIR/NAME --test TEST`.
+Settings are those of the paper, or chosen on held-out training rows. Seconds are processor seconds of
+one core of a busy machine: read ratios. A row with a figure holds if ours is as good, up to the noise
+of the test rows, which is the tolerance in the code.
 """
 
 REFERENCES_HEAD = """## Independent references
