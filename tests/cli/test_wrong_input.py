@@ -150,7 +150,7 @@ REMOTE = [
     ("jobs submit none --model m", 2, "no data set 'none': `xcray data list` lists them"),
     ("data upload csv rows.csv --label-field no", 2, "--text-fields and --label-field"),
     ("data upload csv rows.csv --n-labels 0", 2, "--n-labels"),
-    ("data upload cvs rows.csv", 2, "FORMAT: must be one of", "'synthetic' or 'dataset'"),
+    ("data upload cvs rows.csv", 2, "FORMAT: must be one of", "'dataset' or 'feedback'"),
 ]
 
 

@@ -47,7 +47,7 @@ OBJECTS: dict[str, dict[str, str]] = {
     },
     "production": {
         **CLUSTER,
-        "ConfigMap": "dashboard-cluster dashboard-jobs dashboard-serving dashboard-training",
+        "ConfigMap": "dashboard-cluster dashboard-jobs dashboard-ray dashboard-serving dashboard-training",
         "Ingress": "",
         "PersistentVolumeClaim": "home",
         "PodDisruptionBudget": "api",

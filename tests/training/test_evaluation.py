@@ -47,10 +47,10 @@ def test_the_held_out_rows_of_a_training_have_no_drift(tiny: Dataset, folder: Pa
     top = Predictor(model).search(X, 3).top
     for _ in range(-(-WINDOW_ROWS // X.n_rows)):
         counter.add(X, top, empty_rows(X).tolist())
-    figures = counter.figures()
-    assert figures is not None
-    assert set(figures.indices) == {"score", "label", "empty"}
-    assert max(figures.indices.values()) == pytest.approx(0.0, abs=1e-12)
+    drift = counter.drift()
+    assert drift is not None
+    assert set(drift.indices) == {"score", "label", "empty"}
+    assert max(drift.indices.values()) == pytest.approx(0.0, abs=1e-12)
     assert drift_counter(Model.open(folder / "less")) is None
 
 

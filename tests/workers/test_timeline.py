@@ -54,6 +54,7 @@ def test_every_row_comes_back_and_attempts_have_numbers(tmp_path):
         "started": 1.0,
         "seconds": 1.0,
         "cpu_seconds": 0.5,
+        "certified": 0,
         "outcome": "done",
         "labels": [2, 3],
         "node": "",

@@ -62,7 +62,7 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
     ("PUT", "/v1/models/docs/label-sets/a", {"labels": []}, 422, "LENGTH", ("must not be empty",)),
     (
         *("POST", "/v1/datasets", {"name": "x", "format": "cvs"}, 422, "CHOICE"),
-        ("'synthetic' or 'dataset'",),
+        ("'dataset' or 'feedback'",),
     ),
     (
         *("POST", "/v1/datasets", {"name": "x", "format": "pydocs", "options": {"min_df": 2}}),

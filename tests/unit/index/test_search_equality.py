@@ -428,6 +428,7 @@ def test_answers_have_their_types_and_are_read_only(model: Case) -> None:
         np.float64,
         np.float64,
         np.float64,
+        np.int64,
     ]
     assert not any(part.flags.writeable for part in answer)
 
