@@ -32,6 +32,7 @@ import numpy as np
 import psutil
 
 from benchmarks.harness import dataset, medians, run_benchmark, service, table
+from benchmarks.serving.__main__ import sparse
 from xcray.client import Client
 from xcray.data.dataset import Dataset
 from xcray.errors import XcrayError
@@ -86,11 +87,6 @@ def cpu_seconds(process: psutil.Process) -> float:
     """Return the processor seconds of a process and its children, ended ones included."""
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return sum(sum(each[:4]) for each in times)  # user, system, and those of ended children
-
-
-def sparse(row: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
-    """Return a row in the format of a request."""
-    return {"indices": row[0].tolist(), "values": row[1].tolist()}
 
 
 def send_feedback(client: Client, data: Dataset, n: int, seed: int) -> float:

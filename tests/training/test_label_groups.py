@@ -30,6 +30,7 @@ from xcray.solvers.solved_labels import concatenate
 from xcray.training import TrainResult, TrainSpec, train
 from xcray.training.edit.labels import add_labels, remove_labels
 from xcray.training.finished import find_finished
+from xcray.training.label_groups import plan
 from xcray.training.label_groups.clustering import (
     add_group_rows,
     choose_sizes,
@@ -43,6 +44,8 @@ from xcray.training.label_groups.data import (
     group_solver,
     with_group_labels,
 )
+from xcray.training.part_training import PartTraining
+from xcray.training.run import train_model
 from xcray.training.strategies import estimate_training
 from xcray.workers.pool import StopFlag
 
@@ -219,6 +222,28 @@ def test_estimate_includes_groups(topics: Dataset) -> None:
     # the rows of the part, and its model, are on the disk, too
     rows = sum(each["bytes"] for name, each in topics.files.items() if name.startswith("train/"))
     assert grouped.disk > 1.8 * plain.disk + 0.7 * rows
+
+
+def test_groups_of_other_sizes_are_weighed_from_the_start(
+    topics: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with the model of a part that the run directory has of an earlier call."""
+    begun = []
+
+    def weigh(spec: TrainSpec, data: Dataset, sizes: Any, folder: Path, training: Any) -> Any:
+        begun.append((sizes, folder.exists()))
+        folder.mkdir(exist_ok=True)
+        if len(begun) == 1:
+            raise Stopped("in between")
+        return 0.0, {}
+
+    monkeypatch.setattr(plan, "_weigh", weigh)
+    training = PartTraining(train_model, lambda _: None, StopFlag(), "job")
+    with pytest.raises(Stopped):
+        plan.plan_groups(spec(topics), tmp_path, training)
+    for groups in ("3,6", "3,6", "5"):
+        plan.plan_groups(spec(topics, groups=groups, rank=True), tmp_path, training)
+    assert begun == [((3, 6), False), ((3, 6), True), ((5,), False)]
 
 
 def test_refused_settings(topics: Dataset) -> None:

@@ -29,7 +29,10 @@ EMPTY_SHARE: Final = 0.05
 COPIED_SHARE: Final = 0.05
 SAMPLE_TEXTS: Final = 16  # training texts that are read; each can be in another compressed batch
 SAMPLE_CHARACTERS: Final = 2000  # of each text
-MARKUP: Final = re.compile(r"</?[a-zA-Z][^<>]*>|&[a-zA-Z]+;")
+# neither addresses of mails in angle brackets nor type parameters and references of code
+MARKUP: Final = re.compile(
+    r"</[a-zA-Z]+>|<(?:br|hr|img|li|p)\b[^<>]*>|&(?:amp|gt|lt|nbsp|quot|#\d+);"
+)
 MIN_TEST_ROWS: Final = 5  # of which the features per row are compared
 FEWER_FEATURES: Final = 0.5  # features per test text, as a share of those per training text
 
@@ -211,8 +214,8 @@ def _unknown_words(data: Dataset) -> DataWarning | None:
 def _text_warnings(data: Dataset) -> Iterator[DataWarning]:
     """Yield warnings about what a sample of the training texts looks like.
 
-    NO_BLANKS: scripts without blanks, read as words. MARKUP: at least half of the texts have tags
-    or entities of HTML. NO_LANGUAGE: no text has the field that holds its language.
+    NO_BLANKS: scripts without blanks, read as words. MARKUP: most of the texts have tags or
+    entities of HTML. NO_LANGUAGE: no text has the field that holds its language.
     """
     if data.text is None or not data.train.n_rows:
         return

@@ -13,6 +13,7 @@ from xcray.errors import Conflict
 from xcray.model.manifest import MANIFEST
 from xcray.model.model import Model
 from xcray.solvers import make_solver
+from xcray.training.partial import is_complete
 from xcray.training.run import TrainResult
 from xcray.training.spec import TrainSpec
 
@@ -22,7 +23,7 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
 
     The same solver, parameters and data give the same model. A spec with calibration needs a
     calibrated or ranked model, or one that could not be calibrated; the same holds for a ranker.
-    A partial model needs a spec with a time limit.
+    A model that the time limit left incomplete needs a spec with such a limit.
     Raises Conflict if `out` holds something else, Corrupt if the model's files are damaged.
     """
     if not (out / MANIFEST).is_file():
@@ -62,7 +63,7 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
         or not calibration_matches
         or not ranker_matches
         or (spec.auto and report.get("auto", {}).get("select") != spec.auto)
-        or ("partial" in report and spec.max_seconds is None)
+        or (not is_complete(report) and spec.max_seconds is None)
     ):
         raise Conflict(
             f"{out.name} holds the model of another training: choose another path, or remove it"

@@ -1,13 +1,19 @@
-"""Trainings that reached their time limit: summary of finished and missing labels."""
+"""Trainings that reached their time limit: what is finished and what is missing."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
 from xcray.arrays import Int32
 from xcray.errors import Refused
+
+# why a model has no ranker
+NO_TIME: Final = (
+    "the time limit ended the second training, which a ranker needs: allow more time (max_seconds)"
+)
 
 
 def check_any_finished(n_labels: int, missing: Int32, max_seconds: float | None) -> None:
@@ -40,3 +46,8 @@ def partial_summary(label_counts: Any, missing: Int32, max_seconds: float | None
             "most_rows_missing": int(counts[missing].max()),
         }
     }
+
+
+def is_complete(report: Mapping[str, Any]) -> bool:
+    """Return whether no label and no ranker is missing because a time limit was reached."""
+    return "partial" not in report and report.get("not_ranked") != NO_TIME

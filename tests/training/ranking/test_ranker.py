@@ -23,6 +23,7 @@ from xcray.predict.ranking import CandidateFinder
 from xcray.training import TrainSpec, train
 from xcray.training.edit.calibrate import calibrate
 from xcray.training.evaluation import EvaluationOptions, evaluate_model
+from xcray.training.finished import find_finished
 from xcray.training.part_training import PartTraining, TimedStop
 from xcray.training.run import train_model
 
@@ -161,6 +162,9 @@ def test_a_time_limit_can_leave_the_ranker_out(
         result = train(spec, run_dir=run, out=outs[0])
     assert "time limit" in result.report["not_ranked"]
     assert Model.open(outs[0]).ranker is None
+    assert find_finished(spec, outs[0]) is not None
+    with pytest.raises(Conflict):
+        find_finished(dataclasses.replace(spec, max_seconds=None), outs[0])
     assert train(spec, run_dir=run, out=outs[1]).sha256 == model.sha256
 
 

@@ -131,6 +131,7 @@ def test_texts_that_are_read_badly_have_warnings(tmp_path: Path) -> None:
         ("关于机器学习入门", {"char_ngrams": [2, 3]}, None),
         ("<p>a cat &amp; a dog</p>", {}, "MARKUP"),
         ("a cat & a dog < 3", {}, None),
+        ("Ann <ann@example.org> calls List<String> f(int x=&y;", {}, None),
         ("a cat", {"language": "klingon"}, "NO_LANGUAGE"),
         ("a cat", {"language": "lang"}, None),
     ):

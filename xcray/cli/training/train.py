@@ -150,13 +150,14 @@ def print_data_warnings(path: Path) -> None:
 
 def train_and_clean(spec: Any, out: Path, run_dir: Path | None, quiet: bool) -> TrainResult:
     """Train; then remove the default run directory if the model is complete."""
+    from xcray.training.partial import is_complete
+
     working_directory = run_directory(run_dir, out)
     result = run_training(spec, out, working_directory, quiet)
-    lacks_ranker = spec.max_seconds is not None and "not_ranked" in result.report
-    is_complete = "partial" not in result.report and not lacks_ranker
-    if run_dir is None and is_complete:
+    complete = is_complete(result.report)
+    if run_dir is None and complete:
         shutil.rmtree(working_directory, ignore_errors=True)
-    if not is_complete and not quiet:
+    if not complete and not quiet:
         output.print_note(
             f"to complete it: the same command with --run-dir {working_directory}, more time and "
             "another --out"

@@ -53,9 +53,13 @@ def plan_groups(
     path = run_dir / RESULT_FILE
     document = read_json(path) if path.exists() else {}
     if document.get("identity") != json.loads(json.dumps(identity)):
+        discard_directory(run_dir / PART)  # of other groups, or of a ranker without groups
+        document = {"identity": identity}
+        write_json(path, document)
+    if "weight" not in document:
         training = training.renamed("SELECTING", "label groups on held-out rows")
         weight, measured = _weigh(spec, dataset, sizes, run_dir / PART, training)
-        document = {"identity": identity, "weight": weight, "measured": measured}
+        document |= {"weight": weight, "measured": measured}
         write_json(path, document)
     weight = float(document["weight"])
     report |= {"weight": weight, **document["measured"]}

@@ -31,6 +31,7 @@ from xcray.model.directory import LinearPart
 from xcray.model.ranker import LabelIndex, Ranker, index_labels
 from xcray.predict.ranking import BATCH_ROWS, CANDIDATES, CandidateFinder, Candidates
 from xcray.training.part_training import PartTraining
+from xcray.training.partial import NO_TIME
 from xcray.training.selection.held_out import HOLDOUT, hold_out, split_training_rows
 from xcray.training.spec import TrainSpec
 
@@ -89,10 +90,7 @@ def fit_ranker(
         model = training.until(seconds_left).model(spec, part, folder)
     except Stopped:
         training.check_stop()
-        return None, {
-            "not_ranked": "the time limit ended the second training, which a ranker needs: allow "
-            "more time (max_seconds)"
-        }
+        return None, {"not_ranked": NO_TIME}
     linear = _with_weight(model.require_linear(), group_weight)
     languages = _frequent_languages(data)
     index = index_labels(data.label_names, data.label_counts, texts, data.text, languages)
