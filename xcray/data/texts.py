@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self
@@ -106,8 +107,8 @@ def texts_at(data: Dataset, part: str, rows: Sequence[int]) -> list[str]:
         reader = pa.ipc.open_file(source)
         if reader.num_record_batches != -(-data[part].n_rows // BATCH_TEXTS):
             return []  # of another writer: rows are not in batches of BATCH_TEXTS
-        batches = [(reader.get_batch(row // BATCH_TEXTS), row % BATCH_TEXTS) for row in rows]
-        return [batch.column(0)[place].as_py() for batch, place in batches]
+        batch = lru_cache(maxsize=1)(reader.get_batch)  # each call decompresses a whole batch
+        return [batch(row // BATCH_TEXTS).column(0)[row % BATCH_TEXTS].as_py() for row in rows]
 
 
 def texts_as(data: Dataset, part: str, fields: Sequence[str]) -> Iterator[str] | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from xcray.data.build import BuildOptions, build
@@ -13,7 +15,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.delta.feedback import delta_from_feedback, last_feedback
 from xcray.data.delta.files import delta_from_files
 from xcray.data.delta.rows import make_delta, read_lineage
-from xcray.data.texts import read_ids, read_texts
+from xcray.data.texts import read_ids, read_texts, texts_at
 from xcray.data.weights import set_weights
 from xcray.errors import Conflict, InputError, NotFound, ParameterError
 
@@ -106,6 +108,23 @@ def test_texts_are_changed_by_id_and_removed_from_all_files(texts: Dataset, tmp_
     assert data.train.Y.row(4).tolist() == [1]
     np.testing.assert_array_equal(data.train.X.row(11)[1], texts.train.X.row(6)[1])
     assert data.text.fingerprint == texts.text.fingerprint
+
+
+def test_a_batch_of_texts_is_read_once_for_its_rows(texts: Dataset, monkeypatch):
+    """A batch is decompressed as a whole, and stays in memory."""
+    read, whole = [], pa.ipc.open_file
+
+    def counted(source: object) -> SimpleNamespace:
+        reader = whole(source)
+        return SimpleNamespace(
+            num_record_batches=reader.num_record_batches,
+            get_batch=lambda number: read.append(number) or reader.get_batch(number),
+        )
+
+    [expected] = read_texts(texts, "train")
+    monkeypatch.setattr(pa.ipc, "open_file", counted)
+    assert texts_at(texts, "train", range(5)) == expected[:5]
+    assert read == [0]
 
 
 def corrections(path: Path, *entries: tuple[str, object, list[str], list[str]]) -> Path:
