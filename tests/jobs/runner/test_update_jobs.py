@@ -13,7 +13,7 @@ from tests.support.live_service import LABELS, TEXTS, serving, settings_for
 from xcray.cli.main import main
 from xcray.client import Client
 from xcray.data.dataset import Dataset
-from xcray.errors import InputError, ParameterError
+from xcray.errors import InputError, NotFound, ParameterError
 from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.runner.monitor import MonitorOptions
 from xcray.jobs.states import SUCCEEDED
@@ -133,6 +133,20 @@ def test_a_version_is_updated_to_a_changed_data_set(
         client.jobs.update("docs", dataset="docs-2", gate="P@900 >= 0")
     with pytest.raises(ParameterError, match="choose another name"):
         client.jobs.update("docs", dataset="docs-2", alias="latest")
+    for what, more, message in (
+        ("rows", {"labels": ["csv"]}, "does not take labels"),
+        ("calibrate", {"into": "x"}, "does not take into"),
+        ("remove", {"labels": ["csv"], "precision": 0.5}, "does not take precision"),
+        ("thresholds", {"objective": "precision"}, "give the precision"),
+        ("merge", {"labels": ["csv", "io"]}, "set `into`"),
+        ("merge", {"labels": ["csv"], "into": "x"}, "at least 2"),
+        ("rename", {"labels": ["csv", "io"], "into": "x"}, "one label"),
+        ("remove", {}, "at least 1"),
+        ("retrain", {"labels": ["csw"]}, "did you mean 'csv'"),
+        ("grow", {}, "calibrate"),
+    ):
+        with pytest.raises((InputError, ParameterError, NotFound), match=message):
+            client.jobs.update("docs", dataset="docs-2", change=what, **more)
     state.registry.aliases.set("docs", "prod", 1)
     job = client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once")
     assert client.jobs.update("docs@latest", dataset="docs-2", idempotency_key="once") == job
@@ -215,11 +229,3 @@ def test_a_version_gets_probabilities_thresholds_and_other_labels(
     assert "other" in change("rename", labels=[first], into="other").answer_names.to_pylist()
     assert second not in change("remove", labels=[second]).answer_names.to_pylist()
     assert change("add", labels=[second]).answer_names.to_pylist()[-1] == second
-    for what, more, message in (
-        ("calibrate", {"into": "x"}, "only for them"),
-        ("merge", {"labels": [second]}, "set `into`"),
-        ("rename", {"labels": ["a", "b"], "into": "x"}, "one label"),
-        ("grow", {}, "calibrate"),
-    ):
-        with pytest.raises((InputError, ParameterError), match=message):
-            client.jobs.update("topics", dataset="topics", change=what, **more)

@@ -105,7 +105,7 @@ def fit_thresholds(
     softmax models, whose scores of different rows can't be compared.
     """
     check_output_path(out)
-    chosen = _objective(objective, precision)
+    chosen = threshold_objective(objective, precision)
     opened, data = Model.open(model), open_verified(dataset)
     if opened.link == "softmax" and opened.ranker is None:
         raise ParameterError(
@@ -144,7 +144,7 @@ def fit_thresholds(
     return with_label_thresholds(opened, out, fitted.thresholds, report)
 
 
-def _objective(name: str, precision: float | None) -> ThresholdObjective:
+def threshold_objective(name: str, precision: float | None) -> ThresholdObjective:
     """Return the objective of thresholds. Raises ParameterError."""
     if name not in OBJECTIVES:
         raise ParameterError(f"objective must be one of {', '.join(OBJECTIVES)}, not {name[:40]!r}")
