@@ -55,13 +55,17 @@ def test_feedback_changes_the_served_version_in_three_requests(tmp_path: Path) -
         models = client.models
         assert client.predict("docs@live", [QUESTION])["predictions"][0]["labels"][0] != "new"
 
-        sent = models.give_feedback("docs@live", QUESTION, right=["new", "csv"], id="n/1")
+        sent = models.give_feedback("docs@live", QUESTION, right=["new\n", "csv"], id="n/1")
         assert (sent["model"], sent["version"], sent["new_labels"]) == ("docs", 1, ["new"])
         assert models.give_feedback("docs@live", QUESTION, right=["new", "csv"], id="n/1") == sent
         with pytest.raises(Conflict, match="other content"):
             models.give_feedback("docs", QUESTION, right=["csv"], id="n/1")
         with pytest.raises(ParameterError, match="no label is both"):
             models.give_feedback("docs", QUESTION, right=["csv"], wrong=["csv"])
+        with pytest.raises(ParameterError, match="or empty"):
+            models.give_feedback("docs", QUESTION, right=[" "])
+        with pytest.raises(InputError, match="id"):  # DELETE .../feedback/.. is another path
+            models.give_feedback("docs", QUESTION, right=["csv"], id="..")
         with pytest.raises(InputError, match="the model has features 0 to"):
             models.give_feedback("docs", {"indices": [9999], "values": [1.0]}, right=["csv"])
         models.give_feedback("docs", TEXTS[1], right=["io"], wrong=["json"], id="r1")
@@ -91,6 +95,8 @@ def test_feedback_changes_the_served_version_in_three_requests(tmp_path: Path) -
             client.datasets.from_feedback("docs@live", name="docs-3")
 
         listed = list(models.feedback("docs"))
+        large = httpx.get(f"{url}/v1/models/docs/feedback?limit=101", trust_env=False)
+        assert large.status_code == 422  # an entry can have a megabyte
         assert [each["wrong"] for each in listed] == [["io"], ["json"], []]
         lines = httpx.get(f"{url}/v1/models/docs/feedback:export", trust_env=False).text
         assert [json.loads(line) for line in lines.splitlines()] == listed[::-1]

@@ -107,7 +107,7 @@ class LabelReader:
                 value=str(item),
                 hint=self._object_hint(item),
             )
-        label = unicodedata.normalize("NFC", str(item)).strip()
+        label = plain_label(str(item))
         if not label:
             raise self.source.error(
                 "LABEL_EMPTY", "an empty label", line=line, hint="check the label separator"
@@ -259,6 +259,11 @@ def missing_field_error(source: Source, line: int, name: str, names: Iterable[st
     """Return the error for a record without a field."""
     problem = f"there is no field '{name}'; there are: {', '.join(list(names)[:20])}"
     return source.error("FIELD_MISSING", problem, line=line, value=name)
+
+
+def plain_label(text: str) -> str:
+    """Return a label name as files of rows are read: stripped and in NFC."""
+    return unicodedata.normalize("NFC", text).strip()
 
 
 def has_half_surrogate(text: str) -> bool:

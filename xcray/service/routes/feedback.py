@@ -12,9 +12,11 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from xcray.api.model_replies import FeedbackView, NewFeedbackView
+from xcray.data.readers.labels import plain_label
 from xcray.errors import NotFound, ParameterError, similar_or_all
 from xcray.jobs.job import new_id
 from xcray.jobs.store.feedback import Feedback
+from xcray.model.model import Model
 from xcray.predict.labels import unknown_labels
 from xcray.service.app_state import app_state_of
 from xcray.service.http.auth import PredictCaller, Reader, Submitter
@@ -29,7 +31,7 @@ from xcray.service.schemas.feedback import FeedbackPage, FeedbackRequest
 router = APIRouter(prefix="/v1/models/{reference:modelref}", tags=["feedback"])
 
 FeedbackId = Annotated[str, Path(max_length=255)]
-JSON_LINES = "application/x-ndjson"
+JSON_LINES = "application/jsonl"
 _EXPORT: dict[int | str, dict[str, Any]] = {
     200: {"content": {JSON_LINES: {"schema": {"type": "string"}}}}
 }
@@ -53,27 +55,22 @@ async def create(
     Sending the same feedback again returns it (200); an id with other content is refused (409). It
     changes no model: a data set of format `feedback` has it, and `:update` makes the next version.
     """
-    if not (body.right or body.wrong) or set(body.right) & set(body.wrong):
-        raise ParameterError(
-            "feedback needs a right or a wrong label, and no label is both", code="FEEDBACK_LABELS"
-        )
     app_state = app_state_of(request)
     loaded = await app_state.prediction.model_cache.find(
         model_target(request, caller.tenant, reference)
     )
     model = loaded.predictor.model
-    await run_in_heavy_thread(partial(to_rows, model, [body.instance], "instance"))
+    judged, new_labels = await run_in_heavy_thread(partial(_check, model, body))
     entry, created = await asyncio.to_thread(
         app_state.store.feedback.add,
         caller.tenant,
         loaded.name,
         body.id or new_id("fb"),
-        body.model_dump(mode="json", exclude_none=True, exclude={"id"}),
+        {**body.model_dump(mode="json", exclude_none=True, exclude={"id"}), **judged},
         version=loaded.version,
         key_id=caller.key_id,
         limit=app_state.settings.tenant_feedback,
     )
-    new_labels = await run_in_heavy_thread(partial(unknown_labels, model, body.right))
     view = NewFeedbackView(**_view(entry), new_labels=new_labels)
     place = f"/v1/models/{entry.model}/feedback/{quote(entry.id, safe='')}"
     return creation_reply(request, view, counter_etag(entry.seq), place, created=created)
@@ -84,7 +81,7 @@ def index(
     request: Request,
     caller: Reader,
     reference: str,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,  # of up to a megabyte each
     page_token: Annotated[str | None, Query(max_length=256)] = None,
 ) -> Response:
     """List the feedback of all versions of a model, newest first."""
@@ -115,6 +112,26 @@ def show(request: Request, caller: Reader, reference: str, id: FeedbackId) -> Re
 def delete(request: Request, caller: Submitter, reference: str, id: FeedbackId) -> None:
     """Delete an entry and its text. Data sets that were built from it still have the row."""
     app_state_of(request).store.feedback.delete(caller.tenant, _name(reference), id)
+
+
+def _check(model: Model, body: FeedbackRequest) -> tuple[dict[str, list[str]], list[str]]:
+    """Check feedback; return its labels, and the right ones that are new.
+
+    Names that the model does not have are changed as if they were read from a file: a blank at the
+    end is not another label.
+    """
+    to_rows(model, [body.instance], "instance")
+    unknown = {*unknown_labels(model, [*body.right, *body.wrong])}
+    right, wrong = (
+        [plain_label(name) if name in unknown else name for name in names]
+        for names in (body.right, body.wrong)
+    )
+    if not (right or wrong) or set(right) & set(wrong) or "" in (*right, *wrong):
+        raise ParameterError(
+            "feedback needs a right or a wrong label, and no label is both or empty",
+            code="FEEDBACK_LABELS",
+        )
+    return {"right": right, "wrong": wrong}, unknown_labels(model, right)
 
 
 def _name(reference: str) -> str:

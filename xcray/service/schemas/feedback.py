@@ -26,9 +26,10 @@ class FeedbackRequest(Strict):
         None,
         min_length=1,
         max_length=255,
-        pattern=r"^[^\x00-\x1f\x7f]+$",
-        description="Unique per model; of a document of the data set: its id there, so that its "
-        "labels are corrected. By default the server makes one.",
+        # not dots alone, which clients remove from a path
+        pattern=r"^[^\x00-\x1f\x7f]*[^\x00-\x1f\x7f.][^\x00-\x1f\x7f]*$",
+        description="Unique per model, not dots alone; of a document of the data set: its id, "
+        "whose labels are then corrected. By default the server makes one.",
         examples=["doc-17"],
     )
     instance: Instance
