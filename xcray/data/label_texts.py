@@ -181,7 +181,8 @@ def _distinct(
         if not entry.id or not entry.name.strip():
             what = "name" if entry.id else "id"
             raise source.error("LABEL_EMPTY", f"the {what} is empty", line=line)
-        if any(has_half_surrogate(text) for text in (entry.id, entry.name, entry.description)):
+        texts = (entry.id, entry.name, entry.description, *entry.other_names, *entry.broader)
+        if any(map(has_half_surrogate, texts)):
             raise source.error("ENCODING", "half of a surrogate pair", line=line)
         if entry.id in lines:
             where = f", as in line {lines[entry.id]}" if lines[entry.id] else ""

@@ -71,6 +71,7 @@ def test_every_format_gives_the_same_texts(tmp_path: Path) -> None:
         ("a.jsonl", '{"id": "1", "name": "x", "broader": [5]}', "FIELD_TYPE", 1),
         ("a.jsonl", '{"id": "1", "name": "x", "altLabel": "y"}', "FIELD_TYPE", 1),
         ("a.jsonl", '{"id": "1", "name": "\\ud800"}', "ENCODING", 1),
+        ("a.jsonl", '{"id": "1", "name": "a", "other_names": ["\\ud800"]}', "ENCODING", 1),
         ("a.jsonl", '{"id": "1", "name": "x"}\n{"id": ', "JSON_INVALID", 2),
         ("a.tsv", "1\tx\n2\n", "CSV_FIELDS", 2),
         ("a.tsv", "1\tx\n2\t \n", "LABEL_EMPTY", 2),
