@@ -200,9 +200,10 @@ def test_invalid_changes_are_refused(numbers: Dataset, texts: Dataset, tmp_path:
         (tmp_path / "remove").write_text(content)
         with pytest.raises(error, match="is not a training row"):
             delta_from_files(texts.path, out, remove=tmp_path / "remove")
-    (tmp_path / "relabel").write_text('{"row": "d1", "labels": []}')
-    with pytest.raises(InputError, match="a row needs a label"):
-        delta_from_files(texts.path, out, relabel=tmp_path / "relabel")
+    for labels in ("[]", '["a", " "]', '["\\ud800"]', '[{"a": 1}]', "[true]"):
+        (tmp_path / "relabel").write_text(f'{{"row": "d1", "labels": {labels}}}')
+        with pytest.raises(InputError, match="a row needs a label"):
+            delta_from_files(texts.path, out, relabel=tmp_path / "relabel")
     (tmp_path / "rows").write_text("{}")
     with pytest.raises(ParameterError, match="format of rows is not known"):
         delta_from_files(texts.path, out, add=tmp_path / "rows")

@@ -12,6 +12,7 @@ from typing import Any
 from xcray.data.build import FORMATS, GENERATED_FORMATS, BuildOptions, build
 from xcray.data.dataset import READING, Dataset
 from xcray.data.delta.rows import make_delta
+from xcray.data.readers.labels import has_half_surrogate, plain_label
 from xcray.data.texts import read_ids
 from xcray.errors import InputError, NotFound, ParameterError, excerpt, missing_file
 
@@ -108,16 +109,19 @@ def _lines(path: Path | None) -> Iterator[str]:
 
 
 def _read_relabelling(line: str) -> tuple[str, list[str]]:
-    """Return the row and the labels of a JSON line. Raises InputError."""
+    """Return the row and the labels of a JSON line, as readers have them. Raises InputError."""
     try:
         entry = json.loads(line)
         row, labels = entry["row"], entry["labels"]
-        valid = isinstance(row, str | int) and isinstance(labels, list) and labels
+        valid = isinstance(labels, list) and all(
+            type(each) in (str, int) for each in (row, *labels)
+        )
     except (ValueError, KeyError, TypeError):
         valid = False
-    if not valid:
+    names = [plain_label(str(each)) for each in labels] if valid else []
+    if not names or not all(names) or any(map(has_half_surrogate, names)):
         raise InputError(
             f'{excerpt(line)!r} is not an object like {{"row": 3, "labels": ["a", "b"]}}; '
-            "a row needs a label"
+            "a row needs a label, and labels are strings or whole numbers that are not empty"
         )
-    return str(row), [str(label) for label in labels]
+    return str(row), names
