@@ -21,6 +21,7 @@ from xcray.model.model import Model
 BINS: Final = 10
 WINDOW_ROWS: Final = 1000  # figures are those of the last one to two windows
 MAX_TEXTS: Final = 256  # texts whose words are looked up
+MAX_CHARS: Final = 2000  # of a recent text, as one of a megabyte would be kept and read as often
 LEAST_SHARE: Final = 1e-3  # of a bin in an index, which would be infinite for an empty one
 
 
@@ -104,7 +105,7 @@ class DriftCounter:
         totals[0] += len(empty)
         totals[1] += sum(empty)
         if isinstance(rows, list):
-            self._texts.append(rows[0])
+            self._texts.append(rows[0][:MAX_CHARS])
         if totals[0] >= WINDOW_ROWS:
             self._earlier, self._counts = self._counts, self._zeros()
 

@@ -274,6 +274,9 @@ def test_what_cannot_be_split_says_why(shards: Shards, tmp_path: Path) -> None:
     whole, front = shards.models["plain"].whole.model, shards.models["plain"].fronts[2]
     with pytest.raises(ParameterError, match="42 shards: it must be 1 to 41"):
         list(shard_model(whole, tmp_path, "a", 42))
+    with pytest.raises(ParameterError, match="not allowed"):
+        list(shard_model(whole, tmp_path, "My Model", 2))
+    assert not list(tmp_path.iterdir())  # before the shards are written
     softmax = ModelContent(whole.W, whole.b, whole.labels, whole.features, link="softmax")
     with pytest.raises(ParameterError, match="sums over all labels"):
         list(shard_model(write_model(tmp_path / "s", softmax, RECORD), tmp_path, "a", 2))

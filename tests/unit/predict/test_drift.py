@@ -11,6 +11,7 @@ from tests.support.live_service import TEXTS, text_model
 from xcray.arrays import TopK, frozen
 from xcray.model.model import Model
 from xcray.predict.drift import (
+    MAX_CHARS,
     WINDOW_ROWS,
     DriftCounter,
     drift_counter,
@@ -52,6 +53,8 @@ def test_figures_are_those_of_recent_rows(model: Model) -> None:
     assert counter.drift() is None
     for _ in range(WINDOW_ROWS):
         counter.add([TEXTS[0]], top_of(rng.normal(size=1)), [False])
+    counter.add(["rows " * MAX_CHARS], top_of(np.zeros(1)), [False])
+    assert max(map(len, counter._texts)) == MAX_CHARS
     first = counter.drift()
     assert first is not None
     assert first.indices["score"] < 0.05

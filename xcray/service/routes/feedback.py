@@ -142,8 +142,8 @@ def _name(reference: str) -> str:
 def _require_name(request: Request, tenant: str, reference: str) -> str:
     """Return the name of a model that exists, or that has feedback from when it did."""
     name, app_state = _name(reference), app_state_of(request)
-    registry = app_state.registry_of(tenant)
-    if not registry.versions(name) and not app_state.store.feedback.list_page(tenant, name)[0]:
+    registry, table = app_state.registry_of(tenant), app_state.store.feedback
+    if not registry.versions(name) and not table.list_page(tenant, name, limit=1)[0]:
         raise NotFound(f"there is no model {name!r}{similar_or_all(name, registry.names())}")
     return name
 

@@ -24,6 +24,7 @@ from xcray.model.manifest import BIAS, LISTS, WEIGHTS, LabelRange
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.model.write import ModelContent, TrainingRecord, write_model
+from xcray.storage.atomic import check_name
 
 MAX_SHARDS: Final = 1000
 LABEL_BYTES: Final = 100  # what a label takes besides its weights, in memory and in the search
@@ -38,9 +39,10 @@ def shard_model(
     Each home is a folder for `xcray serve --home`, with one model in its registry: `name` in
     OUT/front, and in OUT/shard-1 to OUT/shard-N one whose name depends on the content of the whole
     model, so that homes hold several versions. Shards of an earlier call are kept. The ranges have
-    about the same number of weights. model: open and verified. Raises ParameterError for a model
-    whose answers can't be merged from those of label ranges.
+    about the same number of weights. model: open and verified. Raises ParameterError for an
+    invalid name, and for a model whose answers can't be merged from those of label ranges.
     """
+    check_name(name)
     _check(model, n_shards)
     ranges = []
     for i, (begin, end) in enumerate(pairwise(range_borders(model, n_shards).tolist()), start=1):
