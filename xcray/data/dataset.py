@@ -205,6 +205,11 @@ class Dataset:
         return reading_of(self.manifest)
 
     @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Fields of the rows that form the text."""
+        return tuple(self.reading.get("text_fields", ("text",)))
+
+    @property
     def files(self) -> dict[str, Any]:
         """Sizes and checksums of the files in the directory, by name."""
         return dict(self.manifest["files"])

@@ -116,9 +116,9 @@ def texts_as(data: Dataset, part: str, fields: Sequence[str]) -> Iterator[str] |
 
     Raises as `read_texts`.
     """
-    own = list(data.reading.get("text_fields", ("text",)))
+    own = data.text_fields
     texts = chain.from_iterable(read_texts(data, part))
-    if own == list(fields):
+    if own == tuple(fields):
         return texts
     if not set(fields) <= set(own):
         return None

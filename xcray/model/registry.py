@@ -72,6 +72,7 @@ class Registry:
         self.corrupt = CorruptMarks(self._files)
         self.names = self._files.names
         self.versions = self._files.versions
+        self.unknown_model = self._files.unknown_model
         self.history = self._files.history
         self.locked = self._files.locked
 

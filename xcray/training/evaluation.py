@@ -352,7 +352,7 @@ def measures_of(sums: RowSums, n_labels: int, times: Any) -> dict[str, float]:
     for k, cells in sums.cells.items():
         n_hits, predicted, true = (np.bincount(labels, times[rows]) for rows, labels in cells)
         out[f"macro-F1@{k}"] = float(
-            (2 * n_hits / np.maximum(true + predicted, 1)).sum() / n_labels
+            (2 * n_hits / np.maximum(true + predicted, 1)).sum() / max(n_labels, 1)
         )
     return out
 

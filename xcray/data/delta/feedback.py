@@ -101,7 +101,7 @@ def _added_rows(base: Dataset, out: Path, corrections: Sequence[Correction]) -> 
 def _document(base: Dataset, instance: Mapping[str, Any]) -> str | None:
     """Return the text of an instance, or None for a row."""
     if "fields" in instance:
-        return document(instance["fields"], base.reading.get("text_fields", ["text"]))
+        return document(instance["fields"], base.text_fields)
     return instance.get("text")
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from xcray.api.model_replies import FeedbackView, NewFeedbackView
 from xcray.data.readers.labels import plain_label
-from xcray.errors import NotFound, ParameterError, similar_or_all
+from xcray.errors import ParameterError
 from xcray.jobs.job import new_id
 from xcray.jobs.store.feedback import Feedback
 from xcray.model.model import Model
@@ -144,7 +144,7 @@ def _require_name(request: Request, tenant: str, reference: str) -> str:
     name, app_state = _name(reference), app_state_of(request)
     registry, table = app_state.registry_of(tenant), app_state.store.feedback
     if not registry.versions(name) and not table.list_page(tenant, name, limit=1)[0]:
-        raise NotFound(f"there is no model {name!r}{similar_or_all(name, registry.names())}")
+        raise registry.unknown_model(name)
     return name
 
 

@@ -19,7 +19,7 @@ from xcray.api.model_replies import (
     StateView,
     VersionView,
 )
-from xcray.errors import Corrupt, NotFound, ParameterError, excerpt, similar_or_all
+from xcray.errors import Corrupt, NotFound, ParameterError
 from xcray.model.card import render_card as card_of
 from xcray.model.label_sets import StoredLabelSet
 from xcray.model.manifest import read_manifest
@@ -359,9 +359,7 @@ def _latest(registry: Registry, name: str, versions: Sequence[int]) -> VersionVi
 def _require_model(registry: Registry, name: str) -> str:
     """Return a name after checking that it has a version. Raises NotFound."""
     if not registry.versions(name):
-        raise NotFound(
-            f"there is no model {excerpt(name)!r}{similar_or_all(name, registry.names())}"
-        )
+        raise registry.unknown_model(name)
     return name
 
 

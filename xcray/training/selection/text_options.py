@@ -76,8 +76,7 @@ class TextSelector:
         self.tick, self.is_late = tick, is_late
         assert data.text is not None
         self.params = data.text.params
-        names = data.reading.get("text_fields", ("text",))
-        self.fields = self.params.fields or tuple(map(Field, names))
+        self.fields = self.params.fields or tuple(map(Field, data.text_fields))
         rows = np.random.default_rng(0).permutation(data.train.n_rows)[:MAX_ROWS]
         rows = np.sort(rows)
         self.texts = [*texts_of(data, rows)]
