@@ -14,7 +14,6 @@ MAX_KERNEL_FILE = 600
 LONG_FILES = {
     "batch/lines.py",
     "cli/training/data.py",
-    "data/build.py",
     "data/readers/parquet.py",
     "estimators/linear.py",
     "jobs/store/attempts.py",
@@ -37,7 +36,6 @@ LONG_FUNCTIONS = {
     "cli/service/keys.py:create",
     "cli/service/serve.py:serve",
     "cli/training/train.py:train",
-    "data/readers/xc.py:parse_header",
     "jobs/runner/main.py:main",
     "kernels/search/bounded_scan_wide.py:scan_all",
     "service/app.py:_build_app",

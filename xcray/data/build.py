@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xcray.data.dataset import MANIFEST, Dataset, reading_of
 from xcray.data.demo import TEXT_PARAMS, documents
 from xcray.data.documents import build_documents
 from xcray.data.feature_space import FeatureSpace, reads_zero_based
 from xcray.data.matrices import build_matrices, split_rows
+from xcray.data.readers.blocks import Source
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.label_names import LabelNames
 from xcray.data.readers.options import ReadOptions
@@ -31,22 +32,9 @@ from xcray.data.text.pipeline import TextPipeline
 from xcray.data.text.stems import AUTO, algorithm
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.writer import DatasetWriter
-from xcray.errors import DataError, ParameterError, excerpt, similar_or_all
+from xcray.errors import ParameterError, excerpt, similar_or_all
 from xcray.storage.atomic import read_json
 
-FORMATS = (
-    "svmlight",
-    "xc",
-    "jsonl",
-    "csv",
-    "tsv",
-    "fasttext",
-    "parquet",
-    "npz",
-    "npy",
-    "pydocs",
-    "synthetic",
-)
 GENERATED_FORMATS = ("pydocs", "synthetic")
 # of generated formats, which have no test file
 DEFAULT_TEST_FRACTION = 0.1
@@ -89,16 +77,9 @@ class BuildOptions:
         The object holds the reading options next to these options; `text` and `synthetic`
         are objects. Raises ParameterError.
         """
-        own = {
-            name: values[name]
-            for name in ("name", "test_fraction", "seed", "test_rows_file", "label_names_file")
-            if name in values
-        }
-        rest = {
-            name: value
-            for name, value in values.items()
-            if name not in own and name not in ("text", "synthetic")
-        }
+        rest = {name: each for name, each in values.items() if name not in ("text", "synthetic")}
+        names = ("name", "test_fraction", "seed", "test_rows_file", "label_names_file")
+        own = {name: rest.pop(name) for name in names if name in rest}
         _check_nesting(rest)
         rest, document_fields = reading_options(rest)
         text = values.get("text")
@@ -118,9 +99,8 @@ class BuildOptions:
     def as_dict(self) -> dict[str, Any]:
         """Return the options that shaped the data, JSON-ready, without file paths."""
         values = {"test_fraction": self.test_fraction, "seed": self.seed, **self.read.as_dict()}
-        for name in ("labels_file",):
-            if name in values:
-                values[name] = Path(str(values[name])).name
+        if "labels_file" in values:
+            values["labels_file"] = Path(str(values["labels_file"])).name
         return values
 
 
@@ -166,7 +146,7 @@ def build(
     options = _with_language(_read_like(format, options))
     names = LabelNames.read(options.label_names_file)
     with DatasetWriter(target, name=options.name or name_of(target.name)) as writer:
-        return BUILDERS[format](format, sources, writer, options, names)
+        return BUILDERS[format](_BuildInputs(format, sources, writer, options, names))
 
 
 def _read_like(format: str, options: BuildOptions) -> BuildOptions:
@@ -213,25 +193,30 @@ def name_of(text: str) -> str:
     return name or "data"
 
 
-def _provenance(
-    format: str,
-    sources: Mapping[str, Path | str],
-    options: BuildOptions,
-    collectors: Mapping[str, ErrorCollector],
-) -> dict[str, Any]:
-    """Return the origin of the rows for the manifest.
+class _BuildInputs(NamedTuple):
+    """What a builder needs. names: of the labels, if there is a file of them."""
 
-    It has base names, options, skipped lines and warnings.
-    """
-    return {
-        "format": format,
-        "files": {part: Path(path).name for part, path in sources.items()},
-        "options": options.as_dict(),
-        **({} if options.like is None else {"like": Path(options.like).name}),
-        **({} if options.origin is None else {"origin": dict(options.origin)}),
-        "skipped": sum(collector.n_bad for collector in collectors.values()),
-        "parts": {part: collector.as_dict() for part, collector in collectors.items()},
-    }
+    format: str
+    sources: Mapping[str, Path | str]
+    writer: DatasetWriter
+    options: BuildOptions
+    names: LabelNames | None
+
+    def provenance(self, collectors: Mapping[str, ErrorCollector]) -> dict[str, Any]:
+        """Return the origin of the rows for the manifest.
+
+        It has base names, options, skipped lines and warnings.
+        """
+        options = self.options
+        return {
+            "format": self.format,
+            "files": {part: Path(path).name for part, path in self.sources.items()},
+            "options": options.as_dict(),
+            **({} if options.like is None else {"like": Path(options.like).name}),
+            **({} if options.origin is None else {"origin": dict(options.origin)}),
+            "skipped": sum(collector.n_bad for collector in collectors.values()),
+            "parts": {part: collector.as_dict() for part, collector in collectors.items()},
+        }
 
 
 def _split(options: BuildOptions, has_test: bool, default_fraction: float) -> HashSplit | RowSplit:
@@ -248,137 +233,99 @@ def _split(options: BuildOptions, has_test: bool, default_fraction: float) -> Ha
     )
 
 
-def _matrix_files(
-    format: str,
-    sources: Mapping[str, Path | str],
-    writer: DatasetWriter,
-    options: BuildOptions,
-    names: LabelNames | None,
-    numbers: Mapping[str, int] | None = None,
-) -> Dataset:
+def _matrix_files(inputs: _BuildInputs, numbers: Mapping[str, int] | None = None) -> Dataset:
     """Build from svmlight, XC, NumPy, or Parquet with features.
 
     numbers: ids of the labels in the files, if they are names.
     """
-    split = _split(options, "test" in sources, 0.0)
+    options, names = inputs.options, inputs.names
+    split = _split(options, "test" in inputs.sources, 0.0)
     read = options.read
-    if names is not None and read.n_labels is None and format != "xc":
+    if names is not None and read.n_labels is None and inputs.format != "xc":
         read = replace(read, n_labels=len(names.names))
     like = _matrix_feature_space(options)
     if like is not None:
         read = replace(read, n_features=like.n_features)
-        if format == "svmlight":
+        if inputs.format == "svmlight":
             zero_based = reads_zero_based(read.zero_based, like.first_index)
             read = replace(read, zero_based=zero_based)
-    collectors = build_matrices(format, sources, writer, read, split, numbers)
+    collectors = build_matrices(inputs.format, inputs.sources, inputs.writer, read, split, numbers)
     options = replace(options, read=replace(options.read, zero_based=read.zero_based))
-    provenance = _provenance(format, sources, options, collectors)
-    return writer.finish(
-        label_names=names and names.names, feature_names=like and like.names, source=provenance
+    return inputs.writer.finish(
+        label_names=names and names.names,
+        feature_names=like and like.names,
+        source=inputs._replace(options=options).provenance(collectors),
     )
 
 
-def _text_files(
-    format: str,
-    sources: Mapping[str, Path | str],
-    writer: DatasetWriter,
-    options: BuildOptions,
-    names: LabelNames | None,
-) -> Dataset:
+def _text_files(inputs: _BuildInputs) -> Dataset:
     """Build from JSON lines, CSV, TSV, fastText, or Parquet with texts."""
+    options, sources = inputs.options, inputs.sources
     split = _hash_split(options, "test" in sources, 0.0)
     collectors = {
         part: ErrorCollector(options.read.max_errors, options.read.skip_bad)
         for part in ("train", "test")
         if part in sources
     }
-    reader = parquet_records if format == "parquet" else partial(read_records, format)
+    reader = parquet_records if inputs.format == "parquet" else partial(read_records, inputs.format)
     streams = {
         part: reader(sources[part], options.read, collector)
         for part, collector in collectors.items()
     }
-    default = TextParams() if format == "fasttext" else TextParams(fields=options.fields)
-    features = _text_features(options, default)
+    default = TextParams() if inputs.format == "fasttext" else TextParams(fields=options.fields)
     unpublished = build_documents(
         streams["train"],
         streams.get("test"),
-        writer,
-        features,
+        inputs.writer,
+        _text_features(options, default),
         split,
-        names,
+        inputs.names,
         collectors,
         label_ids=options.read.label_ids,
         has_ids=options.read.id_field is not None,
     )
-    return unpublished.publish(_provenance(format, sources, options, collectors))
+    return unpublished.publish(inputs.provenance(collectors))
 
 
-def _parquet_files(
-    format: str,
-    sources: Mapping[str, Path | str],
-    writer: DatasetWriter,
-    options: BuildOptions,
-    names: LabelNames | None,
-) -> Dataset:
+def _parquet_files(inputs: _BuildInputs) -> Dataset:
     """Build from Parquet with texts or features, by the columns of the training file.
 
     The test file must have the same column layout.
     """
+    sources, options, names = inputs.sources, inputs.options, inputs.names
     layout = parquet_layout(sources["train"], options.read)
     for path in [sources[part] for part in sources if part != "train"]:
         other = parquet_layout(path, options.read)
         if other != layout:
-            first = Path(sources["train"]).name
             problem = (
-                f"the column layout differs from {first}: {other.describe()} here, "
-                f"{layout.describe()} there"
+                f"the column layout differs from {Path(sources['train']).name}: "
+                f"{other.describe()} here, {layout.describe()} there"
             )
-            raise DataError(
-                "SCHEMA_MISMATCH",
-                problem,
-                file=Path(path).name,
-                hint="give both files the same columns and types",
-            )
+            raise Source(path, options.read).error("SCHEMA_MISMATCH", problem)
     if layout.text:
-        return _text_files(format, sources, writer, options, names)
+        return _text_files(inputs)
     if not layout.named_labels:
-        return _matrix_files(format, sources, writer, options, names)
+        return _matrix_files(inputs)
     if names is not None:
         numbers = names.ids(options.read.label_ids)
     else:
         names = LabelNames(label_names(sources["train"], options.read), Path(sources["train"]).name)
         if not names.names:
-            raise DataError(
-                "NO_POSITIVES",
-                "no row has a label",
-                file=names.file,
-                hint="give at least one row a label",
-            )
+            raise Source(sources["train"], options.read).error("NO_POSITIVES", "no row has a label")
         numbers = {name: k for k, name in enumerate(names.names)}
-    return _matrix_files(format, sources, writer, options, names, numbers)
+    return _matrix_files(inputs._replace(names=names), numbers)
 
 
-def _pydocs(
-    format: str,
-    sources: Mapping[str, Path | str],
-    writer: DatasetWriter,
-    options: BuildOptions,
-    names: LabelNames | None,
-) -> Dataset:
+def _pydocs(inputs: _BuildInputs) -> Dataset:
     """Build from the docstrings of this Python installation."""
-    collector = ErrorCollector()
+    collectors = {"train": ErrorCollector()}
     stream = (Record(document.id, document.text, document.labels) for document in documents())
-    split = _hash_split(options, False, DEFAULT_TEST_FRACTION)
+    split = _hash_split(inputs.options, False, DEFAULT_TEST_FRACTION)
+    features = _text_features(inputs.options, TEXT_PARAMS)
     unpublished = build_documents(
-        stream,
-        None,
-        writer,
-        _text_features(options, TEXT_PARAMS),
-        split,
-        names,
-        {"train": collector},
+        stream, None, inputs.writer, features, split, inputs.names, collectors
     )
-    return unpublished.publish(_provenance(format, {}, options, {"train": collector}))
+    return unpublished.publish(inputs.provenance(collectors))
 
 
 def _text_features(options: BuildOptions, default: TextParams) -> TextParams | TextPipeline:
@@ -415,14 +362,9 @@ def _hash_split(options: BuildOptions, has_test: bool, default: float) -> HashSp
     return split
 
 
-def _synthetic(
-    format: str,
-    sources: Mapping[str, Path | str],
-    writer: DatasetWriter,
-    options: BuildOptions,
-    names: LabelNames | None,
-) -> Dataset:
+def _synthetic(inputs: _BuildInputs) -> Dataset:
     """Build from the synthetic generator."""
+    options, names = inputs.options, inputs.names
     like = _matrix_feature_space(options)
     if like is not None and like.n_features != options.synthetic.features:
         raise ParameterError(
@@ -431,17 +373,15 @@ def _synthetic(
     X, Y = generate(options.synthetic)
     split = _split(options, False, DEFAULT_TEST_FRACTION)
     for part, x, y in split_rows(X, Y, split.mask(0, X.n_rows)):
-        writer.add(part, x, y)
-    source = _provenance(format, {}, options, {}) | {"synthetic": asdict(options.synthetic)}
-    return writer.finish(
-        label_names=names and names.names, feature_names=like and like.names, source=source
+        inputs.writer.add(part, x, y)
+    return inputs.writer.finish(
+        label_names=names and names.names,
+        feature_names=like and like.names,
+        source=inputs.provenance({}) | {"synthetic": asdict(options.synthetic)},
     )
 
 
-Builder = Callable[
-    [str, Mapping[str, Path | str], DatasetWriter, BuildOptions, LabelNames | None], Dataset
-]
-BUILDERS: dict[str, Builder] = {
+BUILDERS: dict[str, Callable[[_BuildInputs], Dataset]] = {
     "svmlight": _matrix_files,
     "xc": _matrix_files,
     "jsonl": _text_files,
@@ -454,3 +394,4 @@ BUILDERS: dict[str, Builder] = {
     "pydocs": _pydocs,
     "synthetic": _synthetic,
 }
+FORMATS = tuple(BUILDERS)

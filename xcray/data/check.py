@@ -75,11 +75,8 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
             else _matrix_counts(format, path, options, collector)
         )
         if not collector.n_positives:
-            problem, hint = (
-                "no row has a label; there is nothing to learn",
-                "give at least one row a label",
-            )
-            fatal.append(Source(path, options).error("NO_POSITIVES", problem, hint=hint))
+            problem = "no row has a label; there is nothing to learn"
+            fatal.append(Source(path, options).error("NO_POSITIVES", problem))
     except DataError as error:
         # with several errors, every line is bad, and the collector has them already
         if not isinstance(error, DataErrors):

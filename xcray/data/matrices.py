@@ -16,7 +16,8 @@ from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.numpy_arrays import read_npy, read_npz
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet import read_parquet
-from xcray.data.readers.svmlight import Chunk, read_svmlight
+from xcray.data.readers.row_chunks import Chunk
+from xcray.data.readers.svmlight import read_svmlight
 from xcray.data.readers.xc import read_xc
 from xcray.data.splits import HashSplit, RowSplit
 from xcray.data.writer import DatasetWriter
@@ -58,11 +59,8 @@ def build_matrices(
     if isinstance(split, RowSplit):
         split.check(train.n_rows)
     if not train.n_positives:
-        raise Source(sources["train"], read).error(
-            "NO_POSITIVES",
-            "no row has a label; there is nothing to learn",
-            hint="give at least one row a label",
-        )
+        problem = "no row has a label; there is nothing to learn"
+        raise Source(sources["train"], read).error("NO_POSITIVES", problem)
     widths = (read.n_features or train.n_features, read.n_labels or train.n_labels)
     writer.set_widths(*widths)
     if "test" not in sources:

@@ -13,7 +13,6 @@ from xcray.data.build import BuildOptions
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 PATHS = ("labels_file", "label_names_file", "test_rows_file")
-CLOSED = {*PATHS, "expected_bytes", "expected_sha256"}  # not accepted over HTTP
 
 
 class Bad(NamedTuple):
@@ -43,11 +42,11 @@ class Bad(NamedTuple):
     def over_http(self) -> bool:
         """Return whether a client can send the case.
 
-        Clients cannot set server paths or declared sizes. The server chooses the file names, by
-        the content if it is compressed.
+        Clients cannot set server paths. The server chooses the file names, by the content if it is
+        compressed.
         """
         is_named = bool(self.name) or self.data.startswith((b"\x1f\x8b", b"\xfd7zXZ"))
-        return not is_named and not CLOSED & set(self.options)
+        return not is_named and not set(PATHS) & set(self.options)
 
 
 class Good(NamedTuple):

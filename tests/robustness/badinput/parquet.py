@@ -111,7 +111,6 @@ BAD = [
     Bad("P4", WHOLE[:-4] + b"PARE", "PARQUET_ENCRYPTED", hint="without encryption"),
     Bad("P4-both", b"PARE" + WHOLE[4:-4] + b"PARE", "PARQUET_ENCRYPTED"),
     Bad("P5", flipped(), "PARQUET_CORRUPT", says="CRC"),
-    Bad("P5-sha", flipped(), "UPLOAD_TRUNCATED", options={"expected_sha256": "0" * 64}),
     Bad("P6", written({"text": ["a"]}), "PARQUET_COLUMN", value="labels", says="there are: text"),
     Bad(
         "P6-renamed",

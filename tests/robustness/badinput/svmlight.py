@@ -89,16 +89,6 @@ BAD = [
     Bad("S38-other", b"1 1:1\n", "COMPRESSED_CORRUPT", name="train.svm.xz"),
     Bad("S38-bz2", b"1 1:1\n", "COMPRESSED_CORRUPT", name="train.svm.bz2"),
     Bad("S39", b"1 1:1\n2 13:0.", "UPLOAD_TRUNCATED", 2, 6, "0."),
-    Bad(
-        "S39-size", b"1 1:1\n2 13:0", "UPLOAD_TRUNCATED", says="20", options={"expected_bytes": 20}
-    ),
-    Bad(
-        "S39-sha",
-        b"1 1:1\n2 13:0",
-        "UPLOAD_TRUNCATED",
-        says="SHA-256",
-        options={"expected_sha256": "0" * 64},
-    ),
     Bad("S40", b"1 qid:3 1:1\n", "SVM_QID", 1, 3, "qid:3"),
     Bad("S41", b"1 1:1#2:3\n", "SVM_BAD_VALUE", 1, 5, "1#2:3", hint="comment"),
     Bad("S42", b"1 2147483647:1\n", "DIM_LIMIT", 1, 3, hint="max_features"),

@@ -69,7 +69,7 @@ def _base_options(base: Dataset, format: str) -> dict[str, Any]:
     if source.get("format") != format:
         return {}
     # text fields and delimiters follow from `like`
-    own = ("test_fraction", "seed", "labels_file", "expected_bytes", "expected_sha256", *READING)
+    own = ("test_fraction", "seed", "labels_file", *READING)
     return {name: each for name, each in source["options"].items() if name not in own}
 
 

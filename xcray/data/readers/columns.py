@@ -60,12 +60,7 @@ def sparse_rows(
     drop_nulls(valid, "values", values, v_len, v_null, report)
     for row in np.flatnonzero(valid & (i_len != v_len)).tolist():
         valid[row] = False
-        report(
-            row,
-            "ROW_LENGTHS",
-            f"{i_len[row]} indices and {v_len[row]} values: give one value per index",
-            None,
-        )
+        report(row, "ROW_LENGTHS", f"{i_len[row]} indices and {v_len[row]} values", None)
     row_of = _rows(i_len)
     written = _entries_of_rows(i_flat, row_of, valid)
     numbers = _float32(_entries_of_rows(v_flat, row_of if valid.all() else _rows(v_len), valid))
@@ -73,12 +68,8 @@ def sparse_rows(
     # compare with the original type: uint64 can be beyond int64
     for row, at in first_bad_entries(row_of, (written < 0) | (written >= width)):
         valid[row] = False
-        report(
-            row,
-            "INDEX_RANGE",
-            f"index {written[at]} is not from 0 to {width - 1}",
-            str(written[at]),
-        )
+        problem = f"index {written[at]} is not from 0 to {width - 1}"
+        report(row, "INDEX_RANGE", problem, str(written[at]))
     columns = written.astype(np.int64)
     columns, numbers, row_of = _sort_entries(columns, numbers, row_of, valid)
     twice = np.zeros(len(columns), np.bool_)
@@ -89,12 +80,8 @@ def sparse_rows(
     for row, at in first_bad_entries(row_of, ~np.isfinite(numbers)):
         if valid[row]:
             valid[row] = False
-            report(
-                row,
-                "NOT_FINITE",
-                f"the value of feature {columns[at]} is not a finite number of float32",
-                str(numbers[at]),
-            )
+            problem = f"the value of feature {columns[at]} is not a finite number of float32"
+            report(row, "NOT_FINITE", problem, str(numbers[at]))
     columns, numbers, row_of = (
         _entries_of_rows(each, row_of, valid) for each in (columns, numbers, row_of)
     )
@@ -111,13 +98,7 @@ def dense_rows(values: pa.Array, width: int, report: RowErrorFn) -> tuple[CSR, M
     drop_nulls(valid, "values", values, lengths, null, report)
     for row in np.flatnonzero(valid & (lengths != width)).tolist():
         valid[row] = False
-        report(
-            row,
-            "DIM",
-            f"{lengths[row]} values where there are {width} features: give all values, "
-            "or indices as well",
-            None,
-        )
+        report(row, "DIM", f"{lengths[row]} values where there are {width} features", None)
     numbers = flat[valid[_rows(lengths)]].reshape(-1, width)
     return finite_rows(numbers, valid, report), valid
 

@@ -44,12 +44,8 @@ def read_fields(
             if complete:
                 row = None
                 if len(line.text) > limit and max(map(len, values)) > limit:
-                    raise source.error(
-                        "FIELD_TOO_LONG",
-                        f"a field is longer than {limit} bytes",
-                        line=start,
-                        hint="raise max_field_bytes",
-                    )
+                    problem = f"a field is longer than {limit} bytes"
+                    raise source.error("FIELD_TOO_LONG", problem, line=start)
                 yield Fields(values, start)
         except DataError as error:
             if row is not None and error.code == "FIELD_TOO_LONG":
@@ -93,12 +89,9 @@ class _QuotedRow:
     def unclosed_error(self) -> DataError:
         """Return the error for a quote that is never closed."""
         line, column = self.opened_at
+        problem = "the quote opened here is never closed"
         return self.source.error(
-            "CSV_QUOTE",
-            "the quote opened here is never closed",
-            line=line,
-            column=column,
-            hint='close it with "',
+            "CSV_QUOTE", problem, line=line, column=column, hint='close it with "'
         )
 
     def _read_plain(self, line: TextLine, pos: int) -> int | None:
@@ -106,18 +99,8 @@ class _QuotedRow:
         end = line.text.find(self.delimiter, pos)
         field = line.text[pos:] if end < 0 else line.text[pos:end]
         if '"' in field:
-            at, hint = (
-                pos + field.index('"') + 1,
-                'put the field in quotes and double the quotes inside: "5"" disk"',
-            )
-            raise self.source.error(
-                "CSV_QUOTE",
-                "a quote inside a field without quotes",
-                line=line.number,
-                column=at,
-                value=field,
-                hint=hint,
-            )
+            at, problem = pos + field.index('"') + 1, "a quote inside a field without quotes"
+            raise self.source.error("CSV_QUOTE", problem, line=line.number, column=at, value=field)
         self.values.append(field)
         return None if end < 0 else end + 1
 
@@ -136,14 +119,8 @@ class _QuotedRow:
         self.n_chars += len(piece)
         if self.n_chars > self.source.options.max_field_bytes:
             limit, (number, column) = self.source.options.max_field_bytes, self.opened_at
-            hint = "close its opening quote, or raise max_field_bytes"
-            raise self.source.error(
-                "FIELD_TOO_LONG",
-                f"a field is longer than {limit} bytes",
-                line=number,
-                column=column,
-                hint=hint,
-            )
+            problem = f"a field is longer than {limit} bytes"
+            raise self.source.error("FIELD_TOO_LONG", problem, line=number, column=column)
         if end < 0:
             return None
         self.values.append(pieces.getvalue().replace('""', '"'))

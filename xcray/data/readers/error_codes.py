@@ -45,13 +45,14 @@ FILES: Final = {
         "check the line ends; if this is intended, raise max_line_bytes",
     ),
     "UPLOAD_TRUNCATED": ErrorCode(
-        "the file differs from its declared size or hash, or ends inside a value",
+        "the file ends inside a value",
         "send the file again",
     ),
 }
 LINES: Final = {
     "DIM_LIMIT": ErrorCode(
-        "an id beyond max_features or max_labels", "if this is intended, raise the limit"
+        "an id beyond max_features or max_labels",
+        "if this is intended, raise max_features or max_labels",
     ),
     "LABEL_EMPTY": ErrorCode(
         "an empty label", "write a label between separators, and no separator after the last label"

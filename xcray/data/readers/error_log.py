@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from xcray.data.readers.blocks import Source
 from xcray.errors import DataError
 
 
@@ -95,6 +96,13 @@ class ErrorCollector:
         """
         if self.errors and not self.skip_bad:
             raise DataErrors(self.errors)
+
+    def finish(self, source: Source) -> None:
+        """Raise the collected errors unless they are skipped, and EMPTY_FILE if there is no row."""
+        self.raise_errors()
+        if not self.n_rows:
+            empty = source.error("EMPTY_FILE", "the file has no rows")
+            raise DataErrors(self.errors) if self.errors else empty
 
     def as_dict(self) -> dict[str, Any]:
         """Return skipped lines, the first reasons, and warnings, JSON-ready, for a manifest."""

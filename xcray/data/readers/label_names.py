@@ -32,19 +32,13 @@ class LabelNames:
         for line in text_lines(source, collector):
             name = line.text.strip()
             if not name:
+                hint = "write one name per line, without blank lines"
                 raise source.error(
-                    "LABEL_EMPTY",
-                    "an empty label name",
-                    line=line.number,
-                    hint="write one name per line, without blank lines",
+                    "LABEL_EMPTY", "an empty label name", line=line.number, hint=hint
                 )
             if name in ids:
-                raise source.error(
-                    "LABEL_DUPLICATE",
-                    f"'{name[:60]}' is listed twice",
-                    line=line.number,
-                    value=name,
-                )
+                problem = f"'{name[:60]}' is listed twice"
+                raise source.error("LABEL_DUPLICATE", problem, line=line.number, value=name)
             ids[name] = len(ids)
         collector.raise_errors()
         if not ids:

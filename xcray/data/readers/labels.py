@@ -93,8 +93,7 @@ class LabelReader:
         text = str(value).strip()
         if text.lower() not in INDICATORS:
             problem = f"'{text[:60]}' in the label column '{name[:60]}' is neither 0 nor 1"
-            hint = "write 1 where a row has the label and 0 elsewhere, or leave the row out"
-            raise self.source.error("LABEL_RANGE", problem, line=line, value=text, hint=hint)
+            raise self.source.error("LABEL_RANGE", problem, line=line, value=text)
         return INDICATORS[text.lower()]
 
     def _label(self, line: int, item: Any) -> str:
@@ -109,27 +108,15 @@ class LabelReader:
             )
         label = plain_label(str(item))
         if not label:
-            raise self.source.error(
-                "LABEL_EMPTY", "an empty label", line=line, hint="check the label separator"
-            )
+            raise self.source.error("LABEL_EMPTY", "an empty label", line=line)
         if has_half_surrogate(label):
+            problem = "a label with half of a surrogate pair"
             hint = "write whole characters: \\ud83d\\ude00, not \\ud83d"
-            raise self.source.error(
-                "ENCODING",
-                "a label with half of a surrogate pair",
-                line=line,
-                value=label,
-                hint=hint,
-            )
+            raise self.source.error("ENCODING", problem, line=line, value=label, hint=hint)
         if self.options.label_ids and not INTEGER.fullmatch(label):
             problem = f"label '{label[:60]}' is not a whole number"
-            raise self.source.error(
-                "LABEL_NOT_INT",
-                problem,
-                line=line,
-                value=label,
-                hint="turn label_ids off if labels are names",
-            )
+            hint = "turn label_ids off if labels are names"
+            raise self.source.error("LABEL_NOT_INT", problem, line=line, value=label, hint=hint)
         return str(int(label)) if self.options.label_ids else label
 
     def _object_hint(self, item: Any) -> str | None:

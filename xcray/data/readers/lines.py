@@ -41,14 +41,9 @@ def lone_cr_error(source: Source, number: int, text: str) -> DataError | None:
     at = text.find("\r")
     if at < 0:
         return None
-    hint = "convert line ends to LF: tr '\\r' '\\n'"
+    value = text[max(0, at - 20) : at + 20]
     return source.error(
-        "LINE_ENDING",
-        "a CR inside the line",
-        line=number,
-        column=at + 1,
-        value=text[max(0, at - 20) : at + 20],
-        hint=hint,
+        "LINE_ENDING", "a CR inside the line", line=number, column=at + 1, value=value
     )
 
 
@@ -64,14 +59,5 @@ def _decode(
         )
         column = len(line[: error.start].decode("utf-8")) + 1
         problem = f"not UTF-8 at offset {offset + error.start}"
-        collector.add(
-            source.error(
-                "ENCODING",
-                problem,
-                line=number,
-                column=column,
-                value=shown,
-                hint="save the file as UTF-8",
-            )
-        )
+        collector.add(source.error("ENCODING", problem, line=number, column=column, value=shown))
         return None

@@ -21,13 +21,13 @@ import numpy as np
 from xcray.arrays import Int64, Pattern, pattern, pattern_from
 from xcray.data.readers.blocks import HEAD_BYTES, Source
 from xcray.data.readers.columns import Mask, finite_rows, first_bad_entries
+from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.format_guess import FIXES, LOOKS, guess_format
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet import SLICE_BYTES
 from xcray.data.readers.parquet_file import check_unpacked_size
-from xcray.data.readers.row_chunks import RowErrors, finish_file, to_chunk
-from xcray.data.readers.svmlight import Chunk
+from xcray.data.readers.row_chunks import Chunk, RowErrors, to_chunk
 from xcray.errors import DataError, missing_file
 from xcray.kernels.sparse import take_pattern_rows
 from xcray.storage.npy_stream import NpyStream
@@ -69,7 +69,7 @@ class ArrayStream:
 
     def _error(self, problem: str) -> DataError:
         """Return the error of an invalid file."""
-        hint = "write it with numpy.save or numpy.savez, in C order"
+        hint = default_fix("NPY_INVALID")
         return DataError("NPY_INVALID", problem, file=self._file, hint=hint)
 
 
@@ -122,13 +122,11 @@ def read_npy(path: Path | str, options: ReadOptions, collector: ErrorCollector) 
 def _source(path: Path | str, options: ReadOptions, format: str) -> Source:
     """Return a file with rows.
 
-    Raises NotFound, and DataError for another declared size (UPLOAD_TRUNCATED), or a file that
-    looks like another format (NPY_INVALID).
+    Raises NotFound, and DataError NPY_INVALID for a file that looks like another format.
     """
     source = Source(path, options, by_row=True)
     if not source.path.is_file():
         raise missing_file(source.path)
-    source.check_declared()
     with source.path.open("rb") as file:
         guess = guess_format(file.read(HEAD_BYTES))
     if guess not in (None, format):
@@ -153,7 +151,7 @@ def _read_rows(
             row_errors.flush()
             if valid.any():
                 yield to_chunk(collector, rows, take_pattern_rows(Y, np.flatnonzero(valid)))
-        finish_file(source, collector)
+        collector.finish(source)
 
 
 def _check_shapes(source: Source, X: ArrayStream, y: ArrayStream) -> None:

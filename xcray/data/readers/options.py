@@ -83,14 +83,6 @@ class ReadOptions:
     max_expansion: int = parameter(
         250, "maximum growth factor of a compressed file beyond 64 MiB", low=1, high=1 << 31
     )
-    expected_bytes: int | None = parameter(
-        None,
-        "size declared by the sender; another size is a truncated upload",
-        kind=int,
-        low=0,
-        high=1 << 62,
-    )
-    expected_sha256: str | None = parameter(None, "SHA-256 declared by the sender", kind=str)
 
     def __post_init__(self) -> None:
         """Raise ParameterError for values out of range."""

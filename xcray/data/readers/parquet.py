@@ -51,8 +51,7 @@ from xcray.data.readers.parquet_file import (
     unpacked_bytes,
 )
 from xcray.data.readers.records import Record, RecordMaker
-from xcray.data.readers.row_chunks import RowErrors, finish_file, to_chunk
-from xcray.data.readers.svmlight import Chunk
+from xcray.data.readers.row_chunks import Chunk, RowErrors, to_chunk
 from xcray.errors import DataError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 
@@ -94,7 +93,7 @@ def parquet_layout(path: Path | str, options: ReadOptions) -> ColumnLayout:
 
     Raises NotFound; DataError as `open_parquet`, PARQUET_COLUMN, PARQUET_TYPE.
     """
-    with open_parquet(path, options) as file, translate_arrow_errors(Path(path).name):
+    with open_parquet(path) as file, translate_arrow_errors(Path(path).name):
         return _layout_of(file.schema_arrow, options, Path(path).name)
 
 
@@ -125,7 +124,7 @@ def parquet_records(
                 collector.n_positives += len(record.labels)
                 collector.warnings["rows_without_labels"] += not record.labels
                 yield record
-        finish_file(source, collector)
+        collector.finish(source)
 
 
 def read_parquet(
@@ -167,7 +166,7 @@ def read_parquet(
                     take_rows(X, np.flatnonzero(valid[valid_x])),
                     take_pattern_rows(Y, np.flatnonzero(valid)),
                 )
-        finish_file(source, collector)
+        collector.finish(source)
 
 
 def label_names(path: Path | str, options: ReadOptions) -> list[str]:
@@ -198,7 +197,7 @@ def _slices(source: Source, layout: ColumnLayout) -> Iterator[tuple[int, pa.Reco
     options = source.options
     are_strings = layout.labels == (options.label_field,) or bool(options.label_columns)
     strings = [*layout.text, *(layout.labels if layout.named_labels and are_strings else ())]
-    with open_parquet(source.path, None, strings) as file:
+    with open_parquet(source.path, strings) as file:
         start, size = 0, source.path.stat().st_size
         n_bytes, row_bytes = unpacked_bytes(file)
         check_unpacked_size(n_bytes, source.name, source.options, size)
@@ -360,12 +359,7 @@ def _scalar(source: Source, column: pa.Array, row: int, at: int, name: str) -> A
         limit = source.options.max_field_bytes
         if _n_bytes(column[at]) > limit:
             problem = f"column '{name}' is longer than {limit} bytes"
-            raise source.error(
-                "FIELD_TOO_LONG",
-                problem,
-                line=row,
-                hint="if this is intended, raise max_field_bytes",
-            )
+            raise source.error("FIELD_TOO_LONG", problem, line=row)
         value = column[at].as_py()
     except UnicodeDecodeError as error:
         problem = f"column '{name}' is not UTF-8 at byte {error.start}"
@@ -428,13 +422,8 @@ def _features(
         # the width of the first row that is not empty
         width = max(1, int(lengths[np.argmax(lengths > 0)]))
     if width > options.max_features:
-        problem = f"rows have {width} values, more than the limit of {options.max_features}"
-        raise row_errors.source.error(
-            "DIM_LIMIT",
-            problem,
-            line=row_errors.start,
-            hint="if this is intended, raise max_features",
-        )
+        problem = f"rows have {width} values, more than max_features={options.max_features}"
+        raise row_errors.source.error("DIM_LIMIT", problem, line=row_errors.start)
     collector.n_features = max(collector.n_features, width)
     return dense_rows(values, width, row_errors)
 
@@ -467,12 +456,8 @@ def _labels(
         unknown = [name for name in names if name not in numbers]
         if unknown and all_known:
             valid[i] = False
-            row_errors(
-                i,
-                "LABEL_UNKNOWN",
-                f"label '{unknown[0][:60]}' is not in the names file",
-                unknown[0],
-            )
+            problem = f"label '{unknown[0][:60]}' is not in the names file"
+            row_errors(i, "LABEL_UNKNOWN", problem, unknown[0])
         collector.warnings["labels_unseen_in_train"] += 0 if all_known else len(unknown)
         rows.append(sorted({numbers[name] for name in names if name in numbers}))
     starts, flat = np.cumsum([0, *map(len, rows)]), [k for own in rows for k in own]
@@ -491,9 +476,8 @@ def _numeric_labels(
     limit = options.n_labels or options.max_labels
     for row, at in first_bad_entries(row_of, (ids < 0) | (ids >= limit)):
         valid[row] = False
-        row_errors(
-            row, "LABEL_RANGE", f"label {ids[at]} is not from 0 to {limit - 1}", str(ids[at])
-        )
+        problem = f"label {ids[at]} is not from 0 to {limit - 1}"
+        row_errors(row, "LABEL_RANGE", problem, str(ids[at]))
     ones = np.bincount(row_of[(ids == 0) | (ids == 1)], minlength=len(column))
     for row in np.flatnonzero(valid & (lengths >= MIN_INDICATORS) & (ones == lengths)).tolist():
         valid[row] = False

@@ -13,13 +13,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xcray.data.readers.blocks import FREE_GROWTH_BYTES, HEAD_BYTES, Source
+from xcray.data.readers.blocks import FREE_GROWTH_BYTES, HEAD_BYTES
 from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.format_guess import FIXES, LOOKS, guess_format
 from xcray.data.readers.options import ReadOptions
@@ -30,27 +30,19 @@ MAX_FOOTER_BYTES: Final = 16 << 20  # a footer is read into memory
 MAX_NODES: Final = 20_000  # entries of one list in the footer: columns, row groups
 MAX_STRING_BYTES: Final = 16 << 20  # bytes of one string in the footer
 MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
-# marks in Arrow's message -> code, problem, fix; the first match counts
+# marks in Arrow's message -> code, problem; the first match counts
 ARROW_ERRORS: Final = (
-    (("decrypt", "encrypt"), "PARQUET_ENCRYPTED", "it is encrypted", "write it without encryption"),
-    (
-        ("codec", "compression"),
-        "PARQUET_CODEC",
-        "its compression is not supported",
-        "write it with zstd, snappy or none",
-    ),
+    (("decrypt", "encrypt"), "PARQUET_ENCRYPTED", "it is encrypted"),
+    (("codec", "compression"), "PARQUET_CODEC", "its compression is not supported"),
     (
         ("deeply nested", "exceeded size limit", "MaxMessageSize"),
         "PARQUET_LIMIT",
         "its schema or footer exceeds the limits",
-        "write only the needed columns, in row groups of some ten thousand rows",
     ),
 )
 
 
-def open_parquet(
-    path: Path | str, options: ReadOptions | None = None, strings: Sequence[str] = ()
-) -> pq.ParquetFile:
+def open_parquet(path: Path | str, strings: Sequence[str] = ()) -> pq.ParquetFile:
     """Open a file after checking that its footer is within the limits.
 
     Memory is bounded by the bytes in the file. strings: columns to read as dictionaries, so
@@ -61,8 +53,6 @@ def open_parquet(
     path = Path(path)
     if not path.is_file():
         raise missing_file(path)
-    if options is not None:
-        Source(path, options).check_declared()
     _check_ends(path)
     with translate_arrow_errors(path.name):
         file = _open_file(path, [])
@@ -94,17 +84,11 @@ def translate_arrow_errors(name: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        for marks, code, sentence, hint in ARROW_ERRORS:
+        shown = _without_paths(message)
+        for marks, code, sentence in ARROW_ERRORS:
             if any(mark.lower() in message.lower() for mark in marks):
-                raise DataError(
-                    code, sentence, file=name, value=_without_paths(message), hint=hint
-                ) from None
-        raise DataError(
-            "PARQUET_CORRUPT",
-            f"can't be read: {excerpt(_without_paths(message))}",
-            file=name,
-            hint=default_fix("PARQUET_INVALID") or "",
-        ) from None
+                raise _error(name, code, sentence, value=shown) from None
+        raise _error(name, "PARQUET_CORRUPT", f"can't be read: {excerpt(shown)}") from None
 
 
 def check_slice(batch: pa.RecordBatch) -> None:
@@ -144,11 +128,7 @@ def check_unpacked_size(n_bytes: int, name: str, options: ReadOptions, size: int
     limit = min(options.max_decompressed, max(FREE_GROWTH_BYTES, size * options.max_expansion))
     if n_bytes > limit:
         problem = f"{size} bytes grow to more than {limit} when unpacked"
-        hint = (
-            "write it without dictionaries and compression, "
-            "or raise max_decompressed and max_expansion"
-        )
-        raise DataError("DECOMPRESSED_LIMIT", problem, file=name, hint=hint)
+        raise _error(name, "DECOMPRESSED_LIMIT", problem)
 
 
 def _open_file(path: Path, dictionaries: Sequence[str]) -> pq.ParquetFile:
@@ -167,57 +147,36 @@ def _open_file(path: Path, dictionaries: Sequence[str]) -> pq.ParquetFile:
 
 def _check_ends(path: Path) -> None:
     """Check the magic bytes at both ends and the size of the footer."""
-
-    def error(code: str, problem: str, hint: str) -> DataError:
-        return DataError(code, problem, file=path.name, hint=hint)
-
     size = path.stat().st_size
     with open(path, "rb") as handle:
         first = handle.read(HEAD_BYTES)
         head = first[:4]
         handle.seek(max(0, size - 8))
         tail = handle.read(8)
-    if head not in (MAGIC, ENCRYPTED_MAGIC):
-        if size < 12:
-            raise error(
-                "PARQUET_INVALID",
-                f"{size} bytes are too few for a Parquet file",
-                default_fix("PARQUET_INVALID") or "",
-            )
-        guess = guess_format(first) or ""
-        looks = LOOKS.get(guess, "does not begin with PAR1")
-        raise error(
-            "FORMAT_MISMATCH",
-            f"is not a Parquet file: it {looks}",
-            FIXES.get(guess, "give its actual format"),
-        )
-    if head == ENCRYPTED_MAGIC or tail.endswith(ENCRYPTED_MAGIC):
-        raise error("PARQUET_ENCRYPTED", "it is encrypted", "write it without encryption")
     if size < 12:
-        raise error(
-            "PARQUET_INVALID",
-            f"{size} bytes are too few for a Parquet file",
-            default_fix("PARQUET_INVALID") or "",
-        )
+        problem = f"{size} bytes are too few for a Parquet file"
+        raise _error(path.name, "PARQUET_INVALID", problem)
+    if head not in (MAGIC, ENCRYPTED_MAGIC):
+        guess = guess_format(first) or ""
+        problem = f"is not a Parquet file: it {LOOKS.get(guess, 'does not begin with PAR1')}"
+        raise _error(path.name, "FORMAT_MISMATCH", problem, hint=FIXES.get(guess))
+    if head == ENCRYPTED_MAGIC or tail.endswith(ENCRYPTED_MAGIC):
+        raise _error(path.name, "PARQUET_ENCRYPTED", "it is encrypted")
     if not tail.endswith(MAGIC):
-        raise error(
-            "PARQUET_TRUNCATED",
-            "the file ends before its footer",
-            default_fix("PARQUET_INVALID") or "",
-        )
+        raise _error(path.name, "PARQUET_TRUNCATED", "the file ends before its footer")
     footer = struct.unpack("<I", tail[:4])[0]
     if footer > size - 12:
-        raise error(
-            "PARQUET_INVALID",
-            f"the footer claims {footer} bytes, the file has {size}",
-            default_fix("PARQUET_INVALID") or "",
-        )
+        problem = f"the footer claims {footer} bytes, the file has {size}"
+        raise _error(path.name, "PARQUET_INVALID", problem)
     if footer > MAX_FOOTER_BYTES:
-        raise error(
-            "PARQUET_LIMIT",
-            f"the footer has {footer} bytes, the limit is {MAX_FOOTER_BYTES}",
-            ARROW_ERRORS[-1][3],
-        )
+        problem = f"the footer has {footer} bytes, the limit is {MAX_FOOTER_BYTES}"
+        raise _error(path.name, "PARQUET_LIMIT", problem)
+
+
+def _error(file: str, code: str, problem: str, **details: Any) -> DataError:
+    """Return a DataError about a file. Its hint defaults to the fix of its code."""
+    details["hint"] = details.get("hint") or default_fix(code)
+    return DataError(code, problem, file=file, **details)
 
 
 def _without_paths(words: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from xcray.data.readers.blocks import Source
 from xcray.data.readers.csv_fields import Fields, read_fields
-from xcray.data.readers.error_log import DataErrors, ErrorCollector
+from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.format_guess import FASTTEXT_PREFIX
 from xcray.data.readers.labels import (
     LabelReader,
@@ -86,13 +86,7 @@ def read_records(
             collector.n_positives += len(record.labels)
             collector.warnings["rows_without_labels"] += not record.labels
             yield record
-        collector.raise_errors()
-        if not collector.n_rows:
-            raise (
-                DataErrors(collector.errors)
-                if collector.errors
-                else source.error("EMPTY_FILE", "no records; the file is empty")
-            )
+        collector.finish(source)
 
 
 class RecordMaker:
@@ -108,12 +102,7 @@ class RecordMaker:
         """Return the record of a line (or row). Raises DataError."""
         text = join_fields(self._string(line, fields, name) for name in self.options.text_fields)
         if not text.strip():
-            raise self.source.error(
-                "EMPTY_TEXT",
-                "the text is empty",
-                line=line,
-                hint="remove the record, or skip bad ones",
-            )
+            raise self.source.error("EMPTY_TEXT", "the text is empty", line=line)
         labels = self.labels(line, fields)
         name = self.options.id_field
         row = self.collector.n_rows + self.collector.n_bad
@@ -152,11 +141,8 @@ def _table_fields(
             names = _header(source, fields, delimiter)
         elif len(fields.values) != len(names):
             problem = f"the row has {len(fields.values)} fields, {len(names)} are expected"
-            hint = "put a field that contains the delimiter in quotes" if quoted else None
             cr_error = lone_cr_error(source, fields.line, delimiter.join(fields.values))
-            collector.add(
-                cr_error or source.error("CSV_FIELDS", problem, line=fields.line, hint=hint)
-            )
+            collector.add(cr_error or source.error("CSV_FIELDS", problem, line=fields.line))
         else:
             yield fields.line, dict(zip(names, fields.values, strict=True))
 
@@ -177,13 +163,12 @@ def _header(source: Source, fields: Fields, delimiter: str) -> list[str]:
             (mark for mark in (";", "\t", ",", "|") if mark in names[0] and mark != delimiter), None
         )
         if other:
-            hint = f"read it with delimiter={other!r}"
+            problem, hint = (
+                f"only one column with {delimiter!r}",
+                f"read it with delimiter={other!r}",
+            )
             raise source.error(
-                "CSV_ONE_COLUMN",
-                f"only one column with the delimiter {delimiter!r}",
-                line=fields.line,
-                value=names[0],
-                hint=hint,
+                "CSV_ONE_COLUMN", problem, line=fields.line, value=names[0], hint=hint
             )
     for column, name in enumerate(names):
         if (not name and column) or name in names[:column]:
@@ -262,11 +247,8 @@ def json_object(source: Source, line: TextLine) -> dict[str, Any]:
     except ValueError as error:
         raise source.error("JSON_INVALID", str(error), line=line.number) from None
     if not isinstance(value, dict):
-        raise source.error(
-            "FIELD_TYPE",
-            f"the line is {type_name(value)} where an object is expected",
-            line=line.number,
-        )
+        problem = f"the line is {type_name(value)} where an object is expected"
+        raise source.error("FIELD_TYPE", problem, line=line.number)
     return value
 
 

@@ -1,7 +1,4 @@
-"""Slices of rows as chunks of a data set, and the errors of their rows.
-
-For formats whose rows have numbers instead of lines.
-"""
+"""Rows as chunks of a data set, and the errors of rows that have numbers instead of lines."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import numpy as np
 
 from xcray.arrays import CSR, Pattern, csr, pattern
 from xcray.data.readers.blocks import Source
-from xcray.data.readers.error_codes import default_fix
-from xcray.data.readers.error_log import DataErrors, ErrorCollector
+from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.options import MAX_INDEX
-from xcray.data.readers.svmlight import Chunk
 from xcray.errors import DataError
+
+Chunk = tuple[CSR, Pattern]
 
 
 class RowErrors:
@@ -29,24 +26,11 @@ class RowErrors:
         """Record a bad row by its number in the slice."""
         if row in self.errors:
             return
-        options, hint = self.source.options, default_fix(code)
-        if (
-            code == "INDEX_RANGE"
-            and options.n_features is None
-            and value is not None
-            and 0 <= int(value) <= MAX_INDEX
-        ):
-            code, hint = "DIM_LIMIT", "if this is intended, raise max_features"
-        if code == "LABEL_RANGE":
-            limited = (
-                options.n_labels is None and value is not None and 0 <= int(value) <= MAX_INDEX
-            )
-            code, hint = (
-                ("DIM_LIMIT", "if this is intended, raise max_labels") if limited else (code, hint)
-            )
-        self.errors[row] = self.source.error(
-            code, problem, line=self.start + row, value=value, hint=hint
-        )
+        options = self.source.options
+        sizes = {"INDEX_RANGE": options.n_features, "LABEL_RANGE": options.n_labels}
+        if sizes.get(code, 0) is None and value is not None and 0 <= int(value) <= MAX_INDEX:
+            code = "DIM_LIMIT"
+        self.errors[row] = self.source.error(code, problem, line=self.start + row, value=value)
 
     def flush(self) -> None:
         """Add the errors to the collector. Raises DataErrors as the collector does."""
@@ -66,14 +50,3 @@ def to_chunk(collector: ErrorCollector, X: CSR, Y: Pattern) -> Chunk:
     return csr(X.indptr, X.indices, X.data, collector.n_features), pattern(
         Y.indptr, Y.indices, collector.n_labels
     )
-
-
-def finish_file(source: Source, collector: ErrorCollector) -> None:
-    """Raise the collected errors unless they are skipped, and EMPTY_FILE if there is no row."""
-    collector.raise_errors()
-    if not collector.n_rows:
-        raise (
-            DataErrors(collector.errors)
-            if collector.errors
-            else source.error("EMPTY_FILE", "the file has no rows")
-        )

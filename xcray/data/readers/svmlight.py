@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from xcray.arrays import CSR, Pattern, csr, frozen, pattern
+from xcray.arrays import csr, frozen, pattern
 from xcray.data.readers.blocks import LineBlock, Source
-from xcray.data.readers.error_log import DataErrors, ErrorCollector
+from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.options import ReadOptions
+from xcray.data.readers.row_chunks import Chunk, to_chunk
 from xcray.data.readers.svmlight_line import LineParser, ParsedRow, RawLine
 from xcray.errors import DataError
 from xcray.kernels.parse import LineBounds, ParsedRows, capacity, parse_lines
-
-Chunk = tuple[CSR, Pattern]
 
 
 def read_svmlight(
@@ -47,10 +46,6 @@ def read_svmlight(
         for block in source.blocks():
             yield from reader.read(block)
         reader.close()
-        if not collector.n_rows:
-            raise source.error(
-                "EMPTY_FILE", "no rows; the file is empty, or holds only comments and blank lines"
-            )
 
 
 class BlockReader:
@@ -105,9 +100,7 @@ class BlockReader:
         if self.expected is not None and lines < self.expected:
             problem = f"the header claims {self.expected} rows, the file has {lines}"
             raise self.source.error("XC_ROW_COUNT", problem, line=1, hint="is the file truncated?")
-        self.collector.raise_errors()
-        if self.collector.errors and not self.collector.n_rows:
-            raise DataErrors(self.collector.errors)
+        self.collector.finish(self.source)
 
     def _rows_left(self, row: int) -> int:
         """Return how many more rows are allowed when the current block has `row` rows."""
@@ -165,20 +158,9 @@ class BlockReader:
                 [float(data[start:stop]) for _, start, stop in places.tolist()]
             )
         features, labels = out.x_index[: out.x_ptr[row]], out.y_index[: out.y_ptr[row]]
-        collector = self.collector
-        collector.n_rows += row
-        collector.n_entries += len(features)
-        collector.n_positives += len(labels)
-        collector.n_features = max(collector.n_features, int(features.max(initial=-1)) + 1)
-        collector.n_labels = max(collector.n_labels, int(labels.max(initial=-1)) + 1)
-        collector.warnings["rows_without_features"] += int(
-            np.count_nonzero(np.diff(out.x_ptr[: row + 1]) == 0)
-        )
-        collector.warnings["rows_without_labels"] += int(
-            np.count_nonzero(np.diff(out.y_ptr[: row + 1]) == 0)
-        )
-        X = csr(out.x_ptr[: row + 1], features, out.x_value[: len(features)], collector.n_features)
-        return X, pattern(out.y_ptr[: row + 1], labels, collector.n_labels)
+        values, bounds = out.x_value[: len(features)], self.parser.bounds
+        X = csr(out.x_ptr[: row + 1], features, values, bounds.n_features)
+        return to_chunk(self.collector, X, pattern(out.y_ptr[: row + 1], labels, bounds.n_labels))
 
 
 def _allocate_rows(text: Any) -> tuple[int, ParsedRows]:

@@ -93,8 +93,7 @@ class LineParser:
             and len(tokens) == 3
             and all(re.fullmatch(rb"\d+", token[0]) for token in tokens)
         ):
-            hint = "if two files were joined, give them separately, or remove the inner header"
-            raise LineError("XC_HEADER_TWICE", "a second header 'N D K'", 0, line.data, hint)
+            raise LineError("XC_HEADER_TWICE", "a second header 'N D K'", 0, line.data)
         labels: list[int] = []
         if self.bounds.labels and not line.data.startswith((b" ", b"\t")):
             labels = self._labels(tokens.pop(0))
@@ -104,14 +103,8 @@ class LineParser:
     def _labels(self, token: re.Match[bytes]) -> list[int]:
         """Return the label set of the first token; repeats are dropped and counted."""
         if b":" in token[0]:
-            hint = "if the line has no labels, begin it with a blank"
-            raise LineError(
-                "LABEL_MISSING",
-                "the line begins with a feature where labels are expected",
-                0,
-                token[0],
-                hint,
-            )
+            problem = "the line begins with a feature where labels are expected"
+            raise LineError("LABEL_MISSING", problem, 0, token[0])
         labels, at = [], token.start()
         for part in token[0].split(b","):
             labels.append(self._label(part, at))
@@ -125,44 +118,24 @@ class LineParser:
     def _label(self, part: bytes, at: int) -> int:
         """Return one label id."""
         if not part:
-            raise LineError(
-                "LABEL_EMPTY",
-                "an empty label",
-                at,
-                part,
-                "remove a comma at the end or a blank after a comma",
-            )
+            hint = "remove a comma at the end or a blank after a comma"
+            raise LineError("LABEL_EMPTY", "an empty label", at, part, hint)
         if not INTEGER.fullmatch(part):
-            hint = (
-                "separate labels by ','"
-                if re.search(rb"\d[;|/]", part)
-                else "labels are whole numbers 0, 1, ... separated by ','"
-            )
-            raise LineError(
-                "LABEL_NOT_INT", f"label '{_escape(part)}' is not a whole number", at, part, hint
-            )
+            problem = f"label '{_escape(part)}' is not a whole number"
+            raise LineError("LABEL_NOT_INT", problem, at, part)
         number = _parse_int(part)
         K = self.options.n_labels if self.options.n_labels is not None else self.bounds.n_labels
         negative = part.startswith(b"-")  # -0 too
         if 0 <= number < self.bounds.n_labels and not negative:
             return number
         if negative:
-            two_class = (
-                "labels +1 and -1 of a two-class file: write 1 and 0" if part == b"-1" else None
-            )
-            raise LineError(
-                "LABEL_RANGE",
-                f"label {_escape(part)} is negative; labels begin at 0",
-                at,
-                part,
-                two_class,
-            )
+            problem = f"label {_escape(part)} is negative; labels begin at 0"
+            hint = "labels +1 and -1 of a two-class file: write 1 and 0"
+            raise LineError("LABEL_RANGE", problem, at, part, hint if part == b"-1" else None)
         if self.xc or self.options.n_labels is not None or number > MAX_INDEX:
             most = min(K, MAX_INDEX + 1)
             problem = f"label {_escape(part)} is not below the number of labels, {most}"
-            raise LineError(
-                "LABEL_RANGE", problem, at, part, "labels begin at 0" if number == most else None
-            )
+            raise LineError("LABEL_RANGE", problem, at, part)
         raise self._limit_error("label", number, self.options.max_labels, at, part)
 
     def _feature(self, line: RawLine, token: re.Match[bytes]) -> tuple[int, float]:
@@ -170,16 +143,9 @@ class LineParser:
         text, at = token[0], token.start()
         index, colon, value = text.partition(b":")
         if not colon:
-            raise LineError(
-                "SVM_NO_COLON",
-                f"'{_escape(text)}' has no colon; features are written index:value",
-                at,
-                text,
-            )
+            raise LineError("SVM_NO_COLON", f"'{_escape(text)}' has no colon", at, text)
         if index == b"qid":
-            raise LineError(
-                "SVM_QID", "qid (ranking data) is not supported", at, text, "remove the qid fields"
-            )
+            raise LineError("SVM_QID", "qid (ranking data) is not supported", at, text)
         return self._index(index, at), self._value(line, index, value, at + len(index) + 1)
 
     def _index(self, index: bytes, at: int) -> int:
@@ -190,11 +156,7 @@ class LineParser:
                 raise LineError(
                     "SVM_BAD_VALUE", problem, at, index, "missing space between two features?"
                 )
-            problem = (
-                "the index before the colon is empty"
-                if not index
-                else f"index '{_escape(index)}' is not a whole number"
-            )
+            problem = f"index '{_escape(index)}' is not a whole number"
             raise LineError("SVM_BAD_INDEX", problem, at, index)
         number = _parse_int(index) - self.bounds.base
         negative = index.startswith(b"-")  # -0 too
@@ -231,12 +193,8 @@ class LineParser:
         """Return a finite decimal number, rounded to float32."""
         feature = f"feature {_escape(index)}"
         if NON_FINITE.fullmatch(value):
-            raise LineError(
-                "SVM_NOT_FINITE",
-                f"{feature}: value '{_escape(value)}' is not a finite number",
-                at,
-                value,
-            )
+            problem = f"{feature}: value '{_escape(value)}' is not a finite number"
+            raise LineError("SVM_NOT_FINITE", problem, at, value)
         if not DECIMAL.fullmatch(value):
             hint = (
                 "write decimals with a point, not a comma"
@@ -245,29 +203,16 @@ class LineParser:
             )
             hint = "missing space between two features?" if value.count(b":") else hint
             hint = "put a blank before a comment" if b"#" in value else hint
-            problem = (
-                f"{feature}: the value is empty"
-                if not value
-                else f"{feature}: value '{_escape(value)}' is not a number"
-            )
+            problem = f"{feature}: value '{_escape(value)}' is not a number"
             raise LineError("SVM_BAD_VALUE", problem, at, value, hint)
         if value.endswith(b".") and not line.ended and at + len(value) == len(line.data):
-            raise LineError(
-                "UPLOAD_TRUNCATED",
-                f"{feature}: the file ends inside a value",
-                at,
-                value,
-                "send the file again",
-            )
+            problem = f"{feature}: the file ends inside a value"
+            raise LineError("UPLOAD_TRUNCATED", problem, at, value)
         with np.errstate(over="ignore"):
             number = float(np.float32(float(value)))
         if not math.isfinite(number):
-            raise LineError(
-                "SVM_NOT_FINITE",
-                f"{feature}: value '{_escape(value)}' is too large for float32",
-                at,
-                value,
-            )
+            problem = f"{feature}: value '{_escape(value)}' is too large for float32"
+            raise LineError("SVM_NOT_FINITE", problem, at, value)
         return number
 
     def _row(self, data: bytes, labels: list[int], pairs: list[tuple[int, float]]) -> ParsedRow:
@@ -278,9 +223,8 @@ class LineParser:
             if one[0] == two[0]:
                 index = str(one[0] + self.bounds.base).encode()
                 at = [m.start() for m in re.finditer(rb"(?<![^ \t])0*" + index + rb":", data)][-1]
-                raise LineError(
-                    "SVM_DUP_INDEX", f"index {index.decode()} is given twice", at, index
-                )
+                problem = f"index {index.decode()} is given twice"
+                raise LineError("SVM_DUP_INDEX", problem, at, index)
         unsorted = indices != [index for index, _ in ordered]
         self.collector.warnings["unsorted_rows"] += unsorted
         return ParsedRow(labels, [index for index, _ in ordered], [value for _, value in ordered])
@@ -290,18 +234,14 @@ def _check_text(data: bytes) -> None:
     """Raise LineError unless the line is UTF-8 without carriage returns."""
     at = data.find(b"\r")
     if at >= 0:
-        hint = "convert line ends to LF: tr '\\r' '\\n'"
-        raise LineError(
-            "LINE_ENDING", "a CR inside the line", at, data[max(0, at - 20) : at + 20], hint
-        )
+        around = data[max(0, at - 20) : at + 20]
+        raise LineError("LINE_ENDING", "a CR inside the line", at, around)
     if not data.isascii():
         try:
             data.decode("utf-8")
         except UnicodeDecodeError as error:
             invalid = data[error.start : error.start + 8]
-            raise LineError(
-                "ENCODING", "not UTF-8", error.start, invalid, "save the file as UTF-8"
-            ) from None
+            raise LineError("ENCODING", "not UTF-8", error.start, invalid) from None
 
 
 def _parse_int(digits: bytes) -> int:

@@ -18,7 +18,8 @@ from xcray.data.readers.blocks import LineBlock, Source
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.format_guess import FIXES, guess_format
 from xcray.data.readers.options import ReadOptions
-from xcray.data.readers.svmlight import BlockReader, Chunk
+from xcray.data.readers.row_chunks import Chunk
+from xcray.data.readers.svmlight import BlockReader
 from xcray.data.readers.svmlight_line import LineParser
 from xcray.errors import DataError, ParameterError
 from xcray.kernels.parse import LineBounds
@@ -106,55 +107,32 @@ def parse_header(source: Source, first: bytes, content: str = "rows") -> tuple[i
         or b"," in first
         or guess_format(first) in ("fasttext", "tsv")
     ):
-        raise error(
-            "XC_NO_HEADER",
-            f"the first line is not a header '{form}'",
-            0,
-            first,
-            _missing_header_hint(first, content),
-        )
+        problem = f"the first line is not a header '{form}'"
+        raise error("XC_NO_HEADER", problem, 0, first, _missing_header_hint(first, content))
     if len(words) != fields:
-        raise error(
-            "XC_HEADER_FIELDS",
-            f"the header has {len(words)} fields where {fields} are expected: {form}",
-            0,
-            first,
-            HEADER_FIXES.get((len(words), content)),
-        )
+        problem = f"the header has {len(words)} fields where {fields} are expected: {form}"
+        hint = HEADER_FIXES.get((len(words), content))
+        raise error("XC_HEADER_FIELDS", problem, 0, first, hint)
     options = source.options
     sizes = []
     for word, name in zip(words, names, strict=True):
-        limit = getattr(options, f"max_{name}")
+        limit, at = getattr(options, f"max_{name}"), word.start()
         if not re.fullmatch(rb"[+-]?[0-9]+", word[0]):
-            raise error(
-                "XC_HEADER_NOT_INT",
-                f"the number of {name} is not a whole number",
-                word.start(),
-                word[0],
-            )
+            problem = f"the number of {name} is not a whole number"
+            raise error("XC_HEADER_NOT_INT", problem, at, word[0])
         digits = word[0].lstrip(b"+-").lstrip(b"0") or b"0"
         if word[0].startswith(b"-") or digits == b"0":
-            raise error(
-                "XC_HEADER_RANGE", f"the number of {name} must be at least 1", word.start(), word[0]
-            )
+            problem = f"the number of {name} must be at least 1"
+            raise error("XC_HEADER_RANGE", problem, at, word[0])
         if len(digits) > MAX_DIGITS or int(digits) > limit:
-            raise error(
-                "XC_HEADER_LIMIT",
-                f"more {name} than the limit of {limit}",
-                word.start(),
-                word[0],
-                f"if this is intended, raise max_{name}",
-            )
+            problem = f"more {name} than max_{name}={limit}"
+            raise error("XC_HEADER_LIMIT", problem, at, word[0])
         sizes.append(int(digits))
     for name, size in zip(names[1:], sizes[1:], strict=True):
         expected = getattr(options, f"n_{name}")
         if expected not in (None, size):
-            raise source.error(
-                "DIM_MISMATCH",
-                f"the header claims {size} {name}, {expected} are expected",
-                line=1,
-                hint=f"n_{name}={size}?",
-            )
+            problem = f"the header claims {size} {name}, {expected} are expected"
+            raise source.error("DIM_MISMATCH", problem, line=1, hint=f"n_{name}={size}?")
     return tuple(sizes)
 
 

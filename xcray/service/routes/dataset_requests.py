@@ -41,12 +41,9 @@ RAW_CONTENT_TYPES = (
     "text/plain",
     "text/tab-separated-values",
 )
-# server paths, patterns that could run for hours in the service, and values that the server sets
-# itself
+# server paths, patterns that could run for hours in the service, and the name of the record
 CLOSED_OPTIONS = frozenset(
     {
-        "expected_bytes",
-        "expected_sha256",
         "label_names_file",
         "labels_file",
         "name",
