@@ -26,7 +26,6 @@ from typing import Any
 EXTRAS = {
     **dict.fromkeys(("scipy", "sklearn"), "sklearn"),
     "nmslib": "memoir",
-    "onnx": "onnx",
     "Stemmer": "text",
     "py3langid": "text",
     "rdflib": "skos",

@@ -26,14 +26,11 @@ def test_weights_of_rows(tmp_path: Path, name: str) -> None:
     assert "git lfs pull" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("format", ["liblinear", "npz", "dismec", "napkinxc"])
+@pytest.mark.parametrize("format", ["liblinear", "npz", "dismec"])
 def test_models_of_other_programs(tmp_path: Path, format: str) -> None:
-    source = tmp_path / "source"
-    if format == "napkinxc":
-        source.mkdir()
-    (source / "weights.bin" if format == "napkinxc" else source).write_bytes(LFS)
+    (tmp_path / "source").write_bytes(LFS)
     with pytest.raises(InputError, match="pointer of Git LFS"):
-        import_model(format, source, tmp_path / "model")
+        import_model(format, tmp_path / "source", tmp_path / "model")
 
 
 @pytest.mark.parametrize("kind", ["data set", "model"])

@@ -15,9 +15,7 @@ from xcray.errors import NotFound
 def import_model(
     file_format: Annotated[
         str,
-        typer.Argument(
-            metavar="FORMAT", help="liblinear (also DiSMEC), dismec (DiSMEC++), napkinxc, npz."
-        ),
+        typer.Argument(metavar="FORMAT", help="liblinear (also DiSMEC), dismec (DiSMEC++), npz."),
     ],
     source: Annotated[
         Path,
@@ -63,14 +61,14 @@ def import_model(
 def export_model(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")],
     file_format: Annotated[
-        str, typer.Argument(metavar="FORMAT", help="liblinear, dismec (DiSMEC++), npz, onnx.")
+        str, typer.Argument(metavar="FORMAT", help="liblinear, dismec (DiSMEC++), npz.")
     ],
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write.")],
     json: output.JsonOption = False,
 ) -> None:
     """Write the weights of a model directory for another program.
 
-    Example: xcray models export MODEL onnx graph.onnx
+    Example: xcray models export MODEL npz weights.npz
     """
     from xcray.model.exchange.formats import export_model as convert
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from xcray.errors import Conflict, NotFound, ParameterError, suggestion
-from xcray.model.exchange import dismec, liblinear, napkinxc, npz, onnx
+from xcray.model.exchange import dismec, liblinear, npz
 from xcray.model.exchange.checks import check_weights, source_bytes
 from xcray.model.exchange.weights import ForeignWeights, save_weights, split_bias, weights_of
 from xcray.model.model import Model
@@ -16,14 +16,14 @@ from xcray.storage.git_lfs import refuse_lfs_pointers
 
 
 class Format(NamedTuple):
-    """A format: its functions, None if there is none, and what a source is.
+    """A format: its functions, and what a source is.
 
     read: called with the source and a folder for temporary files, which exists while the weights
     are used.
     """
 
-    read: Callable[[Path, Path], ForeignWeights] | None
-    write: Callable[[ForeignWeights, Path], None] | None
+    read: Callable[[Path, Path], ForeignWeights]
+    write: Callable[[ForeignWeights, Path], None]
     source: str
 
 
@@ -38,8 +38,6 @@ FORMATS: Final[Mapping[str, Format]] = {
     ),
     "dismec": Format(_whole(dismec.read), dismec.write, "JSON file of a DiSMEC++ model"),
     "npz": Format(npz.read, npz.write, "archive of a scipy CSR matrix, with bias and labels"),
-    "napkinxc": Format(_whole(napkinxc.read), None, "model directory"),
-    "onnx": Format(None, onnx.write, "graph"),
 }
 
 
@@ -60,8 +58,6 @@ def import_model(
     NotFound, InputError, ShapeMismatch, Conflict.
     """
     file_format, path = _find(name), Path(source)
-    if file_format.read is None:
-        raise ParameterError(f"models cannot be imported from {name}, only exported")
     if not path.exists():
         raise NotFound(f"there is no {file_format.source} at {path}")
     refuse_lfs_pointers(path)
@@ -81,8 +77,6 @@ def import_model(
 def export_model(model: Model, name: str, target: str | Path) -> None:
     """Write the weights of a model for another program. Raises ParameterError, Conflict."""
     file_format, path = _find(name), Path(target)
-    if file_format.write is None:
-        raise ParameterError(f"models cannot be exported to {name}, only imported")
     if path.exists():
         raise Conflict(f"{path} exists already; choose another path, or remove it first")
     file_format.write(weights_of(model), path)
