@@ -5,8 +5,6 @@ They are part of a data set and of its content hash.
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
     file_digests,
+    link_file,
     publish_directory,
     sha256_arrays,
     write_json,
@@ -41,7 +40,7 @@ def set_weights(data: Dataset, weights: Any, out: Path) -> Dataset:
     try:
         for name in data.manifest["files"]:
             if name != WEIGHTS:
-                _link(data.path / name, staged / name)
+                link_file(data.path / name, staged / name)
         write_weights(staged, weights)
         base = data.manifest.get("unweighted_hash", data.content_hash)
         listed = {name: entry for name, entry in data.manifest["files"].items() if name != WEIGHTS}
@@ -129,13 +128,3 @@ def write_weights(folder: Path, weights: Float32) -> None:
 def weighted_hash(content_hash: str, weights: Float32) -> str:
     """Return the content hash of a data set with weights."""
     return sha256_arrays({"data": content_hash, "weights": weights})
-
-
-def _link(source: Path, target: Path) -> None:
-    """Link a file into another data set, or copy it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        # another file system, or one without links
-        shutil.copyfile(source, target)

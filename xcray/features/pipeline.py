@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, frozen
 from xcray.errors import Corrupt, ShapeMismatch
-from xcray.storage.arrow import read_table, write_table
+from xcray.storage.arrow import list_row, read_table, write_table
 from xcray.storage.atomic import read_json, sha256_arrays, write_json
 
 Rows: TypeAlias = CSR | Float32  # (n, width): sparse or a dense float32 array
@@ -98,13 +98,8 @@ class StoredPipeline(ABC):
     def save(self, folder: Path) -> None:
         """Write `pipeline.json` and `pipeline.arrow` into an existing folder."""
         settings, arrays = self.fields()
-        columns = {
-            name: pa.LargeListArray.from_arrays(
-                pa.array([0, array.size], pa.int64()), pa.array(array.ravel())
-            )
-            for name, array in arrays.items()
-        }
-        write_table(folder / ARRAYS_FILE, pa.table(columns))
+        columns = {name: pa.array(array.ravel()) for name, array in arrays.items()}
+        write_table(folder / ARRAYS_FILE, list_row(columns))
         shapes = {name: list(array.shape) for name, array in arrays.items()}
         document = {"kind": self.kind, "settings": settings, "shapes": shapes}
         write_json(folder / SETTINGS_FILE, document | {"fingerprint": self.fingerprint})

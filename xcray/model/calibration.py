@@ -18,7 +18,7 @@ import pyarrow as pa
 from xcray.arrays import Float64, Int32, Int64, frozen
 from xcray.errors import Corrupt, NotCalibrated, ShapeMismatch
 from xcray.kernels.piecewise_linear import interpolate
-from xcray.storage.arrow import read_table, write_table
+from xcray.storage.arrow import list_row, read_table, write_table
 from xcray.storage.atomic import sha256_arrays
 
 CALIBRATION = "calibration.arrow"
@@ -85,13 +85,8 @@ class Calibration(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Write a table of one row with one list per column, which can be memory-mapped."""
-        columns = {
-            name: pa.LargeListArray.from_arrays(
-                pa.array([0, len(values)], pa.int64()), pa.array(values, COLUMNS[name])
-            )
-            for name, values in self._asdict().items()
-        }
-        write_table(path, pa.table(columns))
+        columns = {name: pa.array(values, COLUMNS[name]) for name, values in self._asdict().items()}
+        write_table(path, list_row(columns))
 
     @classmethod
     def load(cls, path: Path, n_labels: int) -> Calibration:

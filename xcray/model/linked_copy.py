@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,8 @@ from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
     file_digests,
+    link_file,
     publish_directory,
-    sync_path,
     write_bytes,
 )
 
@@ -82,7 +80,7 @@ def with_files(
             if name not in digests and name not in without
         }
         for name in shared:
-            _link(model.path / name, staged / name)
+            link_file(model.path / name, staged / name)
         write_bytes(
             staged / MANIFEST, seal_manifest({**manifest, "files": {**shared, **digests}}).encode()
         )
@@ -90,14 +88,3 @@ def with_files(
     finally:
         discard_directory(staged)
     return Model.open(target, verify=False)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Link a file, or copy it durably where links are not possible."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        # another file system, or one without links: a copy must be made durable
-        shutil.copyfile(source, target)
-        sync_path(target)

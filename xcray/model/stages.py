@@ -20,7 +20,7 @@ from xcray.errors import Corrupt, ParameterError, ShapeMismatch
 from xcray.features.pipeline import load_pipeline
 from xcray.index.staged import Stage, StageCalibration, StagedScorer
 from xcray.kernels.canonical import FAULTS, first_fault
-from xcray.storage.arrow import CSR_TYPES, read_csr, read_table, write_matrix, write_table
+from xcray.storage.arrow import CSR_TYPES, list_row, read_csr, read_table, write_matrix, write_table
 from xcray.storage.atomic import sha256_arrays
 
 ARRAYS: Final = "arrays.arrow"
@@ -54,13 +54,8 @@ def write_stages(folder: Path, stages: Sequence[Stage]) -> list[dict[str, Any]]:
                 raise not_finite(f"a weight of stage {number + 1}")
         place = folder / str(number)
         place.mkdir()
-        columns = {
-            name: pa.LargeListArray.from_arrays(
-                pa.array([0, array.size], pa.int64()), pa.array(array.ravel())
-            )
-            for name, array in _dense_arrays(stage).items()
-        }
-        write_table(place / ARRAYS, pa.table(columns))
+        columns = {name: pa.array(each.ravel()) for name, each in _dense_arrays(stage).items()}
+        write_table(place / ARRAYS, list_row(columns))
         if isinstance(stage.W, CSR):
             write_matrix(place / SPARSE_WEIGHTS, stage.W)
         if stage.features is not None:

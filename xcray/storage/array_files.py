@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.errors import Corrupt, XcrayError
-from xcray.storage.arrow import read_table, write_table
+from xcray.storage.arrow import list_row, read_table, write_table
 from xcray.storage.atomic import sha256_arrays
 
 Arrays: TypeAlias = dict[str, np.ndarray]
@@ -25,14 +25,10 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     """
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     flat = {name: pa.array(array.reshape(-1)) for name, array in contiguous.items()}
-    lists = {
-        name: pa.LargeListArray.from_arrays([0, len(values)], values)
-        for name, values in flat.items()
-    }
     shapes = {name: list(array.shape) for name, array in contiguous.items()}
     digest = sha256_arrays(contiguous)
     metadata = {"shapes": json.dumps(shapes), "sha256": digest}
-    write_table(path, pa.table(lists).replace_schema_metadata(metadata))
+    write_table(path, list_row(flat).replace_schema_metadata(metadata))
     return digest
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import mmap
 import os
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, Int32, Int64, Pattern, csr, frozen, pattern
 from xcray.errors import Corrupt, NotFound, ShapeMismatch
-from xcray.storage.atomic import sync_path
+from xcray.storage.atomic import replacing
 
 MAX_PIECES: Final = 512  # per call of the system, which allows 1024
 CSR_TYPES: Final = {"indices": pa.large_list(pa.int32()), "values": pa.large_list(pa.float32())}
@@ -33,20 +33,14 @@ def write_table(
     lists and the arrays of one dtype that have their entries one after the other, which are written
     without a copy of the whole.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        with io.FileIO(temporary, "x") as raw:
-            sink = _PlaceholderSink(raw)
-            for name, (offsets, pieces) in lists.items():
-                values = sink.array(pa.from_numpy_dtype(pieces[0].dtype), int(offsets[-1]), pieces)
-                column = pa.LargeListArray.from_arrays(pa.array(offsets), values)
-                table = table.append_column(name, column)
-            _write_batch(pa.PythonFile(sink, mode="w"), table)
-            os.fsync(raw.fileno())
-        os.replace(temporary, path)
-        sync_path(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, io.FileIO(temporary, "x") as raw:
+        sink = _PlaceholderSink(raw)
+        for name, (offsets, pieces) in lists.items():
+            values = sink.array(pa.from_numpy_dtype(pieces[0].dtype), int(offsets[-1]), pieces)
+            column = pa.LargeListArray.from_arrays(pa.array(offsets), values)
+            table = table.append_column(name, column)
+        _write_batch(pa.PythonFile(sink, mode="w"), table)
+        os.fsync(raw.fileno())
 
 
 def _write_batch(sink: Any, table: pa.Table) -> None:
@@ -95,42 +89,61 @@ def _list_table(offsets: pa.Array, columns: Mapping[str, pa.Array], n_cols: int)
     return pa.table(lists).replace_schema_metadata({"n_cols": str(n_cols)})
 
 
-class MatrixWriter:
+class _PiecewiseWriter:
+    """Writer of an Arrow file around placeholders, whose bytes arrive in pieces.
+
+    A context manager: the file appears, durably, at the end of a block without an error.
+    """
+
+    def __init__(
+        self, path: Path, names: Sequence[str], table: Callable[[_PlaceholderSink], pa.Table]
+    ) -> None:
+        """Initialise. names: the columns with placeholders; table: makes them by its argument."""
+        self._path, self._names, self._table = path, names, table
+
+    def __enter__(self) -> Self:
+        """Write the file around the placeholders."""
+        with ExitStack() as context:
+            temporary = context.enter_context(replacing(self._path))
+            with io.FileIO(temporary, "x") as raw:
+                sink = _PlaceholderSink(raw)
+                _write_batch(pa.PythonFile(sink, mode="w"), self._table(sink))
+            self._offsets = _column_offsets(temporary, self._names)
+            self._file = context.enter_context(_open_synced(temporary))
+            self._context = context.pop_all()
+        return self
+
+    def _write_at(self, offset: int, piece: Any) -> None:
+        """Write an array at a position of the file."""
+        self._file.seek(offset)
+        _write_all(self._file, piece.view(np.uint8).data)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
+        """Sync and rename, or remove after an error."""
+        self._context.__exit__(kind, error, trace)
+
+
+class MatrixWriter(_PiecewiseWriter):
     """Writer of a CSR file with known row lengths, whose entries arrive in pieces.
 
     The file is byte for byte what `write_matrix` writes. Arrow writes the file around two
     placeholders, and each piece is written to its place in them. Memory: the offsets and the
-    current piece. A context manager: the file appears, durably, at the end of a block without an
-    error.
+    current piece.
 
     indptr: (n_rows + 1,) int64 from 0; n_cols: columns. Raises OSError if the disk is full.
     """
 
     def __init__(self, path: Path, indptr: Int64, n_cols: int) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-        self._indptr = frozen(indptr, np.int64)
-        self._n_cols = n_cols
+        def table(sink: _PlaceholderSink) -> pa.Table:
+            kinds = {"indices": pa.int32(), "values": pa.float32()}
+            columns = {name: sink.array(kind, self._nnz) for name, kind in kinds.items()}
+            return _list_table(pa.array(frozen(indptr, np.int64)), columns, n_cols)
+
+        super().__init__(path, ("indices", "values"), table)
         self._nnz = int(indptr[-1])
         self._written = 0
-
-    def __enter__(self) -> Self:
-        """Write the file around the placeholders."""
-        try:
-            with io.FileIO(self._temporary, "x") as raw:
-                sink = _PlaceholderSink(raw)
-                kinds = {"indices": pa.int32(), "values": pa.float32()}
-                columns = {name: sink.array(kind, self._nnz) for name, kind in kinds.items()}
-                _write_batch(
-                    pa.PythonFile(sink, mode="w"),
-                    _list_table(pa.array(self._indptr), columns, self._n_cols),
-                )
-            self._offsets = _column_offsets(self._temporary)
-            self._file = io.FileIO(self._temporary, "r+")
-        except BaseException:
-            self._temporary.unlink(missing_ok=True)
-            raise
-        return self
 
     def write(self, start: int, indices: Int32, values: Float32) -> None:
         """Write entries [start, start + n) of the matrix. Every entry must be written once.
@@ -144,65 +157,41 @@ class MatrixWriter:
             )
         if not len(indices):
             return
-        for offset, piece in zip(
-            self._offsets, (frozen(indices, np.int32), frozen(values, np.float32)), strict=True
-        ):
-            self._file.seek(offset + 4 * start)
-            _write_all(self._file, piece.view(np.uint8).data)
+        pieces = frozen(indices, np.int32), frozen(values, np.float32)
+        for offset, piece in zip(self._offsets, pieces, strict=True):
+            self._write_at(offset + 4 * start, piece)
         self._written += len(indices)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
         """Sync and rename, or remove after an error.
 
         Raises ShapeMismatch if entries are missing.
         """
-        try:
-            with self._file:
-                os.fsync(self._file.fileno())
-            if kind is None:
-                if self._written != self._nnz:
-                    raise ShapeMismatch(
-                        f"{self._path.name} has {self._nnz} entries, {self._written} were written:"
-                        " write each once"
-                    )
-                os.replace(self._temporary, self._path)
-                sync_path(self._path.parent)
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        if kind is not None or self._written == self._nnz:
+            super().__exit__(kind, error, trace)
+            return
+        missing = ShapeMismatch(
+            f"{self._path.name} has {self._nnz} entries, {self._written} were written:"
+            " write each once"
+        )
+        super().__exit__(ShapeMismatch, missing, None)
+        raise missing
 
 
-class BlobWriter:
+class BlobWriter(_PiecewiseWriter):
     """Writer of a table of one row: lists of numbers, and `blocks`, bytes that arrive in pieces."""
 
     def __init__(
         self, path: Path, size: int, columns: Mapping[str, pa.Array], metadata: Mapping[str, str]
     ) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-        self._size = size
-        self._columns = dict(columns)
-        self._metadata = dict(metadata)
+        def table(sink: _PlaceholderSink) -> pa.Table:
+            blocks = sink.array(pa.uint8(), size)
+            return list_row({**columns, "blocks": blocks}).replace_schema_metadata(metadata)
 
-    def __enter__(self) -> Self:
-        """Write the file around the placeholder."""
-        try:
-            with io.FileIO(self._temporary, "x") as raw:
-                sink = _PlaceholderSink(raw)
-                columns = {**self._columns, "blocks": sink.array(pa.uint8(), self._size)}
-                lists = {
-                    name: pa.LargeListArray.from_arrays([0, len(values)], values)
-                    for name, values in columns.items()
-                }
-                _write_batch(
-                    pa.PythonFile(sink, mode="w"),
-                    pa.table(lists).replace_schema_metadata(self._metadata),
-                )
-            (self._offset,) = _column_offsets(self._temporary, ("blocks",))
-            self._file = io.FileIO(self._temporary, "r+")
-        except BaseException:
-            self._temporary.unlink(missing_ok=True)
-            raise
-        return self
+        super().__init__(path, ("blocks",), table)
+        self._size = size
 
     def write(self, start: int, piece: Any) -> None:
         """Write bytes [start, start + n) of `blocks`: (n,) uint8.
@@ -214,19 +203,25 @@ class BlobWriter:
                 f"bytes {start} to {start + len(piece)} do not lie in a list of {self._size}"
             )
         if len(piece):
-            self._file.seek(self._offset + start)
-            _write_all(self._file, frozen(piece, np.uint8).data)
+            self._write_at(self._offsets[0] + start, frozen(piece, np.uint8))
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Sync and rename, or remove after an error."""
-        try:
-            with self._file:
-                os.fsync(self._file.fileno())
-            if kind is None:
-                os.replace(self._temporary, self._path)
-                sync_path(self._path.parent)
-        finally:
-            self._temporary.unlink(missing_ok=True)
+
+def list_row(columns: Mapping[str, pa.Array]) -> pa.Table:
+    """Return a table of one row, whose columns are lists of these values, which are not copied."""
+    return pa.table(
+        {
+            name: pa.LargeListArray.from_arrays([0, len(values)], values)
+            for name, values in columns.items()
+        }
+    )
+
+
+@contextmanager
+def _open_synced(path: Path) -> Iterator[io.FileIO]:
+    """Open a file for writing at any place, and sync it after a block without an error."""
+    with io.FileIO(path, "r+") as file:
+        yield file
+        os.fsync(file.fileno())
 
 
 def _write_all(file: io.FileIO, left: memoryview) -> None:

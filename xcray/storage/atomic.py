@@ -12,8 +12,9 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -58,18 +59,38 @@ def sync_path(path: Path | str) -> None:
         os.close(handle)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a temporary file, sync it, rename it into place and sync the directory."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file, which replaces `path` after a block without error.
+
+    The block writes the file and syncs it. The replacement is durable.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        with open(temporary, "xb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
+        yield temporary
         os.replace(temporary, path)
         sync_path(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a temporary file, sync it, rename it into place and sync the directory."""
+    with replacing(path) as temporary, open(temporary, "xb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Link a file, which never changes, or copy it durably where links are not possible."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        # another file system, or one without links
+        shutil.copyfile(source, target)
+        sync_path(target)
 
 
 def similar_directory(path: Path, file: str) -> str:
