@@ -49,7 +49,7 @@ from benchmarks.serving.baselines import baseline
 from xcray.client import Client
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
-from xcray.data.demo import PydocsParams, default_roots, documents
+from xcray.data.demo import default_roots, documents
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
@@ -243,7 +243,7 @@ def prepared(options: Any, folder: Path) -> tuple[Path, Predictor, list[Case], D
     home = folder / "home"
     home.mkdir()
     if options.model is None:
-        found = list(documents(default_roots()[:1], PydocsParams(packages=PACKAGES)))
+        found = documents(default_roots()[:1], PACKAGES)
         texts = list(islice(cycle([each.text for each in found]), N_REQUESTS * 8))
         if options.quick:
             data = dataset_of(found, folder)

@@ -28,14 +28,12 @@ import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from xcray.data.text.tokenizer import TextParams
 from xcray.errors import NotFound
-from xcray.parameters import check_parameters, parameter
 
 # source code uses abbreviations and agent nouns; queries use plain words
 ABBREVIATIONS = (
@@ -70,48 +68,15 @@ TEXT_PARAMS = TextParams(
 WORD = re.compile(r"[^\W\d_]{2,}")
 DOCSTRING = re.compile(rb'"""|\'\'\'')
 COMMENT = re.compile(r"(?:^\s*|\s\s)#+[: ]\s*(.*)$")
-SKIPPED_FOLDERS = frozenset(
-    (
-        *(
-            "_bundled",
-            "_vendor",
-            "_vendored",
-            "dist-packages",
-            "extern",
-            "external",
-            "externals",
-            "idle_test",
-            "pydoc_data",
-        ),
-        *(
-            "site-packages",
-            "test",
-            "testing_data",
-            "tests",
-            "third_party",
-            "thirdparty",
-            "thirdparty_files",
-            "vendor",
-            "vendored",
-        ),
-    )
+SKIPPED_FOLDERS = re.compile(
+    r"_bundled|_vendor(ed)?|dist-packages|extern(als?)?|idle_test|pydoc_data|site-packages|tests?"
+    r"|testing_data|third_?party(_files)?|vendor(ed)?"
 )
 SKIPPED_FILES = re.compile(r"(?:test_.*|.*_test|.*_pb2(?:_grpc)?|conftest|setup)\.py")
 # packages for packaging, checking and debugging, which programs rarely import
-TOOL_PACKAGES = (
-    *(
-        "_distutils_hack",
-        "debugpy",
-        "distlib",
-        "distutils",
-        "ensurepip",
-        "idlelib",
-        "lib2to3",
-        "mypy",
-        "mypyc",
-        "pip",
-    ),
-    *("pkg_resources", "setuptools", "turtledemo", "virtualenv"),
+TOOL_PACKAGES = re.compile(
+    r"_distutils_hack|debugpy|distlib|distutils|ensurepip|idlelib|lib2to3|mypyc?|pip|pkg_resources"
+    r"|setuptools|turtledemo|virtualenv"
 )
 # public names of private modules in the standard library, if the name differs
 PUBLIC_NAME = {
@@ -134,21 +99,8 @@ PUBLIC_NAME = {
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True)
-class PydocsParams:
-    """Selection of documents and labels.
-
-    packages: only these top-level names; () selects all. exclude: top-level names to leave out.
-    """
-
-    min_words: int = parameter(5, "minimum number of words of a description", low=1)
-    min_label_documents: int = parameter(2, "labels of fewer documents are left out", low=1)
-    packages: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = TOOL_PACKAGES
-
-    def __post_init__(self) -> None:
-        """Raise ParameterError for values out of range."""
-        check_parameters(self)
+MIN_WORDS = 5  # of a description
+MIN_LABEL_DOCUMENTS = 2  # labels of fewer documents are left out
 
 
 class Document(NamedTuple):
@@ -162,60 +114,29 @@ class Document(NamedTuple):
     labels: tuple[str, ...]
 
 
-class Corpus(NamedTuple):
-    """All documents in a fixed order, and what was left out.
-
-    unreadable: file name and reason per file that could not be parsed; n_repeated: repeated
-    descriptions.
-    """
-
-    documents: list[Document]
-    n_files: int
-    unreadable: list[str]
-    n_repeated: int
-
-
 def documents(
-    roots: Sequence[Path] | None = None, params: PydocsParams | None = None
-) -> Iterator[Document]:
-    """Yield the documents of `read_corpus`."""
-    yield from read_corpus(roots, params).documents
-
-
-def read_corpus(roots: Sequence[Path] | None = None, params: PydocsParams | None = None) -> Corpus:
-    """Read every module below the roots, in sorted order.
+    roots: Sequence[Path] | None = None, packages: Collection[str] = ()
+) -> list[Document]:
+    """Return the documents of every module below the roots, in a fixed order.
 
     roots: by default the standard library, then site-packages. The name of a module is its path
-    below its root. Raises NotFound for a root that is not a directory.
+    below its root. packages: only these top-level names; () selects all. Files that cannot be
+    parsed are left out. Raises NotFound for a root that is not a directory.
     """
-    params = params or PydocsParams()
     seen: set[bytes] = set()
-    documents_read: list[Document] = []
-    unreadable: list[str] = []
-    n_files = n_repeated = 0
+    found: list[Document] = []
     stdlib = default_roots()[0]
     for root in default_roots() if roots is None else roots:
-        for path in _source_files(Path(root), params):
-            n_files += 1
+        for path in _source_files(Path(root), packages):
             try:
-                module = _Module(path, Path(root), params.min_words, from_code=Path(root) == stdlib)
-            except (SyntaxError, ValueError, RecursionError, OSError) as error:
-                unreadable.append(
-                    f"{path.relative_to(root).as_posix()}: {type(error).__name__}: {error}"
-                )
+                module = _Module(path, Path(root), from_code=Path(root) == stdlib)
+            except (SyntaxError, ValueError, RecursionError, OSError):
                 continue
             for document, digest in module.documents():
-                if digest in seen:
-                    n_repeated += 1
-                    continue
-                seen.add(digest)
-                documents_read.append(document)
-    return Corpus(
-        _drop_rare_labels(documents_read, params.min_label_documents),
-        n_files,
-        unreadable,
-        n_repeated,
-    )
+                if digest not in seen:
+                    seen.add(digest)
+                    found.append(document)
+    return _drop_rare_labels(found)
 
 
 def default_roots() -> tuple[Path, ...]:
@@ -227,35 +148,37 @@ def default_roots() -> tuple[Path, ...]:
     )
 
 
-def _source_files(root: Path, params: PydocsParams) -> Iterator[Path]:
+def _source_files(root: Path, packages: Collection[str]) -> Iterator[Path]:
     """Yield the selected Python files below a root, sorted."""
     if not root.is_dir():
         raise NotFound(f"there is no directory {root.name} to read Python sources from")
     for folder, folders, files in os.walk(root):
         top = Path(folder) == root
         folders[:] = sorted(
-            name for name in folders if name.isidentifier() and name not in SKIPPED_FOLDERS
+            name
+            for name in folders
+            if name.isidentifier()
+            and not SKIPPED_FOLDERS.fullmatch(name)
+            and (not top or _is_selected(name, packages))
         )
-        if top:
-            folders[:] = [name for name in folders if _is_selected(name, params)]
         for name in sorted(files):
             if (
                 name.endswith(".py")
                 and not SKIPPED_FILES.fullmatch(name)
-                and (not top or _is_selected(name[:-3], params))
+                and (not top or _is_selected(name[:-3], packages))
             ):
                 yield Path(folder, name)
 
 
-def _is_selected(name: str, params: PydocsParams) -> bool:
+def _is_selected(name: str, packages: Collection[str]) -> bool:
     """Whether a top-level module or package is selected."""
-    return name not in params.exclude and (not params.packages or name in params.packages)
+    return not TOOL_PACKAGES.fullmatch(name) and (not packages or name in packages)
 
 
 class _Module:
     """One parsed source file."""
 
-    def __init__(self, path: Path, root: Path, min_words: int, from_code: bool) -> None:
+    def __init__(self, path: Path, root: Path, from_code: bool) -> None:
         source = path.read_bytes()
         with warnings.catch_warnings():
             # invalid escapes in third-party strings
@@ -268,7 +191,6 @@ class _Module:
             [part for part in parts if part not in ("__init__", "__main__")] or parts
         )
         self.lines = source.decode("utf-8", "replace").split("\n") if from_code else []
-        self.min_words = min_words
         self.from_code = from_code
 
     def documents(self) -> Iterator[tuple[Document, bytes]]:
@@ -290,7 +212,7 @@ class _Module:
             if isinstance(node, ast.ClassDef):
                 own = [*labels, ".".join(inner)]
             description = _docstring(node)
-            if self.from_code and len(WORD.findall(description)) < self.min_words:
+            if self.from_code and len(WORD.findall(description)) < MIN_WORDS:
                 description = f"{description}\n{self._code_words(node, scope)}"
             yield from self._document(identity, _signature(node), description, own)
             if isinstance(node, ast.ClassDef):
@@ -301,7 +223,7 @@ class _Module:
     ) -> Iterator[tuple[Document, bytes]]:
         """Yield the document if its description has enough words."""
         words = WORD.findall(description.lower())
-        if len(words) >= self.min_words:
+        if len(words) >= MIN_WORDS:
             text = f"{names}\n{inspect.cleandoc(description)}".strip()
             yield (
                 Document(identity, text, tuple(sorted(set(labels)))),
@@ -373,15 +295,15 @@ def _identifier(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def _drop_rare_labels(documents: list[Document], min_documents: int) -> list[Document]:
-    """Return documents without labels of fewer than `min_documents` documents.
+def _drop_rare_labels(documents: list[Document]) -> list[Document]:
+    """Return documents without labels of fewer than MIN_LABEL_DOCUMENTS documents.
 
     Documents that keep no label are dropped.
     """
     times = Counter(label for document in documents for label in document.labels)
     trimmed = (
         document._replace(
-            labels=tuple(label for label in document.labels if times[label] >= min_documents)
+            labels=tuple(label for label in document.labels if times[label] >= MIN_LABEL_DOCUMENTS)
         )
         for document in documents
     )

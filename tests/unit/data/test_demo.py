@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 
 from xcray.data import demo as pydocs
-from xcray.data.demo import Document, PydocsParams, documents, read_corpus
+from xcray.data.demo import Document, documents
 from xcray.data.text.pipeline import TextPipeline
-from xcray.errors import NotFound, ParameterError
+from xcray.errors import NotFound
 
-ALL = PydocsParams(min_label_documents=1, min_words=3)
+PACKAGES = ("csv", "_pydecimal", "xml", "tempfile", "gzip")
 
 
 def tree(root, files):
@@ -59,12 +59,15 @@ def silent(rows):
 
 
 @pytest.fixture
-def corpus(tmp_path):
-    return read_corpus([tree(tmp_path, SOURCES)], ALL)
+def corpus(tmp_path, monkeypatch):
+    """Return the documents of SOURCES, short ones and those of rare labels, too."""
+    monkeypatch.setattr(pydocs, "MIN_WORDS", 3)
+    monkeypatch.setattr(pydocs, "MIN_LABEL_DOCUMENTS", 1)
+    return documents([tree(tmp_path, SOURCES)])
 
 
 def test_documents_and_labels(corpus):
-    labels = {document.id: document.labels for document in corpus.documents}
+    labels = {document.id: document.labels for document in corpus}
     assert labels == {
         "again:same": ("again",),
         "pack": ("pack",),
@@ -76,41 +79,30 @@ def test_documents_and_labels(corpus):
 
 
 def test_text_is_names_and_docstring_without_its_labels(corpus):
-    texts = {document.id: document.text for document in corpus.documents}
+    texts = {document.id: document.text for document in corpus}
     assert texts["pack._inner._ridge:Ridge"] == "Ridge\nA model with a penalty."
     assert texts["pack._inner._ridge:fast"] == "fast n\nFound under a try statement."
     assert all("pack." not in text for text in texts.values())
 
 
-def test_repeats_and_unreadable_files_are_counted(corpus):
-    assert corpus.n_repeated == 1  # Ridge.fit repeats the text of again.same
-    assert [line.split(":")[0] for line in corpus.unreadable] == ["broken.py", "zeros.py"]
-    assert corpus.n_files == 5
-
-
-def test_rare_labels_go_and_documents_without_labels_too(tmp_path):
-    results = list(
-        documents([tree(tmp_path, SOURCES)], PydocsParams(min_label_documents=2, min_words=3))
-    )
-    times = Counter(label for document in results for label in document.labels)
+def test_rare_labels_go_and_documents_without_labels_too(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(pydocs, "MIN_LABEL_DOCUMENTS", 2)
+    times = Counter(label for document in documents([tmp_path]) for label in document.labels)
     assert times == {"pack": 5, "pack.Ridge": 2}
 
 
-def test_packages_choose(tmp_path):
-    result = read_corpus(
-        [tree(tmp_path, SOURCES)], PydocsParams(packages=("again",), min_label_documents=1)
-    )
-    assert [document.id for document in result.documents] == ["again:same"]
+def test_packages_choose(tmp_path, corpus):
+    assert [document.id for document in documents([tmp_path], ["again"])] == ["again:same"]
 
 
-def test_reading_runs_nothing(tmp_path):
+def test_reading_runs_nothing(tmp_path, corpus):
     tree(
         tmp_path,
         {
             "danger_of_import.py": '"""This module must never be imported."""\nraise SystemExit("imported")\n'
         },
     )
-    assert len(read_corpus([tmp_path], ALL).documents) == 1
+    assert len(documents([tmp_path])) == len(corpus) + 1
     assert "danger_of_import" not in sys.modules
 
 
@@ -130,21 +122,16 @@ def test_public_names(parts, public):
 
 def test_clear_errors(tmp_path):
     with pytest.raises(NotFound, match="no directory nowhere"):
-        read_corpus([tmp_path / "nowhere"])
-    with pytest.raises(ParameterError, match="min_words"):
-        PydocsParams(min_words=0)
+        documents([tmp_path / "nowhere"])
 
 
 @pytest.fixture(scope="module")
 def standard_library():
-    return read_corpus(
-        [pydocs.default_roots()[0]],
-        PydocsParams(packages=("csv", "_pydecimal", "xml", "tempfile", "gzip")),
-    )
+    return documents([pydocs.default_roots()[0]], PACKAGES)
 
 
 def test_the_standard_library_documents_what_the_demo_asks(standard_library):
-    times = Counter(label for document in standard_library.documents for label in document.labels)
+    times = Counter(label for document in standard_library for label in document.labels)
     assert times["csv"] >= 10
     assert times["csv.DictReader"] >= 3
     assert {
@@ -156,21 +143,17 @@ def test_the_standard_library_documents_what_the_demo_asks(standard_library):
         "gzip.GzipFile",
         "tempfile",
     } <= set(times)
-    assert not standard_library.unreadable
 
 
 def test_documents_are_distinct_and_in_a_fixed_order(standard_library):
-    again = read_corpus(
-        [pydocs.default_roots()[0]],
-        PydocsParams(packages=("csv", "_pydecimal", "xml", "tempfile", "gzip")),
-    )
+    again = documents([pydocs.default_roots()[0]], PACKAGES)
     assert again == standard_library
-    assert len({document.id for document in again.documents}) == len(again.documents)
-    assert all(isinstance(document, Document) and document.labels for document in again.documents)
+    assert len({document.id for document in again}) == len(again)
+    assert all(isinstance(document, Document) and document.labels for document in again)
 
 
 def test_the_demo_question_meets_the_words_of_its_answer(standard_library):
-    result = standard_library.documents
+    result = standard_library
     pipeline, X = TextPipeline.fit_transform(
         (document.text for document in result), pydocs.TEXT_PARAMS
     )
