@@ -26,11 +26,11 @@ from xcray.index.log_partition import LogPartition, softmax
 from xcray.index.search import SearchIndex
 from xcray.kernels.search import logsumexp as kernels
 from xcray.kernels.search.postings import PostingScratch
-from xcray.kernels.training.sparsify import sparse_rows
 from xcray.model.calibration import Calibration
 from xcray.model.linked_copy import with_calibration
 from xcray.model.model import Model
 from xcray.predict import Predictor
+from xcray.solvers.label_weights import sparse_rows
 from xcray.service.app import create_app
 
 REPORT: dict[str, Any] = {
