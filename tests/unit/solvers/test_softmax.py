@@ -30,8 +30,8 @@ from xcray.model.calibration import Calibration
 from xcray.model.linked_copy import with_calibration
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.solvers.label_weights import sparse_rows
 from xcray.service.app import create_app
+from xcray.solvers.label_weights import sparse_rows
 
 REPORT: dict[str, Any] = {
     "rows": {"fitted": 1, "measured": 1, "left_out": 0},
