@@ -10,8 +10,8 @@ import numpy as np
 from tests.naive import multinomial as naive
 from xcray.arrays import csr, pattern
 from xcray.solvers.group_contract import Round, TrainingRows, WorkerCalls
-from xcray.solvers.lbfgs.solver import LBFGSSolver
-from xcray.solvers.lc.solver import LCSolver
+from xcray.solvers.lbfgs.solver import LBFGSSolver, LBFGSWorker
+from xcray.solvers.lc.solver import LCSolver, LCWorker
 from xcray.solvers.row_shards import Shard
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import TrainingState
@@ -35,7 +35,9 @@ class Work:
 
     def create_worker(self, worker: str, stopped: Callable[[], bool]) -> Any:
         def create(number: int) -> Any:
-            return self._solver.make_worker(self._shards[number], self._watched[number], stopped)
+            rows = (self._shards[number], self._watched[number], stopped)
+            is_lc = isinstance(self._solver, LCSolver)
+            return LCWorker(self._solver, *rows) if is_lc else LBFGSWorker(*rows)
 
         return ShareWorker(create)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from xcray.errors import ParameterError, excerpt, similar_or_all
 from xcray.parameters import check_parameters, parameter
 
-__all__ = ["Parameters", "make_parameters", "parameter"]
+__all__ = ["Parameters", "make_parameters", "parameter", "with_default"]
 
 P = TypeVar("P")
 
@@ -30,6 +30,11 @@ class Parameters:
     def as_dict(self) -> dict[str, Any]:
         """Return all parameters by name."""
         return dataclasses.asdict(self)
+
+
+def with_default(cls: type[Any], name: str, default: Any) -> Any:
+    """Return a parameter of another solver with another default."""
+    return dataclasses.field(default=default, metadata=cls.__dataclass_fields__[name].metadata)
 
 
 def make_parameters(cls: type[P], values: Mapping[str, Any]) -> P:

@@ -144,9 +144,7 @@ class PDSparseSolver(Parameters, GroupSolver):
         above=0.0,
         high=1.0,
     )
-    seed: int = parameter(
-        0, "seed of the random order of samples and of the search", low=0, high=2**31 - 1
-    )
+    seed: int = parameter(0, "seed of the random order of samples and of the search", low=0)
 
     @property
     def stopping(self) -> StoppingRule:

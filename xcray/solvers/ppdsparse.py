@@ -219,7 +219,6 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         0,
         "seed of the random order of sweeps; every label has its own stream",
         low=0,
-        high=2**31 - 1,
     )
 
     row_norm: str = parameter(

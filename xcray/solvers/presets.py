@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from xcray.kernels.row_norm import ROW_NORMS
 from xcray.solvers.declarations import CompileCase, Tuning
 from xcray.solvers.memoir.solver import MemoirSolver
-from xcray.solvers.parameters import parameter
+from xcray.solvers.parameters import with_default
 from xcray.solvers.pdsparse import PDSparseSolver
 from xcray.solvers.ppdsparse import PPDSparseSolver
 
@@ -24,10 +23,8 @@ class DiSMECSolver(PPDSparseSolver):
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
     tuning: ClassVar[Tuning | None] = None
 
-    lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
-    prune: float = parameter(
-        0.01, "drop weights of at most this size after a label is solved", low=0.0
-    )
+    lam: float = with_default(PPDSparseSolver, "lam", 0.0)
+    prune: float = with_default(PPDSparseSolver, "prune", 0.01)
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,8 @@ class L2SVMSolver(PPDSparseSolver):
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
     tuning: ClassVar[Tuning | None] = None
 
-    lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
-    bias_penalty: float = parameter(
-        1.0,
-        "weight of the squared bias, as a multiple of tau; small: nearly free",
-        low=1e-4,
-        high=1.0,
-    )
+    lam: float = with_default(PPDSparseSolver, "lam", 0.0)
+    bias_penalty: float = with_default(PPDSparseSolver, "bias_penalty", 1.0)
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ class CrammerSingerSolver(PDSparseSolver):
 
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PD-Sparse
 
-    lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
+    lam: float = with_default(PDSparseSolver, "lam", 0.0)
 
 
 @dataclass(frozen=True)
@@ -82,18 +74,9 @@ class PPDSparsePaperSolver(PPDSparseSolver):
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
     tuning: ClassVar[Tuning | None] = None
 
-    C: float = parameter(0.5, "weight of a sample's loss", above=0.0)
-    bias_penalty: float = parameter(
-        1.0,
-        "weight of the squared bias, as a multiple of tau; small: nearly free",
-        low=1e-4,
-        high=1.0,
-    )
-    row_norm: str = parameter(
-        "l2",
-        "normalisation of all rows, in training and in every request; l2: to length 1",
-        choices=ROW_NORMS,
-    )
+    C: float = with_default(PPDSparseSolver, "C", 0.5)
+    bias_penalty: float = with_default(PPDSparseSolver, "bias_penalty", 1.0)
+    row_norm: str = with_default(PPDSparseSolver, "row_norm", "l2")
 
 
 @dataclass(frozen=True)
@@ -110,20 +93,10 @@ class MemoirPaperSolver(MemoirSolver):
     baseline: ClassVar[bool] = True
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of MEMOIR
 
-    lam: float = parameter(1.0, "weight of the penalty", above=0.0)
-    rounds: int = parameter(25, "number of rounds", low=1, high=1_000_000)
-    oracle: str = parameter(
-        "sw-graph",
-        "search of the most violating class; sw-graph: by a graph of the classes that follows W; "
-        "nmslib, lsh: by an index of W that is built for each group; random: a control",
-        choices=("exact", "sw-graph", "nmslib", "lsh", "random"),
-    )
-    truncate: str = parameter(
-        "touched",
-        "l1: move all weights towards 0 after a round, or those of the classes in its draws, in "
-        "proportion more (touched: eq. 13 of the paper)",
-        choices=("all", "touched"),
-    )
+    lam: float = with_default(MemoirSolver, "lam", 1.0)
+    rounds: int = with_default(MemoirSolver, "rounds", 25)
+    oracle: str = with_default(MemoirSolver, "oracle", "sw-graph")
+    truncate: str = with_default(MemoirSolver, "truncate", "touched")
 
 
 @dataclass(frozen=True)
@@ -134,18 +107,8 @@ class MemoirPaperFrozenSolver(MemoirPaperSolver):
     one W for all samples of a batch.
     """
 
-    group: int = parameter(
-        0,
-        "draws whose labels are searched before W changes; above 1, threads or workers share "
-        "them; 0: all draws of a round",
-        low=0,
-        high=1000,
-    )
-    margin_at: str = parameter(
-        "step",
-        "test the margin of a draw with the search of its group, or just before its own step",
-        choices=("search", "step"),
-    )
+    group: int = with_default(MemoirSolver, "group", 0)
+    margin_at: str = with_default(MemoirSolver, "margin_at", "step")
 
 
 @dataclass(frozen=True)
@@ -159,28 +122,9 @@ class MemoirScriptsSolver(MemoirSolver):
     baseline: ClassVar[bool] = True
     compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of MEMOIR
 
-    lam: float = parameter(1.0, "weight of the penalty", above=0.0)
-    rounds: int = parameter(25, "number of rounds", low=1, high=1_000_000)
-    group: int = parameter(
-        1000,
-        "draws whose labels are searched before W changes; above 1, threads or workers share "
-        "them; 0: all draws of a round",
-        low=0,
-        high=1000,
-    )
-    step: str = parameter(
-        "batch",
-        "size of a sample's step: eta (sample) or eta / batch (batch)",
-        choices=("sample", "batch"),
-    )
-    margin: float = parameter(
-        1e30,
-        "steps are taken for samples whose label leads by less than this",
-        above=0.0,
-        high=1e30,
-    )
-    draws: str = parameter(
-        "labels",
-        "draw samples uniformly, or labels uniformly and then a sample of the label",
-        choices=("rows", "labels"),
-    )
+    lam: float = with_default(MemoirSolver, "lam", 1.0)
+    rounds: int = with_default(MemoirSolver, "rounds", 25)
+    group: int = with_default(MemoirSolver, "group", 1000)
+    step: str = with_default(MemoirSolver, "step", "batch")
+    margin: float = with_default(MemoirSolver, "margin", 1e30)
+    draws: str = with_default(MemoirSolver, "draws", "labels")

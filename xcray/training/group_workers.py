@@ -1,4 +1,4 @@
-"""The workers of a group for the loop around programs, see `program_loop.TrainingWorkers`."""
+"""The workers of a group, as the loop around programs sees them (`program_loop`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from xcray.solvers.group_contract import GroupSolver, Layout, Program, StateLost
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
 from xcray.training.epoch_strategy import training_rows
-from xcray.training.program_loop import NODE_LEAVES, TrainingWorkers
 from xcray.training.shards.assignment import ShardAssignment
 from xcray.training.shards.shard_worker import ShardWorker
 from xcray.training.shards.source import ShardSource, SplitPlan, split_plan
@@ -27,6 +26,7 @@ from xcray.workers.worker_group import WorkerGroup
 MAX_LOSSES_PER_WORKER: Final = 5  # losses before giving up, per worker, since a newer checkpoint
 # in addition to the time of the last checkpoint
 LEAVE_MARGIN_SECONDS: Final = 5.0
+NODE_LEAVES: Final = "LEAVE"  # code of the Stopped before a node goes
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def make_parts(group: WorkerGroup, layout: Layout, source: ShardSource | None) -
     return ShardAssignment(group, source, layout.grid)
 
 
-class GroupWorkers(TrainingWorkers):
+class GroupWorkers:
     """Workers of an open group that run the calls of a program.
 
     Shares: a lost worker's calls are run again by the next owner; with each checkpoint new workers
@@ -121,6 +121,11 @@ class GroupWorkers(TrainingWorkers):
     loss the program starts again; at sync points shards move and draining nodes are left. What a
     program yields depends on the layout, the data and the solver, not on workers, losses or
     resumes. folder: of the checkpoints; without any, workers only change after losses.
+
+    keeps_state: whether the state of a round stays as it is while the program goes on, so that it
+    can be saved later. note: what happened since the last report, for people. seconds_left: to the
+    end of the training as of the last report, None if unknown. on_progress: called within a round
+    with the epochs that are done in it.
     """
 
     def __init__(
@@ -141,7 +146,8 @@ class GroupWorkers(TrainingWorkers):
         self._farthest = -1  # rounds in the newest checkpoint
         self._lost = self._restarts = 0  # workers; losses since that checkpoint
         self.keeps_state = parts.keeps_state
-        self.note, self.seconds_left = "", None
+        self.note = ""
+        self.seconds_left: float | None = None
         self.on_progress: Callable[[float], None] = lambda ahead: None
         calls.on_progress = self._on_progress
         calls.on_sync_point = self._on_sync_point

@@ -4,69 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 from xcray.arrays import Int64, Pattern
 from xcray.errors import Refused, Stopped, Unavailable
 from xcray.solvers.declarations import StoppingRule
-from xcray.solvers.group_contract import Program, Round
+from xcray.solvers.group_contract import Round
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
 from xcray.training.epoch_progress import CurvePoint, held_out_measures, resume_note, seconds_left
+from xcray.training.group_workers import NODE_LEAVES, GroupWorkers
 from xcray.workers.calls import TIME_LIMIT
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.timeline import START, TimelinePosition
-
-NODE_LEAVES: Final = "LEAVE"  # code of the Stopped before a node goes
-
-
-class TrainingWorkers(Protocol):
-    """Workers of a training, and what depends on where its state is.
-
-    keeps_state: whether the state of a round stays as it is while the program goes on, so that it
-    can be saved later. note: what happened since the last report, for people. seconds_left: to the
-    end of the training as of the last report, None if unknown. on_progress: called within a round
-    with the epochs that are done in it.
-    """
-
-    keeps_state: bool
-    note: str
-    seconds_left: float | None
-    on_progress: Callable[[float], None]
-
-    @property
-    def lost(self) -> int:
-        """Return the number of workers that were lost."""
-
-    @property
-    def moved(self) -> int:
-        """Return the number of shards that moved to another worker."""
-        return 0
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        """Return whether the next round is to be saved in any case."""
-        return False
-
-    def restore(self, folder: CheckpointFolder | None) -> TrainingState | None:
-        """Return the state of the newest checkpoint, None for the start; workers go back to it."""
-
-    def program(self, state: TrainingState | None) -> Program:
-        """Return the program from a state on."""
-
-    def save(self, folder: CheckpointFolder, number: int, state: TrainingState) -> None:
-        """Save a state as checkpoint `number`."""
-
-    def export(self, state: TrainingState, positives: Int64) -> Iterator[SolvedLabels]:
-        """Yield the labels of a finished training."""
-
-    def recover(self, error: Unavailable) -> str:
-        """Replace what was lost; return what happened. Raises the error if that is not possible."""
-
-    def leave(self) -> None:
-        """Leave nodes that are about to go; the last round is saved."""
-        return
 
 
 class ProgramOutcome(NamedTuple):
@@ -98,7 +49,7 @@ class ProgramLoop:
 
     def __init__(
         self,
-        workers: TrainingWorkers,
+        workers: GroupWorkers,
         observer: RunObserver[SolvedLabels],
         rule: StoppingRule,
         *,

@@ -82,7 +82,7 @@ class DSMLRParameters(Parameters):
     )
     prune: float = parameter(0.0, "drop weights of at most this size at the end", low=0.0)
     prune_keep: int = parameter(0, "number of largest weights to keep per label; 0: all", low=0)
-    seed: int = parameter(0, "seed of all random numbers", low=0, high=2**31 - 1)
+    seed: int = parameter(0, "seed of all random numbers", low=0)
 
     @property
     def exact_phase(self) -> bool:

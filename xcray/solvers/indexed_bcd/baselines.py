@@ -59,9 +59,7 @@ class Baseline(HingeOneVsRest):
 
     C: float = parameter(1.0, "weight of a row's loss", above=0.0)
     loss: str = parameter("hinge", "loss of a row", choices=("hinge", "squared_hinge"))
-    seed: int = parameter(
-        0, "seed of random orders; every label has its own stream", low=0, high=2**31 - 1
-    )
+    seed: int = parameter(0, "seed of random orders; every label has its own stream", low=0)
 
     @property
     def is_squared(self) -> bool:

@@ -152,7 +152,6 @@ class IndexedBCDSolver(HingeOneVsRest):
         0,
         "seed of the random order of rows; every label has its own stream",
         low=0,
-        high=2**31 - 1,
     )
 
     @property

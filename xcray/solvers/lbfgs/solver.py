@@ -168,18 +168,6 @@ class LBFGSSolver(Parameters, GroupSolver):
         if rows.held_out is not None and rows.held_out[1].nnz:
             held_out = cut_share(*rows.held_out, share, self.bias)
         shard = cut_share(rows.X, rows.Y, rows.weights, share, self.bias)
-        return self.make_worker(shard, held_out, stopped)
-
-    def make_worker(
-        self,
-        shard: Shard,
-        held_out: Shard | None = None,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> LBFGSWorker:
-        """Return the state of a worker.
-
-        shard: its rows; held_out: its held-out rows, or None; `stopped` is called every few rows.
-        """
         return LBFGSWorker(shard, held_out, stopped)
 
     def program(

@@ -17,11 +17,12 @@ Source: Nocedal, Wright, "Numerical Optimization", 2006, sections 7.1 (inexact N
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from xcray.arrays import Float64, Int64
+from xcray.solvers.row_operator import RowOperator
 
 # an inexact Newton step reduces the gradient of the model to this share
 FORCING_SHARE = 0.25
@@ -29,19 +30,6 @@ MAX_CG_STEPS = 50  # per Newton step
 MAX_HALVINGS = 40  # of a Newton step
 # a step must gain this share of the decrease that the slope predicts
 MIN_DECREASE_SHARE = 1e-4
-
-
-class RowProducts(Protocol):
-    """Products with the rows X (N, D')."""
-
-    def scores(self, W: Float64) -> Float64:
-        """Return X W of W (D', m): (N, m) float64."""
-
-    def adjoint(self, R: Float64) -> Float64:
-        """Return X'R of R (N, m): (D', m) float64."""
-
-    def adjoint_squared(self, R: Float64) -> Float64:
-        """Return `adjoint` with each entry of X squared."""
 
 
 class LabelTargets(NamedTuple):
@@ -80,7 +68,7 @@ class PoissonResult(NamedTuple):
 class PoissonProblem(NamedTuple):
     """The f_k of some labels: rows, targets, c and b (N,), lam."""
 
-    X: RowProducts
+    X: RowOperator
     targets: LabelTargets
     c: Float64
     b: Float64

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -13,23 +13,13 @@ from xcray.errors import ParameterError
 from xcray.solvers.group_contract import WorkerCalls
 from xcray.solvers.least_squares.gram import solver_of
 
-
-class HasShards(Protocol):
-    """A worker with some of the shards of the rows."""
-
-    @property
-    def shards(self) -> Sequence[Any]:
-        """Return the shards, in ascending order."""
-
-
 A = TypeVar("A")
 P = ParamSpec("P")
-W = TypeVar("W", bound=HasShards)
 
 
 def of_shard(
-    method: Callable[Concatenate[W, int, P], tuple[A, float]],
-) -> Callable[Concatenate[W, int, P], tuple[A | None, float | None]]:
+    method: Callable[Concatenate[Any, int, P], tuple[A, float]],
+) -> Callable[Concatenate[Any, int, P], tuple[A | None, float | None]]:
     """Decorate a method that returns the array and the value of the worker's shard number `step`.
 
     Without such a shard it returns (None, None), as `sum_over_shards` expects.
@@ -37,7 +27,7 @@ def of_shard(
 
     @wraps(method)
     def call(
-        self: W, step: int, /, *args: P.args, **kwargs: P.kwargs
+        self: Any, step: int, /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[A | None, float | None]:
         if step >= len(self.shards):
             return None, None

@@ -112,7 +112,7 @@ class StagewiseSolver(Parameters, StagesSolver):
     )
     inner_steps: int = parameter(4, "logistic: steps of a stage", low=1)
     shards: int = parameter(8, "number of row shards, part of the result's bits", low=1, high=4096)
-    seed: int = parameter(0, "seed of the features", low=0, high=2**31 - 1)
+    seed: int = parameter(0, "seed of the features", low=0)
 
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
         CompileCase({"stages": 1, "block_size": 16}, "single"),
@@ -231,7 +231,7 @@ class CalibratedLeastSquaresSolver(Parameters, StagesSolver):
         1.0, "fourier: bandwidth, as a share of the median distance of rows", above=0.0
     )
     shards: int = parameter(8, "number of row shards, part of the result's bits", low=1, high=4096)
-    seed: int = parameter(0, "seed of the features", low=0, high=2**31 - 1)
+    seed: int = parameter(0, "seed of the features", low=0)
 
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (CompileCase({"rounds": 1}, "single"),)
 

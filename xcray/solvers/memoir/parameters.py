@@ -31,7 +31,7 @@ class MemoirParameters(Parameters):
     )
     margin: float = parameter(
         1.0,
-        "steps are taken for samples whose class leads by less than this",
+        "steps are taken for samples whose label leads by less than this",
         above=0.0,
         high=1e30,
     )
@@ -92,7 +92,7 @@ class MemoirParameters(Parameters):
         choices=ROW_NORMS,
     )
     prune: float = parameter(0.0, "drop weights of at most this size after training", low=0.0)
-    seed: int = parameter(0, "seed of the draws", low=0, high=2**31 - 1)
+    seed: int = parameter(0, "seed of the draws", low=0)
 
     def __post_init__(self) -> None:
         """Check the parameters; raise ParameterError if a step would reverse the weights."""
