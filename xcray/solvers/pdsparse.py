@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int64, Pattern, csr, frozen, pattern
+from xcray.arrays import CSR, Float64, Int32, Int64, Pattern, csr, frozen, pattern
 from xcray.certificate import relative_gaps
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import row_norms_sq, take_pattern_rows, transpose_pattern
@@ -48,7 +48,6 @@ INITIAL_CAPACITY = 1 << 16  # entries of the pools
 EXPECTED_PASSES = 6  # typical number of passes with a search of all labels
 ENTRY_SECONDS, FIND_SECONDS = 4e-9, 5e-8  # per entry of W visited, and per entry of V found
 BYTES_PER_WEIGHT = 64  # of W, V and the output while training
-EXPORT_ROWS = 4096  # features exported between two checks of the stop flag
 
 # rounds are passes over all samples; gap and null are shares of the problem's: each sample's part
 # is split equally over its labels
@@ -315,9 +314,8 @@ class PDSparseWorker:
         Raises StateLost.
         """
         lists = self._dual()
-        sizes = lists.size.astype(np.int64)
-        indptr = np.concatenate([[0], np.cumsum(sizes)])
-        at = np.arange(indptr[-1]) + np.repeat(lists.begin - indptr[:-1], sizes)
+        indptr = np.concatenate([[0], np.cumsum(lists.size, dtype=np.int64)])
+        at = _positions(lists.begin, lists.size)
         state = self._state.copy()
         state["work"] = 0
         arrays = {"indptr": indptr, "labels": lists.labels[at], "values": lists.values[at]}
@@ -352,33 +350,24 @@ class PDSparseWorker:
 
     def _weights(self) -> tuple[CSR, Int64]:
         """Return W (labels x features), pruned, and the number of dropped weights per label."""
-        table, n_labels, solver = self._table, self._problem.Y.n_cols, self._solver
-        kept, dropped = np.zeros(n_labels, np.int64), np.zeros(n_labels, np.int64)
-        n, least = len(table.begin), solver.prune * solver.tau
-        for begin in range(0, n, EXPORT_ROWS):
-            _check_stopped(self._stopped)
-            growing.count_entries(
-                table, float(solver.lam), least, begin, min(n, begin + EXPORT_ROWS), kept, dropped
-            )
-        indptr = np.concatenate([[0], np.cumsum(kept)])
-        ends, rows, values = (
-            indptr[:-1].copy(),
-            np.zeros(indptr[-1], np.int32),
-            np.zeros(indptr[-1]),
+        table, solver, K = self._table, self._solver, self._problem.Y.n_cols
+        places = _positions(table.begin, table.n_large)
+        features, labels = (
+            np.repeat(np.arange(len(table.begin)), table.n_large),
+            table.columns[places],
         )
-        for begin in range(0, n, EXPORT_ROWS):
-            _check_stopped(self._stopped)
-            growing.export_csc(
-                table,
-                float(solver.lam),
-                least,
-                begin,
-                min(n, begin + EXPORT_ROWS),
-                ends,
-                rows,
-                values,
-            )
-        return csr(indptr, rows, values / solver.tau, n), dropped
+        V = table.values[places]
+        V -= np.copysign(solver.lam, V)
+        stays = np.abs(V) > solver.prune * solver.tau
+        kept = np.bincount(labels[stays], minlength=K)
+        order = np.flatnonzero(stays)[np.argsort(labels[stays], kind="stable")]
+        W = csr(
+            np.concatenate([[0], np.cumsum(kept)]),
+            features[order],
+            V[order] / solver.tau,
+            len(table.begin),
+        )
+        return W, np.bincount(labels, minlength=K) - kept
 
 
 def _round(calls: WorkerCalls, number: int) -> Round:
@@ -402,13 +391,11 @@ def _saved_state(arrays: Arrays) -> tuple[kernel.ActiveSets, np.ndarray]:
     return kernel.ActiveSets(begin, sizes, sizes.copy(), labels, values, used), state
 
 
-def _check_stopped(stopped: Callable[[], bool]) -> None:
-    """Raise Stopped if a stop was requested."""
-    if stopped():
-        raise Stopped(
-            "stopped while the weights were exported; "
-            "the next run continues after the last saved pass"
-        )
+def _positions(begin: Int64, size: Int32) -> Int64:
+    """Return the positions of the entries of all rows of a pool, row by row."""
+    sizes = size.astype(np.int64)
+    positions: Int64 = np.arange(sizes.sum()) + np.repeat(begin - np.cumsum(sizes) + sizes, sizes)
+    return positions
 
 
 def _label_shares(Y: Pattern, lists: kernel.ActiveSets, gaps: Float64, C: float) -> dict[str, Any]:
@@ -416,8 +403,7 @@ def _label_shares(Y: Pattern, lists: kernel.ActiveSets, gaps: Float64, C: float)
     counts = np.diff(Y.indptr)
     live = (counts > 0) & (counts < Y.n_cols)
     each = np.repeat(live / np.maximum(counts, 1), counts)
-    sizes = lists.size.astype(np.int64)
-    positions = np.arange(sizes.sum()) + np.repeat(lists.begin - (np.cumsum(sizes) - sizes), sizes)
+    positions = _positions(lists.begin, lists.size)
     active = lists.labels[positions[lists.values[positions] > 0.0]]
     return {
         "positives": np.bincount(Y.indices, minlength=Y.n_cols),
