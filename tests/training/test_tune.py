@@ -76,7 +76,6 @@ def test_distances_are_in_decades_and_zero_is_allowed() -> None:
 
 def test_duals_grow_with_the_root_of_c() -> None:
     assert dual_scale({"lam": 0.1, "C": 1.0}, {"lam": 0.01, "C": 4.0}) == 2.0
-    assert dual_scale({"C": 1.0}, {"C": 4.0}, 0.0) == 1.0
     assert dual_scale({"lam": 0.1}, {"lam": 0.01}) == 1.0
 
 
