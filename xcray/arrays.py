@@ -8,6 +8,7 @@ read-only arrays. Two processes that compile both variants at once can corrupt i
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -140,6 +141,17 @@ def csr(indptr: Any, indices: Any, data: Any, n_cols: int) -> CSR:
             f"has {len(out.indices)} indices and {len(out.data)} values"
         )
     return out
+
+
+def stack_rows(parts: Sequence[CSR], n_cols: int) -> CSR:
+    """Return the rows of at least one matrix as one, with `n_cols` columns."""
+    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
+    return csr(
+        np.concatenate(([0], np.cumsum(lengths))),
+        np.concatenate([part.indices for part in parts]),
+        np.concatenate([part.data for part in parts]),
+        n_cols,
+    )
 
 
 def pattern(indptr: Any, indices: Any, n_cols: int) -> Pattern:

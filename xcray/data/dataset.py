@@ -29,7 +29,7 @@ from xcray.errors import Corrupt, InputError, NotFound
 from xcray.kernels.canonical import FAULTS, first_fault, pattern_fault
 from xcray.kernels.sparse import pattern_range, row_range
 from xcray.parameters import require_type
-from xcray.storage.arrow import read_csr, read_names, read_pattern, read_table
+from xcray.storage.arrow import read_column, read_csr, read_names, read_pattern, read_table
 from xcray.storage.atomic import read_json, similar_directory, verify_files
 from xcray.storage.git_lfs import lfs_hint
 from xcray.storage.names import Names
@@ -320,8 +320,15 @@ def _check_file(path: Path, name: str, expected: Mapping[str, Any]) -> None:
 
 def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
     """Map the four matrices of one part and compare their shapes with the manifest."""
-    folder, sizes = path / part, manifest["splits"][part]
+    folder, sizes, files = path / part, manifest["splits"][part], manifest["files"]
     n, D, K = sizes["n_rows"], manifest["n_features"], manifest["n_labels"]
+    weights, unseen = None, None
+    if part == "train" and WEIGHTS in files:
+        column = read_column(read_table(path / WEIGHTS), "weight", pa.float32(), WEIGHTS, n)
+        weights = frozen(column.to_numpy(), np.float32)
+    if part == "test" and UNSEEN in files:
+        column = read_column(read_table(path / UNSEEN), "labels", pa.int64(), UNSEEN, n)
+        unseen = frozen(column.to_numpy(), np.int64)
     split = Split(
         name=part,
         X=read_csr(folder / "x_rows.arrow"),
@@ -329,8 +336,8 @@ def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
         Y=read_pattern(folder / "y_rows.arrow"),
         YT=read_pattern(folder / "y_columns.arrow"),
         content_hash=sizes["content_hash"],
-        weights=_map_weights(path, n) if part == "train" and WEIGHTS in manifest["files"] else None,
-        unseen=_map_unseen(path, n) if part == "test" and UNSEEN in manifest["files"] else None,
+        weights=weights,
+        unseen=unseen,
     )
     if (split.X.shape, split.XT.shape, split.Y.shape, split.YT.shape) != (
         (n, D),
@@ -340,22 +347,6 @@ def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
     ):
         raise Corrupt(f"{path.name}: the matrices of {part} do not have the shapes in the manifest")
     return split
-
-
-def _map_weights(path: Path, n: int) -> Float32:
-    """Map the weights of n training rows. Raises Corrupt."""
-    column = read_table(path / WEIGHTS).column("weight")
-    if len(column) != n or column.type != pa.float32() or column.num_chunks > 1:
-        raise Corrupt(f"{WEIGHTS} does not hold {n} weights in float32", file=WEIGHTS)
-    return frozen(column.combine_chunks().to_numpy(), np.float32)
-
-
-def _map_unseen(path: Path, n: int) -> Int64:
-    """Map the numbers of unseen labels of n test rows. Raises Corrupt."""
-    column = read_table(path / UNSEEN).column("labels")
-    if len(column) != n or column.type != pa.int64() or column.num_chunks > 1:
-        raise Corrupt(f"{UNSEEN} does not hold {n} whole numbers", file=UNSEEN)
-    return frozen(column.combine_chunks().to_numpy(), np.int64)
 
 
 def _check_length(names: pa.LargeStringArray, n: int, file: str) -> pa.LargeStringArray:

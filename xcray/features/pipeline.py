@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
@@ -12,9 +11,9 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import CSR, Float32, frozen
+from xcray.arrays import CSR, Float32
 from xcray.errors import Corrupt, ShapeMismatch
-from xcray.storage.arrow import list_row, read_table, write_table
+from xcray.storage.arrow import list_row, read_float_row, write_table
 from xcray.storage.atomic import read_json, sha256_arrays, write_json
 
 Rows: TypeAlias = CSR | Float32  # (n, width): sparse or a dense float32 array
@@ -115,7 +114,7 @@ class StoredPipeline(ABC):
         try:
             if document["kind"] != cls.kind:
                 raise ValueError(f"kind is {document['kind']!r}, not {cls.kind!r}")
-            arrays = _read_arrays(folder / ARRAYS_FILE, document["shapes"])
+            arrays = read_float_row(folder / ARRAYS_FILE, document["shapes"], folder.name)
             pipeline = cls.from_fields(document["settings"], arrays)
             if pipeline.fingerprint != document["fingerprint"]:
                 raise ValueError("the content does not have the stored fingerprint")
@@ -165,28 +164,3 @@ def project(rows: Rows, matrix: Float32) -> Float32:
     for lo in range(0, rows.n_rows, size):
         np.matmul(X[lo : lo + size].toarray(), matrix, out=out[lo : lo + size])
     return out
-
-
-def _read_arrays(path: Path, shapes: Mapping[str, Any]) -> dict[str, Float32]:
-    """Return the float32 arrays of a file with these shapes, mapped, read-only.
-
-    Raises ValueError if the file does not have them, or if a value is not finite.
-    """
-    table = read_table(path, validate_data=True)
-    if sorted(table.column_names) != sorted(shapes) or table.num_rows != bool(shapes):
-        raise ValueError("the arrays are not those of the settings")
-    arrays = {}
-    for name, shape in shapes.items():
-        if not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError(f"{name} has an invalid shape")
-        column = table.column(name)
-        if column.type != pa.large_list(pa.float32()) or column.null_count:
-            raise ValueError(f"{name} is not a list of float32")
-        values = column.chunk(0).flatten()
-        if values.null_count or len(values) != math.prod(shape):
-            raise ValueError(f"{name} does not have the shape {tuple(shape)}")
-        array = frozen(values.to_numpy(), np.float32).reshape(shape)
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name} has values that are not finite")
-        arrays[name] = array
-    return arrays

@@ -55,7 +55,7 @@ from xcray.model.manifest import (
 )
 from xcray.model.ranker import RANKER, Ranker
 from xcray.model.stages import not_finite, read_stages, write_stages
-from xcray.storage.arrow import CSR_TYPES, read_csr, read_table, write_table
+from xcray.storage.arrow import CSR_TYPES, read_column, read_csr, read_table, write_table
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
@@ -381,20 +381,6 @@ def _map_matrix(path: Path, name: str, shape: tuple[int, int], nnz: int) -> CSR:
 
 
 def _map_column(path: Path, name: str, column: str, kind: pa.DataType, length: int) -> Any:
-    """Map the only column of a table: float32 as a numpy array, strings as an Arrow array."""
-    table = read_table(path / name)
-    if (
-        table.schema != pa.schema({column: kind})
-        or table.num_rows != length
-        or table.column(column).null_count
-    ):
-        raise Corrupt(f"{name} is not {length} values of {column!r} ({kind})", file=name)
-    chunks = table.column(column)
-    if chunks.num_chunks > 1:
-        raise Corrupt(
-            f"{name} holds {column!r} in {chunks.num_chunks} pieces where one was written",
-            file=name,
-        )
-    # the chunk is the mapped pages; combine_chunks would copy them
-    values = chunks.chunk(0) if length else pa.array([], kind)
+    """Map a column of a table: float32 as a numpy array, strings as an Arrow array."""
+    values = read_column(read_table(path / name), column, kind, name, length)
     return frozen(values.to_numpy(), np.float32) if kind == pa.float32() else values

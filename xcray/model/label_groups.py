@@ -7,7 +7,6 @@ groups/members.arrow  the groups of each label, one column per size, from coarse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +16,9 @@ import pyarrow as pa
 from xcray.arrays import CSR, frozen
 from xcray.errors import Corrupt, ShapeMismatch
 from xcray.index.label_groups import LabelGroups
-from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.kernels.sparse import take_rows
-from xcray.model.stages import not_finite
-from xcray.storage.arrow import CSR_TYPES, read_csr, read_table, write_matrix, write_table
+from xcray.model.stages import not_finite, read_canonical
+from xcray.storage.arrow import read_column, read_table, write_matrix, write_table
 from xcray.storage.atomic import sha256_arrays
 
 FOLDER: Final = "groups"
@@ -59,12 +57,17 @@ def read_groups(path: Path, entry: Any, n_labels: int, n_features: int) -> Label
         raise Corrupt(f"the entry of the label groups is not valid: {error!r}") from None
     if not (sound and type(weight) is float and np.isfinite(weight)):
         raise Corrupt("the entry of the label groups is not valid")
-    postings = _read_weights(path, (n_features, sum(sizes)), nnz)
-    b = _read_columns(path, BIAS, {"bias": pa.float32()}, sum(sizes))[0]
+    postings = read_canonical(path / WEIGHTS, WEIGHTS)
+    if postings.shape != (n_features, sum(sizes)) or postings.nnz != nnz:
+        raise Corrupt(f"{WEIGHTS} is {postings.shape} with {postings.nnz} weights", file=WEIGHTS)
+    b = read_column(read_table(path / BIAS), "bias", pa.float32(), BIAS, sum(sizes)).to_numpy()
     if not np.isfinite(b).all():
         raise Corrupt(f"{BIAS}: a bias is not finite", file=BIAS)
-    kinds = dict.fromkeys(map(str, range(len(sizes))), pa.int32())
-    members = np.column_stack(_read_columns(path, MEMBERS, kinds, n_labels))
+    table = read_table(path / MEMBERS)
+    columns = [
+        read_column(table, str(size), pa.int32(), MEMBERS, n_labels) for size in range(len(sizes))
+    ]
+    members = np.column_stack([column.to_numpy() for column in columns])
     try:
         return LabelGroups(
             tuple(sizes), postings, frozen(b, np.float32), frozen(members, np.int32), weight
@@ -135,30 +138,3 @@ def nearest_groups(W: CSR, groups: LabelGroups) -> Any:
         for start, end in zip(ends - groups.sizes, ends, strict=True)
     ]
     return frozen(np.column_stack(columns), np.int32)
-
-
-def _read_weights(path: Path, shape: tuple[int, int], nnz: int) -> CSR:
-    """Map the canonical weights of the groups. Raises NotFound or Corrupt."""
-    table = read_table(path / WEIGHTS, validate_data=True)
-    if {field.name: field.type for field in table.schema} != CSR_TYPES:
-        raise Corrupt(f"{WEIGHTS} is not a sparse matrix", file=WEIGHTS)
-    matrix = read_csr(path / WEIGHTS)
-    code, row = first_fault(matrix)
-    if code or matrix.shape != shape or matrix.nnz != nnz:
-        fault = (
-            f"row {row}: {FAULTS[code]}" if code else f"{matrix.shape} with {matrix.nnz} weights"
-        )
-        raise Corrupt(f"{WEIGHTS}: {fault}", file=WEIGHTS)
-    return matrix
-
-
-def _read_columns(path: Path, name: str, kinds: Mapping[str, Any], length: int) -> list[Any]:
-    """Map the columns of a table. Raises NotFound or Corrupt."""
-    table = read_table(path / name)
-    if (
-        table.schema != pa.schema(kinds)
-        or table.num_rows != length
-        or any(column.null_count for column in table.columns)
-    ):
-        raise Corrupt(f"{name} is not {length} rows of {len(kinds)} columns", file=name)
-    return [column.to_numpy() for column in table.columns]

@@ -29,7 +29,7 @@ from xcray.kernels.search.names import LabelNameTable
 from xcray.kernels.search.ranked_candidates import FEATURES
 from xcray.kernels.search.trees import Trees, tabulate_trees
 from xcray.kernels.text import SEPARATOR
-from xcray.storage.arrow import read_csr, read_table, write_matrix, write_table
+from xcray.storage.arrow import read_column, read_csr, read_table, write_matrix, write_table
 from xcray.storage.atomic import sha256_arrays
 from xcray.storage.names import Names
 
@@ -133,7 +133,9 @@ class Ranker:
             labels = _load_labels(directory, verify)
             table = read_table(directory / TREES)
             columns = {
-                name: frozen(_chunk(table, name, kind).to_numpy(), kind.to_pandas_dtype())
+                name: frozen(
+                    read_column(table, name, kind, TREES).to_numpy(), kind.to_pandas_dtype()
+                )
                 for name, kind in NODE_TYPES.items()
             }
             roots = [int(each) for each in table.schema.metadata[b"roots"].split()]
@@ -147,11 +149,11 @@ class Ranker:
 def _load_labels(directory: Path, verify: bool) -> LabelIndex:
     """Map what candidates are made from."""
     ids, names = read_table(directory / LABELS), read_table(directory / NAMES)
-    prefixes = _chunk(names, "prefix", pa.large_string())
-    lists = _chunk(names, "labels", pa.large_list(pa.int32()))
+    prefixes = read_column(names, "prefix", pa.large_string(), NAMES)
+    lists = read_column(names, "labels", pa.large_list(pa.int32()), NAMES)
     return LabelIndex(
-        Names(_chunk(ids, "name", pa.large_string())),
-        frozen(_chunk(ids, "train_rows", pa.int64()).to_numpy(), np.int64),
+        Names(read_column(ids, "name", pa.large_string(), LABELS)),
+        frozen(read_column(ids, "train_rows", pa.int64(), LABELS).to_numpy(), np.int64),
         LabelNameTable(
             read_lookup(directory, prefixes, verify),
             frozen(lists.offsets.to_numpy(), np.int64),
@@ -159,20 +161,6 @@ def _load_labels(directory: Path, verify: bool) -> LabelIndex:
         ),
         read_csr(directory / ROWS),
     )
-
-
-def _chunk(table: pa.Table, name: str, kind: pa.DataType) -> Any:
-    """Return a column as one array. Raises ValueError for another type, nulls or pieces."""
-    column = table.column(name)
-    # the name of a list's items is not part of its type here
-    same = column.type == kind or (
-        pa.types.is_large_list(kind)
-        and pa.types.is_large_list(column.type)
-        and column.type.value_type == kind.value_type
-    )
-    if not same or column.null_count or column.num_chunks > 1:
-        raise ValueError(f"column {name} is {column.type}, with nulls or in pieces")
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
 def _check(labels: LabelIndex, shape: tuple[int, int]) -> None:

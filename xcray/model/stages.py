@@ -15,12 +15,20 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import CSR, Float32, frozen
+from xcray.arrays import CSR, Float32
 from xcray.errors import Corrupt, ParameterError, ShapeMismatch
 from xcray.features.pipeline import load_pipeline
 from xcray.index.staged import Stage, StageCalibration, StagedScorer
 from xcray.kernels.canonical import FAULTS, first_fault
-from xcray.storage.arrow import CSR_TYPES, list_row, read_csr, read_table, write_matrix, write_table
+from xcray.storage.arrow import (
+    CSR_TYPES,
+    list_row,
+    read_csr,
+    read_float_row,
+    read_table,
+    write_matrix,
+    write_table,
+)
 from xcray.storage.atomic import sha256_arrays
 
 ARRAYS: Final = "arrays.arrow"
@@ -38,6 +46,24 @@ def not_finite(what: str) -> ParameterError:
         "scale the features, for example to rows of length 1",
         code="NOT_FINITE",
     )
+
+
+def read_canonical(path: Path, what: str) -> CSR:
+    """Map a matrix of weights with valid rows. what: the file, for messages.
+
+    Raises NotFound or Corrupt.
+    """
+    table = read_table(path, validate_data=True)
+    chunks = [chunk for column in table.columns for chunk in column.chunks]
+    if {field.name: field.type for field in table.schema} != CSR_TYPES or any(
+        chunk.null_count or chunk.flatten().null_count for chunk in chunks
+    ):
+        raise Corrupt(f"{what} is not a sparse matrix", file=path.name)
+    matrix = read_csr(path)
+    code, row = first_fault(matrix)
+    if code:
+        raise Corrupt(f"{what}, row {row}: {FAULTS[code]}", file=path.name)
+    return matrix
 
 
 def write_stages(folder: Path, stages: Sequence[Stage]) -> list[dict[str, Any]]:
@@ -139,40 +165,8 @@ def _read_stage(place: Path, entry: Mapping[str, Any], n_inputs: int, n_labels: 
         shapes["W"] = (n_outputs, n_labels)
     if simplex is not None:
         shapes |= {"C": (3 * n_labels if simplex else 3, n_labels), "c": (n_labels,)}
-    arrays = _read_arrays(place / ARRAYS, shapes)
-    W = _read_sparse(place / SPARSE_WEIGHTS) if sparse else arrays["W"]
+    arrays = read_float_row(place / ARRAYS, shapes, f"stage {place.name}")
+    what = f"{SPARSE_WEIGHTS} of stage {place.name}"
+    W = read_canonical(place / SPARSE_WEIGHTS, what) if sparse else arrays["W"]
     calibration = None if simplex is None else StageCalibration(arrays["C"], arrays["c"], simplex)
     return Stage(W, arrays["b"], pipeline, calibration)
-
-
-def _read_arrays(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Float32]:
-    """Map float32 arrays of these shapes. Raises NotFound or Corrupt."""
-    table = read_table(path, validate_data=True)
-    kind = pa.large_list(pa.float32())
-    if table.num_rows != 1 or {field.name: field.type for field in table.schema} != dict.fromkeys(
-        shapes, kind
-    ):
-        raise Corrupt(f"{path.name} of stage {path.parent.name} lacks {', '.join(shapes)}")
-    arrays = {}
-    for name, shape in shapes.items():
-        values = table.column(name).chunk(0).flatten()
-        sound = not values.null_count and len(values) == np.prod(shape, dtype=object)
-        if not sound or not np.isfinite(values.to_numpy()).all():
-            raise Corrupt(f"{name} of stage {path.parent.name} is not {shape} finite numbers")
-        arrays[name] = frozen(values.to_numpy(), np.float32).reshape(shape)
-    return arrays
-
-
-def _read_sparse(path: Path) -> CSR:
-    """Map canonical sparse weights. Raises NotFound or Corrupt."""
-    table = read_table(path, validate_data=True)
-    chunks = [chunk for column in table.columns for chunk in column.chunks]
-    if {field.name: field.type for field in table.schema} != CSR_TYPES or any(
-        chunk.null_count or chunk.flatten().null_count for chunk in chunks
-    ):
-        raise Corrupt(f"{path.name} of stage {path.parent.name} is not a sparse matrix")
-    matrix = read_csr(path)
-    code, row = first_fault(matrix)
-    if code:
-        raise Corrupt(f"{path.name} of stage {path.parent.name}, row {row}: {FAULTS[code]}")
-    return matrix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -308,12 +309,8 @@ def blob_offset(path: Path) -> int:
 def read_csr(path: Path) -> CSR:
     """Map a CSR of `write_matrix`; arrays are views of the file. Raises NotFound or Corrupt."""
     table, indptr, indices = _read_rows(path)
-    values = (
-        _single_chunk(table, "values").values.to_numpy()
-        if table.num_rows
-        else np.empty(0, np.float32)
-    )
-    return csr(indptr, indices, values, _n_cols(path, table))
+    values = read_column(table, "values", CSR_TYPES["values"], path.name).values
+    return csr(indptr, indices, values.to_numpy(), _n_cols(path, table))
 
 
 def read_pattern(path: Path) -> Pattern:
@@ -328,20 +325,9 @@ def read_pattern(path: Path) -> Pattern:
 def _read_rows(path: Path) -> tuple[pa.Table, Any, Any]:
     """Return the mapped table with the offsets and indices of its rows."""
     table = read_table(path)
-    if "indices" not in table.column_names:
-        raise Corrupt(f"{path.name} has no column 'indices'; it holds {table.column_names}")
-    if not table.num_rows:
-        return table, np.zeros(1, np.int64), np.empty(0, np.int32)
-    rows = _single_chunk(table, "indices")
-    return table, rows.offsets.to_numpy(), rows.values.to_numpy()
-
-
-def _single_chunk(table: pa.Table, column: str) -> Any:
-    """Return the single chunk of a column. Raises Corrupt if there are more."""
-    chunks = table.column(column)
-    if chunks.num_chunks != 1:
-        raise Corrupt(f"column {column!r} has {chunks.num_chunks} chunks instead of one")
-    return chunks.chunk(0)
+    rows = read_column(table, "indices", CSR_TYPES["indices"], path.name)
+    indptr = rows.offsets.to_numpy() if table.num_rows else np.zeros(1, np.int64)
+    return table, indptr, rows.values.to_numpy()
 
 
 def _n_cols(path: Path, table: pa.Table) -> int:
@@ -352,7 +338,52 @@ def _n_cols(path: Path, table: pa.Table) -> int:
         raise Corrupt(f"{path.name} has no number of columns in its metadata") from None
 
 
+def read_column(
+    table: pa.Table, name: str, kind: pa.DataType, file: str, length: int | None = None
+) -> pa.Array:
+    """Return a column as one array, a view of the mapped file.
+
+    file: of the table, for messages. Raises Corrupt if it is missing, of another type or length,
+    with nulls or in pieces.
+    """
+    column = table.column(name) if name in table.column_names else pa.chunked_array([], pa.null())
+    # the name of a list's items is not part of its type here
+    same = column.type == kind or (
+        pa.types.is_large_list(kind)
+        and pa.types.is_large_list(column.type)
+        and column.type.value_type == kind.value_type
+    )
+    if not same or column.null_count or length not in (None, len(column)):
+        wanted = f"{kind}" if length is None else f"{length} values of {kind}"
+        raise Corrupt(f"{file}: {name!r} is not {wanted}, without nulls", file=file)
+    if column.num_chunks > 1:
+        raise Corrupt(f"{file} holds {name!r} in pieces where one was written", file=file)
+    # combine_chunks would copy the mapped pages
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def read_float_row(path: Path, shapes: Mapping[str, Sequence[int]], what: str) -> Any:
+    """Map the only row of a table as float32 arrays of these shapes, by name.
+
+    what: the table, for messages. Raises NotFound, and Corrupt for other columns or sizes, or a
+    value that is not finite.
+    """
+    table, kind = read_table(path, validate_data=True), pa.large_list(pa.float32())
+    if table.num_rows != bool(shapes) or set(table.column_names) != set(shapes):
+        raise Corrupt(f"{path.name} of {what} lacks {', '.join(shapes)}", file=path.name)
+    arrays = {}
+    for name, shape in shapes.items():
+        values = read_column(table, name, kind, f"{path.name} of {what}").flatten()
+        sound = all(type(n) is int and n >= 0 for n in shape) and not values.null_count
+        if not sound or len(values) != math.prod(shape):
+            raise Corrupt(f"{name} of {what} does not have the shape {shape}", file=path.name)
+        array = frozen(values.to_numpy(), np.float32).reshape(shape)
+        if not np.isfinite(array).all():
+            raise Corrupt(f"{name} of {what} has values that are not finite", file=path.name)
+        arrays[name] = array
+    return arrays
+
+
 def read_names(path: Path) -> pa.LargeStringArray:
     """Map a table of names; `names[i].as_py()` is the i-th. Raises NotFound or Corrupt."""
-    column = read_table(path).column("name")
-    return column.chunk(0) if column.num_chunks else pa.array([], pa.large_string())
+    return read_column(read_table(path), "name", pa.large_string(), path.name)

@@ -318,9 +318,8 @@ def read_rows(file: Path, zero_based: bool, n_features: int, first_index: int | 
     n_features, first_index: of the model. Raises DataError with file and line, ParameterError if
     the first index is another one.
     """
-    import numpy as np
 
-    from xcray.arrays import csr
+    from xcray.arrays import stack_rows
     from xcray.data.feature_space import reads_zero_based
     from xcray.data.readers.error_log import ErrorCollector
     from xcray.data.readers.options import ReadOptions
@@ -335,12 +334,7 @@ def read_rows(file: Path, zero_based: bool, n_features: int, first_index: int | 
         if error.code == "FORMAT_MISMATCH" and str(error.hint).startswith("format="):
             error.hint = "--file reads svmlight; `xcray predict-batch` reads other formats"
         raise
-    lengths = np.concatenate([np.diff(X.indptr) for X in chunks])
-    columns, values = (
-        np.concatenate([X.indices for X in chunks]),
-        np.concatenate([X.data for X in chunks]),
-    )
-    return csr(np.concatenate([[0], np.cumsum(lengths)]), columns, values, n_features)
+    return stack_rows(chunks, n_features)
 
 
 def to_instances(rows: CSR) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int32, Int64, csr, frozen
+from xcray.arrays import CSR, Float64, Int32, Int64, csr, frozen, stack_rows
 from xcray.kernels.sparse import row_norms_sq, take_rows
 from xcray.kernels.training import metric_forest as kernel
 from xcray.kernels.training.dual_hinge import Pages
@@ -101,7 +101,7 @@ class ForestBuilder:
         trees = self._trees
         roots = np.cumsum([0, *(len(tree.leaf) for tree in trees)])
         pages = np.cumsum([0, *(len(tree.leaves[0]) for tree in trees)])
-        pivots = _stack([tree.pivots for tree in trees], self._n_cols)
+        pivots = stack_rows([tree.pivots for tree in trees], self._n_cols)
         first = [tree.first_child + root for tree, root in zip(trees, roots, strict=False)]
         leaf = [
             np.where(tree.leaf >= 0, tree.leaf + page, -1)
@@ -147,7 +147,7 @@ class _TreeBuilder:
             pending += self._split(node, members)
         first, children, pivot, leaf = np.array(self._nodes, np.int64).T
         root_row = csr([0, 0], [], [], self._X.n_cols)
-        pivots = _stack([root_row, take_rows(self._X, pivot[1:])], self._X.n_cols)
+        pivots = stack_rows([root_row, take_rows(self._X, pivot[1:])], self._X.n_cols)
         return Tree(first, children, leaf, np.stack(self._products), pivots, self._leaves)
 
     def _add_node(self, pivot: int, products: Float64) -> int:
@@ -178,14 +178,3 @@ class _TreeBuilder:
         self._nodes[node][:2] = [len(self._nodes), len(parts)]
         for pivot, part, row in zip(pivots, parts, products, strict=False):
             yield self._add_node(int(pivot), row), part
-
-
-def _stack(parts: list[CSR], n_cols: int) -> CSR:
-    """Return the rows of several matrices as one."""
-    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
-    return csr(
-        np.concatenate([[0], np.cumsum(lengths)]),
-        np.concatenate([part.indices for part in parts]),
-        np.concatenate([part.data for part in parts]),
-        n_cols,
-    )

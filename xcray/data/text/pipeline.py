@@ -32,7 +32,7 @@ from xcray.data.text.vocabulary import build_vocabulary, read_lookup, string_byt
 from xcray.errors import Corrupt, DataError, ParameterError
 from xcray.kernels.text import SEPARATOR
 from xcray.kernels.vocabulary import Vocabulary
-from xcray.storage.arrow import read_table, write_table
+from xcray.storage.arrow import read_column, read_table, write_table
 from xcray.storage.atomic import read_json, sha256_arrays, write_json
 
 __all__ = ["TextParams", "TextPipeline", "count_empty_rows", "empty_rows"]
@@ -328,7 +328,9 @@ class TextPipeline:
                     f"text.json has schema version {head['schema_version']}, "
                     f"this xcray reads {SCHEMA_VERSION}"
                 )
-            terms, df, idf = (_column(table, name, kind) for name, kind in COLUMNS.items())
+            terms, df, idf = (
+                read_column(table, name, kind, "vocabulary.arrow") for name, kind in COLUMNS.items()
+            )
             params, extra = TextParams.from_dict(head["params"]), head.get("numbers", ())
             versions = head.get("stemmer"), head.get("detector")
             out = cls(params, terms, df.to_numpy(), head["n_texts"], extra, *versions)
@@ -364,16 +366,6 @@ def empty_rows(X: CSR) -> NDArray[np.bool_]:
     """Return (n,) bool: which rows have no feature."""
     empty: NDArray[np.bool_] = X.indptr[1:] == X.indptr[:-1]
     return empty
-
-
-def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
-    """Return a column as one mapped array. Raises Corrupt for another type or nulls."""
-    column = table.column(name)
-    if column.type != kind or column.null_count or column.num_chunks > 1:
-        raise Corrupt(
-            f"vocabulary.arrow holds {name!r} as {column.type}, or with nulls; {kind} is expected"
-        )
-    return column.chunk(0) if column.num_chunks else pa.array([], kind)
 
 
 def _header_seal(head: dict[str, Any]) -> str:

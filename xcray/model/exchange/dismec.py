@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xcray.arrays import CSR
+from xcray.arrays import CSR, stack_rows
 from xcray.errors import InputError
 from xcray.model.exchange.checks import (
     checked_numbers,
@@ -26,7 +26,6 @@ from xcray.model.exchange.weights import (
     join_bias,
     number_names,
     read_json_object,
-    stack_rows,
 )
 
 SPARSE_TEXT, DENSE_TEXT, DENSE_NPY = "SparseTXT", "DenseTXT", "DenseNPY"
@@ -51,7 +50,7 @@ def read(path: Path) -> ForeignWeights:
     ends = np.cumsum([0, *(block.n_rows for block in blocks)])
     if not files or ends[-1] != K or [int(entry["first"]) for entry in files] != ends[:-1].tolist():
         raise InputError(f"the files of {path.name} do not have the {K} labels it states")
-    W = stack_rows(blocks)
+    W = stack_rows(blocks, D)
     return ForeignWeights(W, np.zeros(K, np.float32), number_names(K))
 
 

@@ -13,7 +13,7 @@ from typing import Final, TextIO
 
 import numpy as np
 
-from xcray.arrays import frozen
+from xcray.arrays import frozen, stack_rows
 from xcray.errors import InputError
 from xcray.kernels.sparse import take_rows, transpose
 from xcray.model.exchange.checks import checked_size
@@ -22,7 +22,6 @@ from xcray.model.exchange.weights import (
     from_entries,
     join_bias,
     number_names,
-    stack_rows,
 )
 
 HEADER: Final = ("solver_type", "nr_class", "label", "nr_feature", "bias")
@@ -50,7 +49,7 @@ def read(path: Path) -> ForeignWeights:
             "features, or labels in common"
         )
     order = np.argsort(labels)
-    W = take_rows(stack_rows([part.W for part in parts]), order)
+    W = take_rows(stack_rows([part.W for part in parts], *widths), order)
     b = np.concatenate([part.b for part in parts])[order]
     return ForeignWeights(W, frozen(b, np.float32), [str(labels[k]) for k in order])
 

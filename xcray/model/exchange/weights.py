@@ -58,18 +58,6 @@ def to_float32(values: Any) -> Float32:
         return frozen(values, np.float32)
 
 
-def stack_rows(blocks: Sequence[CSR]) -> CSR:
-    """Return the rows of all blocks, which have the same number of columns."""
-    begins = np.cumsum([0, *(block.nnz for block in blocks)])
-    indptr = [block.indptr[:-1] + begin for block, begin in zip(blocks, begins, strict=False)]
-    return csr(
-        np.concatenate([*indptr, begins[-1:]]),
-        np.concatenate([block.indices for block in blocks]),
-        np.concatenate([block.data for block in blocks]),
-        blocks[0].n_cols,
-    )
-
-
 def split_bias(weights: ForeignWeights) -> ForeignWeights:
     """Return the weights with the last feature, a constant 1, as the bias.
 

@@ -9,10 +9,9 @@ from functools import partial
 from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 from fastapi import Request
 
-from xcray.arrays import CSR, Float64, csr
+from xcray.arrays import CSR, Float64, stack_rows
 from xcray.data.text.pipeline import empty_rows
 from xcray.errors import InputError
 from xcray.index.search_result import Bools, SearchResult
@@ -331,10 +330,4 @@ def _concatenate(payloads: list[ModelInput]) -> ModelInput:
     if isinstance(payloads[0], list):
         return list(chain.from_iterable(each for each in payloads if isinstance(each, list)))
     rows = [each for each in payloads if not isinstance(each, list)]
-    lengths = np.concatenate([np.diff(each.indptr) for each in rows])
-    return csr(
-        np.concatenate(([0], np.cumsum(lengths))),
-        np.concatenate([each.indices for each in rows]),
-        np.concatenate([each.data for each in rows]),
-        rows[0].n_cols,
-    )
+    return stack_rows(rows, rows[0].n_cols)
