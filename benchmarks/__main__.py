@@ -29,7 +29,6 @@ QUICK: Final = (  # with --quick, seconds each
     "text.zero_shot",
     "training.auto",
     "training.certificates",
-    "training.convergence",
     "training.estimates",
     "training.labels",
     "training.quality",
