@@ -28,11 +28,10 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.solvers import make_solver
 from xcray.storage import checkpoints
-from xcray.storage.arrow import read_table
 from xcray.system.blas_threads import limit_blas_threads
 from xcray.training import train
 from xcray.training.edit.labels import remove_labels, retrain_labels
-from xcray.training.epoch_strategy import EPOCHS_FILE, shorten_history, thin_history
+from xcray.training.epoch_strategy import thin_history
 from xcray.workers import calls
 from xcray.workers.pool import StopFlag
 
@@ -66,24 +65,6 @@ def kept_often() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "seconds_between", lambda _: 0.0)
         yield
-
-
-def test_the_whole_of_a_long_history_is_next_to_the_model(tmp_path: Path) -> None:
-    entries = [
-        {"epoch": n, "objective": 1.0 / (n + 1), **({"held_out": 0.5} if n % 2 else {})}
-        for n in range(1200)
-    ]
-    report: dict[str, Any] = {"history": entries}
-    shorten_history(report, tmp_path)
-    assert len(report["history"]) <= 501
-    assert (report["history"][0], report["history"][-1]) == (entries[0], entries[-1])
-    whole = read_table(tmp_path / EPOCHS_FILE)
-    assert whole.num_rows == 1200
-    assert whole.slice(7, 2).to_pylist() == [{**entries[7]}, {**entries[8], "held_out": None}]
-    short: dict[str, Any] = {"history": entries[:500]}
-    shorten_history(short, tmp_path / "nowhere")
-    assert short == {"history": entries[:500]}
-    shorten_history({"labels": 3}, tmp_path / "nowhere")
 
 
 def test_long_histories_are_thinned() -> None:

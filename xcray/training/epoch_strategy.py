@@ -10,15 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-
 from xcray.data.dataset import Dataset
 from xcray.errors import NotFound, missing_ray
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.solvers.contract import Solver
 from xcray.solvers.group_contract import Grid, TrainingRows
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.storage.arrow import write_table
 from xcray.storage.atomic import read_json
 from xcray.training.capacity.preflight import worker_count
 from xcray.training.report.summary import summarize_block
@@ -28,7 +25,6 @@ from xcray.workers.local_group import ThreadGroup
 from xcray.workers.worker_group import WorkerFactory, WorkerGroup
 
 MAX_HISTORY_ENTRIES: Final = 500  # in a report
-EPOCHS_FILE: Final = "epochs.arrow"  # in the model's directory: a long history
 OUTCOME_FILE: Final = "outcome.json"  # of a training that has ended
 CHECKPOINT_FOLDER: Final = "checkpoints"  # in the run directory, for checkpoints
 
@@ -131,7 +127,7 @@ def outcome_report(
         "converged": solver.stopping.is_met(result["reason"]),
         **({"held_out": last["held_out"]} if last.get("held_out") is not None else {}),
         **({"export": export} if export else {}),
-        "history": [dict(entry) for entry in result["history"]],
+        "history": thin_history(result["history"]),
     }
 
 
@@ -152,23 +148,6 @@ def compare_measures(
         }
         for name in both
     }
-
-
-def shorten_history(report: dict[str, Any], folder: Path) -> None:
-    """Shorten a long history in a report, and write all of it to epochs.arrow in `folder`.
-
-    MAX_HISTORY_ENTRIES entries stay in the report. The table has one row per entry and one column
-    per name; missing values are null.
-    """
-    history = report.get("history", ())
-    if len(history) <= MAX_HISTORY_ENTRIES:
-        return
-    names = dict.fromkeys(name for entry in history for name in entry)
-    write_table(
-        folder / EPOCHS_FILE,
-        pa.table({name: [entry.get(name) for entry in history] for name in names}),
-    )
-    report["history"] = thin_history(history)
 
 
 def thin_history(

@@ -27,7 +27,6 @@ from xcray.training.block_store import BlockStore
 from xcray.training.calibration.fit import SearchFn, calibrate_held_out, held_out_part
 from xcray.training.capacity.monitor import ResourceMonitor
 from xcray.training.capacity.preflight import check_fits, memory_limits, merge_budget
-from xcray.training.epoch_strategy import shorten_history
 from xcray.training.label_groups.data import GroupPlan, make_groups, with_group_labels
 from xcray.training.label_groups.plan import plan_groups, summarize_groups
 from xcray.training.observer import TrainingObserver
@@ -256,7 +255,6 @@ class _TrainingRun:
         report = self._make_report(
             block, staging.path, balance(timeline, self.strategy.workers), measures
         )
-        shorten_history(report, staging.path)
         content = ModelContent(
             None if index is None else index.W,
             None if index is None else index.b,

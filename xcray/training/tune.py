@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from xcray.api.options import DEFAULT_MEASURE
 from xcray.data.dataset import Dataset, open_verified
 from xcray.errors import ParameterError, Stopped
 from xcray.solvers import SOLVERS, make_solver
-from xcray.storage.arrow import write_table
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
@@ -110,9 +107,8 @@ def tune(
 ) -> TuneResult:
     """Solve all points, choose the best, train the final model, and publish the directory `out`.
 
-    out: receives model/ (the model directory), path.json and path.arrow (all points). run_dir:
-    stores finished points. Call again with the same directory, also with another grid,
-    to resume.
+    out: receives model/ (the model directory) and path.json (all points). run_dir: stores finished
+    points. Call again with the same directory, also with another grid, to resume.
     progress, stop, job: as in `xcray.training.train`. Raises the errors of `train`, and
     ParameterError if one side of the split has no rows.
     """
@@ -229,7 +225,6 @@ class _TuneRun:
             write_json(
                 staged / "path.json", {**report, "model": model.sha256, "test": model.measures}
             )
-            write_table(staged / "path.arrow", settings_table(results))
             publish_directory(staged, out)
         finally:
             discard_directory(staged)
@@ -261,23 +256,3 @@ class _TuneRun:
 def choose_setting(results: list[dict[str, Any]]) -> int:
     """Return the number of the setting with the best value; ties: the sparser, then the earlier."""
     return min(range(len(results)), key=lambda i: (-results[i]["value"], results[i]["weights"], i))
-
-
-def settings_table(results: list[dict[str, Any]]) -> pa.Table:
-    """Return the settings as a table: one column per parameter, measure and value."""
-    rows = []
-    for result in results:
-        values = {
-            name: value
-            for name, value in result.items()
-            if name not in ("params", "measures", "start")
-        }
-        rows.append(
-            {
-                **result["params"],
-                **result["measures"],
-                **values,
-                "warm": result["start"] is not None,
-            }
-        )
-    return pa.Table.from_pylist(rows)

@@ -26,7 +26,7 @@ def tune(
     dataset: DatasetArgument,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="Directory to write: model/, path.json, path.arrow."),
+        typer.Option("--out", "-o", help="Directory to write: model/, path.json."),
     ] = Path("tune"),
     grid: Annotated[
         list[str] | None,

@@ -1,8 +1,7 @@
 """Retention of job events, so that a job's history stays readable however long it runs.
 
-Series are thinned evenly, other kinds lose their oldest events. The complete series of a training
-lie in Arrow files: batches in timeline.arrow of its model, epochs in epochs.arrow if they are more
-than a report holds.
+Series are thinned evenly, other kinds lose their oldest events. All batches of a training are in
+timeline.arrow of its model.
 """
 
 from __future__ import annotations
