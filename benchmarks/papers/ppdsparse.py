@@ -149,13 +149,8 @@ PAPER = Paper(
         ),
         ("Table 3 (aloi.bin, LSHTC1, Dmoz)", "the sets are not on this machine"),
         (
-            "FastXML",
-            "`benchmarks.peers --fastxml FOLDER` runs its programs, which are not on this machine",
-        ),
-        (
-            "PfastreXML",
-            "it is FastXML with another loss and a classifier on its leaves, and like FastXML a "
-            "program of its authors that no package registry has; PSP@k of xcray is compared with "
+            "FastXML, PfastreXML",
+            "programs of their authors that no package registry has; xcray is compared with "
             "PECOS, omikuji and napkinXC instead, which are newer and more accurate trees",
         ),
         (

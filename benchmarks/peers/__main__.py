@@ -1,6 +1,6 @@
 """Core-seconds and P@1/3/5 of xcray and other programs.
 
-They are LIBLINEAR, napkinXC, PECOS, omikuji, Vowpal Wabbit's recall_tree, DiSMEC++ and FastXML.
+They are LIBLINEAR, napkinXC, PECOS, omikuji, Vowpal Wabbit's recall_tree and DiSMEC++.
 
 `python -m benchmarks.peers --data DIR [--sets bibtex cooking ...] [--peers xcray liblinear ...]
 [--cache DIR] [--env DIR]`
@@ -12,8 +12,8 @@ labels takes hours, so on the sets in --samples the one-vs-rest peers train a sa
 stratified by frequency. Their time per label is that of the sample. Their answers are compared on
 the test rows that have a label of the sample, with only the labels of the sample as candidates, for
 xcray too. Trees and xcray train all labels. --cache keeps data, runs and answers; --again NAMES
-repeats these runs. --dismecpp is the path of the program `train` of DiSMEC++, --fastxml that of the
-folder with fastXML_train and fastXML_predict, built elsewhere. recall_tree answers one label.
+repeats these runs. --dismecpp is the path of the program `train` of DiSMEC++, built elsewhere.
+recall_tree answers one label.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ PEERS_BY_NAME = {
     "recall_tree": PeerSpec(
         "Vowpal Wabbit recall_tree (one label)", "vowpalwabbit", whole=True, tree=True
     ),
-    "fastxml": PeerSpec("FastXML (50 trees)", "fastxml", whole=True, tree=True),
 }
 SETS = (
     "bibtex",
@@ -82,11 +81,6 @@ SETS = (
     "gutenberg_lcsh",
     "gnd_tibkat",
 )
-# peers that are given by path: option and its help
-PROGRAMS = {
-    "dismecpp": "the program `train` of DiSMEC++",
-    "fastxml": "the folder with fastXML_train and fastXML_predict",
-}
 C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere
 # threshold below which peers drop weights, their default; none on sets of few labels, where weights
 # and models are small
@@ -279,10 +273,9 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
         (options.env or place / "env").resolve(),
         {PEERS_BY_NAME[peer].package for peer in options.peers},
     )
-    for peer in PROGRAMS:
-        if path := getattr(options, peer):
-            absent.pop(peer, None)
-            setattr(options, peer, path.resolve())
+    if options.dismecpp:
+        absent.pop("dismecpp", None)
+        options.dismecpp = options.dismecpp.resolve()
     rows, verdicts = [], []
     for name in options.sets or (SETS if options.data else ["synthetic"]):
         those = prepare(name, options, place)
@@ -336,7 +329,7 @@ def main() -> None:
             "default": 60.0,
             "help": "CPU seconds on one set after which a peer is not repeated",
         },
-        **{name: {"type": Path, "help": text} for name, text in PROGRAMS.items()},
+        dismecpp={"type": Path, "help": "the program `train` of DiSMEC++"},
         core={
             "type": int,
             "help": "the core of all runs; default: the last one; -1: any",

@@ -1,10 +1,11 @@
 """P@1, P@5, nDCG@5 and PSP@5 of xcray, with --auto and with groups, and of peers with a chosen C.
 
 `python -m benchmarks.peers.accuracy --data DIR [--sets bibtex ...] [--peers pecos_tree ...]
-[--cache DIR] [--env DIR] [--dismecpp PROGRAM]`
+[--cs 0.3 1 3] [--tuning-rows N] [--cache DIR] [--env DIR] [--dismecpp PROGRAM]`
 
-Every peer is trained with its defaults (C = 1), and once more with the C of CS that is best on
-held-out training rows for P@1 + nDCG@5. These are the rows that --auto measures on. All programs
+Every peer is trained with its defaults (C = 1), and once more with the C of --cs that is best on
+held-out training rows for P@1 + nDCG@5. These are the rows that --auto measures on; --tuning-rows
+limits the other rows, on which the peers are trained for it. All programs
 read the same rows; LinearSVC and PECOS, which do not normalise them, are trained once more on rows
 of length 1 where the lengths differ. All run on one core with one thread. CPU seconds are those of
 training; the choice of C or of other parameters is counted separately for the peers and included
@@ -66,8 +67,10 @@ class Folders(NamedTuple):
     dismecpp: Path | None
 
 
-def prepare(data: Dataset, folder: Path, dismecpp: Path | None = None) -> Folders:
-    """Write the two task folders of a set, once."""
+def prepare(
+    data: Dataset, folder: Path, dismecpp: Path | None = None, tuning_rows: int | None = None
+) -> Folders:
+    """Write the two task folders of a set, once. tuning_rows: at most as many in the second."""
     columns = np.flatnonzero(data.label_counts > 0).astype(np.int32)
     whole, learn = folder / "all", folder / "learn"
     if not (whole / "train.txt").exists():
@@ -75,7 +78,9 @@ def prepare(data: Dataset, folder: Path, dismecpp: Path | None = None) -> Folder
     X, Y = data.train.X.to_scipy(), data.train.Y.to_scipy()[:, columns]
     held_out = HashSplit(HOLDOUT).mask(0, X.shape[0])
     if not (learn / "train.txt").exists():
-        write_task(X[~held_out], Y[~held_out], X[held_out], columns, learn)
+        rows = np.random.default_rng(0).permutation(np.flatnonzero(~held_out))[:tuning_rows]
+        rows.sort()
+        write_task(X[rows], Y[rows], X[held_out], columns, learn)
     return Folders(data, columns, whole, learn, pattern_from(Y[held_out]), dismecpp)
 
 
@@ -208,7 +213,7 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
     rows = []
     for name in options.sets:
         data = dataset(name, options.data, place / "sets")
-        those = prepare(data, place / "tasks" / name, program)
+        those = prepare(data, place / "tasks" / name, program, options.tuning_rows)
 
         def train(task: dict[str, Any], run: str, name: str = name) -> dict[str, Any]:
             file = place / "runs" / name / f"{run}.json"
@@ -220,7 +225,7 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
             if PEERS_BY_NAME[peer].package not in absent:
                 both = peer in READ_AS_GIVEN and not has_equal_lengths(data.train.X)
                 for unit in (False, True) if both else (False,):
-                    mine += peer_rows(those, peer, unit, train)
+                    mine += peer_rows(those, peer, unit, train, options.cs)
         rows += [{"set": name, **row} for row in with_measures(mine, data)]
         print(table(rows), frequency_table(rows), sep="\n\n", flush=True)
     return {"benchmark": "accuracy", "rows": rows, "versions": versions(python)}
@@ -234,6 +239,8 @@ def main() -> None:
         quick={"sets": ["synthetic"], "peers": []},
         sets={"nargs": "+", "default": list(SETS)},
         peers={"nargs": "*", "default": list(PEERS), "choices": list(PEERS_BY_NAME)},
+        cs={"type": float, "nargs": "+", "default": CS},
+        tuning_rows={"type": int, "help": "rows that peers are tuned on; default: all"},
         env={"type": Path, "help": "the peers' environment; default: in the cache"},
         cache={"type": Path, "help": "directory of data sets and runs; default: a temporary one"},
         again={"action": "store_true", "help": "run xcray again although the cache has its runs"},

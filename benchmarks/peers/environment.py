@@ -33,9 +33,7 @@ MODULES = {
     "omikuji": "omikuji",
     "vowpalwabbit": "vowpalwabbit",
 }
-ABSENT = {
-    name: f"not a Python package: give its program by --{name}" for name in ("dismecpp", "fastxml")
-}
+ABSENT = {"dismecpp": "not a Python package: give its program by --dismecpp"}
 RESULT_FILE = "peers.json"
 LISTED = ("napkinxc", "libpecos", "omikuji", "vowpalwabbit", "numpy")
 

@@ -320,57 +320,8 @@ class RecallTree:
         return {"model_bytes": (self.place / "model").stat().st_size, "peak_bytes": peak}
 
 
-class FastXML:
-    """FastXML: its programs fastXML_train and fastXML_predict in one folder, with their defaults.
-
-    Their text files are read and written within the measured time.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        self.programs, self.place = Path(str(problem.program)), problem.scratch
-        self.model, self.n_labels = self.place / "model", problem.Y.shape[1]
-        self.model.mkdir()
-        write_matrix(self.place / "x", problem.X)
-        write_matrix(self.place / "y", problem.Y)
-
-    def run(self, program: str, *files: Path) -> None:
-        """Run a program with one thread."""
-        command = [str(self.programs / program), *map(str, files), "-T", "1"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=self.place)
-
-    def train(self) -> None:
-        self.run("fastXML_train", self.place / "x", self.place / "y", self.model)
-        self.train_cpu_s = child_seconds()
-
-    def top(self, X: Any, k: int) -> Any:
-        write_matrix(self.place / "test", X)
-        self.run("fastXML_predict", self.place / "test", self.place / "scores", self.model)
-        answers = []
-        for line in (self.place / "scores").read_text().splitlines()[1:]:
-            pairs = [cell.split(":") for cell in line.split()]
-            scores = {int(label): float(score) for label, score in pairs}
-            answers.append(sorted(scores, key=lambda label: -scores[label])[:k])
-        return padded(answers, k)
-
-    def account(self) -> dict[str, Any]:
-        peak = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        return {"model_bytes": tree_bytes(self.model), "peak_bytes": peak}
-
-
-def write_matrix(path: Path, matrix: Any) -> None:
-    """Write a sparse matrix as text: a header `N D`, then `column:value` of each row."""
-    matrix = matrix.tocsr()
-    with path.open("w") as out:
-        out.write(f"{matrix.shape[0]} {matrix.shape[1]}\n")
-        for i in range(matrix.shape[0]):
-            cells = slice(matrix.indptr[i], matrix.indptr[i + 1])
-            pairs = zip(matrix.indices[cells].tolist(), matrix.data[cells].tolist())  # noqa: B905
-            out.write(" ".join(f"{j}:{x:.9g}" for j, x in pairs) + "\n")
-
-
 PEERS = {
     "recall_tree": lambda problem: RecallTree(problem),
-    "fastxml": lambda problem: FastXML(problem),
     "dismecpp": lambda problem: Dismecpp(problem),
     "liblinear": lambda problem: Liblinear(problem, 0.1),
     "sklearn": lambda problem: Liblinear(problem, None),

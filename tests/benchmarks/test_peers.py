@@ -9,8 +9,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from benchmarks.peers.accuracy import CS, REFERENCE, peer_rows, prepare, with_measures
-from benchmarks.peers.data import measures_sample, sample, write_folder
-from benchmarks.peers.worker import FastXML, Problem, best
+from benchmarks.peers.data import measures_sample, sample
+from benchmarks.peers.worker import best
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.data.synthetic import SyntheticParams
@@ -68,29 +68,3 @@ def test_the_c_of_a_peer_is_tuned_on_held_out_training_rows(tmp_path: Path) -> N
     assert tuned["differences"]["P@1"]["standard_error"] > 0.0
     assert [part["group"] for part in tuned["by_frequency"]] == ["tail", "middle", "head"]
     assert tuned["tuning_cpu_s"] == 2.0 * len(CS)
-
-
-def test_fastxml_is_run_by_path(tmp_path: Path) -> None:
-    data = small(tmp_path)
-    folder = write_folder(data, np.arange(data.n_labels, dtype=np.int32), tmp_path / "task")
-    programs, scratch = tmp_path / "programs", tmp_path / "scratch"
-    for place in (programs, scratch):
-        place.mkdir()
-    scripts = {
-        "fastXML_train": 'head -1 "$1" "$2" > "$3/0.tree"; echo "$4 $5" >> "$3/0.tree"',
-        # labels 1 and 3 of the first row, none of the second
-        "fastXML_predict": 'printf "2 9\\n1:0.25 3:0.75\\n\\n" > "$2"; test -f "$3/0.tree"',
-    }
-    for name, script in scripts.items():
-        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
-        (programs / name).chmod(0o755)
-    task = {"folder": str(folder), "scratch": str(scratch), "C": 1.0, "prune": 0.0}
-    peer = FastXML(Problem({**task, "program": str(programs)}))
-    peer.train()
-    shown = (scratch / "model" / "0.tree").read_text()
-    rows = data.train.n_rows
-    assert f"{rows} {data.n_features}\n" in shown
-    assert f"{rows} {data.n_labels}\n" in shown
-    assert shown.endswith("-T 1\n")
-    assert peer.top(data["test"].X.to_scipy()[:2], 3).tolist() == [[3, 1, -1], [-1, -1, -1]]
-    assert peer.account()["model_bytes"] > 0
