@@ -40,8 +40,7 @@ class CostModel:
     where p_b is the predicted time (the variance of a batch's seconds grows with its size; batches
     above FULL_WEIGHT_SECONDS are scaled down to it), s is the factor by which the guess is off as a
     whole, and m_t = RIDGE (A_tt + UNSEEN_RIDGE mean A) with A the matrix of the first sum.
-    Proportions that the batches do not determine stay those of the guess. Raises ValueError for a
-    guess that is not positive and finite.
+    Proportions that the batches do not determine stay those of the guess.
 
     Example:
         >>> model = CostModel([1.0, 1.0])
@@ -54,10 +53,6 @@ class CostModel:
 
     def __init__(self, guess: Sequence[float]) -> None:
         self._guess = [float(rate) for rate in guess]
-        if not self._guess or not all(0.0 < rate < math.inf for rate in self._guess):
-            raise ValueError(
-                f"a first guess of rates must be positive and finite, not {list(guess)}"
-            )
         n = len(self._guess)
         self._theta = [1.0] * n
         self._A = [[0.0] * n for _ in range(n)]

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from xcray.errors import ParameterError
 from xcray.schedule.routes import BlockPass, check_invariant, shards_by_worker
 
 MAX_COUNTED, MAX_DRAWS = 8, 16  # limits of members that are counted, and of failed draws
@@ -137,10 +136,6 @@ class Nomad:
         """Return the node number of each worker; without nodes there is only one."""
         if nodes is None:
             return [0] * len(self._names)
-        if homeless := [name for name in self._names if name not in nodes]:
-            raise ParameterError(
-                f"{homeless[0]} has no node: give the node of every worker, or of none"
-            )
         number: dict[str, int] = {}
         return [number.setdefault(nodes[name], len(number)) for name in self._names]
 

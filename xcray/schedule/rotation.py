@@ -14,10 +14,7 @@ the same order, on any workers, at any speed, so results are bit-identical. "uni
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from xcray.errors import ParameterError
-from xcray.schedule.events import Done, Finish, Lost
 from xcray.schedule.nomad import Nomad
 from xcray.schedule.ring import Ring
 from xcray.schedule.routes import BlockPass, RoutingPolicy, check_invariant, shards_by_worker
@@ -37,7 +34,6 @@ class RotationSchedule:
     first: of "sync" and "ring", the shard at which block 0 starts. seed: of "uniform" and
     "shortest". nodes: worker -> node; with it a block of these two orders
     passes all workers of a node before it goes to another one.
-    Raises ParameterError for values out of range.
 
     Workers run their passes in the order in which they are issued.
     """
@@ -54,14 +50,6 @@ class RotationSchedule:
         seed: int = 0,
         nodes: Mapping[str, str] | None = None,
     ) -> None:
-        if order not in ORDERS:
-            raise ParameterError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
-        if not owners or blocks < 1 or sweeps < 0 or max_in_flight < 1:
-            raise ParameterError(
-                f"{len(owners)} shards, {blocks} blocks, {sweeps} sweeps, "
-                f"max_in_flight {max_in_flight}: "
-                "give at least 1 shard, 1 block, 0 sweeps and max_in_flight 1"
-            )
         self._workers = shards_by_worker(owners)
         self._max_in_flight = max_in_flight
         self._route: RoutingPolicy
@@ -85,33 +73,31 @@ class RotationSchedule:
                 nodes=nodes,
             )
         self._in_flight: dict[str, dict[int, BlockPass]] = {worker: {} for worker in self._workers}
-        self._reason: str | None = None
         self._issued = 0
         self.done_cells = 0
         self.total_cells = len(owners) * blocks * sweeps
-        self._handlers = {Done: self._on_done, Lost: self._on_lost}
 
-    def start(self) -> list[BlockPass | Finish]:
-        """Return the first passes, one per worker in turn, or a finish if there are no sweeps."""
-        if not self.total_cells:
-            return [Finish()]
+    def start(self) -> list[BlockPass]:
+        """Return the first passes, one per worker in turn; none if there are no sweeps."""
         return [
             block_pass
             for _ in range(self._max_in_flight)
             for block_pass in self._issue(self._workers, 1)
         ]
 
-    def on(self, event: Done | Lost, now: float = 0.0) -> list[BlockPass | Finish]:
-        """Return the commands that follow from `event`; `now` is not used.
+    def complete(self, worker: str, number: int) -> list[BlockPass]:
+        """Return the passes that can begin because a worker has done its pass with this id.
 
-        Events of unknown workers, of passes that are not in flight, and events after the end have
-        no effect.
+        An unknown worker, and a pass that is not in flight, have no effect.
         """
-        if self._reason is not None or self.done_cells == self.total_cells:
+        block_pass = self._in_flight.get(worker, {}).pop(number, None)
+        if block_pass is None:
             return []
-        handle: Any = self._handlers[type(event)]
-        out: list[BlockPass | Finish] = handle(event)
-        return out
+        self.done_cells += len(block_pass.shards)
+        workers = self._route.complete_pass(block_pass)
+        if self.done_cells == self.total_cells:
+            return []
+        return self._issue(workers, self._max_in_flight)
 
     def running_passes(self) -> list[BlockPass]:
         """Return passes issued and not done, by worker, in the order in which each runs them."""
@@ -136,37 +122,13 @@ class RotationSchedule:
                 all(shard in shards for shard in block_pass.shards),
                 f"{block_pass} is at shards of another worker",
             )
-        check_invariant(
-            bool(passes) or self._is_idle(), "nothing is in flight, and not all is done"
-        )
+        is_idle = self._issued == 0 or self.done_cells == self.total_cells
+        check_invariant(bool(passes) or is_idle, "nothing is in flight, and not all is done")
         self._route.check(passes)
 
-    def _is_idle(self) -> bool:
-        """Return whether the interval is done, interrupted, or not started."""
-        return self._reason is not None or self.done_cells == self.total_cells or self._issued == 0
-
-    def _on_done(self, event: Done) -> list[BlockPass | Finish]:
-        """Move the block of a finished pass on; its worker has a free place."""
-        in_flight = self._in_flight.get(event.worker)
-        block_pass = None if in_flight is None else in_flight.pop(event.task_id, None)
-        if block_pass is None:
-            return []
-        self.done_cells += len(block_pass.shards)
-        workers = self._route.complete_pass(block_pass)
-        if self.done_cells == self.total_cells:
-            return [Finish()]
-        return self._issue(workers, self._max_in_flight)
-
-    def _on_lost(self, event: Lost) -> list[BlockPass | Finish]:
-        """End the interval: the blocks at a lost worker are gone."""
-        if event.worker not in self._workers:
-            return []
-        self._reason = f"{event.worker} was lost"
-        return [Finish(self._reason)]
-
-    def _issue(self, workers: Iterable[str], limit: int) -> list[BlockPass | Finish]:
+    def _issue(self, workers: Iterable[str], limit: int) -> list[BlockPass]:
         """Return passes for workers that have free places, at most `limit` per worker."""
-        out: list[BlockPass | Finish] = []
+        out: list[BlockPass] = []
         for worker in workers:
             in_flight = self._in_flight[worker]
             for _ in range(min(limit, self._max_in_flight - len(in_flight))):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from xcray.arrays import Float64
-from xcray.errors import ParameterError
 
 MAX_HALVINGS = 100  # Of the interval with the least time; each one also moves to a feasible time.
 SLACK = 1e-12  # relative, for rounding errors of cost sums
@@ -22,21 +20,12 @@ def assign_by_speed(
     Each worker gets consecutive shards, in the order of `speeds`. costs: (S,) cost of one block
     pass per shard, in any unit. speeds: worker -> units per second. A worker whose first shard
     would delay the others gets none. Of the divisions with the least time, one with cuts close to
-    those in proportion to speed is returned. Raises ParameterError if there are no shards or no
-    workers, a cost is negative, a speed is not positive, or one of them is not finite.
+    those in proportion to speed is returned.
 
     Example:
         >>> assign_by_speed([1.0] * 5, {"a": 1.0, "b": 0.25})
         ('a', 'a', 'a', 'a', 'b')
     """
-    invalid = [cost for cost in costs if not 0.0 <= cost < math.inf] or [
-        v for v in speeds.values() if not 0.0 < v < math.inf
-    ]
-    if invalid or not len(costs) or not speeds:
-        raise ParameterError(
-            f"{len(costs)} shards, {len(speeds)} workers: "
-            f"give costs >= 0 and speeds > 0 (found {invalid[:3]})"
-        )
     weights = np.asarray(costs, np.float64)
     if not weights.any():
         weights = np.ones(len(weights))  # without costs, count the shards

@@ -8,7 +8,6 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 from xcray.errors import Stopped, Unavailable
 from xcray.schedule.calls import Call, ObjectHandle, at_worker
-from xcray.schedule.events import Done, Finish
 from xcray.schedule.rotation import BlockPass, RotationSchedule
 from xcray.solvers.group_contract import (
     CellReport,
@@ -178,7 +177,7 @@ class GroupCalls(WorkerCalls):
         queue = CallQueue(self._group, self._stopped, self._record)
         rotation = _RunningRotation(schedule, self._group, queue, blocks, steps)
         began = time.monotonic()
-        rotation.execute(schedule.start())
+        rotation.submit(schedule.start())
         while schedule.done_cells < schedule.total_cells:
             for block_pass, reply in queue.results():
                 rotation.on_pass(block_pass, reply)
@@ -275,18 +274,16 @@ class _RunningRotation:
         self.blocks = list(blocks)
         self.reports = list[CellReport]()
 
-    def execute(self, commands: Sequence[BlockPass | Finish]) -> None:
+    def submit(self, passes: Sequence[BlockPass]) -> None:
         """Submit passes."""
-        for command in commands:
-            if isinstance(command, BlockPass):
-                step, owned = self._steps[command.sweep], self._owned[command.block]
-                block = at_worker(self.blocks[command.block].handle)
-                args = (block, command.shards, step, owned, self._copied)
-                call = Call(command.worker, PassingWorker.pass_block, *args)
-                self._queue.submit(command, call.of(f"block {command.block}"))
+        for each in passes:
+            block = at_worker(self.blocks[each.block].handle)
+            args = (block, each.shards, self._steps[each.sweep], self._owned[each.block])
+            call = Call(each.worker, PassingWorker.pass_block, *args, self._copied)
+            self._queue.submit(each, call.of(f"block {each.block}"))
 
     def on_pass(self, done: BlockPass, reply: CallResult[Any, Any]) -> None:
-        """Store the result of a pass, then execute the next commands of the schedule."""
+        """Store the result of a pass, then submit the next ones."""
         if reply.ref is not None:  # otherwise the block is unchanged
             self._owned[done.block] = True
         handle = reply.ref or self.blocks[done.block].handle
@@ -294,7 +291,7 @@ class _RunningRotation:
         for shard, report, seconds in reply.result:
             self._cells.setdefault(reply.worker, []).append((shard, seconds))
             self.reports.append(CellReport(done.block, shard, report))
-        self.execute(self._schedule.on(Done(reply.worker, done.id, reply.seconds)))
+        self.submit(self._schedule.complete(reply.worker, done.id))
 
     def speeds(self, costs: Any) -> dict[str, float]:
         """Return the speed of each worker that worked: cost (`costs` (S,) per cell) per second."""

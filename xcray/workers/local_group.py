@@ -26,7 +26,6 @@ from xcray.workers.worker_group import (
     CallRunner,
     Reply,
     WorkerFactory,
-    check_replacements,
     make_reply,
     object_lost,
     split_refs,
@@ -109,7 +108,6 @@ class _LocalGroup(ABC):
 
     def replace(self, *lost: str, at_once: bool = False) -> None:
         """Create new workers of the same names."""
-        check_replacements(lost, self._names, self._live)
         self._start(lost)
 
     def poll_new_workers(self, seconds_left: float | None = None) -> list[str]:

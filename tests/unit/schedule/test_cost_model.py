@@ -100,12 +100,6 @@ def test_rates_stay_positive_and_finite_whatever_is_learned(samples):
         assert all(0.0 < rate < math.inf for rate in model.rates)
 
 
-@pytest.mark.parametrize("guess", [[], [0.0], [-1.0], [math.inf], [1.0, math.nan]])
-def test_an_invalid_guess_is_refused(guess):
-    with pytest.raises(ValueError, match="positive and finite"):
-        CostModel(guess)
-
-
 def test_the_speed_of_a_worker_is_learned_and_follows_it():
     pace = Speed()
     for _ in range(30):

@@ -34,7 +34,6 @@ from xcray.workers.worker_group import (
     CallFailed,
     Reply,
     WorkerFactory,
-    check_replacements,
     object_lost,
     worker_names,
 )
@@ -141,7 +140,6 @@ class RayWorkerGroup(RayWorkers):
         They are waited for as long as a node takes to start; with at_once, as long as an actor
         takes to be placed where there is room or will be soon.
         """
-        check_replacements(lost, self._names, self.available)
         self._start(lost, self._replacement_timeout(lost) if at_once else node_seconds())
 
     def _replacement_timeout(self, lost: Sequence[str]) -> float:
