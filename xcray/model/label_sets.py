@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, NotFound, ParameterError, excerpt, similar_or_all
+from xcray.model.registry_files import SETTLE_SECONDS, RegistryFiles, append_history
 from xcray.storage.atomic import check_name, read_json, sync_path, write_json
 
 SUFFIX: Final = ".json"
 MAX_CACHED: Final = 256  # parsed sets in memory
-# seconds after which the next change gets a different file time, with any file system's clock
-SETTLE_SECONDS: Final = 2.0
 LabelSetCache = dict[Path, tuple[tuple[int, ...], "StoredLabelSet"]]
 
 
@@ -41,21 +39,11 @@ class LabelSets:
     Calling it with the name of a set returns its label names.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        lock: Callable[[], AbstractContextManager[Path]],
-        record: Callable[..., None],
-        cache: LabelSetCache,
-    ) -> None:
-        """Initialise. folder: the model's folder.
-
-        lock: locks the folder, or raises NotFound; record: writes the history; cache:
-        parsed sets.
-        """
-        self._folder = folder / "sets"
-        self._lock = lock
-        self._record = record
+    def __init__(self, files: RegistryFiles, model: str, cache: LabelSetCache) -> None:
+        """Initialise. files: of the registry; cache: parsed sets. Raises ParameterError."""
+        self._files = files
+        self._model = model
+        self._folder = files.folder(model) / "sets"
         self._cache = cache
 
     def __call__(self, name: str) -> tuple[str, ...]:
@@ -104,21 +92,21 @@ class LabelSets:
         names = list(dict.fromkeys(_check_labels(labels)))
         if not names:
             raise ParameterError(f"set {name!r} has no label: give at least one, or delete the set")
-        with self._lock():
+        with self._files.lock(self._model) as folder:
             self._folder.mkdir(exist_ok=True)
             changed = datetime.now(UTC).isoformat(timespec="milliseconds")
             write_json(path, {"schema_version": 1, "labels": names, "changed": changed})
-            self._record("set_labels", set=name, labels=len(names))
+            append_history(folder, "set_labels", set=name, labels=len(names))
         return self.get(name)
 
     def delete(self, name: str) -> None:
         """Delete a set. Raises NotFound."""
-        with self._lock():
+        with self._files.lock(self._model) as folder:
             self.get(name)
             self._path(name).unlink()
             sync_path(self._folder)
             self._cache.pop(self._path(name), None)
-            self._record("delete_labels", set=name)
+            append_history(folder, "delete_labels", set=name)
 
     def _path(self, name: str) -> Path:
         """Return the file of a set."""

@@ -22,13 +22,10 @@ from xcray.model.install import install_directory
 from xcray.model.label_sets import LabelSetCache, LabelSets
 from xcray.model.manifest import MANIFEST, read_manifest
 from xcray.model.pins import Pins
-from xcray.model.registry_files import LOCK, RegistryFiles, append_history
+from xcray.model.registry_files import LOCK, SETTLE_SECONDS, RegistryFiles, append_history
 from xcray.model.traffic_split import TrafficSplit, versions_of_alias
 from xcray.storage.atomic import check_name, create_staging_directory, sync_path, verify_files
 from xcray.system.file_lock import exclusive_lock
-
-# seconds after which the next change gets a different file time, with any file system's clock
-SETTLE_SECONDS = 2.0
 
 
 class ModelVersion(NamedTuple):
@@ -215,13 +212,7 @@ class Registry:
 
         Raises ParameterError.
         """
-        folder = self._files.folder(name)
-        return LabelSets(
-            folder,
-            lambda: self._files.lock(name),
-            lambda action, **details: append_history(folder, action, **details),
-            self._label_set_cache,
-        )
+        return LabelSets(self._files, name, self._label_set_cache)
 
     def delete(self, name: str, version: int) -> None:
         """Delete one version; its number is not reused.

@@ -26,6 +26,8 @@ from xcray.storage.atomic import NAME_PATTERN, check_name, read_json, write_json
 from xcray.system.file_lock import exclusive_lock
 
 LOCK = ".lock"
+# seconds after which the next change gets a different file time, with any file system's clock
+SETTLE_SECONDS = 2.0
 
 
 class RegistryFiles:

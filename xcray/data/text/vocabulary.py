@@ -14,7 +14,7 @@ import pyarrow as pa
 from xcray.arrays import Int64, frozen
 from xcray.errors import Corrupt, Refused
 from xcray.kernels.vocabulary import Vocabulary, Words, fill, first_unreachable
-from xcray.storage.arrow import read_table, write_table
+from xcray.storage.arrow import read_column, read_table, write_table
 
 LOOKUP_FILE = "lookup.arrow"
 MAX_SEEDS = 16  # the first one without long collision chains is used
@@ -63,23 +63,14 @@ def read_lookup(directory: Path, terms: pa.LargeStringArray, verify: bool) -> Vo
     """
     table = read_table(directory / LOOKUP_FILE)
     try:
-        column, seed = table.column("slot"), int(table.schema.metadata[b"seed"])
+        seed = int(table.schema.metadata[b"seed"])
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(
             f"{LOOKUP_FILE} in {directory.name} is not a table of terms: {error!r}",
             file=LOOKUP_FILE,
         ) from None
-    if (
-        column.type != pa.uint64()
-        or len(column) != 2 * len(terms) + 1
-        or column.num_chunks != 1
-        or column.null_count
-    ):
-        raise Corrupt(
-            f"{LOOKUP_FILE} in {directory.name} is not a table of {len(terms)} terms",
-            file=LOOKUP_FILE,
-        )
-    out = Vocabulary(string_bytes(terms), frozen(column.chunk(0).to_numpy(), np.uint64), seed)
+    slots = read_column(table, "slot", pa.uint64(), LOOKUP_FILE, 2 * len(terms) + 1)
+    out = Vocabulary(string_bytes(terms), frozen(slots.to_numpy(), np.uint64), seed)
     if verify and (missing := first_unreachable(out)) >= 0:
         raise Corrupt(
             f"{LOOKUP_FILE} in {directory.name} does not find term {missing}; "
