@@ -108,7 +108,9 @@ def test_another_forest_is_another_version(uri: str, dataset: Dataset, tmp_path:
     shutil.rmtree(dataset.path / "metric-forest")
     assert push(uri, dataset.path).number == 3
     versions = list_versions(StoragePath.parse(uri) / "svm")
-    assert [read_remote_dataset(each).has_forest for each in versions] == [True, True, False]
+    manifest = "metric-forest/manifest.json"
+    has_forest = [manifest in read_remote_dataset(each).sealed.files for each in versions]
+    assert has_forest == [True, True, False]
     assert resolve_dataset(f"{uri}/svm").number == 3
     assert resolve_dataset(f"{uri}/svm:2").number == 2
     assert resolve_dataset(versions[0].path.uri).number == 1
@@ -192,14 +194,10 @@ def test_the_commands(
 
     pushed = run("push", str(dataset.path), uri, "--name", "news")
     assert (pushed["dataset"], pushed["version"]) == ("news", 1)
-    (row,) = run("remote", uri)["datasets"]  # type: ignore[misc]
-    assert row["uri"] == pushed["uri"]
-    assert (row["rows"], row["n_labels"], row["forest"], row["whole"]) == (900, 1, True, True)
+    assert pushed["uri"] == plan_copy(f"{uri}/news").uri.partition("?")[0]
     target = str(tmp_path / "copy")
     pulled = run("pull", f"{uri}/news:1", "--into", target, "--sha256", dataset.content_hash)
     assert pulled["path"] == target
     assert main(["data", "pull", f"{uri}/news", "--sha256", "0" * 64]) == 1
     assert "not the requested version" in capsys.readouterr().err
-    assert main(["data", "remote", uri]) == 0
-    assert "news" in capsys.readouterr().out
     assert main(["data", "show", target]) == 0

@@ -31,7 +31,6 @@ app = typer.Typer(
 app.add_typer(label_sets.app, name="label-sets")
 app.command("push")(storage.push)
 app.command("pull")(storage.pull)
-app.command("remote")(storage.remote)
 app.command("import")(exchange.import_model)
 app.command("export")(exchange.export_model)
 app.command("compare")(comparison.compare)

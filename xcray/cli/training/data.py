@@ -27,7 +27,6 @@ app = typer.Typer(
 app.command("fetch")(public_sets.fetch)
 app.command("push")(data_storage.push)
 app.command("pull")(data_storage.pull)
-app.command("remote")(data_storage.remote)
 
 FORMATS_WITHOUT_FILE = ("pydocs", "synthetic")
 FORMATS = (

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -86,53 +86,6 @@ def pull(
         )
     else:
         print_pulled(str(path), moved, f"content hash {content_hash[:16]}")
-
-
-def remote(
-    uri: Annotated[str, typer.Argument(metavar="URI", help=f"Folder of data sets: {URIS}.")],
-    json: output.JsonOption = False,
-) -> None:
-    """List the data sets in a folder of object storage."""
-    from xcray.data.objectstore.remote_dataset import read_remote_dataset
-    from xcray.storage.objectstore.client import StoragePath
-    from xcray.storage.objectstore.versions import is_complete, list_names, list_versions
-
-    place, versions = StoragePath.parse(uri), list[dict[str, Any]]()
-    for name in list_names(place):
-        for each in list_versions(place / name):
-            row = {"dataset": name, "version": each.number, "uri": each.path.uri}
-            if is_complete(each):
-                found = read_remote_dataset(each)
-                row |= {
-                    "rows": found.manifest["splits"]["train"]["n_rows"],
-                    "n_labels": found.manifest["n_labels"],
-                    "n_bytes": found.sealed.n_bytes,
-                    "forest": found.has_forest,
-                    "content_hash": found.manifest["content_hash"],
-                }
-            versions.append({**row, "whole": "n_bytes" in row})
-    if json:
-        output.print_json({"datasets": versions})
-        return
-    output.print_table(
-        ["data set", "version", "rows", "labels", "size", "metric forest", "content hash"],
-        [version_row(each) for each in versions],
-    )
-
-
-def version_row(each: dict[str, Any]) -> list[Any]:
-    """Return the table row of a version."""
-    if not each["whole"]:
-        return [each["dataset"], each["version"], None, None, "incomplete", None, ""]
-    return [
-        each["dataset"],
-        each["version"],
-        each["rows"],
-        each["n_labels"],
-        output.format_bytes(each["n_bytes"]),
-        "yes" if each["forest"] else "no",
-        each["content_hash"][:16],
-    ]
 
 
 def local_dataset(place: str, quiet: bool) -> Path:

@@ -51,11 +51,6 @@ class RemoteDataset(NamedTuple):
     manifest: dict[str, Any]
     sealed: SealedDirectory
 
-    @property
-    def has_forest(self) -> bool:
-        """Whether it has a metric forest."""
-        return FOREST_MANIFEST in self.sealed.files
-
 
 def push_dataset(source: Path, home: StoragePath, *, resend_all: bool = False) -> Pushed:
     """Upload a data set directory, with its metric forest, to the folder of its name.
