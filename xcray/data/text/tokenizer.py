@@ -6,11 +6,13 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from xcray.data.text.fields import LANGUAGE, MAX_FIELDS, SEPARATOR, TEXT, VECTOR, Field
 from xcray.data.text.stems import AUTO, algorithm
 from xcray.errors import ParameterError
+from xcray.parameters import check_parameters, parameter
 
 # characters that readers do not see, so terms ignore them
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff\ud800-\udfff]")
@@ -33,88 +35,59 @@ LANGUAGE_HINT = (
 class TextParams:
     """How text becomes terms and terms become weights.
 
-    lowercase: fold case (after NFKC normalisation, which always happens).
-    token_pattern: regular expression of one token, with at most one group (then the group is
-    the token).
-    split_identifiers: also split DictReader, max_iter and HTTPError into parts. N-grams run
-    over the parts; the whole identifier is an additional term.
-    fold_plurals: read English plurals as their singular (rows -> row, dictionaries ->
-    dictionary), by rule.
     aliases: pairs (token, replacement), applied last and once: (("dict", "dictionary"),).
-    language: read words as their stems: a code or name of a Snowball algorithm (de, german),
-    the field that holds the language of the row, or auto to detect it. Needs the extra `text`.
-    ngram_max: terms are runs of 1 to ngram_max tokens (1-5).
     char_ngrams: shortest and longest run of characters within a word (with a blank on both sides)
     that is an additional term: (4, 6); for compounds and typing errors.
-    min_df: drop terms in fewer texts than this (>= 1).
-    max_df: drop terms in more than this share of the texts (0-1].
-    max_features: maximum number of terms. The most frequent by total count stay, ties by name;
-    None keeps all.
-    sublinear_tf: weight counts as 1 + ln(count).
     fields: of documents, in their order; () for plain texts. Only the text fields share terms.
     """
 
-    lowercase: bool = True
-    token_pattern: str = r"\b\w\w+\b"
-    split_identifiers: bool = False
-    fold_plurals: bool = False
+    lowercase: bool = parameter(True, "fold case, after NFKC normalisation, which always happens")
+    token_pattern: str = parameter(
+        r"\b\w\w+\b", "regular expression of one token; if it has a group, that is the token"
+    )
+    split_identifiers: bool = parameter(
+        False,
+        "also split DictReader, max_iter and HTTPError into parts; n-grams run over the parts, "
+        "the whole identifier is an additional term",
+    )
+    fold_plurals: bool = parameter(
+        False, "read English plurals as their singular (rows, dictionaries), by rule"
+    )
     aliases: tuple[tuple[str, str], ...] = ()
-    ngram_max: int = 1
-    min_df: int = 1
-    max_df: float = 1.0
-    max_features: int | None = None
-    sublinear_tf: bool = False
-    language: str | None = None
+    ngram_max: int = parameter(1, "terms are runs of 1 to ngram_max tokens", low=1, high=5)
+    min_df: int = parameter(1, "drop terms in fewer texts than this", low=1)
+    max_df: float = parameter(
+        1.0, "drop terms in more than this share of the texts", above=0, high=1
+    )
+    max_features: int | None = parameter(
+        None,
+        "maximum number of terms: the most frequent by total count stay, ties by name",
+        low=1,
+        kind=int,
+    )
+    sublinear_tf: bool = parameter(False, "weight counts as 1 + ln(count)")
+    language: str | None = parameter(
+        None,
+        "read words as their stems: a code or name of a Snowball algorithm (de, german), the field "
+        "that holds the language of the row, or auto to detect it; needs the extra `text`",
+        low=1,
+        high=1000,
+        kind=str,
+    )
     char_ngrams: tuple[int, int] | None = None
     fields: tuple[Field, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ParameterError for values out of range."""
-        _require(
-            _is_int(self.ngram_max) and 1 <= self.ngram_max <= 5,
-            "ngram_max",
-            self.ngram_max,
-            "a whole number from 1 to 5",
-        )
-        _require(
-            _is_int(self.min_df) and self.min_df >= 1,
-            "min_df",
-            self.min_df,
-            "a whole number of texts, at least 1",
-        )
-        _require(
-            _is_number(self.max_df) and 0 < self.max_df <= 1,
-            "max_df",
-            self.max_df,
-            "a share of the texts: above 0, at most 1",
-        )
-        limit = self.max_features
-        _require(
-            limit is None or (_is_int(limit) and limit >= 1),
-            "max_features",
-            limit,
-            "a whole number of at least 1, or null",
-        )
-        for name in ("lowercase", "split_identifiers", "fold_plurals", "sublinear_tf"):
-            _require(
-                isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false"
-            )
+        check_parameters(self)
         pairs = all(
             len(pair) == 2 and all(isinstance(word, str) for word in pair) for pair in self.aliases
         )
-        _require(pairs, "aliases", self.aliases, "pairs of strings")
-        sound = not any(LONE_SURROGATE.search(word) for pair in self.aliases for word in pair)
+        sound = pairs and not any(LONE_SURROGATE.search(word) for word in chain(*self.aliases))
         _require(
-            sound,
-            "aliases",
-            self.aliases,
-            "pairs of strings without lone surrogates, which no file can hold",
+            sound, "aliases", self.aliases, "pairs of strings without halves of surrogate pairs"
         )
         _compile_pattern(self.token_pattern)
-        self._check_fields()
-
-    def _check_fields(self) -> None:
-        """Raise ParameterError for a language, runs of characters or fields that are invalid."""
         runs = self.char_ngrams
         _require(
             runs is None
@@ -123,25 +96,14 @@ class TextParams:
             runs,
             "the shortest and the longest run of characters, from 2 to 10: [4, 6]",
         )
-        named = {field.name: field.kind for field in self.fields}
+        names, kinds = ([getattr(x, part) for x in self.fields] for part in ("name", "kind"))
         _require(
-            len(named) == len(self.fields) <= MAX_FIELDS,
+            len({*names}) == len(names) <= MAX_FIELDS
+            and kinds.count(VECTOR) <= 1
+            and (not kinds or TEXT in kinds),
             "fields",
-            [field.name for field in self.fields],
-            f"at most {MAX_FIELDS} fields with different names",
-        )
-        _require(
-            list(named.values()).count(VECTOR) <= 1,
-            "fields",
-            list(named),
-            "fields with one vector at most: put several vectors into one list",
-        )
-        _require(not named or TEXT in named.values(), "fields", list(named), "fields with a text")
-        _require(
-            self.language is None or (isinstance(self.language, str) and self.language != ""),
-            "language",
-            self.language,
-            LANGUAGE_HINT,
+            names,
+            f"at most {MAX_FIELDS} different fields with a text, and with one vector at most",
         )
 
     def require_language(self) -> None:
@@ -303,8 +265,3 @@ def _require(condition: bool, name: str, value: Any, expected: str) -> None:
 def _is_int(value: Any) -> bool:
     """Whether the value is a whole number and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether the value is a number and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
