@@ -7,7 +7,8 @@ DIR holds `gnd_tibkat_text/{train,dev}.jsonl.xz`, `gnd_tibkat/label_names.tsv.xz
 `cooking/cooking.stackexchange.txt.xz` (its last 3,000 rows are tested), and
 `gutenberg_lcsh/docs.tsv.xz` (a fifth of the rows, by a hash of their number, is tested). Sets that
 no option was chosen on: `titles_de` and `abstracts_en` have one field and language of
-`gnd_tibkat_text`; `news20_bydate` has its word counts as texts of numbers.
+`gnd_tibkat_text`; `news20_bydate` has its word counts as texts of numbers. Any other NAME is
+read from `NAME/train.jsonl.xz` and `NAME/test.jsonl.xz`: all texts of its rows are fields.
 
 Options add up: each line of `OPTIONS` has those before it; `auto` begins with the default data set.
 Measures count all true labels of a row, also those that do not occur in training. CPU is that of
@@ -16,10 +17,10 @@ limits the training rows. `--part validation` leaves a fifth of the training row
 them, to choose options; `--part test` is for figures.
 
 `--peers omikuji_tree,pecos_tree` trains programs of `benchmarks.peers` on the features of every
-option but `auto`, as `benchmarks.peers.accuracy` does, with C of `--cs`, and on sets of at most
-1,000 labels LinearSVC of scikit-learn, one label against the rest, on features of TfidfVectorizer.
-Of each peer, the features with the best P@1 + nDCG@5 on held-out training rows are marked. Measures
-are of labels that occur in training, differences are to the last option.
+option, also on those that `auto` chose, as `benchmarks.peers.accuracy` does, with C of `--cs`; and
+on sets of at most 1,000 labels LinearSVC of scikit-learn, one label against the rest, on features
+of TfidfVectorizer. Of each peer, the features with the best P@1 + nDCG@5 on held-out training rows
+are marked. Measures are of labels that occur in training, differences are to the last option.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from xcray.data.text.fields import document
 from xcray.model.model import Model
 from xcray.predict.predictor import Predictor
 from xcray.training import TrainSpec, train
+from xcray.training.auto_params import REBUILT
 
 KS: Final = (1, 5, 20)
 SHOWN: Final = ("P@1", "P@5", "nDCG@5", "F1@5", "nDCG@20", "recall@20")
@@ -72,6 +74,15 @@ SETS: Final = {
     "news20_bydate": (None, ["text"], None),
     "generated": ("en", ["title", "abstract"], {"title": {"weight": 2}, "abstract": {}}),
 }
+NOT_TEXT: Final = ("id", "lang", "type")  # fields of sets that are not in SETS
+
+
+def described(name: str, files: dict[str, Path]) -> tuple[Any, list[str], Any]:
+    """Return language, text fields and weighted ones of a set. files: that `write_rows` wrote."""
+    if name in SETS:
+        return SETS[name]
+    row = next(_rows(files["train"]))
+    return "auto", [x for x in row if isinstance(row[x], str) and x not in NOT_TEXT], None
 
 
 def rows_of(name: str, data: Path | None, part: str) -> Iterator[dict[str, Any]]:
@@ -104,6 +115,9 @@ def rows_of(name: str, data: Path | None, part: str) -> Iterator[dict[str, Any]]
             words = line.split()
             labels = [word for word in words if word.startswith("__label__")]
             yield {"title": " ".join(words[len(labels) :]), "labels": labels}
+    elif name != "gutenberg_lcsh":
+        with lzma.open(data / name / f"{part}.jsonl.xz", "rt", encoding="utf-8") as records:
+            yield from map(json.loads, records)
     else:
         split = HashSplit(0.2, 0)
         file = data / name / "docs.tsv.xz"
@@ -129,9 +143,12 @@ def write_rows(name: str, options: argparse.Namespace, folder: Path) -> dict[str
     return files
 
 
-def options_of(name: str, last: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the build and of the training, up to the one called `last`."""
-    language, plain, weighted = SETS[name]
+def options_of(those: tuple[Any, list[str], Any], last: str) -> tuple[Any, dict[str, Any]]:
+    """Return the options of the build and of the training, up to the one called `last`.
+
+    those: see `described`.
+    """
+    language, plain, weighted = those
     text: dict[str, Any] = {}
     params: dict[str, Any] = {}
     for option, (of_text, of_solver) in {AUTO: ({}, {}), **OPTIONS}.items():
@@ -150,7 +167,7 @@ def measure_option(
     name: str, option: str, files: dict[str, Path], folder: Path, names: Path | None
 ) -> tuple[dict[str, Any], Dataset]:
     """Return the figures of one option, and the data set. names: of the labels, for a ranker."""
-    reading, params = options_of(name, option)
+    reading, params = options_of(described(name, files), option)
     began = time.process_time()
     data = build("jsonl", files, folder / f"{name}-{option}", BuildOptions.from_dict(reading))
     if names is not None:
@@ -163,6 +180,8 @@ def measure_option(
     )
     trained = train(spec, run_dir=folder / f"{name}-{option}-run", out=out)
     done = time.process_time()
+    rebuilt = folder / f"{name}-{option}-run" / REBUILT  # if `auto` chose options of the texts
+    data = Dataset.open(rebuilt) if rebuilt.exists() else data
     model = Model.open(out, verify=False)
     assert model.text is not None
     texts = [
@@ -203,7 +222,7 @@ def compare(
     figures: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """Return the rows of all programs on one set. data, figures: by option."""
-    fields = SETS[name][1]
+    fields = described(name, files)[1]
     texts = {
         part: [" ".join(row[each] for each in fields) for row in _rows(file)]
         for part, file in files.items()
@@ -218,9 +237,8 @@ def compare(
             {"program": f"xcray, {option}", "top": top, "cpu_s": figures[option]["cpu_train"]}
         )
     env, cache = options.env or folder / "env", options.cache or folder / "cache"
-    features = {option: each for option, each in data.items() if option != AUTO}
     cs = [float(each) for each in options.cs.split(",")]
-    return compare_peers(name, features, ours, texts, options.peers.split(","), env, cache, cs)
+    return compare_peers(name, data, ours, texts, options.peers.split(","), env, cache, cs)
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -231,7 +249,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         figures: dict[str, Any] = {}
         data: dict[str, Dataset] = {}
         for option in options.options.split(","):
-            if (option == "fields" and SETS[name][2] is None) or (
+            if (option == "fields" and described(name, files)[2] is None) or (
                 option == "names" and name not in NAMES
             ):
                 continue
@@ -254,7 +272,7 @@ def main() -> None:
         options={"default": ",".join(OPTIONS)},
         rows={"type": int, "default": 0},
         part={"choices": ("validation", "test"), "default": "test"},
-        peers={"default": "", "help": "programs that read the features of all options but auto"},
+        peers={"default": "", "help": "programs that read the features of every option"},
         cs={"default": ",".join(map(str, CS)), "help": "values of C that are tried for the peers"},
         env={"type": Path, "help": "the peers' environment; default: a temporary one"},
         cache={"type": Path, "help": "keeps the runs of the peers; default: a temporary directory"},
