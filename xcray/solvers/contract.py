@@ -141,6 +141,20 @@ class IndependentSolver(Solver, Protocol):
         weights do not fit or the solver does not support weights.
         """
 
+    def reload(
+        self,
+        before: SolverState,
+        X: CSR,
+        XT: CSR,
+        YT: Pattern,
+        weights: Float32 | None = None,
+    ) -> SolverState:
+        """Return the state of a worker, see `load`, with parts of an earlier state if they fit.
+
+        before: a state of this kind of solver with other parameters, for the same data.
+        """
+        return self.load(X, XT, YT, weights)
+
     def load_dataset(self, dataset: Dataset, memory_limit: int | None = None) -> SolverState:
         """Return the state of a worker that sees the directory of a data set.
 
@@ -172,9 +186,15 @@ class IndependentSolver(Solver, Protocol):
 
 
 class WarmStartSolver(IndependentSolver, Protocol):
-    """An independent solver that can start from the dual variables of a similar problem."""
+    """An independent solver that can start from the dual variables of a similar problem.
+
+    dual_exponent: the dual variables of a start are multiplied by this power of the ratio of the
+    values of C. The root is between the ratio itself (constant losses) and 1 (losses shrink as C
+    grows).
+    """
 
     warm_starts: ClassVar[bool] = True
+    dual_exponent: ClassVar[float] = 0.5
 
     def solve(
         self,

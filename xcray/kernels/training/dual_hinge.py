@@ -173,6 +173,13 @@ def drop_rows(rows: HingeRows, state: DualState, order: Int64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
+def add_rows(rows: HingeRows, state: DualState, order: Int64) -> None:
+    """Add the part of some rows, alpha_i y_i x_i, to v."""
+    for i in order:
+        add_row(rows.X, slot(rows, i), state.y[i] * state.alpha[i], state.v)
+
+
+@numba.njit(nogil=True, cache=True)
 def hinge_sum(rows: HingeRows, state: DualState, order: Int64, total: float) -> float:
     """Return `total` plus the loss of some rows at the present v."""
     for i in order:

@@ -8,11 +8,11 @@ problem of all of them, `remove` takes rows out of the problem. The weights are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Int64
+from xcray.arrays import Float64, Int64
 from xcray.kernels import random
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.kernels.training.dual_hinge import DualState, OutlierRule
@@ -21,6 +21,13 @@ from xcray.solvers.indexed_bcd.row_store import RowStore
 GROUPS: Final = 8  # of zones, in a sweep
 GAP_SHARE: Final = 0.5  # of the allowed gap, on the active rows
 FIRST_SPREAD: Final = 1.0  # of the gradients, before the gap of the active rows is computed
+
+
+class Duals(NamedTuple):
+    """Dual variables above 0 of a label. rows: (n,) ascending positions; values: (n,)."""
+
+    rows: Int64
+    values: Float64
 
 
 class ActiveSet:
@@ -55,6 +62,20 @@ class ActiveSet:
         self._state.is_active[rows] = True
         self.rows = np.sort(np.concatenate([self.rows, rows]))
         self._store.activate(rows)
+
+    def start(self, duals: Duals) -> None:
+        """Add the rows of the duals of a similar problem, and start from these; v must be 0."""
+        self.add(duals.rows)
+        bounds = np.inf if self._store.is_squared else self._store.costs[duals.rows]
+        self._state.alpha[duals.rows] = np.minimum(duals.values, bounds)
+        for part, views in self._store.active_parts(duals.rows):
+            self._check()
+            kernel.add_rows(views, self._state, part)
+
+    def duals(self) -> Duals:
+        """Return a copy of the dual variables above 0."""
+        rows = self.rows[self._state.alpha[self.rows] > 0.0]
+        return Duals(rows, self._state.alpha[rows])
 
     def remove(self, rows: Int64) -> None:
         """Remove rows (ascending) from the problem, and their part from the weights."""

@@ -4,6 +4,7 @@ First, queries add violating rows to the active set; after each query its rows a
 of the active set are solved as one block. Then solutions of the active problem alternate with
 passes over all rows whose loss is not certain. A pass gives the duality gap over all non-outliers,
 the truncated objective, the rows that violate the margin, and the outliers of the next problem.
+A warm start takes the place of the first rows: the outliers are those of its weights.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Int64
+from xcray.arrays import Float64, Int32, Int64, distinct
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.kernels.training.dual_hinge import (
     INLIER,
@@ -24,7 +25,7 @@ from xcray.kernels.training.dual_hinge import (
     OutlierRule,
     Query,
 )
-from xcray.solvers.indexed_bcd.active_set import ActiveSet
+from xcray.solvers.indexed_bcd.active_set import ActiveSet, Duals
 from xcray.solvers.indexed_bcd.primal_active_set import PrimalActiveSet
 from xcray.solvers.indexed_bcd.row_store import Plan, RowStore
 from xcray.solvers.indexed_bcd.selection import RowSelection
@@ -92,7 +93,7 @@ class PassResult:
 
     v: (D + 1,) weights and bias; primal and dual: of the convex problem, without the constant loss
     of its outliers; constant: this loss; objective: with the truncated loss; outliers: (N,) bool,
-    at v; support: rows with a dual variable above 0.
+    at v; duals: of the convex problem.
     """
 
     v: Float64
@@ -101,7 +102,12 @@ class PassResult:
     constant: float
     objective: float
     outliers: np.ndarray
-    support: int
+    duals: Duals
+
+    @property
+    def support(self) -> int:
+        """Number of rows with a dual variable above 0."""
+        return len(self.duals.rows)
 
     @property
     def gap(self) -> float:
@@ -118,7 +124,8 @@ class LabelTraining:
     """Trains one label. A new object for each label; `state` is clean scratch memory.
 
     positives: (n,) ascending positions of the rows of the label on the pages of `selection`.
-    check: called at least every 100 ms; can raise Stopped. observe: called after blocks and sweeps.
+    start: dual variables of a similar problem, for a warm start; None for a cold one. check: called
+    at least every 100 ms; can raise Stopped. observe: called after blocks and sweeps.
     It is never called between a new set of outliers, or new active rows, and the end of the block
     that follows, because the weights are far from any solution there.
     """
@@ -133,6 +140,7 @@ class LabelTraining:
         settings: LabelSettings,
         check: Callable[[], None] = lambda: None,
         observe: Callable[[SweepProgress], None] = lambda progress: None,
+        start: Duals | None = None,
     ) -> None:
         self._store, self._state, self._selection = store, state, selection
         self._settings, self._check, self._observe = settings, check, observe
@@ -153,7 +161,7 @@ class LabelTraining:
         self._order = np.arange(selection.pages.n_pages)
         largest_page = int(np.diff(selection.pages.indptr).max(initial=0))
         self._violating = np.empty(MAX_VIOLATING + largest_page, np.int64)
-        self._positives = positives
+        self._positives, self._start = positives, start
         self._random_precision = 0.0
         self.queries, self.reads, self.rounds = 0, 0, 0
         self.objectives: list[float] = []
@@ -174,7 +182,10 @@ class LabelTraining:
 
         If a problem is not solved to the allowed gap, returns the last result.
         """
-        self._solve_first()
+        if self._start is None:
+            self._solve_first()
+        else:
+            self._solve_from(self._start)
         self._grow(None, MIN_PRECISION)
         best, last, self.rounds = None, self._last_sweep(), 1
         while True:
@@ -237,6 +248,18 @@ class LabelTraining:
         self._grow(FIRST_QUERIES, least)
         self._state.status.fill(UNKNOWN)
         self._waits.fill(0)
+        self._solve_without_outliers()
+
+    def _solve_from(self, duals: Duals) -> None:
+        """Begin with the dual variables of a similar problem; its weights define the outliers."""
+        self._active.start(duals)
+        indptr = self._selection.pages.indptr
+        pages = distinct(np.searchsorted(indptr, duals.rows, "right") - 1)
+        self.reads += int((indptr[pages + 1] - indptr[pages]).sum())
+        self._solve_without_outliers()
+
+    def _solve_without_outliers(self) -> None:
+        """Remove the active rows that are outliers of the present weights, and solve the rest."""
         self._reference = OutlierRule(self._state.v.copy(), self._settings.s)
         self._path_moved()
         self._active.refresh(self._reference, self._path)
@@ -396,7 +419,7 @@ class LabelTraining:
             constant,
             half + truncated,
             outliers,
-            self._active.support,
+            self._active.duals(),
         )
 
     def _violating_inliers(self) -> Int64:

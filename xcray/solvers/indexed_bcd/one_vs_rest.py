@@ -31,8 +31,9 @@ from xcray.solvers.solved_labels import SolvedLabels
 class HingeState:
     """State of a worker: shared read-only rows and selection, and scratch memory of one label.
 
-    positions: (N,) of the rows on the pages; None for their order in the data. The scratch needs 27
-    bytes per row and 8 per feature.
+    positions: (N,) of the rows on the pages; None for their order in the data. leaf_rows: maximum
+    rows of a leaf of the forest that was built in memory; 0 without one. The scratch needs 27 bytes
+    per row and 8 per feature.
     """
 
     store: RowStore
@@ -40,6 +41,7 @@ class HingeState:
     selection: RowSelection
     scratch: DualState
     positions: Int32 | None = None
+    leaf_rows: int = 0
 
     def clone_for_thread(self) -> HingeState:
         """Return the same rows and selection with separate scratch memory."""
@@ -49,8 +51,11 @@ class HingeState:
 
     def positives(self, label: int) -> Int64:
         """Return the positions of the rows of a label on the pages: (n,), ascending."""
-        rows = self.YT.row(label)
-        return np.sort(frozen(rows if self.positions is None else self.positions[rows], np.int64))
+        return np.sort(self.positions_of(self.YT.row(label)))
+
+    def positions_of(self, rows: Int32) -> Int64:
+        """Return the positions of rows of the data on the pages: (n,)."""
+        return frozen(rows if self.positions is None else self.positions[rows], np.int64)
 
 
 class HingeOneVsRest(Parameters, IndependentSolver):
@@ -105,6 +110,24 @@ class HingeOneVsRest(Parameters, IndependentSolver):
         Raises ParameterError for a label that does not exist.
         """
         labels = frozen(labels, np.int32)
+
+        def solve_one(i: int, record: np.ndarray, check: Callable[[], None]) -> Float64:
+            return self.solve_label(local, int(labels[i]), record, check)
+
+        return self.solve_each(local, labels, stopped, solve_one)
+
+    def solve_each(
+        self,
+        local: HingeState,
+        labels: Int32,
+        stopped: Callable[[], bool],
+        solve_one: Callable[[int, np.ndarray, Callable[[], None]], Float64],
+    ) -> SolvedLabels:
+        """Solve `labels`, see `solve`.
+
+        solve_one: called with the number of each label that has rows, its record (1,) and `check`
+        of `solve_label`; returns its weights and bias.
+        """
         for label in labels[(labels < 0) | (labels >= local.YT.n_rows)]:
             raise ParameterError(
                 f"there is no label {label}: the data have labels 0 to {local.YT.n_rows - 1}"
@@ -120,7 +143,7 @@ class HingeOneVsRest(Parameters, IndependentSolver):
             [np.empty(0, dtype)] for dtype in (np.int64, np.int32, np.float32)
         )
         for i in np.flatnonzero(np.diff(local.YT.indptr)[labels]):
-            v = self.solve_label(local, int(labels[i]), records[i : i + 1], check)
+            v = solve_one(int(i), records[i : i + 1], check)
             columns.append(np.flatnonzero(v[:-1].astype(np.float32)))
             rows.append(np.full(len(columns[-1]), i))
             weights.append(v[columns[-1]])

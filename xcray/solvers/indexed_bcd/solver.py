@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
+from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, frozen
 from xcray.certificate import is_within
 from xcray.data.dataset import Dataset
 from xcray.data.metric_forest.directory import (
@@ -26,6 +26,7 @@ from xcray.data.metric_forest.forest import (
 )
 from xcray.errors import ParameterError
 from xcray.kernels.training.metric_forest import PIVOTS
+from xcray.solvers.contract import SolverState
 from xcray.solvers.declarations import (
     CompileCase,
     RecordField,
@@ -33,12 +34,19 @@ from xcray.solvers.declarations import (
     StoppingRule,
     TaskNeeds,
 )
-from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining
+from xcray.solvers.indexed_bcd.active_set import Duals
+from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining, PassResult
 from xcray.solvers.indexed_bcd.one_vs_rest import HingeOneVsRest, HingeState, new_scratch
 from xcray.solvers.indexed_bcd.paged_rows import PagedRows
 from xcray.solvers.indexed_bcd.row_store import RowsInMemory
-from xcray.solvers.indexed_bcd.selection import make_leaf_selection, make_selection
+from xcray.solvers.indexed_bcd.selection import (
+    ForestLeaves,
+    make_leaf_selection,
+    make_selection,
+)
+from xcray.solvers.indexed_bcd.warm_start import DualRows
 from xcray.solvers.parameters import parameter
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.units import format_bytes
 
 INNER_SOLVERS = ("l1-dual", "l2-dual", "l2-primal")
@@ -105,6 +113,9 @@ class IndexedBCDSolver(HingeOneVsRest):
     """
 
     revision: ClassVar[int] = 6
+    warm_starts: ClassVar[bool] = True
+    # longer weights have more outliers, which remain outliers
+    dual_exponent: ClassVar[float] = 0.0
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
         CompileCase(),
@@ -183,6 +194,23 @@ class IndexedBCDSolver(HingeOneVsRest):
         indexed = build_forest(X, self.leaf_rows) if self.selection == "forest" else None
         return self._state_in_memory(X, YT, self.row_costs(weights, X.n_rows), indexed)
 
+    def reload(
+        self,
+        before: SolverState,
+        X: CSR,
+        XT: CSR,
+        YT: Pattern,
+        weights: Float32 | None = None,
+    ) -> HingeState:
+        """Return the state of a worker, see `load`, with the forest of `before` if it fits."""
+        assert isinstance(before, HingeState)
+        selection = before.selection
+        is_same = self.selection == "forest" and before.leaf_rows == self.leaf_rows
+        if not (is_same and isinstance(selection, ForestLeaves)):
+            return self.load(X, XT, YT, weights)
+        costs = self.row_costs(weights, X.n_rows)
+        return self._state_in_memory(X, YT, costs, selection.indexed)
+
     def load_dataset(self, dataset: Dataset, memory_limit: int | None = None) -> HingeState:
         """Return the state of a worker that sees the directory of a data set.
 
@@ -235,7 +263,7 @@ class IndexedBCDSolver(HingeOneVsRest):
         rows = indexed.pages.rows
         costs = frozen(costs[rows], np.float64)
         store = RowsInMemory(X, rows, indexed.norms, costs, self.is_squared)
-        return HingeState(store, YT, selection, scratch, indexed.positions)
+        return HingeState(store, YT, selection, scratch, indexed.positions, self.leaf_rows)
 
     def task_needs(self, X: CSR) -> TaskNeeds:
         """Return the memory of the arrays of a label, and of the pivots while a forest is built."""
@@ -256,10 +284,49 @@ class IndexedBCDSolver(HingeOneVsRest):
             is_primal=self.inner == "l2-primal",
         )
 
+    def solve(
+        self,
+        local: HingeState,
+        labels: Int32,
+        stopped: Callable[[], bool] = lambda: False,
+        start: CSR | None = None,
+        keep_duals: bool = False,
+    ) -> SolvedLabels:
+        """Solve `labels` (n,) one after the other; the rows of the result are in their order.
+
+        start: (n, N) float32, dual variables of a similar problem, with another C or s, for each of
+        the labels, as a warm start. The first outliers are those of its weights, so the result can
+        be another stationary point. keep_duals: return the dual variables of the last convex
+        problem. `stopped` is called every 200 ms or more often; if it returns True, Stopped is
+        raised. Raises ParameterError for a label that does not exist, or a start of another shape.
+        """
+        labels = frozen(labels, np.int32)
+        duals = DualRows(local, labels, start)
+
+        def solve_one(i: int, record: np.ndarray, check: Callable[[], None]) -> Float64:
+            result = self._train(local, int(labels[i]), record, check, duals.start_of(i))
+            if keep_duals:
+                duals.store(i, result.duals)
+            return result.v
+
+        solved = self.solve_each(local, labels, stopped, solve_one)
+        return solved._replace(duals=duals.merge()) if keep_duals else solved
+
     def solve_label(
         self, local: HingeState, label: int, record: np.ndarray, check: Callable[[], None]
     ) -> Float64:
         """Return the weights and the bias of a label (D + 1,); write its record (1,)."""
+        return self._train(local, label, record, check, None).v
+
+    def _train(
+        self,
+        local: HingeState,
+        label: int,
+        record: np.ndarray,
+        check: Callable[[], None],
+        start: Duals | None,
+    ) -> PassResult:
+        """Train a label; write its record (1,)."""
         positives, settings = local.positives(label), self.label_settings(local, label)
         training = LabelTraining(
             local.store,
@@ -269,6 +336,7 @@ class IndexedBCDSolver(HingeOneVsRest):
             label,
             settings,
             check,
+            start=start,
         )
         result, stationary = training.train()
         values = {
@@ -291,4 +359,4 @@ class IndexedBCDSolver(HingeOneVsRest):
         }
         for name, value in values.items():
             record[name] = value
-        return result.v
+        return result

@@ -15,7 +15,7 @@ from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_pattern_rows
 from xcray.measures import evaluate
 from xcray.solvers import make_solver
-from xcray.solvers.contract import WarmStartSolver
+from xcray.solvers.contract import SolverState, WarmStartSolver
 from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.storage.arrow import read_csr, write_matrix
 from xcray.storage.atomic import read_json, sha256_arrays, write_json
@@ -113,6 +113,7 @@ class Evaluator:
         self.n_labels = len(data.counts)
         ks = (*ks, *(k for _, k in parse_measure(select)))
         self.ks = sorted({min(k, self.n_labels) for k in ks})
+        self._state: SolverState | None = None
         self._evaluated: dict[str, _Evaluated] = {}  # by the repr of the setting
         self._duals: dict[str, CSR] = {}
         self._shared = {
@@ -201,7 +202,7 @@ class Evaluator:
         origin = self._duals_of(start) if start is not None and same_rows else None
         began, cpu, spent = time.monotonic(), time.process_time(), meter.spent
         solver = cast("WarmStartSolver", make_solver(self.solver, {**self.params, **setting}))
-        scale = 1.0 if start is None else dual_scale(start, setting)
+        scale = 1.0 if start is None else dual_scale(start, setting, solver.dual_exponent)
         runner = WarmRunner(solver, origin, scale)
         blocks = self._solve_labels(solver, runner, start, meter, tick)
         seconds = {
@@ -236,7 +237,8 @@ class Evaluator:
         """
         data, blocks, n_done = self.data, list[SolvedLabels](), 0
         rows = (data.X, data.XT, data.YT, data.weights)
-        state = solver.load(*rows)
+        before = self._state
+        self._state = solver.load(*rows) if before is None else solver.reload(before, *rows)
         terms = solver.cost_terms(*rows[:3])
         parts = 1 if start is None or meter.limit is None else min(PARTS, self.n_labels)
         work = 0 if start is None else self._evaluated[repr(start)].work // parts
@@ -245,7 +247,7 @@ class Evaluator:
                 raise OutOfBudget
             labels = frozen(np.arange(part, self.n_labels, parts), np.int32)
             results = _Batches(n_done, tick)
-            pool = make_local_pool(self.pool, solver, state, self.workers, runner=runner)
+            pool = make_local_pool(self.pool, solver, self._state, self.workers, runner=runner)
             todo = LabelsToSolve(solver, labels, terms)
             try:
                 solve_labels(todo, pool, results, workers=self.workers, stop=self.stop)

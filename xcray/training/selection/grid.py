@@ -15,8 +15,9 @@ from xcray.errors import ParameterError
 from xcray.storage.atomic import sha256_arrays
 
 # Whether larger values are solved earlier (+1), because they regularise more, or later (-1); the
-# order of other parameters is that of their values (0).
-STRENGTHS = {"lam": 1, "tau": 1, "C": -1}
+# order of other parameters is that of their values (0). A truncated loss is solved from large s on:
+# its problem is convex if s is large, and outliers of a small s would remain outliers.
+STRENGTHS = {"lam": 1, "tau": 1, "C": -1, "s": 1}
 MAX_POINTS = 1000
 
 
@@ -48,9 +49,9 @@ def params_key(params: Mapping[str, float]) -> str:
 
 
 def validate_grid(grid: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
-    """Return the grid with unique values: lam, tau, C, then other parameters as given.
+    """Return the grid with unique values: lam, tau, C, s, then other parameters as given.
 
-    Values of lam, tau and C become float. Raises ParameterError with a fix.
+    Values of lam, tau, C and s become float. Raises ParameterError with a fix.
     """
     names = [name for name in STRENGTHS if name in grid]
     out = {name: tuple(dict.fromkeys(map(float, grid[name]))) for name in names}
