@@ -23,8 +23,8 @@ from tests.robustness.badinput.numpy_arrays import HEADERS
 from xcray.arrays import csr_from
 from xcray.cli.main import main
 from xcray.errors import InputError, ShapeMismatch, XcrayError
-from xcray.model.exchange import liblinear, npz
-from xcray.model.exchange.formats import export_model, import_model
+from xcray.model.exchange import dismec, liblinear, npz
+from xcray.model.exchange.formats import FORMATS, export_model, import_model
 from xcray.model.exchange.scikit_learn import weights_from
 from xcray.model.exchange.weights import ForeignWeights, save_weights
 from xcray.model.model import Model
@@ -50,15 +50,16 @@ def model(tmp_path: Path) -> Model:
     return make_model(tmp_path / "m")
 
 
-def test_a_model_written_and_read_back_has_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_model_written_and_read_back_has_the_same_bytes(tmp_path: Path, name: str) -> None:
     model = make_model(tmp_path / "m", "l2")
-    export_model(model, tmp_path / "file")
-    back = import_model("npz", tmp_path / "file", tmp_path / "back")
+    export_model(model, name, tmp_path / "file")
+    back = import_model(name, tmp_path / "file", tmp_path / "back", bias=name == "dismec")
     for file in ("weights.arrow", "bias.arrow", "labels.arrow"):
         assert (back.path / file).read_bytes() == (model.path / file).read_bytes(), file
     assert back.manifest["solver"] == "imported"
-    assert back.manifest["params"] == {"format": "npz"}
-    assert back.row_norm == "l2"
+    assert back.manifest["params"] == {"format": name}
+    assert back.row_norm == ("l2" if name == "npz" else "none")
 
 
 def test_a_liblinear_file_of_several_classes(tmp_path: Path) -> None:
@@ -84,8 +85,27 @@ def test_two_classes_of_liblinear_share_a_vector(tmp_path: Path) -> None:
     assert (weights.b.tolist(), weights.labels) == ([-2, 2], ["1", "-1"])
 
 
+def test_files_of_dismec_in_every_form(tmp_path: Path) -> None:
+    dense = np.array([[1, 0, 2], [0, 0, 0], [0, -3, 0.5]], np.float32)
+    np.save(tmp_path / "a.npy", dense[:1])
+    (tmp_path / "b").write_text("0 0 0\n")
+    (tmp_path / "c").write_text("1:-3 2:0.5 \n")
+    kinds = [("c", "SparseTXT"), ("a.npy", "DenseNPY"), ("b", "DenseTXT")]
+    files = [
+        {"first": first, "count": 1, "file": file, "weight-format": kind}
+        for first, (file, kind) in zip((2, 0, 1), kinds, strict=True)
+    ]
+    header = {"num-features": 3, "num-labels": 3, "files": files}
+    (tmp_path / "model").write_text(json.dumps(header))
+    weights = dismec.read(tmp_path / "model")
+    np.testing.assert_array_equal(weights.W.to_scipy().toarray(), dense)
+    model = import_model("dismec", tmp_path / "model", tmp_path / "m", bias=True)
+    np.testing.assert_array_equal(model.W.to_scipy().toarray(), dense[:, :2])
+    assert model.b.tolist() == [2, 0, 0.5]
+
+
 def test_scipy_reads_an_archive(model: Model, tmp_path: Path) -> None:
-    export_model(model, tmp_path / "w.npz")
+    export_model(model, "npz", tmp_path / "w.npz")
     np.testing.assert_array_equal(
         load_npz(tmp_path / "w.npz").toarray(), model.W.to_scipy().toarray()
     )
@@ -131,6 +151,9 @@ BROKEN = [
     (liblinear.read, "not a model", "no solver_type"),
     (liblinear.read, HEAD + "1 2 3\n", "feature 2"),
     (liblinear.read, HEAD + "1 2\n3 4 5\n", "feature 1"),
+    (dismec.read, "{}", "num-features"),
+    (dismec.read, "[1]", "not a JSON object"),
+    (dismec.read, '{"num-features": 2, "num-labels": 3, "files": []}', "do not have the 3 labels"),
     (lambda path: npz.read(path, path.parent), "PK", "not an archive"),
 ]
 
@@ -280,7 +303,37 @@ def test_an_archive_that_grows_too_much_is_refused(tmp_path: Path) -> None:
         import_model("npz", path, tmp_path / "m")
 
 
-@pytest.mark.parametrize("name", ["liblinear", "npz"])
+ONE = '"num-labels": 1, "files": [{"first": 0, "count": 1, "file": %s, "weight-format": "%s"}]}'
+MODELS = [
+    ('{"num-features": 1e18, ' + ONE % ('"w"', "SparseTXT"), "number of features is 1e"),
+    ('{"num-features": 1000000000000000000, ' + ONE % ('"w"', "SparseTXT"), "features, but"),
+    ('{"num-features": -3, ' + ONE % ('"w"', "SparseTXT"), "-3 features"),
+    ('{"num-features": "3", ' + ONE % ('"w"', "SparseTXT"), "'3'"),
+    ('{"num-features": 3, ' + ONE % ('"/dev/zero"', "DenseTXT"), "not in its folder"),
+    ('{"num-features": 3, ' + ONE % ('"../w"', "DenseTXT"), "not in its folder"),
+    ('{"num-features": 3, ' + ONE % ('"pipe"', "SparseTXT"), "not a regular file"),
+    ('{"num-features": 3, ' + ONE % ("7", "SparseTXT"), "not a regular file"),
+    ('{"num-features": 3, ' + ONE % ('"large.npy"', "DenseNPY"), "not a complete model"),
+    ('{"num-features": 3, ' + ONE % ('"complex.npy"', "DenseNPY"), "complex128"),
+    ('{"num-features": 3, ' + ONE % ('"text.npy"', "DenseNPY"), "numbers were expected"),
+    ('{"num-features": 3, ' + ONE % ('"w"', "SparseTXT"), "label 0: column indices"),
+    ('{"num-features": 3, "num-labels": 0, "files": []}', "0 labels"),
+    ("[" * 100_000, "can't be read as JSON"),
+]
+
+
+@pytest.mark.parametrize(("content", "reason"), MODELS)
+def test_invalid_models_of_dismec_are_refused(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "w").write_text("1:2 1:3\n")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large.npy").write_bytes(npy_of((1 << 40, 3), b"1234"))
+    np.save(tmp_path / "complex.npy", np.array([[1, 2j, 3]]))
+    np.save(tmp_path / "text.npy", np.array([["1", "2", "3"]]))
+    with pytest.raises(InputError, match=reason):
+        import_model("dismec", text(tmp_path / "model", content), tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", ["liblinear", "dismec", "npz"])
 def test_a_device_and_a_pipe_are_not_read(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     for source in (tmp_path / "pipe", Path("/dev/zero")):
@@ -321,8 +374,8 @@ def test_names_must_fit(model: Model, tmp_path: Path) -> None:
 
 def test_commands(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, names = tmp_path / "w.npz", text(tmp_path / "names", "a\nb\nc\nd\ne\n")
-    assert main(["models", "export", str(model.path), str(target)]) == 0
-    assert main(["models", "export", str(model.path), str(target)]) != 0
+    assert main(["models", "export", str(model.path), "npz", str(target)]) == 0
+    assert main(["models", "export", str(model.path), "npz", str(target)]) != 0
     assert "exists already" in capsys.readouterr().err
     out = tmp_path / "named"
     line = ["models", "import", "npz", str(target), str(out), "--labels", str(names), "--json"]

@@ -26,7 +26,7 @@ def test_weights_of_rows(tmp_path: Path, name: str) -> None:
     assert "git lfs pull" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("format", ["liblinear", "npz"])
+@pytest.mark.parametrize("format", ["liblinear", "npz", "dismec"])
 def test_models_of_other_programs(tmp_path: Path, format: str) -> None:
     (tmp_path / "source").write_bytes(LFS)
     with pytest.raises(InputError, match="pointer of Git LFS"):

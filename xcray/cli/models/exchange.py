@@ -15,11 +15,11 @@ from xcray.errors import NotFound
 def import_model(
     file_format: Annotated[
         str,
-        typer.Argument(metavar="FORMAT", help="liblinear (also a folder of DiSMEC), npz."),
+        typer.Argument(metavar="FORMAT", help="liblinear (also DiSMEC), dismec (DiSMEC++), npz."),
     ],
     source: Annotated[
         Path,
-        typer.Argument(metavar="SOURCE", help="Model file or folder."),
+        typer.Argument(metavar="SOURCE", help="Model file or folder; of dismec, its JSON file."),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Model directory to write.")],
     like: Annotated[
@@ -36,6 +36,10 @@ def import_model(
         Path | None,
         typer.Option("--features", metavar="FILE", help="Names of the features, one per line."),
     ] = None,
+    bias: Annotated[
+        bool,
+        typer.Option("--bias", help="The last feature is the constant 1: its weights are biases."),
+    ] = False,
     json: output.JsonOption = False,
 ) -> None:
     """Convert a linear model of another program to a model directory.
@@ -45,7 +49,7 @@ def import_model(
     from xcray.model.exchange.formats import import_model as convert
 
     names = {"labels": _read_names(labels), "features": _read_names(features)}
-    model = convert(file_format, source, out, like=like, **names)
+    model = convert(file_format, source, out, bias=bias, like=like, **names)
     details = {"model": str(model.path), "sha256": model.sha256, "n_labels": model.n_labels}
     if json:
         output.print_json({**details, "n_features": model.n_features, "nnz": model.nnz})
@@ -56,24 +60,27 @@ def import_model(
 
 def export_model(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")],
-    target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="File to write, an npz archive.")
+    file_format: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="liblinear, dismec (DiSMEC++), npz.")
     ],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write.")],
     json: output.JsonOption = False,
 ) -> None:
-    """Write the weights of a model directory for other programs, as arrays of NumPy.
+    """Write the weights of a model directory for another program.
 
-    Example: xcray models export MODEL weights.npz
+    Example: xcray models export MODEL npz weights.npz
     """
     from xcray.model.exchange.formats import export_model as convert
 
     opened = open_model(str(model))
-    convert(opened, target)
+    convert(opened, file_format, target)
     if json:
         details = {"file": str(target), "bytes": target.stat().st_size, "row_norm": opened.row_norm}
         output.print_json(details)
         return
     output.print_line(f"{target}: {target.stat().st_size:,} bytes")
+    if opened.row_norm != "none" and file_format in ("liblinear", "dismec"):
+        output.print_line("the model was trained on rows of length 1: divide rows by their length")
 
 
 def _read_names(path: Path | None) -> list[str] | None:

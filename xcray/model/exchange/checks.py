@@ -34,6 +34,19 @@ def source_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
+def file_within(folder: Path, name: Any) -> Path:
+    """Return the path of a file that a model names.
+
+    Raises InputError unless it is a regular file in the folder.
+    """
+    path = folder / str(name)
+    if folder.resolve() not in path.resolve().parents:
+        raise InputError(f"the model names {excerpt(str(name))!r}, which is not in its folder")
+    if not path.is_file():
+        raise InputError(f"the model names {excerpt(str(name))!r}, which is not a regular file")
+    return path
+
+
 def checked_size(value: Any, name: str, n_bytes: int) -> int:
     """Return a number of labels or features that files of `n_bytes` state.
 

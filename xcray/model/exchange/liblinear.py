@@ -15,15 +15,18 @@ import numpy as np
 
 from xcray.arrays import frozen, stack_rows
 from xcray.errors import InputError
-from xcray.kernels.sparse import take_rows
+from xcray.kernels.sparse import take_rows, transpose
 from xcray.model.exchange.checks import checked_size
 from xcray.model.exchange.weights import (
     ForeignWeights,
     from_entries,
+    join_bias,
+    number_names,
 )
 
 HEADER: Final = ("solver_type", "nr_class", "label", "nr_feature", "bias")
 MULTI_CLASS: Final = "MCSVM_CS"  # the solver that stores a vector per class, also for two
+MAX_CELLS: Final = 1 << 30  # of the dense text that is written
 
 
 def read(path: Path) -> ForeignWeights:
@@ -75,6 +78,29 @@ def _read_file(path: Path) -> ForeignWeights:
     rows, columns, values = (part[~is_bias] for part in (vectors, features, values))
     W = from_entries(rows, columns, values, (len(labels), n_features))
     return ForeignWeights(W, frozen(b, np.float32), labels)
+
+
+def write(weights: ForeignWeights, path: Path) -> None:
+    """Write a model file with a vector for each class; labels are numbers.
+
+    Raises InputError if the text would be too large: LIBLINEAR's files are dense.
+    """
+    K, D = weights.W.shape
+    if K * (D + 1) > MAX_CELLS:
+        raise InputError(
+            f"a LIBLINEAR file is dense and would have {K * (D + 1):,} numbers, more than "
+            f"{MAX_CELLS:,}: write npz or dismec instead"
+        )
+    columns = transpose(join_bias(weights))
+    with path.open("w") as out:
+        numbers = " ".join(number_names(K))
+        out.write(f"solver_type {MULTI_CLASS}\nnr_class {K}\nlabel {numbers}\n")
+        out.write(f"nr_feature {D}\nbias 1\nw\n")
+        for j in range(columns.n_rows):
+            line, (classes, values) = ["0"] * K, columns.row(j)
+            for k, w in zip(classes, values, strict=True):
+                line[k] = f"{w:.9g}"
+            out.write(" ".join(line) + " \n")
 
 
 def _read_header(lines: TextIO, name: str) -> dict[str, str]:

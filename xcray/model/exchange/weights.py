@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,6 +58,24 @@ def to_float32(values: Any) -> Float32:
         return frozen(values, np.float32)
 
 
+def split_bias(weights: ForeignWeights) -> ForeignWeights:
+    """Return the weights with the last feature, a constant 1, as the bias.
+
+    Raises ShapeMismatch without a feature.
+    """
+    W, last = weights.W, weights.W.n_cols - 1
+    if last < 0:
+        raise ShapeMismatch("the model has no feature, so that none can be the bias")
+    is_bias = W.indices == last
+    found = np.flatnonzero(is_bias)
+    rows = np.searchsorted(W.indptr, found, side="right") - 1
+    bias = weights.b.copy()
+    bias[rows] += W.data[found]
+    indptr = W.indptr - np.searchsorted(found, W.indptr)
+    rest = csr(indptr, W.indices[~is_bias], W.data[~is_bias], last)
+    return weights._replace(W=rest, b=frozen(bias, np.float32))
+
+
 def _fit_width(W: CSR, n_features: int) -> CSR:
     """Return the weights with features without weights added or left out at the end.
 
@@ -67,6 +86,15 @@ def _fit_width(W: CSR, n_features: int) -> CSR:
     if used > n_features:
         raise ShapeMismatch(f"the model has {used} features, but there are {n_features} names")
     return csr(W.indptr, W.indices, W.data, n_features)
+
+
+def join_bias(weights: ForeignWeights) -> CSR:
+    """Return (K, D + 1): the weights with the bias as the last feature."""
+    W, b, numbers = weights.W, weights.b, np.flatnonzero(weights.b)
+    rows = np.concatenate([row_numbers(W), numbers])
+    columns = np.concatenate([W.indices, np.full(len(numbers), W.n_cols)])
+    values = np.concatenate([W.data, b[numbers]])
+    return from_entries(rows, columns, values, (W.n_rows, W.n_cols + 1))
 
 
 def row_numbers(W: CSR) -> np.ndarray:
@@ -128,3 +156,14 @@ def weights_of(model: Model) -> ForeignWeights:
     if search.groups is not None:
         W, b = fold_groups(W, b, search.groups)
     return ForeignWeights(W, b, model.labels, model.row_norm)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises InputError."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path.name} can't be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path.name} is not a JSON object")
+    return value

@@ -103,7 +103,7 @@ function Files({ of, path }) {
   const body = JSON.stringify({ instances: [{ text: "..." }], top_k: 5 });
   return html`<h2>Files</h2><p><${Button} scope="read" disabled=${sending} onClick=${save}>Download (${bytes(of.n_bytes)})<//></p><${Trouble} error=${failed} />
     <${Details} of=${[["SHA-256", `${of.sha256.slice(0, 16)}...`], ["Data set's SHA-256", `${of.dataset_hash.slice(0, 16)}...`], ["Features", count(of.n_features)], ["Weights", count(of.nnz)]]} />
-    <p>For other programs, after tar xf: xcray models export DIR weights.npz</p>
+    <p>For other programs (npz, liblinear, dismec), after tar xf: xcray models export DIR npz FILE.</p>
     <h2>By REST, Python and command</h2><pre tabindex="0" aria-label="calls">${`curl ${location.origin}/v1/models/${of.name}:${of.version}:predict -H 'Authorization: Bearer xck_...' \\
   -H 'Content-Type: application/json' -d '${body}'
 
