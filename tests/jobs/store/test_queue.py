@@ -277,7 +277,7 @@ def test_stopping_many_jobs_treats_each_like_a_single_stop(store):
     assert store.jobs.resume(stopped.id).status == PENDING
     ended = [
         value
-        for name, labels, value in store.counters.list_all()
+        for name, labels, value in store.statistics.read().counters
         if labels.get("status") == STOPPED
     ]
     assert sum(ended) == 7.0
