@@ -371,6 +371,6 @@ def test_on_a_terminal_tables_are_aligned() -> None:
 
 
 def test_mappings_are_printed_as_lists(capsys: pytest.CaptureFixture[str]) -> None:
-    """As in `xcray store check`, whose counts of programs were shown as Python code."""
+    """Counts by name were shown as Python code."""
     output.print_pairs({"programs": {"0004": 1, "0005": 2_000}, "none": {}})
     assert capsys.readouterr().out.splitlines() == ["programs  0004: 1, 0005: 2,000", "none      -"]

@@ -17,7 +17,6 @@ from fastapi import Depends, FastAPI, Request
 
 from xcray import __version__
 from xcray.errors import XcrayError
-from xcray.jobs.database.clients import HEARTBEAT_SECONDS
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.keys import KeyTable
@@ -322,7 +321,6 @@ def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[
         tasks = [
             asyncio.create_task(_poll_models(app_state, maintenance), name="poll-models"),
             asyncio.create_task(app_state.readiness.watch(), name="readiness"),
-            asyncio.create_task(_heartbeat_store(app_state), name="store-heartbeat"),
             asyncio.create_task(
                 app_state.preloading.load(app_state.prediction.model_cache), name="preload"
             ),
@@ -357,19 +355,6 @@ def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[
             LOGGER.info("ended")
 
     return lifespan
-
-
-async def _heartbeat_store(app_state: AppState) -> None:
-    """Register this process as a client of the store, again and again, for `xcray store upgrade`.
-
-    Requests do not wait for it.
-    """
-    while True:
-        try:
-            await asyncio.to_thread(app_state.store.clients.heartbeat)
-        except XcrayError as error:
-            LOGGER.warning("the heartbeat to the store failed", extra={"detail": error.message})
-        await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 async def _poll_models(app_state: AppState, maintenance: MaintenanceLoop | None) -> None:

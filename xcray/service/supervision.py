@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias
 
-from xcray.jobs.database.clients import process_name
+from xcray.jobs.database.leases import process_name
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
 from xcray.jobs.store.job_store import JobStore

@@ -10,13 +10,11 @@ from contextlib import closing
 import pytest
 import sqlalchemy as sa
 
-from tests.support.job_store import Clock, claim, raw, submit
+from tests.support.job_store import claim, raw, submit
 from tests.support.next_release import ADDED, FOLLOWING, next_steps, upgrade_to
 from xcray.cli.main import main
 from xcray.errors import Conflict, ParameterError, Unavailable
-from xcray.jobs.database import clients as programs
 from xcray.jobs.database import upgrade
-from xcray.jobs.database.clients import HEARTBEAT_SECONDS, LEASE_SECONDS
 from xcray.jobs.database.migrations import HEAD
 from xcray.jobs.states import PENDING, RUNNING
 from xcray.jobs.store.job_store import JobStore
@@ -51,7 +49,6 @@ def is_whole(url: str) -> None:
         "oldest": HEAD,
         "needed": HEAD,
         "ready": True,
-        "programs": {},
     }
     assert upgrade.inspect_store(url) == fields
     waits, runs = store.jobs.list_page()[0]
@@ -141,7 +138,7 @@ def test_a_store_from_before_the_first_release_is_refused(fresh_url, statements)
     for refused in (
         lambda: JobStore(fresh_url),
         lambda: upgrade.inspect_store(fresh_url),
-        lambda: upgrade.upgrade_store(fresh_url, force=True),
+        lambda: upgrade.upgrade_store(fresh_url),
     ):
         with pytest.raises(
             Conflict, match=r"first release.* another home or XCRAY_STORE"
@@ -196,7 +193,6 @@ def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
         "oldest": None,
         "needed": HEAD,
         "ready": False,
-        "programs": {},
     }
     assert json.loads(capsys.readouterr().out) == fields
     for before in (None, HEAD):
@@ -302,62 +298,13 @@ def test_an_upgrade_that_waits_too_long_reports_the_cause(postgres, monkeypatch)
     assert upgrade.inspect_store(url)["revision"] == HEAD
 
 
-def test_programs_are_recorded_while_they_run_and_removed_afterwards(fresh_url):
-    clock = Clock()
-    with closing(JobStore(fresh_url, monotonic=clock)) as one:
-        killed = JobStore(fresh_url, monotonic=clock)
-        killed.clients.heartbeat()
-        one.clients.heartbeat()
-        one.clients.heartbeat()  # too early: this one is not recorded
-        assert sorted(each.beats for each in one.clients.list_all()) == [1, 1]
-        assert upgrade.inspect_store(fresh_url)["programs"] == {HEAD: 2}
-        clock.seconds += HEARTBEAT_SECONDS
-        one.clients.heartbeat()
-        clock.seconds += LEASE_SECONDS
-        one.clients.heartbeat()
-        assert [each.beats for each in one.clients.list_all()] == [3]
-        killed.close()
-        with closing(JobStore(fresh_url)) as other:
-            other.clients.heartbeat()
-            assert len(one.clients.list_all()) == 2
-        assert len(one.clients.list_all()) == 1  # a closed program removes its record
-
-
-def test_an_incompatible_upgrade_is_refused_while_older_programs_run(fresh_url, monkeypatch):
-    monkeypatch.setattr(upgrade, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(programs, "HEARTBEAT_SECONDS", 0.0)
-    monkeypatch.setattr(programs, "LEASE_SECONDS", 0.3)
+def test_a_program_that_an_upgrade_cuts_off_can_no_longer_use_the_store(fresh_url):
     cuts = next_steps(("ALTER TABLE keys DROP COLUMN last_used",), oldest=HEAD + 1)
-    store, ending = JobStore(fresh_url), threading.Event()
-
-    def live() -> None:
-        while not ending.wait(0.02):
-            store.clients.heartbeat()
-
-    living = threading.Thread(target=live)
-    living.start()
-    while not store.clients.list_all():
-        time.sleep(0.01)
-    try:
-        with pytest.raises(Conflict, match="--force") as caught:
-            upgrade_to(cuts, fresh_url)
-        assert caught.value.code == "SCHEMA_IN_USE"
-        assert upgrade.inspect_store(fresh_url)["revision"] == HEAD
-    finally:
-        ending.set()
-        living.join()
-    # The program sends no more heartbeats; the upgrade waits only until its lease has expired.
-    assert len(store.clients.list_all()) == 1
-    assert upgrade_to(cuts, fresh_url) == HEAD
-    # If the program is still alive, it can no longer use the store.
-    for refused in (
-        lambda: store.jobs.get("j-1"),
-        lambda: submit(store),
-        store.clients.heartbeat,
-    ):
-        store._database._guard_checked_at = -float("inf")
-        with pytest.raises(Unavailable) as caught:
-            refused()
-        assert caught.value.code == "SCHEMA_NEWER"
-    store.ping()
-    store.close()
+    with closing(JobStore(fresh_url)) as store:
+        assert upgrade_to(cuts, fresh_url) == HEAD
+        for refused in (lambda: store.jobs.get("j-1"), lambda: submit(store)):
+            store._database._guard_checked_at = -float("inf")
+            with pytest.raises(Unavailable) as caught:
+                refused()
+            assert caught.value.code == "SCHEMA_NEWER"
+        store.ping()

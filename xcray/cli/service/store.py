@@ -38,10 +38,7 @@ StoreOption = Annotated[
 def check(
     home: HomeOption = None, store: StoreOption = None, json: output.JsonOption = False
 ) -> None:
-    """Show the revision of the store, whether this xcray supports it, and its connected programs.
-
-    Changes nothing.
-    """
+    """Show the revision of the store, and whether this xcray supports it. Changes nothing."""
     from xcray.jobs.database.upgrade import inspect_store
 
     print_details(inspect_store(resolve_store_url(home, store)), json)
@@ -51,23 +48,16 @@ def check(
 def upgrade(
     home: HomeOption = None,
     store: StoreOption = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Upgrade even if connected programs cannot use the upgraded store."
-        ),
-    ] = False,
     json: output.JsonOption = False,
 ) -> None:
     """Upgrade the store to the schema of this xcray, or create an empty one.
 
-    Runs while programs use the store. It is refused if connected programs could not use the
-    upgraded store (see --force). Each step is one transaction, so a crash leaves complete steps
-    only.
+    Runs while programs use the store. Each step is one transaction, so a crash leaves complete
+    steps only.
     """
     from xcray.jobs.database.upgrade import upgrade_store as bring
 
-    print_details(bring(resolve_store_url(home, store), force=force), json)
+    print_details(bring(resolve_store_url(home, store)), json)
 
 
 @app.command()

@@ -6,9 +6,17 @@ machines. The price: an observer that starts must first watch for the length of 
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
+
+
+def process_name() -> str:
+    """Return a unique name of this process that contains its host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class LeaseWatcher:

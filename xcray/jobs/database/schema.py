@@ -208,16 +208,6 @@ TURNS: Final = Table(
     Column("turn", SERIAL, nullable=False),
 )
 
-# processes that use the store
-PROGRAMS: Final = Table(
-    "programs",
-    METADATA,
-    Column("id", Text, primary_key=True),
-    Column("revision", Integer, nullable=False),  # the schema revision of the program
-    Column("beats", Integer, nullable=False),
-    Column("lease_seconds", Float, nullable=False),
-)
-
 STORE_SCHEMA: Final = Table(  # one row
     "store_schema",
     METADATA,

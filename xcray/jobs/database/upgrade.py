@@ -2,8 +2,7 @@
 
 Each step is one transaction under a lock, so a crash leaves the store between two complete steps.
 Any number of processes can open an old store at the same moment: one upgrades it, the others find
-it upgraded. If an older program is running that a step would cut off, the upgrade is refused before
-it has changed anything.
+it upgraded. A running program that a step cuts off no longer uses the store (`SchemaGuard`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +20,6 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict, Unavailable
-from xcray.jobs.database.clients import StoreClient, delete_clients, read_clients
 from xcray.jobs.database.compatibility import (
     SCHEMA_OLDER,
     Compatibility,
@@ -31,7 +28,6 @@ from xcray.jobs.database.compatibility import (
 )
 from xcray.jobs.database.db_errors import LockTimeout
 from xcray.jobs.database.engine import POSTGRESQL, SQLITE, Database, parse_url
-from xcray.jobs.database.leases import LeaseWatcher
 from xcray.jobs.database.migrations import FIRST, HEAD, STEPS, MigrationStep
 from xcray.jobs.database.pg_timeouts import extended_timeout
 from xcray.jobs.database.schema import METADATA, STORE_SCHEMA
@@ -44,26 +40,23 @@ LOCK_TIMEOUT_SECONDS: Final = 1.0
 STEP_TIMEOUT_SECONDS: Final = 3600.0  # limit for a statement of a step
 RETRY_SECONDS: Final = 180.0  # for which a step is retried while others hold locks that it needs
 RETRY_PAUSE_SECONDS: Final = (0.2, 2.0)  # between two attempts
-POLL_SECONDS: Final = 0.5  # between two checks for active programs
 
 
 def upgrade_database(
     database: Database,
     *,
     may_upgrade: bool = True,
-    force: bool = False,
     steps: Sequence[MigrationStep] = STEPS,
 ) -> int | None:
     """Create the tables of an empty store, or upgrade an older one; return its revision before.
 
     Returns None for an empty database.
 
-    may_upgrade: whether anything can be changed. force: run steps even while programs are active
-    that they cut off. steps: all steps of the program.
+    may_upgrade: whether anything can be changed. steps: all steps of the program.
 
     Raises Conflict: SCHEMA_NEWER if the store supports only newer programs, SCHEMA_OLDER if it
-    needs an upgrade that is not allowed or not possible, SCHEMA_IN_USE if active programs must stop
-    first. Raises Unavailable if others hold its tables for RETRY_SECONDS.
+    needs an upgrade that is not allowed or not possible. Raises Unavailable if others hold its
+    tables for RETRY_SECONDS.
     """
     head = steps[-1].revision if steps else FIRST
     with database.read() as connection:
@@ -73,14 +66,13 @@ def upgrade_database(
         return revision
     if not may_upgrade:
         raise Conflict(older_message(compatibility, head), code=SCHEMA_OLDER)
-    oldest = max((step.oldest for step in steps), default=FIRST)
     if revision is None:
+        oldest = max((step.oldest for step in steps), default=FIRST)
         _retry_while_locked(database, partial(_create_tables, database, head, oldest))
         return None
-    silent = None if force else _wait_for_silence(database, oldest)
     for step in steps:
         if step.revision > revision:
-            _retry_while_locked(database, partial(_apply_step, database, step, head, silent))
+            _retry_while_locked(database, partial(_apply_step, database, step, head))
             LOG.info("the store is at revision %s", step.revision)
     return revision
 
@@ -90,84 +82,40 @@ def inspect_store(url: str) -> dict[str, Any]:
 
     Returns `store`: its kind; `revision`: None if it is empty; `oldest`: the oldest program that it
     supports, None if not recorded; `needed`: the revision of this program; `ready`: whether this
-    program can use it; `programs`: how many clients are active (or ended lately without
-    deregistering), by their revision. Raises Unavailable if the database cannot be reached,
-    Conflict, code SCHEMA_NEWER or SCHEMA_OLDER, if no upgrade can make this program use it.
+    program can use it. Raises Unavailable if the database cannot be reached, Conflict, code
+    SCHEMA_NEWER or SCHEMA_OLDER, if no upgrade can make this program use it.
     """
     parsed = parse_url(url)
     # The check must not create a file.
     if parsed.get_backend_name() == SQLITE and not Path(str(parsed.database)).is_file():
-        return _description(SQLITE, Compatibility(None, None), [])
+        return _description(SQLITE, Compatibility(None, None))
     database = Database(url)
     try:
         with database.read() as connection:
-            compatibility = check_compatibility(connection)
-            programs = [] if compatibility.revision is None else read_clients(connection)
-            return _description(database.kind, compatibility, programs)
+            return _description(database.kind, check_compatibility(connection))
     finally:
         database.close()
 
 
-def upgrade_store(url: str, *, force: bool = False) -> dict[str, Any]:
+def upgrade_store(url: str) -> dict[str, Any]:
     """Upgrade the store at a URL and return its description with `before`, the old revision."""
     database = Database(url)
     try:
-        before = upgrade_database(database, force=force)
+        before = upgrade_database(database)
     finally:
         database.close()
     return {**inspect_store(url), "before": before}
 
 
-def _description(
-    kind: str, compatibility: Compatibility, programs: list[StoreClient]
-) -> dict[str, Any]:
+def _description(kind: str, compatibility: Compatibility) -> dict[str, Any]:
     """Return the description that `inspect_store` documents."""
-    count = dict(sorted(Counter(each.revision for each in programs).items()))
-    description = {
+    return {
         "store": kind,
         "revision": compatibility.revision,
         "oldest": compatibility.oldest,
         "needed": HEAD,
+        "ready": compatibility.supports(HEAD),
     }
-    return {**description, "ready": compatibility.supports(HEAD), "programs": count}
-
-
-def _older_clients(connection: Connection, oldest: int) -> list[StoreClient]:
-    """Return the clients older than `oldest`."""
-    return [each for each in read_clients(connection) if each.revision < oldest]
-
-
-def _wait_for_silence(database: Database, oldest: int) -> dict[str, int]:
-    """Wait until older clients have been silent for their leases; return name -> heartbeats.
-
-    Raises Conflict, code SCHEMA_IN_USE, as soon as one of them sends a heartbeat.
-    """
-    watcher, first = LeaseWatcher(time.monotonic), dict[str, int]()
-    LOG.info("waiting for the leases of programs older than %s, in case some are active", oldest)
-    while True:
-        with database.read() as connection:
-            older = _older_clients(connection, oldest)
-        moved = [each for each in older if first.setdefault(each.id, each.beats) != each.beats]
-        if moved:
-            raise _in_use_error(moved, oldest)
-        if len(
-            watcher.expired_leases({each.id: (each.beats, each.lease_seconds) for each in older})
-        ) == len(older):
-            return {each.id: each.beats for each in older}
-        time.sleep(POLL_SECONDS)
-
-
-def _in_use_error(older: list[StoreClient], oldest: int) -> Conflict:
-    """Return the error for a step that active programs do not support."""
-    revisions = ", ".join(sorted({str(each.revision) for each in older}))
-    names = ", ".join(each.id.rpartition(":")[0] for each in older[:5])
-    return Conflict(
-        f"{len(older)} programs of revision {revisions} use the store ({names}), and after this"
-        f" upgrade it supports programs from {oldest} on: roll out the release between first, or"
-        " stop them; `xcray store upgrade --force` upgrades anyway",
-        code="SCHEMA_IN_USE",
-        oldest=oldest,
-    )
 
 
 def _retry_while_locked(database: Database, apply: Callable[[], None]) -> None:
@@ -196,23 +144,12 @@ def _create_tables(database: Database, head: int, oldest: int) -> None:
             connection.execute(sa.insert(STORE_SCHEMA).values(revision=head, oldest=oldest))
 
 
-def _apply_step(
-    database: Database, step: MigrationStep, head: int, silent: dict[str, int] | None
-) -> None:
-    """Apply a step, unless another process already did.
-
-    silent: older clients that are gone, by name. None skips the check for active clients.
-    """
+def _apply_step(database: Database, step: MigrationStep, head: int) -> None:
+    """Apply a step, unless another process already did."""
     with _locked_transaction(database) as connection:
         compatibility = check_compatibility(connection, head)
         if compatibility.revision is not None and compatibility.revision >= step.revision:
             return
-        if silent is not None:
-            older = _older_clients(connection, step.oldest)
-            active = [each for each in older if silent.get(each.id) != each.beats]
-            if active:
-                raise _in_use_error(active, step.oldest)
-            delete_clients(connection, older)
         for statement in step.statements:
             connection.exec_driver_sql(statement)
         oldest = max(step.oldest, compatibility.oldest or FIRST)

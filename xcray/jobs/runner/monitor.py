@@ -207,7 +207,6 @@ class AttemptMonitor:
             if time.monotonic() >= due:
                 due = time.monotonic() + self._heartbeat_seconds
                 self._run_step(self.send_heartbeat)
-                self._run_step(self._store.clients.heartbeat)
 
     def _run_stop_watcher(self) -> None:
         """Poll for stops and enforce them (second thread)."""

@@ -9,15 +9,12 @@ The database is an SQLite file or a PostgreSQL database.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from typing import Final
 
 import sqlalchemy as sa
 
-from xcray.errors import Conflict, XcrayError
-from xcray.jobs.database.clients import ClientTable
+from xcray.errors import Conflict
 from xcray.jobs.database.compatibility import (
     SCHEMA_OLDER,
     SchemaGuard,
@@ -36,8 +33,6 @@ from xcray.jobs.store.jobs import JobTable
 from xcray.jobs.store.keys import KeyTable
 from xcray.jobs.store.leader_leases import LeaderLeaseTable
 from xcray.jobs.store.statistics import StatisticsReader
-
-LOG: Final = logging.getLogger(__name__)
 
 
 class JobStore:
@@ -81,7 +76,6 @@ class JobStore:
         self.audit = AuditTable(database, now)
         self.counters = CounterTable(database)
         self.leader_leases = LeaderLeaseTable(database, monotonic)
-        self.clients = ClientTable(database, monotonic)
         self.statistics = StatisticsReader(database, now)
 
     def set_observer(self, observer: TransactionObserver) -> None:
@@ -106,11 +100,4 @@ class JobStore:
 
     def close(self) -> None:
         """Close all connections. The store cannot be used afterwards."""
-        try:
-            self.clients.deregister()
-        except XcrayError as error:
-            LOG.info(
-                "could not deregister from the store; the lease will expire: %s", error.message
-            )
-        finally:
-            self._database.close()
+        self._database.close()

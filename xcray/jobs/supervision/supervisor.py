@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from xcray.errors import Fenced, Unavailable, XcrayError
-from xcray.jobs.database.clients import process_name
+from xcray.jobs.database.leases import process_name
 from xcray.jobs.job import Job
 from xcray.jobs.store.attempts import LAUNCH, MAX_LAUNCH_ATTEMPTS
 from xcray.jobs.store.counters import make_counter
@@ -133,7 +133,6 @@ class Supervisor:
             )
         if time.monotonic() >= self._next_report:
             self._store.counters.increment_all({make_counter(QUEUE_POLLS): 1.0})
-            self._store.clients.heartbeat()
             self._next_report = time.monotonic() + POLL_REPORT_SECONDS
 
     def _claim_job(self) -> Job | None:
