@@ -10,7 +10,7 @@ with Client("http://127.0.0.1:8000") as client:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias
 
 import httpx
 
@@ -67,7 +67,7 @@ class Client:
 
         Raises Unavailable if it does not answer.
         """
-        return cast(Ready, self._connection.get_status("/readyz")[1])
+        return self._connection.get_status("/readyz")[1]
 
     def metrics(self) -> str:
         """Return the metrics in the text format of Prometheus; needs the scope metrics."""
@@ -107,7 +107,7 @@ class Client:
         extras = {"probabilities": probabilities or None, "certificate": certificate or None}
         body = {"instances": [_instance(each) for each in instances], "top_k": top_k}
         body |= {name: value for name, value in {**filters, **extras}.items() if value is not None}
-        return cast(PredictReply, self._ask(model, "predict", body))
+        return self._ask(model, "predict", body)
 
     def explain(
         self, model: str, instance: Instance, *, label: str | None = None, top: int = 10
@@ -119,7 +119,7 @@ class Client:
         body = {"instance": _instance(instance), "top": top} | (
             {} if label is None else {"label": label}
         )
-        return cast(ExplainReply, self._ask(model, "explain", body))
+        return self._ask(model, "explain", body)
 
     def _ask(self, model: str, verb: str, body: Mapping[str, Any]) -> Any:
         path = f"/v1/models/{quote_reference(model)}:{verb}"
@@ -127,11 +127,11 @@ class Client:
 
     def solvers(self) -> list[SolverView]:
         """Return the solvers with their parameters: types, defaults, ranges, help."""
-        return cast("list[SolverView]", self._connection.request("GET", "/v1/solvers")["solvers"])
+        return self._connection.request("GET", "/v1/solvers")["solvers"]
 
     def health(self) -> dict[str, Any]:
         """Return the liveness status and the version of xcray."""
-        return cast("dict[str, Any]", self._connection.request("GET", "/healthz"))
+        return self._connection.request("GET", "/healthz")
 
 
 def _instance(instance: Instance) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from xcray.api.job_replies import DatasetView
 from xcray.client.resources import Resource, quote_part
@@ -98,9 +98,7 @@ class Datasets(Resource):
 
     def get(self, dataset_id: str) -> DatasetView:
         """Return one data set."""
-        return cast(
-            DatasetView, self._connection.request("GET", f"/v1/datasets/{quote_part(dataset_id)}")
-        )
+        return self._connection.request("GET", f"/v1/datasets/{quote_part(dataset_id)}")
 
     def wait(self, dataset_id: str, *, seconds: float = 3600.0) -> DatasetView:
         """Wait until the data set is READY and return it.
@@ -147,4 +145,4 @@ class Datasets(Resource):
 
     def _create(self, body: Mapping[str, Any]) -> DatasetView:
         """Send POST /v1/datasets."""
-        return cast(DatasetView, self._connection.create("/v1/datasets", body=body))
+        return self._connection.create("/v1/datasets", body=body)

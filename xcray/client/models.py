@@ -8,7 +8,7 @@ import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from xcray.api.model_replies import (
     FeedbackView,
@@ -34,15 +34,15 @@ class Models(Resource):
 
     def list(self) -> list[ModelView]:
         """Return all models, by name."""
-        return cast("list[ModelView]", self._connection.request("GET", "/v1/models")["models"])
+        return self._connection.request("GET", "/v1/models")["models"]
 
     def get(self, name: str) -> ModelView:
         """Return one model."""
-        return cast(ModelView, self._connection.request("GET", f"/v1/models/{quote_part(name)}"))
+        return self._connection.request("GET", f"/v1/models/{quote_part(name)}")
 
     def version(self, name: str, version: int) -> VersionView:
         """Return one version."""
-        return cast(VersionView, self._connection.request("GET", self._path(name, version)))
+        return self._connection.request("GET", self._path(name, version))
 
     def card(self, name: str, version: int) -> str:
         """Return the model card, in Markdown."""
@@ -151,27 +151,22 @@ class Models(Resource):
         """Return one label: training rows, gap, largest weights, most similar labels."""
         place = f"/v1/models/{quote_reference(model)}/labels/{quote_part(label)}"
         query = {"features": features, "similar": similar}
-        return cast(LabelView, self._connection.request("GET", place, query=query))
+        return self._connection.request("GET", place, query=query)
 
     def sets(self, name: str) -> Sequence[SetSummary]:
         """Return the label sets."""
-        return cast(
-            "list[SetSummary]",
-            self._connection.request("GET", f"/v1/models/{quote_part(name)}/label-sets")["sets"],
-        )
+        return self._connection.request("GET", f"/v1/models/{quote_part(name)}/label-sets")["sets"]
 
     def get_set(self, name: str, set: str, *, version: int | None = None) -> SetView:
         """Return one label set, with the labels that a version (default: the latest) lacks."""
-        return cast(
-            SetView,
-            self._connection.request("GET", self._set_path(name, set), query={"version": version}),
+        return self._connection.request(
+            "GET", self._set_path(name, set), query={"version": version}
         )
 
     def put_set(self, name: str, set: str, labels: Sequence[str]) -> SetView:
         """Create or replace a label set; predictions can allow or deny "set:NAME"."""
-        return cast(
-            SetView,
-            self._connection.request("PUT", self._set_path(name, set), body={"labels": [*labels]}),
+        return self._connection.request(
+            "PUT", self._set_path(name, set), body={"labels": [*labels]}
         )
 
     def delete_set(self, name: str, set: str) -> None:
@@ -197,8 +192,7 @@ class Models(Resource):
         id = id or f"fb_{secrets.token_hex(10)}"
         body = {"id": id, "instance": content, "right": [*right], "wrong": [*wrong]}
         path = f"/v1/models/{quote_reference(model)}/feedback"
-        reply = self._connection.request("POST", path, body=body, is_repeatable=True)
-        return cast(NewFeedbackView, reply)
+        return self._connection.request("POST", path, body=body, is_repeatable=True)
 
     def feedback(self, name: str) -> Iterator[FeedbackView]:
         """Yield the feedback of a model, newest first."""
@@ -211,11 +205,8 @@ class Models(Resource):
 
     def _put_alias(self, name: str, alias: str, body: dict[str, Any]) -> ModelView:
         """Change the target of an alias."""
-        return cast(
-            ModelView,
-            self._connection.request(
-                "PUT", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}", body=body
-            ),
+        return self._connection.request(
+            "PUT", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}", body=body
         )
 
     def _set_path(self, name: str, set: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import quote
 
 from xcray.api.job_replies import (
@@ -84,7 +84,7 @@ class Jobs(Resource):
         """
         named = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {})}
         body = {**named, **options}
-        return cast(JobView, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
+        return self._connection.create("/v1/jobs", key=idempotency_key, body=body)
 
     @takes(ChangeOptions, LocalPoolOptions, JobOptions)
     def update(
@@ -110,7 +110,7 @@ class Jobs(Resource):
         given = {name: value for name, value in named.items() if value is not None}
         body = {"dataset": dataset, **options, **given}
         path = f"/v1/models/{quote_reference(version)}:update"
-        return cast(JobView, self._connection.create(path, key=idempotency_key, body=body))
+        return self._connection.create(path, key=idempotency_key, body=body)
 
     @takes(TrainingOptions)
     def estimate(
@@ -125,8 +125,7 @@ class Jobs(Resource):
         """Estimate memory, disk and time of a training without submitting it; see `submit`."""
         named = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {})}
         body, path = {**named, **options}, "/v1/jobs:estimate"
-        found = self._connection.request("POST", path, body=body, is_repeatable=True)
-        return cast(EstimateView, found)
+        return self._connection.request("POST", path, body=body, is_repeatable=True)
 
     @takes(BatchOptions, JobOptions)
     def predict(
@@ -149,11 +148,11 @@ class Jobs(Resource):
         source = {"path": path} if file is None else {"upload": self._upload(Path(file))}
         body = {"format": format, **source, **options}
         place = f"/v1/models/{quote_reference(model)}:batchPredict"
-        return cast(JobView, self._connection.create(place, key=idempotency_key, body=body))
+        return self._connection.create(place, key=idempotency_key, body=body)
 
     def output(self, job_id: str) -> OutputView:
         """Return the output of a batch prediction: its files and skipped rows."""
-        return cast(OutputView, self._connection.request("GET", f"{self._path(job_id)}/output"))
+        return self._connection.request("GET", f"{self._path(job_id)}/output")
 
     def download(self, job_id: str, folder: str | Path) -> Path:
         """Download the files of a batch prediction to a new directory and verify checksums.
@@ -204,7 +203,7 @@ class Jobs(Resource):
 
     def get(self, job_id: str) -> JobView:
         """Return one job."""
-        return cast(JobView, self._connection.request("GET", self._path(job_id)))
+        return self._connection.request("GET", self._path(job_id))
 
     def events(self, job_id: str, *, after: int = 0) -> Iterator[EventInfo]:
         """Yield the events after number `after`, each once, until the job has ended."""
@@ -250,11 +249,8 @@ class Jobs(Resource):
 
         Adjacent entries of a worker are merged. A running job returns the timeline so far.
         """
-        return cast(
-            TimelineView,
-            self._connection.request(
-                "GET", f"{self._path(job_id)}/timeline", query={"limit": limit}
-            ),
+        return self._connection.request(
+            "GET", f"{self._path(job_id)}/timeline", query={"limit": limit}
         )
 
     def picture(self, job_id: str, picture: str, width: int = 960) -> str:
@@ -271,17 +267,11 @@ class Jobs(Resource):
 
     def stop(self, job_id: str) -> JobView:
         """Request a stop. Finished work is kept."""
-        return cast(
-            JobView,
-            self._connection.request("POST", f"{self._path(job_id)}/stop", is_repeatable=True),
-        )
+        return self._connection.request("POST", f"{self._path(job_id)}/stop", is_repeatable=True)
 
     def resume(self, job_id: str) -> JobView:
         """Queue a stopped or failed job again."""
-        return cast(
-            JobView,
-            self._connection.request("POST", f"{self._path(job_id)}/resume", is_repeatable=True),
-        )
+        return self._connection.request("POST", f"{self._path(job_id)}/resume", is_repeatable=True)
 
     def delete(self, job_id: str) -> None:
         """Delete an ended job."""

@@ -114,7 +114,6 @@ EXTRA_STATUSES: Final[dict[str, tuple[int, ...]]] = {
 
 # Rules of parameters that the service checks itself, with its own codes: (in, name) -> schema.
 PARAMETER_SCHEMAS: Final[dict[tuple[str, str], Operation]] = {
-    ("header", "if-match"): {"pattern": r'^(\*|"[\x21\x23-\x7e]*"(, ?"[\x21\x23-\x7e]*")*)$'},
     ("header", "last-event-id"): {"pattern": "^[0-9]{1,18}$"},
     ("path", "alias"): {"pattern": ALIAS_PATTERN},
     ("path", "name"): {"pattern": NAME_PATTERN},
@@ -134,6 +133,26 @@ ROUTING_KEY: Final = {
     "description": "Selects the version of an alias with a traffic split: "
     "the same key gets the same version.",
     "schema": {"type": "string"},
+}
+# Headers that the service reads itself, in operations with a status.
+CONDITIONS: Final[dict[str, Operation]] = {
+    "304": {
+        "name": "If-None-Match",
+        "in": "header",
+        "required": False,
+        "description": "Known ETags: 304 if one of them is current.",
+        "schema": {"type": "string"},
+    },
+    "412": {
+        "name": "If-Match",
+        "in": "header",
+        "required": False,
+        "description": "Expected ETag: 412 if the resource has changed.",
+        "schema": {
+            "type": "string",
+            "pattern": r'^(\*|"[\x21\x23-\x7e]*"(, ?"[\x21\x23-\x7e]*")*)$',
+        },
+    },
 }
 _JOB_REQUEST: Final = {
     "dataset": "pydocs",
@@ -279,8 +298,11 @@ def _complete_operation(path: str, operation: Operation) -> None:
         _complete_parameter(parameter)
     if path not in PUBLIC_PATHS:
         operation["security"] = [{"bearer": []}]
+    added = [header for status, header in CONDITIONS.items() if status in responses]
     if operation["operationId"] in ROUTED_OPERATIONS:
-        operation.setdefault("parameters", []).append(ROUTING_KEY)
+        added.append(ROUTING_KEY)
+    if added:
+        operation.setdefault("parameters", []).extend(added)
     operation["summary"] = operation["description"].partition("\n")[0].rstrip(".")
     _add_examples(operation)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
-from fastapi import Header, Request, Response
+from fastapi import Request, Response
 from pydantic import BaseModel
 
 from xcray import __version__
@@ -19,14 +19,6 @@ from xcray.errors import Conflict
 from xcray.service.http.body import first_header
 from xcray.service.http.problems import STATUS_OF_CODE
 
-IfNoneMatch: TypeAlias = Annotated[
-    str | None,
-    Header(max_length=1000, description="Known ETags: 304 if one of them is current."),
-]
-IfMatch: TypeAlias = Annotated[
-    str | None,
-    Header(max_length=1000, description="Expected ETag: 412 if the resource has changed."),
-]
 NOT_MODIFIED: Final[dict[int | str, dict[str, Any]]] = {304: {"description": "Not modified."}}
 _ENCODER: Final = msgspec.json.Encoder()
 

@@ -11,10 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from xcray.api.job_replies import DatasetView
 from xcray.data.dataset import Dataset
-from xcray.errors import (
-    Conflict,
-    ParameterError,
-)
+from xcray.errors import Conflict, ParameterError
 from xcray.jobs.job import DatasetRecord, body_digest
 from xcray.jobs.store.jobs import JobFilter
 from xcray.service.app_state import AppState, app_state_of
@@ -22,14 +19,7 @@ from xcray.service.datasets import builds as building
 from xcray.service.datasets.histograms import dataset_histograms
 from xcray.service.http.auth import Reader, Submitter
 from xcray.service.http.body import check_media_type, json_body, openapi_body
-from xcray.service.http.etags import (
-    NOT_MODIFIED,
-    IfMatch,
-    IfNoneMatch,
-    check_if_match,
-    counter_etag,
-    reply,
-)
+from xcray.service.http.etags import NOT_MODIFIED, check_if_match, counter_etag, reply
 from xcray.service.http.idempotency import IdempotencyKey, creation_reply, replay_response
 from xcray.service.http.strict_json import loads
 from xcray.service.routes.dataset_requests import (
@@ -144,7 +134,6 @@ def index(
     caller: Reader,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """List data sets, newest first."""
     records, token = app_state_of(request).store.datasets.list_page(
@@ -157,9 +146,7 @@ def index(
 
 
 @router.get("/v1/datasets/{dataset_id}", response_model=DatasetView, responses=NOT_MODIFIED)
-def show(
-    request: Request, caller: Reader, dataset_id: str, if_none_match: IfNoneMatch = None
-) -> Response:
+def show(request: Request, caller: Reader, dataset_id: str) -> Response:
     """Return one data set: its sizes if READY, the first invalid lines if FAILED."""
     record = app_state_of(request).store.datasets.get(dataset_id, caller.tenant)
     return reply(request, dataset_fields(record), counter_etag(record.version))
@@ -175,7 +162,6 @@ def histograms(
     caller: Reader,
     dataset_id: str,
     examples: Annotated[int, Query(ge=0, le=100, description="Example rows per part.")] = 5,
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return histograms of a READY data set (rows per label, labels per row) and example rows."""
     record = app_state_of(request).store.datasets.get(dataset_id, caller.tenant)
@@ -186,9 +172,7 @@ def histograms(
 
 
 @router.delete("/v1/datasets/{dataset_id}", status_code=204)
-async def delete(
-    request: Request, caller: Submitter, dataset_id: str, if_match: IfMatch = None
-) -> None:
+async def delete(request: Request, caller: Submitter, dataset_id: str) -> None:
     """Delete a data set and its files (but not a folder that it was registered from)."""
     app_state = app_state_of(request)
     record = await asyncio.to_thread(app_state.store.datasets.get, dataset_id, caller.tenant)

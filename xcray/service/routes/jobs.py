@@ -24,14 +24,7 @@ from xcray.service.child_work import estimate_in_child
 from xcray.service.http import sse
 from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
-from xcray.service.http.etags import (
-    NOT_MODIFIED,
-    IfMatch,
-    IfNoneMatch,
-    check_if_match,
-    counter_etag,
-    reply,
-)
+from xcray.service.http.etags import NOT_MODIFIED, check_if_match, counter_etag, reply
 from xcray.service.http.idempotency import IdempotencyKey, replay_response
 from xcray.service.observability import log_tail as log_pages
 from xcray.service.routes.dataset_requests import find_ready
@@ -174,7 +167,6 @@ def index(
     created_before: TimeFilter = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """List jobs, newest first. Filters are combined with AND."""
     app_state = app_state_of(request)
@@ -248,9 +240,7 @@ def stop_all(
 
 
 @router.get("/{job_id}", response_model=JobView, responses=NOT_MODIFIED)
-def show(
-    request: Request, caller: Reader, job_id: str, if_none_match: IfNoneMatch = None
-) -> Response:
+def show(request: Request, caller: Reader, job_id: str) -> Response:
     """Return one job."""
     app_state = app_state_of(request)
     job = app_state.store.jobs.get(job_id, caller.tenant)
@@ -372,7 +362,7 @@ def labels(
 
 
 @router.post("/{job_id}/stop", response_model=JobView)
-def stop(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> Response:
+def stop(request: Request, caller: Submitter, job_id: str) -> Response:
     """Request a stop. Finished work is kept.
 
     The call is idempotent and has no effect on a finished job.
@@ -385,7 +375,7 @@ def stop(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = N
 
 
 @router.post("/{job_id}/resume", response_model=JobView)
-def resume(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> Response:
+def resume(request: Request, caller: Submitter, job_id: str) -> Response:
     """Queue a stopped or failed job again; only the remaining work is done."""
     expected = _expected_events(request, caller, job_id)
     return job_reply(
@@ -394,7 +384,7 @@ def resume(request: Request, caller: Submitter, job_id: str, if_match: IfMatch =
 
 
 @router.delete("/{job_id}", status_code=204)
-def delete(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> None:
+def delete(request: Request, caller: Submitter, job_id: str) -> None:
     """Delete a finished job with its events, log and finished parts; a trained model stays.
 
     The output of a batch prediction is deleted, too.

@@ -12,7 +12,7 @@ from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.predict.label_details import label_details, list_labels
 from xcray.service.app_state import app_state_of
 from xcray.service.http.auth import ModelReader
-from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
+from xcray.service.http.etags import NOT_MODIFIED, reply
 from xcray.service.http.offload import run_in_heavy_thread
 from xcray.service.models.cache import LoadedModel
 from xcray.service.prediction.handler import model_target
@@ -31,7 +31,6 @@ async def index(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """List the labels of a version by number: training rows, gap, number of weights."""
     start = page_start(page_token, limit) or 0
@@ -56,7 +55,6 @@ async def show(
     label: str,
     features: Annotated[int, Query(ge=0, le=1000)] = 10,
     similar: Annotated[int, Query(ge=0, le=1000)] = 10,
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return one label: training rows, gap, largest weights, and the most similar labels."""
     loaded = await _find(request, caller.tenant, reference)

@@ -30,23 +30,9 @@ from xcray.predict.labels import unknown_labels
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.http.auth import ModelReader, Submitter
 from xcray.service.http.body import json_body, openapi_body
-from xcray.service.http.etags import (
-    NOT_MODIFIED,
-    IfMatch,
-    IfNoneMatch,
-    check_if_match,
-    content_etag,
-    reply,
-    to_json,
-)
+from xcray.service.http.etags import NOT_MODIFIED, check_if_match, content_etag, reply, to_json
 from xcray.service.schemas.base import MAX_VERSION
-from xcray.service.schemas.models import (
-    AliasRequest,
-    LoadView,
-    ModelPage,
-    SetPage,
-    SetRequest,
-)
+from xcray.service.schemas.models import AliasRequest, LoadView, ModelPage, SetPage, SetRequest
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -79,7 +65,6 @@ def index(
         int | None, Query(ge=1, le=1000, description="Default: all models on one page.")
     ] = None,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """List models: by name, or by what is known of their latest versions."""
     app_state = app_state_of(request)
@@ -108,9 +93,7 @@ def index(
 
 
 @router.get("/{name:modelname}", response_model=ModelView, responses=NOT_MODIFIED)
-def show(
-    request: Request, caller: ModelReader, name: str, if_none_match: IfNoneMatch = None
-) -> Response:
+def show(request: Request, caller: ModelReader, name: str) -> Response:
     """Return one model with its versions and aliases."""
     view = _model_view(app_state_of(request), caller.tenant, name)
     return reply(request, view, _etag(view))
@@ -119,13 +102,7 @@ def show(
 @router.get(
     "/{name:modelname}/versions/{version:int}", response_model=VersionView, responses=NOT_MODIFIED
 )
-def show_version(
-    request: Request,
-    caller: ModelReader,
-    name: str,
-    version: int,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
+def show_version(request: Request, caller: ModelReader, name: str, version: int) -> Response:
     """Return one version: sizes, evaluation measures, and provenance."""
     return reply(
         request,
@@ -138,13 +115,7 @@ def show_version(
     responses={**_CARD, **NOT_MODIFIED},
     response_class=PlainTextResponse,
 )
-def card(
-    request: Request,
-    caller: ModelReader,
-    name: str,
-    version: int,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
+def card(request: Request, caller: ModelReader, name: str, version: int) -> Response:
     """Return the model card, in Markdown."""
     path = app_state_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
     return reply(
@@ -153,9 +124,7 @@ def card(
 
 
 @router.delete("/{name:modelname}/versions/{version:int}", status_code=204)
-def delete_version(
-    request: Request, caller: Submitter, name: str, version: int, if_match: IfMatch = None
-) -> None:
+def delete_version(request: Request, caller: Submitter, name: str, version: int) -> None:
     """Delete a version that no alias uses. Its number is not used again."""
     app_state = app_state_of(request)
     with _if_match(request, caller.tenant, name):
@@ -174,7 +143,6 @@ async def set_alias(
     name: str,
     alias: str,
     body: Annotated[AliasRequest, Depends(json_body(AliasRequest))],
-    if_match: IfMatch = None,
 ) -> Response:
     """Set an alias to a version, or to several versions by weight.
 
@@ -218,9 +186,7 @@ def unload(request: Request, caller: Submitter, reference: str) -> None:
 
 
 @router.delete("/{name:modelname}/aliases/{alias:modelname}", status_code=204)
-def delete_alias(
-    request: Request, caller: Submitter, name: str, alias: str, if_match: IfMatch = None
-) -> None:
+def delete_alias(request: Request, caller: Submitter, name: str, alias: str) -> None:
     """Delete an alias. The versions stay."""
     app_state = app_state_of(request)
     with _if_match(request, caller.tenant, name):
@@ -229,9 +195,7 @@ def delete_alias(
 
 
 @router.get("/{name:modelname}/label-sets", response_model=SetPage, responses=NOT_MODIFIED)
-def sets(
-    request: Request, caller: ModelReader, name: str, if_none_match: IfNoneMatch = None
-) -> Response:
+def sets(request: Request, caller: ModelReader, name: str) -> Response:
     """List the label sets that requests can use as set:NAME in `allow` and `deny`."""
     registry = app_state_of(request).registry_of(caller.tenant)
     label_sets = registry.label_sets(_require_model(registry, name))
@@ -250,7 +214,6 @@ def show_set(
     name: str,
     set: str,
     version: Annotated[int | None, Query(ge=1, le=MAX_VERSION)] = None,
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return one label set, and those of its labels that a version does not have."""
     return reply(
@@ -269,7 +232,6 @@ def put_set(
     name: str,
     set: str,
     body: Annotated[SetRequest, Depends(json_body(SetRequest, for_predictions=True))],
-    if_match: IfMatch = None,
 ) -> Response:
     """Store labels as a named set. The next request uses it, with every version."""
     registry = app_state_of(request).registry_of(caller.tenant)
@@ -279,9 +241,7 @@ def put_set(
 
 
 @router.delete("/{name:modelname}/label-sets/{set:modelname}", status_code=204)
-def delete_set(
-    request: Request, caller: Submitter, name: str, set: str, if_match: IfMatch = None
-) -> None:
+def delete_set(request: Request, caller: Submitter, name: str, set: str) -> None:
     """Delete a label set; later requests that use it are refused."""
     with _if_match(request, caller.tenant, name, set):
         app_state_of(request).registry_of(caller.tenant).label_sets(name).delete(set)

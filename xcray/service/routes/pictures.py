@@ -17,7 +17,7 @@ from xcray.plots.trainings import objective_picture, runs_picture, timeline_pict
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets.histograms import dataset_picture
 from xcray.service.http.auth import ModelReader, Reader
-from xcray.service.http.etags import IfNoneMatch, reply
+from xcray.service.http.etags import reply
 from xcray.service.routes.dataset_requests import require_ready
 from xcray.service.routes.job_replies import job_timeline
 from xcray.training.report.pictures import MAX_BATCHES, model_picture
@@ -56,7 +56,6 @@ def model(
     panel: Annotated[
         int | None, Query(ge=1, le=100, description="Draw this panel only, from 1.")
     ] = None,
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Draw a picture of a version's training. `/report` lists the pictures that exist."""
     path = app_state_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
@@ -76,7 +75,6 @@ def job(
     job_id: str,
     picture: Literal["timeline", "objective"],
     width: Width = FILE_WIDTH,
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Draw a training so far: the timeline of its workers, or its objective by epoch."""
     app_state = app_state_of(request)
@@ -95,11 +93,7 @@ def job(
 
 @router.get("/v1/datasets/{dataset_id}/picture", tags=["data sets"], **_PICTURE)
 def dataset(
-    request: Request,
-    caller: Reader,
-    dataset_id: str,
-    width: Width = FILE_WIDTH,
-    if_none_match: IfNoneMatch = None,
+    request: Request, caller: Reader, dataset_id: str, width: Width = FILE_WIDTH
 ) -> Response:
     """Draw the histograms of a READY data set: rows per label, labels and features per row."""
     record = app_state_of(request).store.datasets.get(dataset_id, caller.tenant)
@@ -108,13 +102,7 @@ def dataset(
 
 
 @router.get("/v1/datasets/{dataset_id}/pictures/runs", tags=["data sets"], **_PICTURE)
-def runs(
-    request: Request,
-    caller: Reader,
-    dataset_id: str,
-    width: Width = FILE_WIDTH,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
+def runs(request: Request, caller: Reader, dataset_id: str, width: Width = FILE_WIDTH) -> Response:
     """Draw P@1 over the cost of the newest 200 trainings on a data set."""
     store = app_state_of(request).store
     record = store.datasets.get(dataset_id, caller.tenant)

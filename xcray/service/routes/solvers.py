@@ -9,7 +9,7 @@ from xcray.api.options import JobOptions, TrainingOptions
 from xcray.errors import NotFound, excerpt, similar_or_all
 from xcray.parameters import parameter_table
 from xcray.service.http.auth import Reader
-from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
+from xcray.service.http.etags import NOT_MODIFIED, reply
 from xcray.service.schemas.solvers import SolverPage
 from xcray.solvers import SOLVERS, describe_solver, loaded_solvers
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/solvers", tags=["solvers"])
 
 
 @router.get("", response_model=SolverPage, responses=NOT_MODIFIED)
-def index(request: Request, caller: Reader, if_none_match: IfNoneMatch = None) -> Response:
+def index(request: Request, caller: Reader) -> Response:
     """List the solvers with their parameters, and the options of a training.
 
     With types, defaults, ranges and help. Solvers of other packages that cannot be loaded are left
@@ -29,9 +29,7 @@ def index(request: Request, caller: Reader, if_none_match: IfNoneMatch = None) -
 
 
 @router.get("/{solver}", response_model=SolverView, responses=NOT_MODIFIED)
-def show(
-    request: Request, caller: Reader, solver: str, if_none_match: IfNoneMatch = None
-) -> Response:
+def show(request: Request, caller: Reader, solver: str) -> Response:
     """Return one solver with its parameters."""
     if solver not in SOLVERS:
         similar = similar_or_all(solver, SOLVERS)

@@ -13,7 +13,7 @@ from xcray.model.diff import diff as compare
 from xcray.model.model import Model
 from xcray.service.app_state import app_state_of
 from xcray.service.http.auth import ModelReader, Reader
-from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
+from xcray.service.http.etags import NOT_MODIFIED, reply
 from xcray.service.routes.models import version_view
 from xcray.service.schemas.base import MAX_VERSION
 from xcray.service.schemas.models import DiffView, FirstLabels, ReportView
@@ -29,13 +29,7 @@ VersionQuery = Annotated[int | None, Query(ge=1, le=MAX_VERSION)]
 
 
 @router.get("/versions/{version:int}/report", response_model=ReportView, responses=NOT_MODIFIED)
-def report(
-    request: Request,
-    caller: ModelReader,
-    name: str,
-    version: int,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
+def report(request: Request, caller: ModelReader, name: str, version: int) -> Response:
     """Return the training of a version as a report: by label frequency, calibration, gaps."""
     path = app_state_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
     return reply(request, ReportView(**report_document(Model.open(path, verify=False))))
@@ -50,7 +44,6 @@ def diff(
         None
     ),
     to: Annotated[VersionQuery, Query(description="Default: the latest.")] = None,
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return the differences from one version to another: sizes, measures, parameters, labels."""
     registry = app_state_of(request).registry_of(caller.tenant)
