@@ -14,8 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from xcray.jobs.home import Home
+from xcray.jobs.states import PENDING, RUNNING
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobFilter
+from xcray.jobs.store.paging import all_rows
 
 LEASE = "6"
 
@@ -69,8 +71,9 @@ def no_jobs_left(home: Path) -> Iterator[None]:
         yield
     finally:
         store = JobStore(Home(home).store_url)
-        while store.jobs.request_stop_all(JobFilter(tenant=None)):
-            pass  # a transaction stops at most 500 jobs
+        for status in (PENDING, RUNNING):
+            for job in all_rows(store.jobs.list_page, JobFilter(None, status=status)):
+                store.jobs.request_stop(job.id, None)
         until(lambda: not store.statistics.read().jobs["RUNNING"], home)
         store.close()
 

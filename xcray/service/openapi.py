@@ -202,7 +202,6 @@ EXAMPLES: Final[dict[str, Any]] = {
     "inference_unload": {},
     "inference_version_infer": _INFERENCE,
     "jobs_estimate": _JOB_REQUEST,
-    "jobs_stop_all": {"model": "pydocs", "status": "PENDING"},
     "jobs_submit": _JOB_REQUEST,
     "keys_create": {"name": "notebook", "scopes": ["predict"], "expires_seconds": 86400},
     "models_put_set": {"labels": ["csv", "json"]},

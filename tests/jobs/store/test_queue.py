@@ -251,41 +251,6 @@ def test_a_requested_stop_takes_precedence_over_a_timeout(store, steady):
     assert [job.status for job in store.attempts.expire()] == [STOPPED]
 
 
-def test_stopping_many_jobs_treats_each_like_a_single_stop(store):
-    jobs = [submit(store, f"n{number % 2}", model="m") for number in range(7)]
-    other = submit(store, tenant="other")
-    running = claim(store, quota={"other": 0})
-    assert store.jobs.request_stop_all(JobFilter("default", name="n1")) == 3
-    assert store.jobs.request_stop_all(JobFilter("default", name="n1")) == 0
-    assert [store.jobs.get(job.id).status for job in jobs[1::2]] == [STOPPED] * 3
-    assert store.jobs.request_stop_all(JobFilter("default", status=PENDING), limit=2) == 2
-    assert (
-        store.jobs.request_stop_all(JobFilter("default", model="m")) == 2
-    )  # one pending, one running
-    assert store.jobs.request_stop_all(JobFilter("default")) == 0
-    assert store.jobs.get(running.id).stop_requested
-    assert store.attempts.heartbeat(running.id, 1, lease_seconds=9) is True
-    assert store.jobs.get(other.id, "other").status == PENDING
-    stopped, alone = store.jobs.get(jobs[1].id), submit(store)
-    alone = store.jobs.request_stop(alone.id)
-    reports = [
-        [(event.seq, event.kind, event.data) for event in store.jobs.list_events(job.id)]
-        for job in (stopped, alone)
-    ]
-    assert reports[0] == reports[1]
-    assert (stopped.events, stopped.finished) == (alone.events, alone.finished)
-    assert store.jobs.resume(stopped.id).status == PENDING
-    ended = [
-        value
-        for name, labels, value in store.statistics.read().counters
-        if labels.get("status") == STOPPED
-    ]
-    assert sum(ended) == 7.0
-
-
-# --- deletion of ended jobs
-
-
 def test_old_jobs_are_deleted_with_their_events_in_order_of_their_end(store, clock):
     ended = []
     for number in range(6):

@@ -36,8 +36,6 @@ OCTETS = {"Content-Type": "application/octet-stream"}
 def stop_all(stage: Stage, service: Service) -> float:
     """Stop every job that has not ended; return the seconds until all have ended."""
     began = time.monotonic()
-    while ok(again(lambda: service.http.post("/v1/jobs:stop", json={})))["more"]:
-        continue
     store = store_of(service.home)
     for status in ("PENDING", "RUNNING"):
         while jobs := store.jobs.list_page(JobFilter(status=status), limit=1000)[0]:
@@ -467,11 +465,7 @@ def many_jobs(stage: Stage) -> None:
         store.statistics.read().jobs[PENDING] >= expected * 0.9,
         f"after the restart {store.statistics.read().jobs}",
     )
-    began = time.monotonic()
-    while ok(service.http.post("/v1/jobs:stop", json={}))["more"]:
-        continue
     stop_all(stage, service)
-    stage.measurements.details["stop_all_s"] = round(time.monotonic() - began, 1)
     stage.measurements.runs += expected
     store.close()
     drained(stage, service)

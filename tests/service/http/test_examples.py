@@ -17,7 +17,7 @@ from xcray.service.openapi import ID_EXAMPLES
 # In the order in which a reader could try them: what an operation needs comes before it.
 _ORDER = """
 health_healthz health_readyz health_metrics solvers_index solvers_show datasets_create datasets_index datasets_show
-datasets_histograms pictures_dataset pictures_runs jobs_estimate jobs_submit jobs_index jobs_show jobs_events jobs_logs jobs_timeline jobs_labels pictures_job jobs_stop jobs_stop_all
+datasets_histograms pictures_dataset pictures_runs jobs_estimate jobs_submit jobs_index jobs_show jobs_events jobs_logs jobs_timeline jobs_labels pictures_job jobs_stop
 models_index models_show models_show_version models_card versions_report pictures_model versions_diff comparisons_compare versions_archive
 models_set_alias models_load
 models_put_set models_sets models_show_set labels_index labels_show predict_predict predict_explain feedback_create feedback_index feedback_show feedback_export

@@ -55,7 +55,6 @@ NEEDS: Final[dict[str, str]] = {
     "GET /v1/jobs/{job_id}/pictures/{picture}": "read",
     "GET /v1/jobs/{job_id}/labels": "read",
     "POST /v1/jobs/{job_id}/stop": "submit",
-    "POST /v1/jobs:stop": "submit",
     "POST /v1/jobs/{job_id}/resume": "submit",
     "DELETE /v1/jobs/{job_id}": "submit",
     "GET /v1/models": "models",

@@ -15,7 +15,6 @@ from xcray.jobs.database.engine import Table, first_row, retry_once
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, format_utc, new_id
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL
-from xcray.jobs.store import bulk_stop
 from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.jobs.store.transitions import (
     JOB_COLUMNS,
@@ -255,22 +254,6 @@ class JobTable(Table):
                     stop_requested=True,
                 )
             return to_job(find_row(connection, job_id, tenant))
-
-    @retry_once
-    def request_stop_all(self, selection: JobFilter, *, limit: int = 500) -> int:
-        """Request a stop of up to `limit` selected jobs and return their number.
-
-        Does what `request_stop` does for those that are PENDING or RUNNING, in one transaction.
-        Call it until it returns 0: a job with a pending request is not counted again.
-        """
-        conditions, now = selection.conditions(), self._now()
-        with self._database.write() as connection:
-            stopped = bulk_stop.stop_pending(connection, conditions, now, limit)
-            if stopped < limit:
-                stopped += bulk_stop.request_stop_running(
-                    connection, conditions, now, limit - stopped
-                )
-        return stopped
 
     @retry_once
     def resume(

@@ -32,7 +32,6 @@ ACTIONS: Final[dict[tuple[str, str], str]] = {
     ("POST", "/v1/models/{reference}/feedback"): "feedback.create",
     ("DELETE", "/v1/models/{reference}/feedback/{id}"): "feedback.delete",
     ("POST", f"{_JOB}/stop"): "job.stop",
-    ("POST", "/v1/jobs:stop"): "job.stop_all",
     ("POST", f"{_JOB}/resume"): "job.resume",
     ("DELETE", _JOB): "job.delete",
     ("DELETE", _MODEL + "/versions/{version}"): "version.delete",

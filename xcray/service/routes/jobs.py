@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
@@ -36,23 +35,13 @@ from xcray.service.routes.job_replies import (
     submission_reply,
 )
 from xcray.service.schemas.declared import declared_values
-from xcray.service.schemas.jobs import (
-    JobPage,
-    JobRequest,
-    LabelTablePage,
-    StopRequest,
-    StopView,
-    TrainingRequest,
-)
+from xcray.service.schemas.jobs import JobPage, JobRequest, LabelTablePage, TrainingRequest
 from xcray.service.supervision import ray_job_links
 from xcray.telemetry import tracing
 from xcray.training.report.timeline import timeline_document
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-STOP_BATCH_JOBS = 500  # jobs per transaction: other writers get access in between
-# a request that stops many jobs is answered after this time and can be repeated
-STOP_REQUEST_SECONDS = 5.0
 MAX_TIMELINE_ENTRIES = 20_000  # limit per reply: about 4 MB
 TIME_PATTERN = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
@@ -209,34 +198,6 @@ async def estimate(
         return cast(EstimateView, estimate_in_child(spec, app_state.home.path))
 
     return await app_state.estimates.run(caller.tenant, work)
-
-
-@router.post(":stop", openapi_extra=openapi_body(StopRequest))
-def stop_all(
-    request: Request,
-    caller: Submitter,
-    body: Annotated[StopRequest, Depends(json_body(StopRequest))],
-) -> StopView:
-    """Stop all waiting or running jobs that match the filters; {} matches every job.
-
-    Repeat the request while `more` is true.
-    """
-    selection = JobFilter(
-        caller.tenant,
-        status=body.status,
-        kind=body.kind,
-        name=body.name,
-        model=body.model,
-        dataset_id=body.dataset,
-    )
-    jobs = app_state_of(request).store.jobs
-    stopped, deadline = 0, time.monotonic() + STOP_REQUEST_SECONDS
-    while True:
-        count = jobs.request_stop_all(selection, limit=STOP_BATCH_JOBS)
-        stopped, more = stopped + count, count == STOP_BATCH_JOBS
-        if not more or time.monotonic() >= deadline:
-            break
-    return StopView(stopped=stopped, more=more)
 
 
 @router.get("/{job_id}", response_model=JobView, responses=NOT_MODIFIED)

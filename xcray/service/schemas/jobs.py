@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -36,25 +36,6 @@ class TrainingRequest(Strict):
 
 
 JobRequest = with_parameters("JobRequest", TrainingRequest, TrainingOptions, JobOptions)
-
-
-class StopRequest(Strict):
-    """Which jobs to stop: waiting and running jobs that match all given filters."""
-
-    status: Literal["PENDING", "RUNNING"] | None = None
-    kind: Literal["train", "predict"] | None = None
-    name: str | None = Field(None, min_length=1, max_length=128)
-    model: str | None = Field(None, min_length=1, max_length=128)
-    dataset: str | None = Field(
-        None, min_length=1, max_length=64, description="The id of the job's data set."
-    )
-
-
-class StopView(View):
-    """Number of jobs that were requested to stop; `more`: repeat the request for further jobs."""
-
-    stopped: int
-    more: bool
 
 
 class JobPage(View):
