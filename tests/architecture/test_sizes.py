@@ -21,8 +21,6 @@ LONG_FILES = {
     "kernels/search/bounded_scan.py",
     "kernels/search/bounded_scan_wide.py",
     "kernels/training/pdsparse.py",
-    "service/routes/jobs.py",
-    "service/routes/models.py",
     "solvers/indexed_bcd/label.py",
     "solvers/lc/solver.py",
     "solvers/newton.py",

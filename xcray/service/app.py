@@ -21,9 +21,10 @@ from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.keys import KeyTable
 from xcray.jobs.supervision.election import Leadership
+from xcray.jobs.supervision.supervisor import Supervisor
 from xcray.model.registry import Registry
 from xcray.service import constants, openapi
-from xcray.service.app_state import AppState, JobSupervisor
+from xcray.service.app_state import AppState
 from xcray.service.datasets import builds
 from xcray.service.datasets.uploads import UploadStore
 from xcray.service.http import auth, problems
@@ -95,7 +96,7 @@ class AppParts:
     """
 
     store: JobStore | None = None
-    supervisor: JobSupervisor | None = None
+    supervisor: Supervisor | None = None
     registry: Registry | None = None
     authenticate: Callable[[Request], Awaitable[auth.Caller]] | None = None
     check_spec: Callable[[dict[str, Any]], dict[str, Any]] | None = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import Request
 
 from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.supervisor import Supervisor
 from xcray.model.registry import Registry
 from xcray.service.datasets.builds import Builder
 from xcray.service.datasets.uploads import UploadStore
@@ -21,16 +22,6 @@ from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.readiness import Check, Readiness
 from xcray.service.prediction.services import PredictionServices
 from xcray.service.settings import Settings
-
-
-class JobSupervisor(Protocol):
-    """Supervisor interface that the service needs."""
-
-    def start(self) -> None:
-        """Start to claim and launch jobs."""
-
-    def stop(self) -> None:
-        """Stop claiming jobs."""
 
 
 @dataclass
@@ -52,7 +43,7 @@ class AppState:
     prediction: PredictionServices
     metrics: Metrics
     check_spec: Callable[[dict[str, Any]], dict[str, Any]]
-    supervisor: JobSupervisor | None = None
+    supervisor: Supervisor | None = None
     checks: dict[str, Check] = field(default_factory=dict)
     preloading: Preloading = field(default_factory=Preloading)
     estimates: TenantQueue = field(

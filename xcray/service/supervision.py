@@ -19,7 +19,6 @@ from xcray.jobs.supervision.ray_launch import RayJobLauncher, submission_id
 from xcray.jobs.supervision.retention import Retention, RetentionLimits
 from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 from xcray.service import constants
-from xcray.service.app_state import JobSupervisor
 from xcray.service.settings import Settings
 from xcray.workers.ray.local_cluster import Cluster, ExternalRay, ManagedLocalRay
 
@@ -67,7 +66,7 @@ class LauncherByPool:
 @contextmanager
 def supervision(
     settings: Settings, home: Home, store: JobStore
-) -> Iterator[tuple[JobSupervisor, Checks]]:
+) -> Iterator[tuple[Supervisor, Checks]]:
     """Provide the job supervisor and its readiness checks; stop a local Ray at the end.
 
     A local Ray starts with the first job that needs it. Interrupted jobs resume at the next start.

@@ -32,7 +32,6 @@ from xcray.service.app import AppParts, AppRole, create_app
 from xcray.service.processes import fork_server
 from xcray.service.processes.manager import (
     STABLE_SECONDS,
-    WorkerHandle,
     WorkerManager,
     check_workers,
 )
@@ -80,9 +79,9 @@ class Stage:
         self.keeper = WorkerManager(count, self.spawn, lambda: self.now, self.buried.append)
 
     all: list[SimulatedWorker]
-    buried: list[WorkerHandle]
+    buried: list[Any]
 
-    def spawn(self, place: int) -> WorkerHandle:
+    def spawn(self, place: int) -> Any:
         self.all.append(SimulatedWorker(place, 100 + len(self.all)))
         return self.all[-1]
 

@@ -7,25 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from xcray.cli.terminal.output import print_note
 from xcray.cli.terminal.progress import Reporter, make_reporter
 from xcray.errors import Stopped
 
 if TYPE_CHECKING:
+    import threading
+
     from xcray.workers.pool import StopFlag
 
 
-class StopSignal(Protocol):
-    """A flag that requests a stop when set."""
-
-    def set(self) -> None:
-        """Request the stop."""
-
-
 @contextmanager
-def stop_on_interrupt(flag: StopSignal) -> Iterator[None]:
+def stop_on_interrupt(flag: StopFlag | threading.Event) -> Iterator[None]:
     """Set `flag` on the first SIGINT or SIGTERM; then restore the previous handlers."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from xcray.errors import Stopped, Unavailable, XcrayError
 from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.jobs.supervision.election import Leadership
-from xcray.model.objectstore.sync import Follower, Mirror, SyncResult, TenantModels
+from xcray.model.objectstore.sync import Follower, Mirror, TenantModels
 from xcray.service import constants
 from xcray.service.models.registries import Registries
 from xcray.service.observability.metrics import Metrics
@@ -31,20 +31,13 @@ MIRROR_SECONDS: Final = 5.0
 JOIN_SECONDS: Final = 30.0  # limit of the wait for the thread when the worker is closed
 
 
-class Syncable(Protocol):
-    """A `Mirror` or a `Follower`."""
-
-    def sync(self, stop: threading.Event | None = None) -> SyncResult:
-        """Synchronise once, until done or stopped."""
-
-
 class SyncWorker:
     """Thread that synchronises periodically while it is enabled."""
 
     def __init__(
         self,
         code: str,
-        create: Callable[[], Syncable],
+        create: Callable[[], Mirror | Follower],
         is_enabled: Callable[[], bool],
         seconds: float,
         on_failure: Callable[[], None],
@@ -64,7 +57,7 @@ class SyncWorker:
         self._lock = lock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"xcray-{code.lower()}", daemon=True)
-        self._syncable: Syncable | None = None
+        self._syncable: Mirror | Follower | None = None
         self._error: XcrayError | OSError | None = None
 
     def start(self) -> None:
@@ -142,7 +135,7 @@ def sync_workers(
     if settings.models_mirror is not None and leadership is not None:
         uri = settings.models_mirror
 
-        def mirror() -> Syncable:
+        def mirror() -> Mirror:
             return Mirror(
                 lambda: _tenant_registries(registries), StoragePath.parse(uri), pending("mirror")
             )
@@ -161,7 +154,7 @@ def sync_workers(
     if settings.models_follow is not None:
         source = settings.models_follow
 
-        def follow() -> Syncable:
+        def follow() -> Follower:
             return Follower(
                 lambda tenant: registries.of(tenant or DEFAULT_TENANT),
                 StoragePath.parse(source),

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from prometheus_client import multiprocess
 
@@ -42,39 +42,21 @@ START_TIMEOUT_SECONDS: Final = 120.0  # without models to load
 VERIFIED_FILE: Final = "verified.json"  # checksums that a worker has verified, until the next start
 
 
-class WorkerHandle(Protocol):
-    """Interface of a worker process that the manager needs."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Return the exit code once the process has ended, else None."""
-
-    def ready(self) -> bool:
-        """Return whether the worker serves requests."""
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the process."""
-
-    def close(self) -> None:
-        """Close the pipes."""
-
-
 class WorkerManager:
     """Keeps `count` workers alive. It makes all decisions; clock and processes are passed in."""
 
     def __init__(
         self,
         count: int,
-        spawn: Callable[[int], WorkerHandle],
+        spawn: Callable[[int], WorkerProcess],
         clock: Callable[[], float],
-        on_exit: Callable[[WorkerHandle], None],
+        on_exit: Callable[[WorkerProcess], None],
     ) -> None:
         """Create it. spawn: starts worker `i`. on_exit: called for each worker that has ended."""
         self._spawn = spawn
         self._clock = clock
         self._on_exit = on_exit
-        self._children: dict[int, WorkerHandle] = {}
+        self._children: dict[int, WorkerProcess] = {}
         self._started_at = dict.fromkeys(range(count), -float("inf"))
         self._restart_at = dict.fromkeys(range(count), -float("inf"))
         self._exits = dict.fromkeys(range(count), 0)
@@ -116,7 +98,7 @@ class WorkerManager:
         for child in self._children.values():
             child.signal(number)
 
-    def _record_exit(self, slot: int, child: WorkerHandle, now: float) -> None:
+    def _record_exit(self, slot: int, child: WorkerProcess, now: float) -> None:
         """Record an exit and schedule the restart.
 
         The delays are 0, 0.25, 0.5, 1... seconds.
@@ -230,11 +212,11 @@ def run_workers(
 
     fork_server = ForkServer({**os.environ, MULTIPROCESS_DIR_VARIABLE: str(metrics)})
 
-    def spawn(number: int) -> WorkerHandle:
+    def spawn(number: int) -> WorkerProcess:
         with contextlib.closing(listen(settings, reserved=address)) as listener:
             return WorkerProcess(settings, number, listener, lock, leader_eligible, fork_server)
 
-    def close_worker(child: WorkerHandle) -> None:
+    def close_worker(child: WorkerProcess) -> None:
         child.close()
         multiprocess.mark_process_dead(child.pid, str(metrics))  # type: ignore[no-untyped-call]
 

@@ -26,8 +26,9 @@ from fastapi import FastAPI
 from xcray import __version__
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.supervisor import Supervisor
 from xcray.service.app import AppParts, AppRole, create_app
-from xcray.service.app_state import AppState, JobSupervisor
+from xcray.service.app_state import AppState
 from xcray.service.http.connection_limits import BoundedProtocol, ConnectionLimits
 from xcray.service.observability.request_log import LOGGER, configure_logging
 from xcray.service.processes.home_lock import RoleLock, acquire_role
@@ -126,7 +127,7 @@ def _serve_with_workers(
     role_lock: RoleLock,
     url: str,
     address: socket.socket,
-    supervisor: JobSupervisor | None,
+    supervisor: Supervisor | None,
     on_ready: Callable[[str], None] | None,
 ) -> None:
     """Serve with several worker processes; this one supervises the jobs, if configured."""

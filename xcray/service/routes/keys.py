@@ -8,21 +8,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from xcray.jobs.job import format_utc
-from xcray.jobs.store.audit import AuditEntry
 from xcray.jobs.store.keys import Key
 from xcray.jobs.store.tokens import SCOPES, check_limits, check_scopes, create_token
 from xcray.service.app_state import app_state_of
 from xcray.service.http.auth import Admin, Caller
 from xcray.service.http.body import json_body, openapi_body
-from xcray.service.schemas.keys import (
-    AuditPage,
-    AuditView,
-    KeyPage,
-    KeyRequest,
-    KeyView,
-    Me,
-    NewKey,
-)
+from xcray.service.schemas.keys import AuditPage, KeyPage, KeyRequest, KeyView, Me, NewKey
 from xcray.storage.atomic import check_name
 
 router = APIRouter(prefix="/v1", tags=["operations"])
@@ -92,7 +83,7 @@ def audit(
     entries, token = app_state_of(request).store.audit.list_page(
         tenant_name, action=action, limit=limit, page_token=page_token
     )
-    return AuditPage(entries=[_audit_view(entry) for entry in entries], next_page_token=token)
+    return AuditPage(entries=entries, next_page_token=token)
 
 
 def _key_fields(key: Key) -> dict[str, Any]:
@@ -107,8 +98,3 @@ def _key_fields(key: Key) -> dict[str, Any]:
         "scopes": list(key.scopes),
         "expires": None if key.expires is None else format_utc(key.expires),
     }
-
-
-def _audit_view(entry: AuditEntry) -> AuditView:
-    """Return an audit entry as a view."""
-    return AuditView(**{name: getattr(entry, name) for name in AuditView.model_fields})

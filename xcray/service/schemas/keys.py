@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from xcray.jobs.store.audit import AuditEntry
 from xcray.jobs.store.tokens import MAX_LIMIT, KeyLimits
 from xcray.service.schemas.base import MAX_SECONDS, WHOLE, Name, Strict, View
 
@@ -73,21 +74,8 @@ class KeyPage(View):
     keys: list[KeyView]
 
 
-class AuditView(View):
-    """One recorded action. `subject` is the object it was applied to."""
-
-    seq: int
-    time: str
-    tenant: str
-    key_id: str | None
-    action: str
-    subject: str
-    detail: dict[str, Any]
-    request_id: str | None
-
-
 class AuditPage(View):
     """A page of audit entries, newest first."""
 
-    entries: list[AuditView]
+    entries: list[AuditEntry]
     next_page_token: str | None
