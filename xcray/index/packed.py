@@ -18,20 +18,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Int32, Int64, frozen
 from xcray.errors import Corrupt, ParameterError
 from xcray.kernels.merge import take_columns
 from xcray.kernels.search.lists import NARROW_BYTES, UNIT_BYTES, PackedLists, narrow_units
 from xcray.kernels.search.packing import count_kept, exponent_histograms, pack, wide_block_bytes
-from xcray.kernels.search.row_keys import KEY_BITS, count_segments, first_mismatch
 from xcray.kernels.search.validate_lists import first_invalid, is_permutation
 from xcray.storage.arrow import BlobWriter, read_table
 
 # layout of the blocks: increment it with every change of the format, so that old lists are rebuilt
 # and not misread
-LAYOUT_VERSION = "3"
+LAYOUT_VERSION = "4"
 MAX_SIZE_RATIO = 1.29  # limit of (weights by label + wide lists) / (weights by label), in bytes
 # limit of the bytes that dense features add to narrow lists, relative to the weights by label
 DENSE_BUDGET_RATIO = 0.06
@@ -100,26 +98,11 @@ def plan_lists(W: CSR) -> PackingPlan:
 def build_lists(W: CSR) -> PackedLists:
     """Return the lists of W (K, D) in memory."""
     plan = plan_lists(W)
-    blocks = np.zeros(int(plan.starts[-1]) * UNIT_BYTES + 8, np.uint8)
+    blocks = np.zeros(_n_bytes(plan.starts), np.uint8)
     for offset, piece in packed_pieces(W, plan, BUFFER_BYTES):
         blocks[offset : offset + len(piece)] = piece
     blocks.flags.writeable = plan.starts.flags.writeable = False
-    keys, segments = key_arrays(W, 0, W.n_rows)
-    return PackedLists(blocks, plan.starts, plan.width, W.n_rows, plan.least, keys, segments)
-
-
-def key_arrays(W: CSR, first: int, stop: int) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
-    """Return keys and segments of labels [first, stop), see `kernels.search.row_keys`."""
-    keys = W.indices[W.indptr[first] : W.indptr[stop]].astype(np.uint16)  # the low 16 bits
-    segments = np.empty((stop - first) * n_segment_bounds(W.n_cols), np.uint32)
-    if len(segments):
-        count_segments(W, first, stop, segments)
-    return frozen(keys, np.uint16), frozen(segments, np.uint32)
-
-
-def n_segment_bounds(n_features: int) -> int:
-    """Return the number of segment bounds per label."""
-    return max(0, (int(n_features) - 1) >> KEY_BITS)
+    return PackedLists(blocks, plan.starts, plan.width, W.n_rows, plan.least)
 
 
 def bias_order(b: Float32) -> Int32:
@@ -149,24 +132,16 @@ def write_lists(
         "least": float(plan.least).hex(),
     }
     columns = {"starts": pa.array(plan.starts), "order": pa.array(bias_order(b))}
-    keys, segments, size = _blob_layout(int(plan.starts[-1]), W.nnz, W.shape)
-    with BlobWriter(path, size, columns, head) as out:
+    with BlobWriter(path, _n_bytes(plan.starts), columns, head) as out:
         for offset, piece in packed_pieces(W, plan, budget):
             out.write(offset, piece)
             del piece
             tick()
-        for first, stop in row_ranges(W.indptr, budget // ENTRY_BYTES):
-            part = key_arrays(W, first, stop)
-            out.write(keys + 2 * int(W.indptr[first]), part[0].view(np.uint8))
-            out.write(segments + 4 * first * n_segment_bounds(W.n_cols), part[1].view(np.uint8))
-            tick()
 
 
-def _blob_layout(units: int, nnz: int, shape: tuple[int, int]) -> tuple[int, int, int]:
-    """Return the first byte of keys and of segments, and the size of the blob."""
-    keys = (units * UNIT_BYTES + 8 + 7) // 8 * 8
-    segments = (keys + 2 * nnz + 3) // 4 * 4
-    return keys, segments, segments + 4 * shape[0] * n_segment_bounds(shape[1])
+def _n_bytes(starts: Any) -> int:
+    """Return the bytes of all blocks, which end with 8 unused ones."""
+    return int(starts[-1]) * UNIT_BYTES + 8
 
 
 def check_lists(lists: PackedLists, W: CSR, order: Int32, name: str) -> None:
@@ -181,9 +156,6 @@ def check_lists(lists: PackedLists, W: CSR, order: Int32, name: str) -> None:
             "file",
             file=name,
         )
-    label = first_mismatch(W, lists.keys, lists.segments)
-    if label >= 0:
-        raise Corrupt(f"{name}: the keys of label {label} are not its features", file=name)
     if not is_permutation(order):
         raise Corrupt(
             f"{name}: the order of labels is not a permutation of {len(order)} labels", file=name
@@ -224,11 +196,10 @@ def read_lists(path: Path, W: CSR) -> tuple[PackedLists, Int32]:
         np.int32,
         np.uint8,
     )
-    keys, segments, size = _blob_layout(int(starts[-1]) if len(starts) else 0, W.nnz, shape)
     if (
         not is_valid
         or width not in (label_width(n_labels), WIDE_BYTES)
-        or len(blocks) != size
+        or len(blocks) != _n_bytes(starts)
         or not least >= 0
     ):
         raise Corrupt(
@@ -240,12 +211,7 @@ def read_lists(path: Path, W: CSR) -> tuple[PackedLists, Int32]:
             f"index/{path.name} has a label order with labels that the model does not have",
             file=path.name,
         )
-    of_keys = blocks[keys : keys + 2 * W.nnz].view(np.uint16)
-    end = int(starts[-1]) * UNIT_BYTES + 8
-    lists = PackedLists(
-        blocks[:end], starts, width, n_labels, least, of_keys, blocks[segments:].view(np.uint32)
-    )
-    return lists, order
+    return PackedLists(blocks, starts, width, n_labels, least), order
 
 
 def packed_pieces(W: CSR, plan: PackingPlan, budget: int) -> Iterator[tuple[int, Any]]:

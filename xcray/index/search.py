@@ -174,7 +174,7 @@ class SearchIndex:
     def n_bytes(self) -> int:
         """Return the bytes of lists, bias order and groups, without the weights by label."""
         lists = self._engine.lists
-        arrays = (lists.blocks, lists.starts, lists.keys, lists.segments, self._engine.bias_order)
+        arrays = (lists.blocks, lists.starts, self._engine.bias_order)
         n_bytes = 0 if self.groups is None else self.groups.n_bytes
         return n_bytes + sum(int(array.nbytes) for array in arrays)
 

@@ -58,10 +58,8 @@ class CandidateFinder:
         self._row_norm = linear.search.row_norm
         self._n_labels = len(labels.counts)
         groups = NO_GROUPS if linear.search.groups is None else linear.search.groups.arrays
-        lists = linear.search.lists
-        of_weights = linear.W, lists.keys, lists.segments, linear.b
         self.side = as_plain_tuple(
-            LabelSide(*of_weights, labels.counts, labels.texts, labels.names, groups)
+            LabelSide(linear.W, linear.b, labels.counts, labels.texts, labels.names, groups)
         )
 
     def rows(

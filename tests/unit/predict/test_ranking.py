@@ -103,7 +103,7 @@ def test_the_longest_name_is_found_at_each_position(finder: CandidateFinder, tex
 def test_candidates_are_those_of_the_search_and_of_names(finder: CandidateFinder) -> None:
     """Labels without rows have no score, also in the search; the others have that of their row."""
     X = PIPELINE.transform(TEXTS)
-    index = SearchIndex.build(CSR(*finder.side[0]), finder.side[3])
+    index = SearchIndex.build(CSR(*finder.side[0]), finder.side[1])
     everything = index.query(X, 4)
     texts = PIPELINE.read(TEXTS)
     candidates = finder.candidates(texts, index.query(X, 1))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.inner import inner
+from xcray.kernels.prefetch import prefetch
 from xcray.kernels.search.bits import float32, float64, float_of, int64, load16, load32
 from xcray.kernels.search.lists import (
     NARROW_BYTES,
@@ -36,18 +37,13 @@ from xcray.kernels.search.lists import (
     top_at,
 )
 from xcray.kernels.search.postings import beats, offer, sort_best_first
-from xcray.kernels.search.row_keys import (
-    find_weights,
-    prefetch_bounds,
-    prefetch_keys,
-    sum_weights,
-)
+from xcray.kernels.search.row_weights import find_weights, prefetch_features, sum_weights
 
 ROUNDING = 2.0**-23  # twice the relative rounding error of float32
 MIN_NORMAL = 1e-36  # smaller float32 lose digits
 # number of best bounds that are rescored before the others are filtered again
 FIRST_RESCORED = 48
-KEYS_AHEAD = 3  # labels whose keys are prefetched
+LABELS_AHEAD = 3  # labels whose features are prefetched
 RESCORED_MARK = 4  # added to `seen` of these labels
 CHECK_LABELS = 64  # labels that are checked together
 UNLIMITED: int = int64(1 << 60)  # a budget
@@ -177,8 +173,7 @@ def bias_of(engine: SearchEngine, label: int) -> float:
 @inner(allocates=False)
 def find(row: QueryRow, engine: SearchEngine, label: int, turn: int) -> None:
     """Find the weights of a label, for `score_found` with the same turn."""
-    lists = engine.lists
-    find_weights(row.indices, engine.W, lists.keys, lists.segments, label, row.places[turn & 1])
+    find_weights(row.indices, engine.W, label, row.places[turn & 1])
 
 
 @inner(allocates=False)
@@ -377,19 +372,19 @@ def rescore(
     that can be read. Counters in `out` are updated.
     """
     labels, scores = out.labels[i], out.scores[i]
-    lists, found = engine.lists, int64(0)
+    found = int64(0)
     for c in range(min(n, FIRST_RESCORED)):
-        prefetch_bounds(engine.W, lists.segments, int64(chosen[c]))
-    for c in range(min(n, KEYS_AHEAD)):
-        prefetch_keys(engine.W, lists.keys, int64(chosen[c]))
+        prefetch(engine.W.indptr, int64(chosen[c]))
+    for c in range(min(n, LABELS_AHEAD)):
+        prefetch_features(engine.W, int64(chosen[c]))
     for c in range(n):
         label, bound = int64(chosen[c]), bounds[c] + more
         if size == len(labels) and (bound < scores[0] or budget <= 0):
             out.runner_up[i] = max(out.runner_up[i], bound)
             out.exact[i] &= bound < scores[0]
             break
-        if c + KEYS_AHEAD < n:
-            prefetch_keys(engine.W, lists.keys, int64(chosen[c + KEYS_AHEAD]))
+        if c + LABELS_AHEAD < n:
+            prefetch_features(engine.W, int64(chosen[c + LABELS_AHEAD]))
         # the weights of the next labels arrive while this one is added
         while found < min(n, c + 2) and (
             found == c or size < len(labels) or bounds[found] + more >= scores[0]

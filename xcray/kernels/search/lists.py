@@ -65,8 +65,7 @@ class PackedLists(NamedTuple):
     blocks: uint8, 8 bytes longer than its content; starts: (D + 1,) uint32, start of each feature's
     block in units of UNIT_BYTES, equal to the next one for a feature without weights. width: bytes
     per label, 2 or 3 (4 beyond 2**24 labels); n_labels: K; dropped_below: negative weights down to
-    -dropped_below are left out, which only makes scores appear larger. keys: (nnz,) uint16 and
-    segments: uint32, the features of the weights by label, see `row_keys`.
+    -dropped_below are left out, which only makes scores appear larger.
     """
 
     blocks: Bytes
@@ -74,8 +73,6 @@ class PackedLists(NamedTuple):
     width: int
     n_labels: int
     dropped_below: float
-    keys: NDArray[np.uint16]
-    segments: NDArray[np.uint32]
 
 
 @inner()

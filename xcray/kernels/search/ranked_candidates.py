@@ -12,12 +12,7 @@ from xcray.kernels.inner import inner
 from xcray.kernels.prefetch import prefetch
 from xcray.kernels.search.label_groups import GroupArrays, add_group_postings
 from xcray.kernels.search.names import LabelNameTable, NameMatches, find_names, match_memory
-from xcray.kernels.search.row_keys import (
-    find_weights,
-    prefetch_bounds,
-    prefetch_keys,
-    sum_weights,
-)
+from xcray.kernels.search.row_weights import find_weights, prefetch_features, sum_weights
 from xcray.kernels.search.trees import TreeTable, sum_trees
 from xcray.kernels.vocabulary import Vocabulary, Words
 
@@ -43,14 +38,11 @@ FEATURES: Final = (
 class LabelSide(NamedTuple):
     """What candidates need of labels; the first K of V have weights.
 
-    W: (K, D); keys, segments: of its rows, see `row_keys`; b: (K,) float32; counts: (V,) int64,
-    training rows; texts: (V, D), tf-idf of their texts; names: of all labels; groups: of the first
-    K, empty without groups.
+    W: (K, D); b: (K,) float32; counts: (V,) int64, training rows; texts: (V, D), tf-idf of their
+    texts; names: of all labels; groups: of the first K, empty without groups.
     """
 
     W: CSR
-    keys: Any
-    segments: Any
     b: Float32
     counts: Int64
     texts: CSR
@@ -168,14 +160,14 @@ def _prefetch(rows: SearchedTexts, labels: Int32, begin: int, end: int, side: La
         prefetch(side.counts, label)
         prefetch(side.texts.indptr, label)
         if at >= begin + rows.labels.shape[1] and label < len(side.b):
-            prefetch_bounds(side.W, side.segments, label)
+            prefetch(side.W.indptr, label)
     for at in range(begin, end):
         label = np.int64(labels[at])
         first = side.texts.indptr[label]
         prefetch(side.texts.indices, first)
         prefetch(side.texts.data, first)
         if at >= begin + rows.labels.shape[1] and label < len(side.b):
-            prefetch_keys(side.W, side.keys, label)
+            prefetch_features(side.W, label)
 
 
 @inner()
@@ -202,7 +194,7 @@ def _complete(
         if np.isnan(features[at, SCORE]) and side.counts[label] > 0:
             if len(group_scores) < len(side.groups.bias):  # once a row, and only if needed
                 group_scores = _group_scores(rows.X, i, side.groups)
-            find_weights(x_indices, side.W, side.keys, side.segments, label, places)
+            find_weights(x_indices, side.W, label, places)
             product = sum_weights(x_data, side.W.data, places)
             features[at, SCORE] = product + _bias(side, label, group_scores)
         features[at, GAP] = features[at, SCORE] - best
@@ -267,13 +259,13 @@ def _add_row(
 @inner()
 def _named(rows: Any, side: Any) -> tuple[SearchedTexts, LabelSide, NameMatches, Int64]:
     """Return plain tuples as named ones, and working memory."""
-    x, w, t, n, g = rows[2], side[0], side[5], side[6], side[7]
+    x, w, t, n, g = rows[2], side[0], side[3], side[4], side[5]
     texts = SearchedTexts(rows[0], rows[1], CSR(x[0], x[1], x[2], x[3]), rows[3], rows[4], rows[5])
     names = LabelNameTable(Vocabulary(Words(n[0][0][0], n[0][0][1]), n[0][1], n[0][2]), n[1], n[2])
     postings = CSR(g[0][0], g[0][1], g[0][2], g[0][3])
     groups = GroupArrays(postings, g[1], g[2], g[3], g[4], g[5], g[6])
     W, label_texts = CSR(w[0], w[1], w[2], w[3]), CSR(t[0], t[1], t[2], t[3])
-    of_labels = LabelSide(W, side[1], side[2], side[3], side[4], label_texts, names, groups)
+    of_labels = LabelSide(W, side[1], side[2], label_texts, names, groups)
     longest: Any = np.int64(0)
     most: Any = np.int64(0)
     for i in range(len(rows[1]) - 1):

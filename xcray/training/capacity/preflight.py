@@ -44,8 +44,8 @@ CODE_BYTES: Final = 6 * MIB  # compiled kernels and libraries that a training lo
 IN_FLIGHT_BYTES: Final = 8 * MIB  # batches in transit, per worker
 # The driver's bytes per label: position, record, schedule and report.
 DRIVER_BYTES_PER_LABEL: Final = 700
-# Bytes per weight, by label, in the search lists and as keys, by whether the lists are wide.
-INDEX_BYTES_PER_WEIGHT: Final = {True: 12.4, False: 17.0}
+# Bytes per weight, by label and in the search lists, by whether the lists are wide.
+INDEX_BYTES_PER_WEIGHT: Final = {True: 10.4, False: 15.0}
 WIDE_LABELS: Final = 1 << 16  # lists are wide above this number of labels, see docs/search.md
 # Bytes per label on disk without its weights: bias, record, names, offsets.
 PART_BYTES_PER_LABEL, MODEL_BYTES_PER_LABEL = 230, 260
