@@ -11,11 +11,13 @@ import json
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, suggestion
 from xcray.system.cores import available_cores
 
 PARALLEL_BYTES = 64 << 20  # of files, from which they are hashed in parallel
+# Larger files also have checksums of pieces of this size, so that they are verified in parallel.
+CHUNK_BYTES = 256 << 20
+BLOCK_BYTES = 256 << 10  # that are read at once
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -124,21 +129,36 @@ def read_json(path: Path) -> Any:
         raise Corrupt(f"{path.name} is not readable JSON: {error}") from None
 
 
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, read in one pass of bounded memory."""
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+def sha256_file(path: Path, start: int = 0, size: int | None = None) -> str:
+    """Return the SHA-256 of a file in hexadecimal, or of `size` bytes from `start` on."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        left = sys.maxsize if size is None else size
+        while n := file.readinto(block[:left]):
+            digest.update(block[:n])
+            left -= n
+    return digest.hexdigest()
 
 
-def sha256_files(paths: Sequence[Path]) -> list[str]:
-    """Return the SHA-256 of files in hexadecimal; large ones are read in parallel."""
-    sizes = [path.stat().st_size for path in paths]
+def _chunks(path: Path, size: int) -> list[tuple[Path, int, int]]:
+    """Return the chunks of a file, see `sha256_file`; none if it is not larger than one."""
+    return [
+        (path, start, min(CHUNK_BYTES, size - start))
+        for start in range(0, size if size > CHUNK_BYTES else 0, CHUNK_BYTES)
+    ]
+
+
+def _checksums(pieces: Sequence[tuple[Path, int, int]]) -> Iterator[str]:
+    """Yield the SHA-256 of pieces of files, see `sha256_file`; many bytes are read in parallel."""
+    sizes = [size for _, _, size in pieces]
     if sum(sizes) < PARALLEL_BYTES:
-        return [sha256_file(path) for path in paths]
+        yield from (sha256_file(*piece) for piece in pieces)
+        return
     with ThreadPoolExecutor(available_cores()) as threads:
-        largest_first = sorted(range(len(paths)), key=lambda i: -sizes[i])
-        started = {i: threads.submit(sha256_file, paths[i]) for i in largest_first}
-        return [started[i].result() for i in range(len(paths))]
+        largest_first = sorted(range(len(pieces)), key=lambda i: -sizes[i])
+        started = {i: threads.submit(sha256_file, *pieces[i]) for i in largest_first}
+        yield from (started[i].result() for i in range(len(pieces)))
 
 
 def sha256_arrays(arrays: Mapping[str, Any]) -> str:
@@ -159,16 +179,24 @@ def sha256_arrays(arrays: Mapping[str, Any]) -> str:
 def file_digests(directory: Path, skip: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
     """Return size and SHA-256 of every file below `directory`, except those in `skip`.
 
-    Keys are relative POSIX paths.
+    Files of more than CHUNK_BYTES also have `chunks`, the SHA-256 of each. Keys are relative POSIX
+    paths.
     """
     skipped = set(skip)
     files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
     names = sorted(name for name, path in files.items() if path.is_file() and name not in skipped)
-    checksums = sha256_files([files[name] for name in names])
-    return {
-        name: {"bytes": files[name].stat().st_size, "sha256": sha256}
-        for name, sha256 in zip(names, checksums, strict=True)
+    sizes = [files[name].stat().st_size for name in names]
+    chunks = [_chunks(files[name], size) for name, size in zip(names, sizes, strict=True)]
+    whole = [(files[name], 0, size) for name, size in zip(names, sizes, strict=True)]
+    checksums = _checksums([*whole, *(chunk for each in chunks for chunk in each)])
+    digests: dict[str, dict[str, Any]] = {
+        name: {"bytes": size, "sha256": next(checksums)}
+        for name, size in zip(names, sizes, strict=True)
     }
+    for name, each in zip(names, chunks, strict=True):
+        if each:
+            digests[name]["chunks"] = list(islice(checksums, len(each)))
+    return digests
 
 
 def verify_files(directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
@@ -176,15 +204,21 @@ def verify_files(directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> N
 
     Raises Corrupt with the name of the first file that differs.
     """
-    for name, expected in digests.items():
-        path = directory / name
+    pieces, expected = [], []
+    for name, entry in digests.items():
+        path, size = directory / name, entry["bytes"]
         if not path.is_file():
             raise Corrupt(f"{directory.name}: file {name} is missing", file=name)
-        if path.stat().st_size != expected["bytes"]:
+        if path.stat().st_size != size:
             raise _not_as_written(directory, name)
-    checksums = sha256_files([directory / name for name in digests])
-    for sha256, (name, expected) in zip(checksums, digests.items(), strict=True):
-        if sha256 != expected["sha256"]:
+        chunks = _chunks(path, size) if "chunks" in entry else []
+        checksums = entry["chunks"] if chunks else [entry["sha256"]]
+        if chunks and not (isinstance(checksums, list) and len(checksums) == len(chunks)):
+            raise _not_as_written(directory, name)
+        pieces += chunks or [(path, 0, size)]
+        expected += [(name, checksum) for checksum in checksums]
+    for checksum, (name, written) in zip(_checksums(pieces), expected, strict=True):
+        if checksum != written:
             raise _not_as_written(directory, name)
 
 

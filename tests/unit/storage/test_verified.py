@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -31,9 +32,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names = list[str]()
     real = atomic.sha256_file
 
-    def counted(path: Path) -> str:
+    def counted(path: Path, start: int, size: int) -> str:
         names.append(path.name)
-        return real(path)
+        return real(path, start, size)
 
     monkeypatch.setattr(atomic, "sha256_file", counted)
     monkeypatch.setattr(module, "SETTLED_NS", -1)
@@ -107,3 +108,25 @@ def test_a_removed_file_is_named(directory: Path, tmp_path: Path) -> None:
     (directory / "b").unlink()
     with pytest.raises(Corrupt, match="file b is missing"):
         files.verify(directory, digests)
+
+
+def test_a_large_file_is_verified_by_chunks(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both checksums are recorded; every byte is in a chunk, and every chunk is compared."""
+    monkeypatch.setattr(atomic, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(atomic, "PARALLEL_BYTES", 1)
+    digests, path = file_digests(directory), directory / "a"
+    content = path.read_bytes()
+    assert digests["a"]["sha256"] == hashlib.sha256(content).hexdigest()
+    pieces = [content[i : i + 300] for i in range(0, 1000, 300)]
+    assert digests["a"]["chunks"] == [hashlib.sha256(piece).hexdigest() for piece in pieces]
+    assert "chunks" not in digests["b"]
+    atomic.verify_files(directory, digests)
+    for chunks in (digests["a"]["chunks"][:-1], [], "abcd", 4):
+        with pytest.raises(Corrupt, match="file a is not what was written"):
+            atomic.verify_files(directory, {"a": {**digests["a"], "chunks": chunks}})
+    for at in (0, 299, 300, 899, 900, 999):
+        path.write_bytes(content[:at] + b"?" + content[at + 1 :])
+        with pytest.raises(Corrupt, match="file a is not what was written"):
+            atomic.verify_files(directory, digests)
