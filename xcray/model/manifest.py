@@ -182,6 +182,16 @@ def ranges_of(manifest: Mapping[str, Any]) -> tuple[LabelRange, ...]:
     return ranges
 
 
+def require_weights(manifest: Mapping[str, Any]) -> None:
+    """Raise ParameterError for a model in shards, whose weights services hold."""
+    if ranges := ranges_of(manifest):
+        raise ParameterError(
+            f"the weights of this model are in {len(ranges)} shards, which services hold: "
+            "ask the service that answers for it, or use the model before it was split",
+            code="IN_SHARDS",
+        )
+
+
 def groups_of(manifest: Mapping[str, Any]) -> Any:
     """Return the entry of the label groups of a linear model, None without groups.
 

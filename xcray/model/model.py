@@ -27,7 +27,7 @@ from xcray.model.directory import (
     LinearPart,
     read_parts,
 )
-from xcray.model.manifest import LabelRange, ranges_of
+from xcray.model.manifest import LabelRange, ranges_of, require_weights
 from xcray.model.ranker import Ranker
 from xcray.parameters import require_type
 from xcray.storage.arrow import read_csr, read_table
@@ -249,12 +249,7 @@ class Model:
 
     def require_linear(self) -> LinearPart:
         """Return the weights. Raises ParameterError for a chain of stages and a model in shards."""
-        if self.ranges:
-            raise ParameterError(
-                f"the weights of this model are in {len(self.ranges)} shards, which services hold: "
-                "ask the service that answers for it, or use the model before it was split",
-                code="IN_SHARDS",
-            )
+        require_weights(self.manifest)
         if self.linear is None:
             raise ParameterError(
                 f"{self.path.name} is a chain of {len(self.stages)} stages, without one matrix of "

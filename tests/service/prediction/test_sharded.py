@@ -287,6 +287,14 @@ def test_what_cannot_be_split_says_why(shards: Shards, tmp_path: Path) -> None:
         predictor_of(front, [shards.url] * 2).explain(csr_from(np.eye(1, D)), 0)
 
 
+def test_what_a_killed_call_left_is_removed(shards: Shards, tmp_path: Path) -> None:
+    homes = [tmp_path / name for name in ("shard-1", "front")]
+    for home in homes:
+        (home / ".sharding-abc" / "whole").mkdir(parents=True)
+    list(shard_model(shards.models["plain"].whole.model, tmp_path, "whole", 1))
+    assert [path.name for home in homes for path in home.iterdir()] == ["models", "models"]
+
+
 def test_the_entries_of_a_manifest_are_checked(shards: Shards) -> None:
     manifest = shards.models["plain"].fronts[2].manifest
     first, second = manifest["stages"][0]["shards"]
@@ -308,6 +316,8 @@ def test_the_service_answers_for_a_model_in_shards(tmp_path: Path) -> None:
     whole = text_model(tmp_path / "whole")
     front = split_into(whole, tmp_path / "split", 2, shards_app.state.app_state.registry)
     body = {"instances": [{"text": "rows of a csv file"}], "top_k": 3, "certificate": True}
+    rows_file = tmp_path / "rows.jsonl"
+    rows_file.write_text('{"text": "rows of a csv file"}\n')
     expected = Predictor(whole).search("rows of a csv file", 3)
 
     def ask(http: httpx.Client, path: str = "v1/models/whole:predict") -> httpx.Response:
@@ -321,12 +331,22 @@ def test_the_service_answers_for_a_model_in_shards(tmp_path: Path) -> None:
             ((url, url, url), False, 503),
         ):
             name = f"front-{len(addresses)}-{partial}"
-            settings = settings_for(tmp_path / name, shards=addresses, shards_partial=partial)
+            settings = settings_for(
+                tmp_path / name,
+                shards=addresses,
+                shards_partial=partial,
+                dataset_roots=[tmp_path],
+            )
             app = create_app(settings)
             Registry(settings.home / "models").publish("whole", _copy(front, tmp_path / "copy"))
             with client_of(app) as http:
                 reply = ask(http)
                 assert reply.status_code == status, reply.text
+                batch = http.post(
+                    "v1/models/whole:batchPredict",
+                    json={"path": str(rows_file), "format": "jsonl"},
+                )
+                assert (batch.status_code, batch.json()["code"]) == (422, "IN_SHARDS")
                 v2 = http.post(
                     "v2/models/whole/infer",
                     json={

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from benchmarks.data.corpus import generate
 from benchmarks.data.shapes import TASKS
 from benchmarks.harness import SERVE
 from xcray.telemetry.progress import Progress
-from xcray.workers.ray.gauges import GAUGES, gauge_values, metric_name
+from xcray.workers.ray.gauges import GAUGES, TrainingGauges, gauge_values, metric_name
 from xcray.workers.ray.token import auth_header
 
 NOTE = re.compile(r"dashboard: (\S+), its token: cat (\S+); metrics: (\S+)")
@@ -47,6 +48,27 @@ def test_rates_are_of_the_work_since_the_last_export() -> None:
         "rows_per_second": 45.0,
         "busy_share": 0.5,
     }
+
+
+def test_no_value_is_known_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as of a training on a part of the rows, whose process continues."""
+    shown: dict[str, float] = {}
+
+    class Shown:
+        def __init__(self, name: str, *_: object, **__: object) -> None:
+            self._name = name
+
+        def set_default_tags(self, tags: Mapping[str, str]) -> None: ...
+
+        def set(self, value: float) -> None:
+            shown[self._name] = value
+
+    monkeypatch.setattr("xcray.workers.ray.gauges.Gauge", Shown)
+    gauges = TrainingGauges("local-part")
+    gauges.export(Progress("TRAINING", 10, 40, 2.0, 5.0, 6.0, "", {}, {"counted": {}}))
+    assert shown == {metric_name("done_share"): 0.25, metric_name("remaining_seconds"): 6.0}
+    gauges.clear()
+    assert all(math.isnan(value) for value in shown.values())
 
 
 @pytest.mark.drill

@@ -30,6 +30,7 @@ from xcray.jobs.runner.batch_job import INPUT_FOLDER, OUTPUT_FOLDER
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.calibration import require_probabilities
 from xcray.model.manifest import read_manifest as read_model_manifest
+from xcray.model.manifest import require_weights
 from xcray.model.registry import Registry
 from xcray.predict.thresholds import require_label_thresholds
 from xcray.service.app_state import AppState, app_state_of
@@ -230,7 +231,8 @@ def _batch_spec(
 ) -> dict[str, Any]:
     """Return the validated specification of the requested job.
 
-    Raises ParameterError, and NotCalibrated for a model without probabilities.
+    Raises ParameterError, also for a model in shards, and NotCalibrated for one without
+    probabilities.
     """
     options = {"pool": app_state.settings.pool, **declared_values(body, BatchOptions)}
     labels = [*options.get("allow", ()), *options.get("deny", ())]
@@ -243,9 +245,11 @@ def _batch_spec(
             **options,
         }
     )
+    manifest = read_model_manifest(Path(spec.model))
+    require_weights(manifest)
     if spec.needs_probabilities:
-        require_probabilities(read_model_manifest(Path(spec.model)))
+        require_probabilities(manifest)
     if spec.label_thresholds:
-        require_label_thresholds(read_model_manifest(Path(spec.model)))
+        require_label_thresholds(manifest)
     shown = {"model": f"{name}:{version}", "input": body.upload or body.path}
     return {**spec.as_dict(), "shown": shown, **tracing.trace_headers()}

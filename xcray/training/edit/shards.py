@@ -7,6 +7,7 @@ hash of the whole model, because it gives the same answers, and records the hash
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
@@ -29,6 +30,7 @@ from xcray.storage.atomic import check_name
 MAX_SHARDS: Final = 1000
 LABEL_BYTES: Final = 100  # what a label takes besides its weights, in memory and in the search
 WEIGHT_BYTES: Final = 12
+STAGING: Final = ".sharding-"  # prefix of folders with unfinished models
 
 
 def shard_model(
@@ -96,9 +98,14 @@ def _check(model: Model, n_shards: int) -> None:
 
 
 def _staging(home: Path) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for unfinished models on the file system of a home."""
+    """Return a folder for unfinished models on the file system of a home.
+
+    That of an earlier call that was killed is removed.
+    """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return tempfile.TemporaryDirectory(prefix=".sharding-", dir=home)
+    for leftover in home.glob(f"{STAGING}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=STAGING, dir=home)
 
 
 def _write_shard(model: Model, path: Path, begin: int, end: int) -> None:

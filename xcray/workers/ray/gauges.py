@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import Any, Final
 
 from ray.util.metrics import Gauge
@@ -55,6 +56,12 @@ class TrainingGauges:
                 self._gauges[name] = Gauge(metric_name(name), GAUGES[name], tag_keys=("run",))
                 self._gauges[name].set_default_tags({"run": self._run})
             self._gauges[name].set(float(value))
+
+    def clear(self) -> None:
+        """Export that no value is known any more: Ray keeps a series as long as its process."""
+        for gauge in self._gauges.values():
+            gauge.set(nan)
+        self._last = None
 
 
 def gauge_values(step: Progress, last: Progress | None) -> dict[str, float]:

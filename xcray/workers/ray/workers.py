@@ -190,6 +190,7 @@ class RayWorkers:
         if not self._is_open:
             return
         self._is_open = False
+        self._gauges.clear()
         try:
             for actor in self._actors.values():
                 ray.kill(actor)
