@@ -2,8 +2,9 @@
 
 `python -m benchmarks.cluster.driver_cost [--labels 10000000]`
 
-Per batch: its span and its place in a part; per part; per byte of weights; per message of Ray, by
-one worker that returns the weights of a batch at once; and per wait for 2,000 calls, as of 1,000
+Per batch: its span and its place in a part, also if its worker has written the part; per part; per
+byte of weights; per message of Ray, by one worker that returns the weights of a batch at once, or
+the name of its part; and per wait for 2,000 calls, as of 1,000
 workers, of which one has ended. The last two are of the process, with all its threads. Memory: of
 the schedule and of the places of finished labels, for --labels labels.
 """
@@ -32,6 +33,7 @@ from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.memory import anonymous_bytes
 from xcray.training.block_store import PENDING_BYTES, SYNC_SECONDS, BlockStore
+from xcray.training.part_writer import without_weights
 from xcray.workers.pool import TaskWorker
 from xcray.workers.ray.actors import ready_refs
 from xcray.workers.ray.pool import RayPool, training_session
@@ -46,16 +48,26 @@ WAITING, WAITS = 2000, 50  # calls in progress, and number of waits
 
 
 class DriverCost(NamedTuple):
-    """Processor seconds per batch (with its span), per part, and per byte of weights."""
+    """Processor seconds per batch (with its span), per part, and per byte of weights.
+
+    written: per batch whose part was written by its worker.
+    """
 
     batch: float
     part: float
     byte: float
+    written: float
 
-    def seconds(self, batches: int, labels: int, makespan: float) -> float:
-        """Return the seconds of a job with this number of batches and labels and this length."""
-        parts = min(batches, makespan / SYNC_SECONDS + 8 * WEIGHTS * labels / PENDING_BYTES)
-        return self.batch * batches + self.part * parts + self.byte * 8 * WEIGHTS * labels
+    def seconds(self, batches: list[int], makespan: float, least: float) -> float:
+        """Return the seconds of a job of this length.
+
+        batches: number of labels of each. least: bytes of batches that workers write.
+        """
+        sizes = 8 * WEIGHTS * np.array(batches)
+        own = sizes[sizes < least]
+        parts = min(len(own), makespan / SYNC_SECONDS + own.sum() / PENDING_BYTES)
+        written = self.written * (len(sizes) - len(own))
+        return written + self.batch * len(own) + self.part * parts + self.byte * own.sum()
 
 
 @cache
@@ -84,8 +96,12 @@ def driver_cost() -> DriverCost:
                     timeline.add(span)
                 timeline.flush()
 
-            batch = _least(record) / len(spans) + max(blocks - part, 0.0) / (BLOCKS - 1)
-    return DriverCost(batch, part, max(whole - blocks, 0.0) / (8 * n_labels * (WEIGHTS - 1)))
+            span = _least(record) / len(spans)
+        named = [block._replace(part="part-0.arrow") for block in full]
+        written = span + _least(lambda: [store.add(block) for block in named]) / BLOCKS
+    batch = span + max(blocks - part, 0.0) / (BLOCKS - 1)
+    byte = max(whole - blocks, 0.0) / (8 * n_labels * (WEIGHTS - 1))
+    return DriverCost(batch, part, byte, written)
 
 
 @dataclass(frozen=True)
@@ -93,13 +109,15 @@ class ReadyBatch:
     """Task of a worker that returns the same batch at once."""
 
     counter: ClassVar[tuple[str, str]] = ("xcray_labels_returned", "Labels of batches")
+    written: bool = False
 
     def warm_up(self, local: Any = None) -> None:
         """Do nothing: there are no kernels."""
 
     def open(self) -> SolvedLabels:
         """Make the batch."""
-        return _block(np.arange(LABELS), WEIGHTS)
+        block = _block(np.arange(LABELS), WEIGHTS)
+        return without_weights(block, "part-0.arrow") if self.written else block
 
     def load(self, *shared: Any) -> SolvedLabels:
         """Make the batch."""
@@ -114,9 +132,12 @@ class ReadyBatch:
         return local
 
 
-def message_seconds() -> float:
-    """Return the processor seconds of the driver per call of a Ray worker that returns a batch."""
-    pool = RayPool(ReadyBatch(), 1, training_session(None, 1), "messages", tuple)
+def message_seconds(written: bool) -> float:
+    """Return the processor seconds of the driver per call of a Ray worker that returns a batch.
+
+    written: the worker returns the name of a part.
+    """
+    pool = RayPool(ReadyBatch(written), 1, training_session(None, 1), "messages", tuple)
     pool.open()
     try:
         worker = wait_for_worker(pool)
@@ -176,7 +197,8 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
         "benchmark": "driver_cost",
         "memory": memory_per_label(options.labels),
         **driver_cost()._asdict(),
-        "message": message_seconds(),
+        "message": message_seconds(written=False),
+        "message_written": message_seconds(written=True),
         "wait": wait_seconds(),
     }
 

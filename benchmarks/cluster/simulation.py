@@ -46,8 +46,9 @@ class Outcome:
 
     makespan: seconds until the last label was done. committed: labels in the order they were done.
     useful, wasted: worker-seconds of batches that counted, and of those lost, cancelled or
-    repeated. lost: seconds that each lost worker had worked on its batch. events, seconds, slowest:
-    number of events of the scheduler, their total time, and the slowest one.
+    repeated. lost: seconds that each lost worker had worked on its batch. batches: number of labels
+    of each that counted. events, seconds, slowest: number of events of the scheduler, their total
+    time, and the slowest one.
     """
 
     makespan: float = 0.0
@@ -55,7 +56,7 @@ class Outcome:
     useful: float = 0.0
     wasted: float = 0.0
     lost: list[float] = field(default_factory=list)
-    batches: int = 0
+    batches: list[int] = field(default_factory=list)
     events: int = 0
     seconds: float = 0.0
     slowest: float = 0.0
@@ -187,7 +188,7 @@ class Simulation:
         if self._schedule.is_expected(worker.name, task.id):
             self._outcome.committed += task.labels
             self._outcome.useful += seconds
-            self._outcome.batches += 1
+            self._outcome.batches.append(len(task.labels))
         else:
             self._outcome.wasted += seconds
         self._next(worker, Done(worker.name, task.id, seconds))

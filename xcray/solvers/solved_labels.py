@@ -20,7 +20,8 @@ class SolvedLabels(NamedTuple):
 
     labels: (n,) int32; W: (n, D) CSR float32; bias: (n,) float64; records: (n,) structured. duals:
     (n, N), the dual variables of each label's samples if requested. checksum: what `digest`
-    returned where the labels were solved; empty if it was not called.
+    returned where the labels were solved; empty if it was not called. part: name of the part file
+    that has the weights, if they were written where they were solved; then W has only its indptr.
     """
 
     labels: Int32
@@ -29,6 +30,7 @@ class SolvedLabels(NamedTuple):
     records: np.ndarray
     duals: CSR | None = None
     checksum: str = ""
+    part: str = ""
 
     def rows(self, first: int, stop: int) -> SolvedLabels:
         """Return labels [first, stop) of the block, as views."""

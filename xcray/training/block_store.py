@@ -73,7 +73,10 @@ class BlockStore:
         return self._length
 
     def add(self, block: SolvedLabels) -> None:
-        """Add a block to the next write, see `sync`."""
+        """Add a block to the next write, see `sync`; at once if its worker has written its part."""
+        if block.part:
+            self._index_part(block.part, block.labels, np.diff(block.W.indptr))
+            return
         self._pending.append(block)
         self._pending_bytes += ENTRY_BYTES * block.W.nnz
 
@@ -89,11 +92,9 @@ class BlockStore:
 
     def commit(self, *blocks: SolvedLabels) -> None:
         """Write blocks durably as one part; no crash loses them after the return."""
-        digests = [(len(block.labels), block.checksum or block.digest()) for block in blocks]
-        name = _part_name(digests)
-        lists, labels = _lists(blocks), np.concatenate([block.labels for block in blocks])
-        write_table(self._directory / name, _table(blocks, labels, digests), lists)
-        self._index_part(name, labels, np.diff(lists["indices"][0]))
+        labels = np.concatenate([block.labels for block in blocks])
+        lengths = np.diff(row_offsets([block.W for block in blocks]))
+        self._index_part(write_part(self._directory, blocks), frozen(labels, np.int32), lengths)
 
     def clear(self) -> None:
         """Remove all parts, because all labels are trained again."""
@@ -234,6 +235,14 @@ class BlockStore:
         self._names.append(name)
 
 
+def write_part(directory: Path, blocks: Sequence[SolvedLabels]) -> str:
+    """Write blocks durably as one part, and return its name."""
+    digests = [(len(block.labels), block.checksum or block.digest()) for block in blocks]
+    name = _part_name(digests)
+    write_table(directory / name, _table(blocks, digests), _lists(blocks))
+    return name
+
+
 def claim_directory(directory: Path, fingerprint: Mapping[str, Any]) -> None:
     """Write a run's fingerprint (JSON) into its directory, or compare it with the existing one.
 
@@ -287,10 +296,9 @@ def _checked_digests(path: Path, part: SolvedLabels) -> list[tuple[int, str]]:
     return digests
 
 
-def _table(
-    blocks: Sequence[SolvedLabels], labels: Int32, digests: Sequence[tuple[int, str]]
-) -> pa.Table:
+def _table(blocks: Sequence[SolvedLabels], digests: Sequence[tuple[int, str]]) -> pa.Table:
     """Return the labels, biases and records of blocks as a table with one row per label."""
+    labels = np.concatenate([block.labels for block in blocks])
     bias = np.concatenate([block.bias for block in blocks])
     # numpy.concatenate takes 0.2 ms to compare the fields of two blocks
     content = b"".join(block.records.tobytes() for block in blocks)

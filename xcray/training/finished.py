@@ -13,7 +13,7 @@ from xcray.errors import Conflict
 from xcray.model.manifest import MANIFEST
 from xcray.model.model import Model
 from xcray.solvers import make_solver
-from xcray.training.partial import is_complete
+from xcray.training.report.partial import is_complete
 from xcray.training.run import TrainResult
 from xcray.training.spec import TrainSpec
 

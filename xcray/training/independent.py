@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -29,6 +30,7 @@ from xcray.training.capacity.worker_memory import entries_per_label, worker_byte
 from xcray.training.label_groups.clustering import LabelClusters
 from xcray.training.label_groups.data import LabelsAndGroups, with_group_labels
 from xcray.training.observer import TrainingObserver
+from xcray.training.part_writer import writing_task
 from xcray.training.report.summary import label_table, summarize_block
 from xcray.training.selection.warm_start import WarmRunner
 from xcray.training.solve_labels import (
@@ -140,6 +142,7 @@ class IndependentLabels(TrainingStrategy):
                 context.dataset,
                 self.workers,
                 context.job,
+                context.run_dir,
                 memory_limit=self.rows_limit(),
                 clusters=context.clusters,
                 runner=self._label_runner(),
@@ -224,14 +227,15 @@ def make_ray_pool(
     dataset: Dataset,
     workers: int,
     job: str,
+    run_dir: Path,
     memory_limit: int | None = None,
     clusters: LabelClusters | None = None,
     runner: TaskRunner | None = None,
 ) -> Pool:
     """Return a pool of Ray actors, on the spec's cluster or on a local Ray.
 
-    memory_limit, runner: see `SolverTask`. clusters: groups that the labels of `dataset` end with;
-    its directory does not have them.
+    run_dir: see `PartWriter`. memory_limit, runner: see `SolverTask`. clusters: groups that the
+    labels of `dataset` end with; its directory does not have them.
     """
     try:
         from xcray.workers.ray.pool import (
@@ -250,7 +254,7 @@ def make_ray_pool(
         request = ResourceRequest(memory=PROCESS_BYTES + worker_bytes(solver, dataset.train, 0)[0])
         workers = workers if spec.workers else MAX_CLUSTER_WORKERS
     return RayPool(
-        task,
+        writing_task(task, run_dir, workers),
         workers,
         training_session(spec.ray_address, workers),
         job,

@@ -31,10 +31,10 @@ from xcray.training.label_groups.data import GroupPlan, make_groups, with_group_
 from xcray.training.label_groups.plan import plan_groups, summarize_groups
 from xcray.training.observer import TrainingObserver
 from xcray.training.part_training import PART, PartTraining, with_part_training
-from xcray.training.partial import check_any_finished, partial_summary
 from xcray.training.ranking.fit import FittedRanker, fit_ranker, require_rankable
 from xcray.training.ranking.queries import ranked_query, search_query
 from xcray.training.report.baseline import baseline_warnings
+from xcray.training.report.partial import check_any_finished, partial_summary
 from xcray.training.report.summary import convergence_warnings, data_report, measure_held_out
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run_lock import hold_run_directory

@@ -15,6 +15,7 @@ from xcray.data.dataset import Dataset
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.training import train
+from xcray.training.block_store import BlockStore
 
 pytestmark = pytest.mark.usefixtures("ray")
 QUICK = [("ppdsparse", 2), ("dsmlr", 2)]
@@ -42,6 +43,16 @@ def test_the_model_is_that_of_one_thread(
     if solver == "dsmlr":
         assert result.report["workers"] == 2
         assert Predictor(Model.open(result.model_path)).probability_source == "softmax"
+
+
+def test_workers_that_see_the_run_directory_write_all_parts(
+    tiny: Dataset, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xcray.training.part_writer.SHARED_BYTES", 0)
+    monkeypatch.setattr(BlockStore, "commit", lambda *_: pytest.fail("the driver writes"))
+    spec = spec_of(tiny, "ppdsparse", pool="ray", workers=2)
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", job="writes")
+    assert result.sha256 == references["ppdsparse"].sha256
 
 
 @pytest.mark.drill

@@ -150,7 +150,7 @@ def print_data_warnings(path: Path) -> None:
 
 def train_and_clean(spec: Any, out: Path, run_dir: Path | None, quiet: bool) -> TrainResult:
     """Train; then remove the default run directory if the model is complete."""
-    from xcray.training.partial import is_complete
+    from xcray.training.report.partial import is_complete
 
     working_directory = run_directory(run_dir, out)
     result = run_training(spec, out, working_directory, quiet)

@@ -31,7 +31,7 @@ from xcray.model.directory import LinearPart
 from xcray.model.ranker import LabelIndex, Ranker, index_labels
 from xcray.predict.ranking import BATCH_ROWS, CANDIDATES, CandidateFinder, Candidates
 from xcray.training.part_training import PartTraining
-from xcray.training.partial import NO_TIME
+from xcray.training.report.partial import NO_TIME
 from xcray.training.selection.held_out import HOLDOUT, hold_out, split_training_rows
 from xcray.training.spec import TrainSpec
 
