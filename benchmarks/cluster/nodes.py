@@ -427,7 +427,8 @@ def data_of(name: str, chosen: argparse.Namespace, folder: Path) -> Dataset:
         )
     if name in ("wide", "amazon"):
         shape = WIDE if name == "wide" else TASKS["amazon"].shape.scaled(chosen.scale)
-        return generate(shape, folder / name)
+        made = (folder / name).exists()  # the parts before have the same data
+        return Dataset.open(folder / name) if made else generate(shape, folder / name)
     if chosen.small:
         return build(
             "synthetic",
