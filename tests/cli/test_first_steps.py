@@ -210,7 +210,6 @@ def test_every_command_that_searches_announces_compilation(
         ("train", tiny.path, "-o", tmp_path / "tiny", "--pool", "serial"),
         ("evaluate", tmp_path / "tiny", tiny.path),
         ("predict-batch", model, texts, tmp_path / "out", "--format", "text"),
-        ("data", "check", "svmlight", tmp_path / "rows.svm"),
         ("data", "build", "svmlight", tmp_path / "rows.svm", tmp_path / "data"),
         ("data", "show", tmp_path / "data"),
         ("data", "set-weights", tmp_path / "data", tmp_path / "weights", "-o", tmp_path / "other"),

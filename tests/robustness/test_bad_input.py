@@ -16,7 +16,6 @@ import pytest
 from tests.robustness.badinput import json_lines, numpy_arrays, parquet, svmlight, tables, xc
 from tests.robustness.badinput.memory import CASES
 from xcray.data.build import BuildOptions, build
-from xcray.data.check import check
 from xcray.data.dataset import Dataset
 from xcray.data.readers.error_codes import CODES
 from xcray.data.readers.error_log import DataErrors, ErrorCollector
@@ -54,14 +53,6 @@ def test_irregular_rows_are_counted_as_warnings(tmp_path: Path) -> None:
         "rows_without_features": 1,
         "rows_without_labels": 1,
     }
-
-
-def test_s47_one_label_everywhere_and_empty_rows_are_warnings(tmp_path: Path) -> None:
-    path = tmp_path / "train.svm"
-    path.write_bytes(b"0,1\n0,2\n")
-    report = check("svmlight", path)
-    assert report.is_readable
-    assert report.warnings == {"labels_in_every_row": 1, "rows_without_features": 2}
 
 
 def two_files(tmp_path: Path, features: bytes, labels: bytes) -> Dataset:
@@ -114,9 +105,9 @@ def test_twenty_errors_then_stop(tmp_path: Path) -> None:
     assert [error.line for error in caught.value.errors] == list(range(2, 42, 2))
     assert "19 more" in str(caught.value)
     assert len(caught.value.as_dict()["errors"]) == 20
-    report = check("svmlight", path)
-    assert (report.n_bad, len(report.errors), report.rows) == (50, 20, 50)
-    assert json.loads(json.dumps(report.as_dict()))["n_bad"] == 50
+    collector = ErrorCollector(skip_bad=True)
+    list(read_svmlight(path, ReadOptions(skip_bad=True), collector))
+    assert (collector.n_bad, len(collector.errors), collector.n_rows) == (50, 20, 50)
 
 
 def test_skip_bad_continues_and_reports(tmp_path: Path) -> None:
@@ -141,10 +132,11 @@ def test_skip_bad_leaves_nothing_of_a_file_of_errors(tmp_path: Path) -> None:
 def test_skip_bad_counts_towards_the_header(tmp_path: Path) -> None:
     ds = build_file(tmp_path, b"3 2 2\n0 0:1\n0 0:x\n1 1:1\n", "xc", skip_bad=True)
     assert ds.train.n_rows == 2
-    path = tmp_path / "more.txt"
-    path.write_bytes(b"2 2 2\n0 0:1\n0 0:x\n1 1:1\n")
-    results = [(error["code"], error["line"]) for error in check("xc", path).errors]
-    assert results == [("SVM_BAD_VALUE", 3), ("XC_ROW_COUNT", 4)]
+    (tmp_path / "more").mkdir()
+    with pytest.raises(DataErrors) as caught:
+        build_file(tmp_path / "more", b"2 2 2\n0 0:1\n0 0:x\n1 1:1\n", "xc")
+    found = [(error.code, error.line) for error in caught.value.errors]
+    assert found == [("SVM_BAD_VALUE", 3), ("XC_ROW_COUNT", 4)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`xcray data`: build, check and inspect data sets."""
+"""`xcray data`: build and inspect data sets."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from xcray.errors import InputError
 if TYPE_CHECKING:
     from xcray.data.dataset import Dataset
 
-app = typer.Typer(
-    name="data", help="Data sets: build, check, inspect, push, pull.", no_args_is_help=True
-)
+app = typer.Typer(name="data", help="Data sets: build, inspect, push, pull.", no_args_is_help=True)
 app.command("fetch")(public_sets.fetch)
 app.command("push")(data_storage.push)
 app.command("pull")(data_storage.pull)
@@ -231,58 +229,6 @@ def show(
 
     with compilation_note(quiet=json):
         print_dataset(Dataset.open(dataset, verify=verify), json)
-
-
-@app.command()
-@with_options(ReadingOptions)
-def check(
-    format: Format,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to read.")],
-    labels_file: LabelsFile = None,
-    *,
-    options: Options,
-    option: OtherOptions = None,
-    json: output.JsonOption = False,
-) -> None:
-    """Read a file and report its errors: the first 20 and a summary.
-
-    Exits with 2 if there are errors.
-    """
-    from xcray.cli.terminal.compilation import compilation_note
-    from xcray.data.check import check as read
-    from xcray.data.readers.options import ReadOptions
-
-    values = {**given_options({"labels_file": labels_file}), **options, **parse_options(option)}
-    with compilation_note(quiet=json):
-        report = read(format, file, ReadOptions.from_dict(values))
-    if json:
-        output.print_json({"good": report.is_readable, **report.as_dict()})
-    else:
-        for error in report.errors:
-            output.print_line(
-                f"{error['code']}: {error['message']}"
-                + (f" ({error['hint']})" if error.get("hint") else "")
-            )
-        more = (
-            f", {report.n_bad - len(report.errors):,} more errors"
-            if report.n_bad > len(report.errors)
-            else ""
-        )
-        sizes = {
-            "good rows": report.rows,
-            "features": report.features,
-            "labels": report.labels,
-            "entries": report.nnz,
-        }
-        output.print_pairs(
-            {
-                **sizes,
-                "errors": f"{report.n_bad:,}{more}",
-                **{f"warning: {w}": n for w, n in report.warnings.items()},
-            }
-        )
-        output.print_warnings(report.data_warnings)
-    raise typer.Exit(output.OK if report.is_readable else output.BAD_INPUT)
 
 
 @app.command()
