@@ -5,7 +5,7 @@ from __future__ import annotations
 GUIDED_FACTOR = 4  # A batch is at most the remaining work / (GUIDED_FACTOR * total speed).
 # Smaller batches cost more in messages than they save in waiting,
 MIN_BATCH_SECONDS = 0.02
-MIN_BATCH_SHARE = 0.01  # except in short jobs, where it is this share of the whole.
+MIN_BATCH_SHARE = 0.05  # except in short jobs, where it is this share of the whole.
 # Of all workers together, so that the driver needs a few percent of a core: with more workers
 # batches grow, up to the maximum. Near the end there can be more.
 MAX_BATCHES_PER_SECOND, MAX_LAST_BATCHES_PER_SECOND = 100.0, 2000.0

@@ -25,7 +25,7 @@ from xcray.workers.solver_task import SolverTask
 # Divided by the workers, this is the least size of a part that a worker writes. So it has at most
 # one for each of these bytes of all weights, and the driver gets at most these bytes per batch of
 # every worker.
-SHARED_BYTES: Final = 256 << 20
+SHARED_BYTES: Final = 128 << 20
 TOKEN_FILE: Final = "directory.json"  # another directory of this path has another token
 
 
