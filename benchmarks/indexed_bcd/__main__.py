@@ -273,34 +273,27 @@ def measure_methods(task: Task, seeds: int) -> dict[str, Any]:
     }
 
 
-def measure_sets(description: str | None, measure: Callable[[Task, int], dict[str, Any]]) -> None:
-    """Run a benchmark of all sets; print a line per result, and one JSON object.
+def measure_sets(options: Any, folder: Path) -> dict[str, Any]:
+    """Return the figures of all sets; print a line per method."""
+    sets: dict[str, Any] = {}
+    for name in options.sets.split(","):
+        task = load(name, options.data, folder, options.rows)
+        sets[name] = measure_methods(task, options.seeds)
+        for line, figures in sets[name].items():
+            print(name, line, figures, flush=True)
+    return {"sets": sets}
 
-    measure: called with a task and the number of seeds; returns figures by name.
-    """
 
-    def measure_each(options: Any, folder: Path) -> dict[str, Any]:
-        sets: dict[str, Any] = {}
-        for name in options.sets.split(","):
-            task = load(name, options.data, folder, options.rows)
-            sets[name] = measure(task, options.seeds)
-            for line, figures in sets[name].items():
-                print(name, line, figures, flush=True)
-        return {"sets": sets}
-
+def main() -> None:
+    """Compare all methods and print the JSON."""
     run_benchmark(
-        measure_each,
-        description,
+        measure_sets,
+        __doc__,
         quick={"sets": covtype_like.NAME, "seeds": 1, "rows": 4_000},
         sets={"default": ",".join(LABELS)},
         seeds={"type": int, "default": 3},
         rows={"type": int, "default": covtype_like.ROWS},
     )
-
-
-def main() -> None:
-    """Compare all methods and print the JSON."""
-    measure_sets(__doc__, measure_methods)
 
 
 if __name__ == "__main__":

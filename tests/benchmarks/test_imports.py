@@ -20,14 +20,13 @@ MODULES = sorted(
 )
 SECONDS = (  # the others run as drills
     "cluster.growth",
-    "indexed_bcd.queries",
     "least_squares.text",
     "training.certificates",
     "training.labels",
 )
 AS_DRILLS = [
     pytest.param(name, marks=pytest.mark.drill)
-    for name in (*QUICK, "peers.accuracy", "serving.protocols")
+    for name in (*QUICK, "peers.accuracy")
     if name not in SECONDS
 ]
 
@@ -63,7 +62,7 @@ def test_every_benchmark_with_a_frame_is_listed() -> None:
     framed = {
         module.removeprefix("benchmarks.").removesuffix(".__main__")
         for module in MODULES
-        if "run_benchmark(" in source(module) or "measure_sets(__doc__" in source(module)
+        if "run_benchmark(" in source(module)
     }
     special = {"harness", "monitoring.dashboards"}  # the latter needs Prometheus
     assert framed - special == {*QUICK, *LONGER}
