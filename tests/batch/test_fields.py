@@ -102,6 +102,9 @@ def test_commands_take_fields(model: Model, capsys: pytest.CaptureFixture[str]) 
     assert main(["predict", str(model.path), *given, "--json"]) == 0
     [answer] = json.loads(capsys.readouterr().out)["predictions"]
     assert answer["labels"][0]["label"] == "homes"
+    assert answer["input"] == {"title": "Häusern", "lang": "de"}
+    assert main(["predict", str(model.path), *given]) == 0
+    assert capsys.readouterr().out.startswith("title: Häusern, lang: de\n")
     assert main(["predict", str(model.path), "Häusern"]) == 0
     assert "warning NO_LANGUAGE: 1 of 1 texts leave" in capsys.readouterr().err
     assert main(["explain", str(model.path), *given]) == 0

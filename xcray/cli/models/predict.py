@@ -175,11 +175,7 @@ def predict_local(
         if file is None
         else read_rows(file, zero_based, opened.n_features, opened.first_index)
     )
-    names = (
-        [*map(str, inputs)]
-        if isinstance(rows, list)
-        else [f"row {i + 1}" for i in range(rows.n_rows)]
-    )
+    names = inputs if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
     among = predictor.filter(options.allow, options.deny, sets=find_label_sets(Path(model)))
     encoded = predictor.encode(rows)
     warnings += input_warnings(count_inputs(rows, predictor.features(encoded), opened.text))
@@ -220,7 +216,7 @@ def find_label_sets(model: Path) -> SetLookup | None:
 
 
 def entry(
-    name: str,
+    name: Input,
     columns: Mapping[str, Sequence[Any] | None],
     proof: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
@@ -253,9 +249,7 @@ def predict_remote(
     how = {**options._asdict(), **options.thresholds}
     del how["k"], how["thresholds"]
     with model_client(server, model) as client:
-        named: list[tuple[str, dict[str, Any]]] = [
-            (str(each), as_instance(each)) for each in inputs
-        ]
+        named: list[tuple[Input, dict[str, Any]]] = [(each, as_instance(each)) for each in inputs]
         if file is not None:
             version = client.models.version(*locate_version(client, model))
             first_index = version["reading"].get("first_index")
@@ -348,7 +342,10 @@ def to_instances(rows: CSR) -> list[dict[str, Any]]:
 
 def print_prediction(answer: dict[str, Any]) -> None:
     """Print the input with its labels below."""
-    output.print_line(answer["input"])
+    name = answer["input"]
+    if not isinstance(name, str):
+        name = ", ".join(f"{field}: {value}" for field, value in name.items())
+    output.print_line(name)
     for place, label in enumerate(answer["labels"], 1):
         likely = f"  {100 * label['probability']:>5.1f} %" if "probability" in label else ""
         name = f"  {label['name']}" if label.get("name", label["label"]) != label["label"] else ""
