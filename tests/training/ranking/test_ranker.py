@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.support.ranked_model import ASKED, NAMES, UNSEEN, named_data, ranked_model
 from xcray.data.build import build
 from xcray.data.dataset import Dataset
+from xcray.data.label_texts import LabelText, LabelTexts, set_label_texts
 from xcray.data.texts import read_texts
 from xcray.errors import Conflict, InputError, ParameterError
 from xcray.index.search_result import SearchResult
@@ -79,6 +81,24 @@ def test_a_label_without_rows_is_found_by_its_name(predictor: Predictor) -> None
     assert explained.ranking.probability == pytest.approx(
         next(each.probability for each in scored if each.label == "quokka")
     )
+
+
+def test_names_count_where_every_label_has_rows(tmp_path: Path) -> None:
+    """Copies teach the trees what the name of a label without training rows is worth."""
+    rng, lines = np.random.default_rng(0), []
+    for i in range(1000):
+        named = f"subject{i % 20}" if i % 4 else f"hint{i % 20}"
+        text = " ".join([named, *(f"word{each}" for each in rng.integers(0, 30, 5))])
+        lines.append(json.dumps({"text": text, "labels": [f"id{i % 20}"]}))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    data = build("jsonl", {"train": tmp_path / "rows.jsonl"}, tmp_path / "data")
+    entries = [*(LabelText(f"id{i}", f"subject{i}") for i in range(20)), LabelText(*UNSEEN)]
+    set_label_texts(data, LabelTexts.of(entries))
+    predictor = Predictor(ranked_model(data, tmp_path))
+    found = predictor.search("word1 a quokka word2", 2)
+    [answer] = predictor.scored_labels(found, predictor.probabilities(found))
+    (named,) = (each for each in answer if each.label == UNSEEN[0])
+    assert named.probability == pytest.approx(answer[0].probability)
 
 
 def test_answers_do_not_depend_on_other_texts(predictor: Predictor) -> None:

@@ -3,7 +3,8 @@
 One part of the training rows trains a model of its own. The candidates of the other rows, scored by
 that model, and whether each is correct are the rows and classes of gradient-boosted trees. So the
 held-out rows of the data set are not used, and labels that only the other rows have teach the
-ranker what a match of a name is worth without a score.
+ranker what a match of a name is worth without a score. There can be few of them, or none, so some
+candidates with a match are added once more, as if their label had no training rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from xcray.data.label_texts import LabelTexts, open_label_texts
 from xcray.data.texts import TEXTS, read_texts, texts_of
 from xcray.errors import InputError, Stopped, missing_extra
 from xcray.index.scorer import SparseScorer
-from xcray.kernels.search.ranked_candidates import FEATURES
+from xcray.kernels.search.ranked_candidates import (
+    FEATURES,
+    FREQUENCY,
+    GAP,
+    MATCHES,
+    RANK,
+    SCORE,
+)
 from xcray.kernels.search.trees import LEAF, MAX_LEAVES, Trees, tree_roots
 from xcray.kernels.sparse import take_pattern_rows
 from xcray.model.directory import LinearPart
@@ -39,6 +47,9 @@ from xcray.training.spec import TrainSpec
 FittedRanker: TypeAlias = tuple[Ranker, dict[str, Any]]
 
 MAX_ROWS: Final = 20_000  # rows that trees are fitted to; more do not change the result
+# share of the candidates with a match that are added as if their label had no training rows, and
+# the least number: more of them cost accuracy for the labels that have rows
+HIDDEN, MIN_HIDDEN = 0.03, 300
 MAX_LANGUAGES: Final = 8  # in which names are looked for
 MIN_CORRECT: Final = 100  # correct candidates without which trees only fit noise
 # of HistGradientBoostingClassifier
@@ -104,7 +115,7 @@ def fit_ranker(
             "not_ranked": f"a ranker needs {MIN_CORRECT} correct candidates on the {len(rows):,} "
             f"rows that it is fitted on, there are {n_correct}: train on more rows"
         }
-    trees, baseline = fit_trees(features, correct, seed)
+    trees, baseline = fit_trees(*_with_hidden_labels(features, correct, seed), seed)
     details = {
         "rows": len(rows),
         "candidates": len(features),
@@ -167,6 +178,19 @@ def _is_correct(candidates: Candidates, Y: Pattern) -> NDArray[np.bool_]:
     gold_row = np.repeat(np.arange(Y.n_rows, dtype=np.int64), np.diff(Y.indptr))
     gold = gold_row * width + Y.indices[Y.indptr[0] : Y.indptr[-1]]
     return np.isin(row_of * width + candidates.labels, gold)
+
+
+def _with_hidden_labels(
+    features: Float64, correct: NDArray[np.bool_], seed: int
+) -> tuple[Float64, NDArray[np.bool_]]:
+    """Return candidates, and copies of some with a match, as if their label had no training row."""
+    known = np.flatnonzero((features[:, MATCHES] > 0) & (features[:, FREQUENCY] > 0))
+    n = max(MIN_HIDDEN, int(HIDDEN * len(known)))
+    drawn = np.random.default_rng(seed).permutation(known)[:n]
+    hidden = features[drawn]
+    hidden[:, [SCORE, RANK, GAP]] = np.nan
+    hidden[:, FREQUENCY] = 0.0
+    return np.concatenate([features, hidden]), np.concatenate([correct, correct[drawn]])
 
 
 def fit_trees(features: Float64, correct: NDArray[np.bool_], seed: int) -> tuple[Trees, float]:
