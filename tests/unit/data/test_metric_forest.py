@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.support.svm_problems import svm_dataset, svm_problem
-from xcray.arrays import frozen
+from xcray.arrays import CSR, frozen
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.data.metric_forest import directory
 from xcray.data.metric_forest.directory import build_forest_directory, open_forest
-from xcray.data.metric_forest.forest import build_forest
+from xcray.data.metric_forest.forest import build_forest, build_tree
 from xcray.data.metric_forest.page_reader import PageReader, decode_page
-from xcray.errors import Corrupt, ParameterError
+from xcray.errors import Corrupt, ParameterError, Unavailable
 from xcray.kernels.sparse import take_rows
 from xcray.solvers.indexed_bcd.solver import IndexedBCDSolver
 from xcray.storage.array_files import read_arrays, write_arrays
@@ -225,3 +228,58 @@ def test_the_command_builds_it(dataset: Dataset, capsys: pytest.CaptureFixture[s
     assert open_forest(dataset, 64).indexed.pages.n_pages == figures["leaves"]
     assert main([*command, "--leaf-size", "2"]) == 2
     assert "16 to 16384" in capsys.readouterr().err
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """Return the content of the files of a forest."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_trees_of_ray_have_the_same_bytes(dataset: Dataset, ray: object, workers: int) -> None:
+    from xcray.workers.ray.tree_tasks import TreesOnRay
+
+    alone = bytes_of(build_forest_directory(dataset, 64))
+    shared = bytes_of(build_forest_directory(dataset, 64, tree_map=TreesOnRay(workers)))
+    assert shared == alone
+
+
+@pytest.mark.drill
+def test_a_tree_of_a_killed_worker_is_built_again(
+    dataset: Dataset, ray: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from xcray.workers.ray import tree_tasks
+
+    alone, mark = bytes_of(build_forest_directory(dataset, 64)), str(tmp_path / "killed")
+
+    def killed_once(X: CSR, tree: int, leaf_rows: int) -> object:
+        if tree == 1 and not Path(mark).exists():
+            Path(mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return build_tree(X, tree, leaf_rows)
+
+    monkeypatch.setattr(tree_tasks, "build_tree", killed_once)
+    shared = bytes_of(build_forest_directory(dataset, 64, tree_map=tree_tasks.TreesOnRay(2)))
+    assert Path(mark).exists()
+    assert shared == alone
+
+
+def test_trees_end_with_a_named_error_when_ray_has_ended(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tree is ever ready, and the head has ended."""
+    from xcray.workers.ray import cluster_state, tree_tasks
+
+    task = SimpleNamespace(remote=lambda *args: "reference")
+    ray = SimpleNamespace(
+        remote=lambda **options: lambda build: task, wait=lambda refs, timeout: ([], refs)
+    )
+    monkeypatch.setattr(tree_tasks, "ray", ray)
+    monkeypatch.setattr(
+        cluster_state.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1")
+    )
+    monkeypatch.setattr(cluster_state, "HEAD_SECONDS", 0.0)
+    with pytest.raises(Unavailable, match="has ended") as raised:
+        build_forest_directory(dataset, 64, tree_map=tree_tasks.TreesOnRay(1))
+    assert raised.value.code == "RAY_ENDED"

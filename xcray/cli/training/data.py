@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.api.options import ReadingOptions
-from xcray.cli.connect import ServerOption, make_client
+from xcray.cli.connect import RayAddressOption, ServerOption, check_ray_options, make_client
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import DatasetArgument
 from xcray.cli.terminal.declared_options import Options, with_options
@@ -381,6 +381,11 @@ def index(
     memory_limit: Annotated[
         str, typer.Option(help="Memory that the command can take, like 4GiB.")
     ] = "1GiB",
+    pool: Annotated[str, typer.Option(help="Pool: serial or ray (one task per tree).")] = "serial",
+    workers: Annotated[
+        int, typer.Option(min=0, help="Number of Ray's workers; 0 for all cores.")
+    ] = 0,
+    ray_address: RayAddressOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Build the metric forest of the training rows, for the solver indexed-bcd.
@@ -390,12 +395,28 @@ def index(
     """
     from xcray.data.dataset import open_verified
     from xcray.data.metric_forest.directory import build_forest_directory, open_forest
+    from xcray.system.cores import available_cores
     from xcray.system.memory import anonymous_bytes
     from xcray.system.units import format_bytes, parse_bytes
 
+    check_ray_options(pool, ray_address)
     dataset = open_verified(directory)
     limit = max(0, parse_bytes(memory_limit) - (anonymous_bytes() or 0))
-    path = build_forest_directory(dataset, leaf_size, limit)
+    if pool == "ray":
+        from xcray.workers.ray.session import load_ray
+
+        load_ray()
+        from xcray.cli.training.train import resolve_ray_address
+        from xcray.workers.ray.pool import training_session
+        from xcray.workers.ray.tree_tasks import TreesOnRay
+
+        workers = workers or available_cores()
+        with training_session(resolve_ray_address(ray_address), workers):
+            path = build_forest_directory(dataset, leaf_size, limit, TreesOnRay(workers))
+    elif pool == "serial":
+        path = build_forest_directory(dataset, leaf_size, limit)
+    else:
+        raise InputError("--pool must be serial or ray", code="USAGE")
     indexed = open_forest(dataset, leaf_size).indexed
     summary = {
         "path": str(path),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -56,6 +56,33 @@ MIN_LEAF_ROWS, MAX_LEAF_ROWS = 16, TREE_ROWS
 DEFAULT_LIMIT: Final = 1 << 30
 BYTES_PER_ROW: Final = 64  # of the data set, during a build
 BYTES_PER_ENTRY: Final = 8  # column index and value
+
+
+class TreeMap(Protocol):
+    """Builds the trees of blocks, somewhere.
+
+    in_flight: blocks that are taken before the tree of the first of them is returned.
+    """
+
+    in_flight: int
+
+    def __call__(
+        self, blocks: Iterator[tuple[Int64, CSR]], leaf_rows: int
+    ) -> Iterator[tuple[Int64, CSR, Tree]]:
+        """Yield each block with its tree, in their order. Blocks are numbered from 0."""
+
+
+class TreesInProcess(TreeMap):
+    """Builds one tree after the other in this process."""
+
+    in_flight = 1
+
+    def __call__(
+        self, blocks: Iterator[tuple[Int64, CSR]], leaf_rows: int
+    ) -> Iterator[tuple[Int64, CSR, Tree]]:
+        """Yield each block with its tree."""
+        for number, (members, block) in enumerate(blocks):
+            yield members, block, build_tree(block, number, leaf_rows)
 
 
 class PageFile(NamedTuple):
@@ -197,30 +224,28 @@ def build_forest_directory(
     dataset: Dataset,
     leaf_rows: int = LEAF_ROWS,
     memory_limit: int = DEFAULT_LIMIT,
+    tree_map: TreeMap | None = None,
 ) -> Path:
     """Build the forest of the training rows, and replace the one in the directory.
 
     One pass over the rows writes them, grouped by tree, to a temporary file; then the trees are
     built from it. leaf_rows: most rows of a leaf. memory_limit: bytes of anonymous memory, in
-    addition to those of the process before. Raises ParameterError if the memory limit is too small
-    or `leaf_rows` is out of range.
+    addition to those of the process before. tree_map: builds the trees; None for this process. The
+    files have the same bytes with every tree_map. Raises ParameterError if the memory limit is too
+    small or `leaf_rows` is out of range.
     """
     if not MIN_LEAF_ROWS <= leaf_rows <= MAX_LEAF_ROWS:
         raise ParameterError(
             f"leaves must have {MIN_LEAF_ROWS} to {MAX_LEAF_ROWS} rows, not {leaf_rows}"
         )
     X, target = dataset.train.X, dataset.path / DIRECTORY
-    chunk_bytes = _check_limit(X, memory_limit)
+    tree_map = tree_map or TreesInProcess()
+    chunk_bytes = _check_limit(X, memory_limit, tree_map.in_flight)
     staged = create_staging_directory(target)
     try:
         with TemporaryFile(dir=staged) as spill:
-            trees = (
-                (members, block, build_tree(block, number, leaf_rows))
-                for number, (members, block) in enumerate(
-                    _group_by_tree(X, spill.fileno(), chunk_bytes)
-                )
-            )
-            _write_forest(X, trees, staged)
+            blocks = _group_by_tree(X, spill.fileno(), chunk_bytes)
+            _write_forest(X, tree_map(blocks, leaf_rows), staged)
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "content_hash": dataset.content_hash,
@@ -238,15 +263,16 @@ def build_forest_directory(
     return target
 
 
-def _check_limit(X: CSR, memory_limit: int) -> int:
+def _check_limit(X: CSR, memory_limit: int, in_flight: int) -> int:
     """Return the bytes of a chunk of rows. Raises ParameterError if a build does not fit."""
     trees = max(1, -(-X.n_rows // TREE_ROWS))
     tree = BYTES_PER_ENTRY * X.nnz // trees + 8 * PIVOTS * (X.n_cols + 1) + 100 * TREE_ROWS
-    needed = BYTES_PER_ROW * X.n_rows + 4 * tree
+    needed = BYTES_PER_ROW * X.n_rows + (3 + in_flight) * tree
     if memory_limit < needed:
         raise ParameterError(
             f"the metric forest of {X.n_rows:,} rows needs {format_bytes(needed)}, the memory limit"
             f" leaves {format_bytes(memory_limit)}: raise --memory-limit"
+            + (", or use fewer workers" if in_flight > 1 else "")
         )
     return max(1 << 16, (memory_limit - BYTES_PER_ROW * X.n_rows) // 8)
 
