@@ -4,7 +4,7 @@
 [--picture FILE]`
 
 Clients of every kind (`benchmarks.soak.traffic`) use a real service with a separate home. Meanwhile
-its models are changed: new versions, aliases, splits, deletions, spread evenly over the
+its models are changed: new versions, aliases, splits, shadows, deletions, spread evenly over the
 time. Its processes are sampled every few seconds. Reported are the slope of memory after the
 warm-up (least squares, with its standard error), file descriptors and threads before and after,
 errors by kind (must be none), mixed replies (must be none), and latencies by kind. The exit status

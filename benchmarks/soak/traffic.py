@@ -122,7 +122,7 @@ class Models:
     def switch(self, client: Client, turn: int) -> None:
         """Change the serving versions once.
 
-        The changes are a new version, a moved alias, a split, and deletions.
+        The changes are a new version, a moved alias, a split with a shadow, and deletions.
         """
         versions = self.registry.versions("docs")
         if turn % 3 == 0:
@@ -130,7 +130,13 @@ class Models:
         elif turn % 3 == 1:
             client.models.set_alias("docs", "prod", versions[-1])
         else:
-            client.models.split_alias("docs", "prod", {versions[-1]: 0.9, versions[-2]: 0.1})
+            client.models.split_alias(
+                "docs",
+                "prod",
+                {versions[-1]: 0.9, versions[-2]: 0.1},
+                shadow=versions[-3],
+                share=0.5,
+            )
         in_use = set(client.models.get("docs")["aliases"].values())
         for version in versions[:-RETAINED_VERSIONS]:
             if version not in in_use:
@@ -207,7 +213,7 @@ class Traffic:
             "/metrics",
             "/healthz",
         )
-        for path in (*paths, "/openapi.json"):
+        for path in (*paths, "/v1/models/docs/aliases/prod/shadow", "/openapi.json"):
             with self.record.of("list"):
                 answer = http.get(path)
                 assert answer.status_code == 200, f"{path} {answer.status_code} {answer.text[:200]}"

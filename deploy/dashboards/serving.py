@@ -163,6 +163,13 @@ ANSWERS = Row(
             unit="reqps",
             stack=True,
         ),
+        graph(
+            "Shadows",
+            "Requests repeated on a shadow version, by comparison with the response that was sent.",
+            (replica_rate("xcray_predict_shadowed_total", "outcome"), "{{outcome}}"),
+            unit="reqps",
+            stack=True,
+        ),
     ),
 )
 MODELS = Row(

@@ -1,13 +1,14 @@
-"""Splits, load and unload through the command line and the client, with a served app."""
+"""Splits, shadows, load and unload through the command line and the client, with a served app."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.live_service import publish, serving, settings_for
+from tests.support.live_service import TEXTS, publish, serving, settings_for
 from xcray.cli.main import main
 from xcray.cli.models.models import format_alias, parse_split
 from xcray.client import Client
@@ -39,14 +40,28 @@ def run(server: ServerSetup, *arguments: Any) -> int:
     return main(["models", *(str(each) for each in arguments), "--server", server.url])
 
 
-def test_an_alias_is_split(server: ServerSetup, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(server, "alias", "docs", "prod", "--split", "1=0.9,2=0.1") == 0
-    assert "docs@prod points to version 1:90%+2:10%\n" in capsys.readouterr().out
+def test_splits_and_shadows(server: ServerSetup, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run(server, "alias", "docs", "prod", "--split", "1=0.9,2=0.1", "--shadow", 3, "--share", 1)
+        == 0
+    )
+    assert "docs@prod points to version 1:90%+2:10% (3)" in capsys.readouterr().out
     with Client(server.url) as client:
+        for _ in range(4):
+            client.predict("docs@prod", list(TEXTS))
+        # a copy is queued just after its reply was sent, so by the time this request is answered
         split = client.models.get("docs")["splits"]["prod"]["split"]
-    assert split[1] == {"version": 2, "weight": 0.1}
+        assert split[1] == {"version": 2, "weight": 0.1}
+        server.app_state.prediction.shadows.wait_until_idle()
+        view = client.models.shadow("docs", "prod")
+        assert view["shadow"] == {"version": 3, "weight": 1.0}
+        assert sum(pair["rows"] for pair in view["pairs"]) == 4 * len(TEXTS)
+    assert run(server, "shadow", "docs", "prod") == 0
+    assert "overlap %" in capsys.readouterr().out
+    assert run(server, "shadow", "docs", "prod", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["alias"] == "prod"
     assert run(server, "list") == 0
-    assert "prod=1:90%+2:10%" in capsys.readouterr().out
+    assert "prod=1:90%+2:10% (3)" in capsys.readouterr().out
     assert run(server, "alias", "docs", "prod", 2) == 0
     assert "docs@prod points to version 2\n" in capsys.readouterr().out
     assert run(server, "alias", "docs", "prod", "--split", "1=0.9,2=0.2") != 0
@@ -81,7 +96,10 @@ def test_load_and_unload(server: ServerSetup, capsys: pytest.CaptureFixture[str]
 
 def test_format_alias_and_parse_split() -> None:
     split = [{"version": 3, "weight": 0.995}, {"version": 4, "weight": 0.005}]
-    assert format_alias({"splits": {"a": {"split": split}}}, "a", 3) == "3:99.5%+4:0.5%"
+    assert (
+        format_alias({"splits": {"a": {"split": split, "shadow": None}}}, "a", 3)
+        == "3:99.5%+4:0.5%"
+    )
     assert format_alias({}, "a", 3) == "3"
     assert parse_split("3=0.9,4=0.1") == {3: 0.9, 4: 0.1}
     with pytest.raises(InputError, match="write versions and weights"):

@@ -109,6 +109,7 @@ LOCAL = [
     ("models compare model model --dataset data --gate P@1", 2, "such as P@1 >= -0.2"),
     ("models compare model modle --dataset data", 2, "no model directory modle"),
     ("models push model nosuch", 2, "'nosuch' is not a supported storage: write s3://"),
+    ("models alias docs prod 1 --share 0.5", 2, "--share needs --shadow"),
     ("keys list --home nosuch", 2, "no job store in", "--home"),
     ("keys revoke key_a --home nosuch", 2, "no job store in"),
     ("keys secret nosuch/key", 2, "there is no folder nosuch"),

@@ -151,19 +151,20 @@ class ExplainReply(TypedDict):
 
 
 class ShareView(TypedDict):
-    """A version and its share of the requests."""
+    """A version and its share of the requests, or of the copies for a shadow."""
 
     version: int
     weight: float
 
 
 class RouteView(TypedDict):
-    """The route of an alias with a traffic split.
+    """The route of an alias with a traffic split or a shadow.
 
     Equal keys (X-Routing-Key, else the id of the request) are answered by the same version.
     """
 
     split: list[ShareView]
+    shadow: NotRequired[ShareView | None]
 
 
 class StateView(TypedDict):
@@ -207,8 +208,8 @@ class VersionView(TypedDict):
 class ModelView(TypedDict):
     """A model with its versions, their states, and its aliases.
 
-    aliases: the version with the largest share. splits: only aliases with several versions.
-    latest: null while its manifest can't be read.
+    aliases: the version with the largest share. splits: only aliases with several versions or a
+    shadow. latest: null while its manifest can't be read.
     """
 
     name: str

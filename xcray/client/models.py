@@ -108,13 +108,36 @@ class Models(Resource):
         """Point an alias to a version."""
         return self._put_alias(name, alias, {"version": version})
 
-    def split_alias(self, name: str, alias: str, split: Mapping[int, float]) -> ModelView:
+    def split_alias(
+        self,
+        name: str,
+        alias: str,
+        split: Mapping[int, float],
+        *,
+        shadow: int | None = None,
+        share: float = 1.0,
+    ) -> ModelView:
         """Point an alias to several versions with weights that sum to 1.
 
-        Example: `split_alias("news", "prod", {3: 0.9, 4: 0.1})`.
+        Example: `split_alias("news", "prod", {3: 0.9, 4: 0.1}, shadow=5)`. shadow: a version that
+        receives copies of a `share` of the requests; its responses are only compared, see `shadow`.
         """
-        shares = [{"version": version, "weight": weight} for version, weight in split.items()]
-        return self._put_alias(name, alias, {"split": shares})
+        body: dict[str, Any] = {
+            "split": [{"version": version, "weight": weight} for version, weight in split.items()]
+        }
+        return self._put_alias(
+            name,
+            alias,
+            body if shadow is None else {**body, "shadow": {"version": shadow, "share": share}},
+        )
+
+    def shadow(self, name: str, alias: str) -> dict[str, Any]:
+        """Return the shadow of an alias, and its agreement with the served version (`pairs`)."""
+        return dict(
+            self._connection.request(
+                "GET", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}/shadow"
+            )
+        )
 
     def load(self, model: str) -> dict[str, Any]:
         """Load name, name@alias or name:version in every process, and keep it loaded."""

@@ -37,7 +37,7 @@ class Aliases:
         return split_of_alias(self._files.read_state(name), alias)
 
     def splits(self, name: str) -> dict[str, TrafficSplit]:
-        """Return the aliases with several versions, and their traffic splits.
+        """Return the aliases with several versions or a shadow, and their traffic splits.
 
         The other aliases point to one version (`of`).
         """

@@ -1,4 +1,4 @@
-"""Traffic split of an alias: one or more versions by weight.
+"""Traffic split of an alias: one or more versions by weight, and optionally a shadow version.
 
 A hash of a key selects the version, so equal keys always get the same version, in any process. The
 share of a version is the share of hashes in its weight interval. Moving weight from one version to
@@ -26,9 +26,13 @@ class VersionShare(NamedTuple):
 
 
 class TrafficSplit(NamedTuple):
-    """Versions by weight, which sum to 1."""
+    """Versions by weight, which sum to 1.
+
+    shadow: a version that gets copies of a share of the requests; its responses are discarded.
+    """
 
     shares: tuple[VersionShare, ...]
+    shadow: VersionShare | None = None
 
     @classmethod
     def single(cls, version: int) -> Self:
@@ -36,7 +40,9 @@ class TrafficSplit(NamedTuple):
         return cls((VersionShare(version, 1.0),))
 
     @classmethod
-    def from_weights(cls, split: Sequence[tuple[int, float]]) -> Self:
+    def from_weights(
+        cls, split: Sequence[tuple[int, float]], shadow: tuple[int, float] | None = None
+    ) -> Self:
         """Return a validated split. Raises ParameterError with a fix."""
         shares = tuple(VersionShare(int(version), float(weight)) for version, weight in split)
         if not 1 <= len(shares) <= MAX_VERSIONS:
@@ -56,7 +62,22 @@ class TrafficSplit(NamedTuple):
             raise ParameterError(
                 f"the weights of a split sum to {total:.6g}: make them sum to 1", code="SPLIT"
             )
-        return cls(shares)
+        if shadow is None:
+            return cls(shares)
+        shadow_share = VersionShare(int(shadow[0]), float(shadow[1]))
+        if shadow_share.version in {share.version for share in shares}:
+            raise ParameterError(
+                f"version {shadow_share.version} serves requests already: "
+                "choose another version as shadow",
+                code="SPLIT",
+            )
+        if not 0.0 < shadow_share.weight <= 1.0:
+            raise ParameterError(
+                "the share of a shadow must be above 0 and at most 1: change it, "
+                "or leave out the shadow",
+                code="SPLIT",
+            )
+        return cls(shares, shadow_share)
 
     def with_canary(self, version: int, weight: float) -> Self:
         """Return the split in which a new version has a weight below 1, and the others the rest.
@@ -64,7 +85,8 @@ class TrafficSplit(NamedTuple):
         Raises ParameterError if the version serves requests already or there are too many.
         """
         rest = [(share.version, (1.0 - weight) * share.weight) for share in self.shares]
-        return self.from_weights([*rest, (version, weight)])
+        shadow = self.shadow and (self.shadow.version, self.shadow.weight)
+        return self.from_weights([*rest, (version, weight)], shadow)
 
     @property
     def primary(self) -> int:
@@ -72,13 +94,23 @@ class TrafficSplit(NamedTuple):
         return max(self.shares, key=lambda share: share.weight).version
 
     @property
-    def versions(self) -> tuple[int, ...]:
+    def serving(self) -> tuple[int, ...]:
         """The versions that serve requests, in order."""
         return tuple(share.version for share in self.shares)
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """All versions that it needs, the shadow last."""
+        return self.serving + (() if self.shadow is None else (self.shadow.version,))
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON-ready form that `from_dict` reads."""
-        return {"split": [[share.version, share.weight] for share in self.shares]}
+        out: dict[str, Any] = {"split": [[share.version, share.weight] for share in self.shares]}
+        return (
+            out
+            if self.shadow is None
+            else {**out, "shadow": [self.shadow.version, self.shadow.weight]}
+        )
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
@@ -86,7 +118,11 @@ class TrafficSplit(NamedTuple):
 
         Raises KeyError, TypeError, ValueError or ParameterError if the data is invalid.
         """
-        return cls.from_weights([(version, weight) for version, weight in value["split"]])
+        shadow = value.get("shadow")
+        return cls.from_weights(
+            [(version, weight) for version, weight in value["split"]],
+            None if shadow is None else (shadow[0], shadow[1]),
+        )
 
 
 def hash_point(salt: str, key: str) -> float:
@@ -128,6 +164,6 @@ def split_of_alias(state: Mapping[str, Any], alias: str) -> TrafficSplit | None:
 
 
 def versions_of_alias(state: Mapping[str, Any], alias: str) -> tuple[int, ...]:
-    """Return the versions of an alias."""
+    """Return the versions of an alias, including its shadow."""
     split = split_of_alias(state, alias)
     return () if split is None else split.versions

@@ -53,6 +53,7 @@ from xcray.service.observability.store_metrics import StoreCollector
 from xcray.service.prediction.batcher import Batcher
 from xcray.service.prediction.fast_path import PredictFastPath
 from xcray.service.prediction.services import PredictionServices
+from xcray.service.prediction.shadow import ShadowRunner
 from xcray.service.prediction.sharded_scorer import with_shards
 from xcray.service.readiness_checks import build_readiness
 from xcray.service.routes import (
@@ -196,6 +197,7 @@ def _prediction_services(
             constants.QUEUED_REQUESTS * settings.max_instances,
             constants.PREDICT_BATCH_SECONDS,
         ),
+        shadows=ShadowRunner(registries.of, metrics),
         metrics=metrics,
     )
 
@@ -374,6 +376,9 @@ async def _poll_models(app_state: AppState, maintenance: MaintenanceLoop | None)
                 await maintenance.tick()
             if tick % MODEL_POLL_TICKS == 0:
                 await asyncio.to_thread(app_state.prediction.model_cache.poll)
+                await asyncio.to_thread(
+                    app_state.prediction.shadows.flush, app_state.store.counters
+                )
         # The next tick tries again.
         except (XcrayError, OSError) as error:
             LOGGER.warning("polling failed", extra={"detail": str(error)})

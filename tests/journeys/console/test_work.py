@@ -248,6 +248,26 @@ def test_the_workers_of_a_job_are_on_a_timeline(live: Live, pages: Browsing | No
     assert "SUCCEEDED" in events.first.inner_text()
 
 
+def _watch_a_shadow(live: Live, page: Any) -> None:
+    """Set an alias with version 1 as the shadow, send five rows, and read the agreement."""
+    page.get_by_role("textbox", name="New alias").fill("canary")
+    page.get_by_role("combobox", name="Shadow").select_option("1")
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_role("cell", name="version 2: 100 %, shadow 1: copies of 100.0 %").wait_for()
+    page.get_by_text("No request was copied yet.").wait_for()
+    body = {
+        "instances": [{"text": text} for text in ("csv rows", "json", "socket", "port", "dump")]
+    }
+    live.http.post("/v1/models/pair@canary:predict", json=body).raise_for_status()
+    agreement = page.get_by_label("Agreement of the shadow of canary")
+    agreement.wait_for()
+    rows, same = agreement.locator("tbody td").all_inner_texts()[2:4]
+    pair = live.http.get("/v1/models/pair/aliases/canary/shadow").json()["pairs"][0]
+    assert (rows, same) == ("5", f"{100 * pair['top1_agreement']:.1f} %")
+    page.get_by_role("button", name="Remove", exact=True).click()
+    page.get_by_text("There is no alias.").wait_for()
+
+
 def _compare(live: Live, page: Any) -> None:
     """Compare both versions of `pair` and the model `topics`, starting from the list."""
     page.get_by_role("link", name="Models").click()
@@ -309,10 +329,15 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
 
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("link", name="Versions and traffic").click()
-    page.get_by_text("Split", exact=True).click()
+    page.get_by_text("Split and shadow").click()
+    _watch_a_shadow(live, page)
     page.get_by_role("textbox", name="New alias").fill("prod")
     page.get_by_label("Another version answers, too").select_option("1")
     page.get_by_label("Its share of the requests").fill("25")
+    page.get_by_role("combobox", name="Shadow").select_option("1")
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_role("alert").wait_for()  # a version cannot answer and be the shadow
+    page.get_by_role("combobox", name="Shadow").select_option("")
     page.get_by_role("button", name="Set", exact=True).click()
     page.get_by_role("cell", name="version 2: 75 %, version 1: 25 %").wait_for()
     page.get_by_role("button", name="Remove", exact=True).click()

@@ -148,7 +148,7 @@ def test_limits_of_integers_are_described_and_whole_floats_are_integers(
     for wrong in (3.5, "3", True, 1e6, -1.0):
         with pytest.raises(ValidationError):
             JobRequest.model_validate({**request, "workers": wrong})
-    assert repr(AliasRequest.model_validate({"version": 2.0}).version) == "2"
+    assert repr(AliasRequest.model_validate({"version": 1, "shadow": 2.0}).shadow) == "2"
 
 
 def test_the_description_is_served(tmp_path: Path) -> None:

@@ -45,10 +45,19 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
         *("PUT", ALIAS, {"split": [{"version": 1, "wieght": 1}]}, 422, "UNKNOWN_FIELD"),
         ("split[0].wieght", "did you mean 'weight'"),
     ),
+    (
+        *("PUT", ALIAS, {"version": 1, "shadow": {"version": 1, "shar": 1}}, 422, "UNKNOWN_FIELD"),
+        ("shadow.shar: unknown field; did you mean 'share'?; known fields: version, share",),
+    ),
     # a misspelled field is not reported as a missing one
     (
         *("PUT", "/v1/models/docs/label-sets/a", {"lables": ["x"]}, 422, "UNKNOWN_FIELD"),
         ("lables: unknown field; did you mean 'labels'",),
+    ),
+    # tags of unions are not part of a location
+    (
+        *("PUT", ALIAS, {"version": 1, "shadow": {"version": 1, "share": 2}}, 422, "RANGE"),
+        ("shadow.share: must be at most 1",),
     ),
     ("PUT", "/v1/models/docs/label-sets/a", {"labels": []}, 422, "LENGTH", ("must not be empty",)),
     (

@@ -463,7 +463,7 @@ def test_switches_under_load_mix_no_versions_and_fail_no_request(
                 assert published(number) == number
                 alias = "/v1/models/docs/aliases/prod"
                 split = [{"version": number, "weight": 0.5}, {"version": number - 1, "weight": 0.5}]
-                body = {"split": split} if number % 2 else {"version": number}
+                body = {"split": split, "shadow": number - 2} if number % 2 else {"version": number}
                 assert http.put(alias, json=body).status_code == 200
                 if number > 4:  # delete only versions without an alias
                     assert http.put(alias, json={"version": number}).status_code == 200
@@ -530,9 +530,10 @@ def test_aliases_over_http(tmp_path: Path) -> None:
             ({}, "SPLIT"),
             ({"version": 1, "split": [{"version": 2, "weight": 1.0}]}, "SPLIT"),
             ({"split": [{"version": 1, "weight": 0.5}]}, "SPLIT"),
+            ({"version": 1, "shadow": 1}, "SPLIT"),
             ({"split": []}, "LENGTH"),
-            ({"split": [{"version": 1, "weight": 0}]}, "RANGE"),
-            ({"split": [{"version": 1, "share": 1}]}, "UNKNOWN_FIELD"),
+            ({"version": 1, "shadow": {"version": 2, "share": 0}}, "RANGE"),
+            ({"version": 1, "shadow": {"version": 2, "weight": 1}}, "UNKNOWN_FIELD"),
         ):
             answer = http.put(path, json=body)
             assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
@@ -540,8 +541,14 @@ def test_aliases_over_http(tmp_path: Path) -> None:
         assert http.put("/v1/models/docs/aliases/latest", json={"version": 2}).status_code == 422
         assert http.put(path, json={"version": 1}).json()["aliases"] == {"latest": 3, "prod": 1}
         assert http.delete("/v1/models/docs/versions/1").status_code == 409
-        split = {"split": [{"version": 1, "weight": 0.5}, {"version": 2, "weight": 0.5}]}
-        assert http.put(path, json=split).json()["splits"] == {"prod": split}
+        split = {
+            "split": [{"version": 1, "weight": 0.5}, {"version": 2, "weight": 0.5}],
+            "shadow": {"version": 3, "share": 0.5},
+        }
+        shown = http.put(path, json=split).json()
+        assert shown["splits"] == {
+            "prod": {"split": split["split"], "shadow": {"version": 3, "weight": 0.5}}
+        }
         versions = {}
         for key in ("a", "b", "c", "d", "e", "f"):
             answers = [
@@ -563,6 +570,7 @@ def test_aliases_over_http(tmp_path: Path) -> None:
         assert app.state.app_state.prediction.model_cache.loaded_versions("default") == set()
         assert http.delete(path).status_code == 204
         assert http.post("/v1/models/docs@prod:predict", json=BODY).status_code == 404
+        assert http.get(path + "/shadow").status_code == 404
 
 
 def test_the_real_opener_warms_the_model(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ NEEDS: Final[dict[str, str]] = {
     "DELETE /v1/models/{name}/versions/{version}": "submit",
     "PUT /v1/models/{name}/aliases/{alias}": "submit",
     "DELETE /v1/models/{name}/aliases/{alias}": "submit",
+    "GET /v1/models/{name}/aliases/{alias}/shadow": "read",
     "GET /v1/models/{reference}/labels": "models",
     "GET /v1/models/{reference}/labels/{label}": "models",
     "GET /v1/solvers": "read",

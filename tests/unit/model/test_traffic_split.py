@@ -36,11 +36,12 @@ def test_shares_are_those_of_the_hashes(weights: tuple[float, ...]) -> None:
 
 
 def test_a_canary_takes_its_share_of_all_others() -> None:
-    split = TrafficSplit.from_weights([(3, 0.75), (4, 0.25)]).with_canary(6, 0.2)
+    split = TrafficSplit.from_weights([(3, 0.75), (4, 0.25)], shadow=(5, 0.5)).with_canary(6, 0.2)
     assert [share.version for share in split.shares] == [3, 4, 6]
     assert [share.weight for share in split.shares] == pytest.approx([0.6, 0.2, 0.2])
-    with pytest.raises(ParameterError, match="twice"):
-        split.with_canary(4, 0.1)
+    assert split.shadow == (5, 0.5)
+    with pytest.raises(ParameterError, match="serves requests already"):
+        split.with_canary(5, 0.1)
 
 
 def test_points_are_the_same_everywhere() -> None:
@@ -74,31 +75,36 @@ def test_the_last_version_answers_at_the_very_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "split",
+    ("split", "shadow"),
     [
-        [],
-        [(1, 0.5), (2, 0.4)],
-        [(1, 0.5), (1, 0.5)],
-        [(1, 1.0), (2, 0.0)],
-        [(1, 1.5), (2, -0.5)],
-        [(1, math.nan)],
-        [(n, 1 / 9) for n in range(9)],
+        ([], None),
+        ([(1, 0.5), (2, 0.4)], None),
+        ([(1, 0.5), (1, 0.5)], None),
+        ([(1, 1.0), (2, 0.0)], None),
+        ([(1, 1.5), (2, -0.5)], None),
+        ([(1, math.nan)], None),
+        ([(n, 1 / 9) for n in range(9)], None),
+        ([(1, 1.0)], (1, 0.5)),
+        ([(1, 1.0)], (2, 0.0)),
+        ([(1, 1.0)], (2, 1.5)),
     ],
 )
-def test_bad_splits_are_refused(split: list[tuple[int, float]]) -> None:
+def test_bad_splits_are_refused(
+    split: list[tuple[int, float]], shadow: tuple[int, float] | None
+) -> None:
     with pytest.raises(ParameterError) as error:
-        TrafficSplit.from_weights(split)
+        TrafficSplit.from_weights(split, shadow)
     assert error.value.code == "SPLIT"
 
 
 def test_an_alias_can_refer_to_several_versions(registry: Registry) -> None:
-    route = TrafficSplit.from_weights([(1, 0.25), (2, 0.75)])
+    route = TrafficSplit.from_weights([(1, 0.25), (2, 0.75)], (3, 0.1))
     registry.aliases.set_split("news", "prod", route)
     assert registry.resolve_split("news@prod") == ("news", route)
     assert registry.resolve_version("news@prod") == ("news", 2)
     assert registry.aliases.of("news") == {"prod": 2, "latest": 3}
     assert registry.aliases.splits("news") == {"prod": route}
-    for version in (1, 2):
+    for version in (1, 2, 3):
         with pytest.raises(Conflict, match="in use as prod"):
             registry.delete("news", version)
     registry.aliases.set("news", "prod", 1)

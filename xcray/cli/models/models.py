@@ -75,11 +75,17 @@ def model_row(model: Mapping[str, Any]) -> list[Any]:
 
 
 def format_alias(model: Mapping[str, Any], alias: str, version: int) -> str:
-    """Format the target of an alias: 3, or 3:90%+4:10%."""
+    """Format the target of an alias: 3, or 3:90%+4:10%, with (5) for a shadow."""
     route = model.get("splits", {}).get(alias)
     if route is None:
         return str(version)
-    return "+".join(f"{each['version']}:{100 * each['weight']:.3g}%" for each in route["split"])
+    split = route["split"]
+    target = (
+        str(version)
+        if len(split) == 1
+        else "+".join(f"{each['version']}:{100 * each['weight']:.3g}%" for each in split)
+    )
+    return target + (f" ({route['shadow']['version']})" if route["shadow"] else "")
 
 
 @app.command()
@@ -182,15 +188,35 @@ def alias(
         str | None,
         typer.Option(metavar="V=W,...", help="Target versions with weights: 3=0.9,4=0.1."),
     ] = None,
+    shadow: Annotated[
+        int | None,
+        typer.Option(
+            metavar="VERSION",
+            min=1,
+            help="Version that receives copies of requests; its responses are only compared.",
+        ),
+    ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of the requests that are copied to the shadow; default: 1.",
+        ),
+    ] = None,
     server: ServerOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Point an alias to a version, or to several by weight, from the next request on."""
     if (version is None) == (split is None):
         raise InputError("give either VERSION or --split V=W,...", code="USAGE")
+    if share is not None and shadow is None:
+        raise InputError("--share needs --shadow VERSION", code="USAGE")
     weights = {version: 1.0} if version is not None else parse_split(str(split))
     with make_client(server) as client:
-        record = client.models.split_alias(model, alias, weights)
+        record = client.models.split_alias(
+            model, alias, weights, shadow=shadow, share=1.0 if share is None else share
+        )
     if json:
         output.print_json(record)
     else:
@@ -215,6 +241,48 @@ def parse_split(split: str) -> dict[int, float]:
     if len(dict(pairs)) < len(pairs):
         raise InputError("the split contains a version twice: add up its weights", code="USAGE")
     return dict(pairs)
+
+
+@app.command()
+def shadow(
+    model: Annotated[str, typer.Argument(metavar="NAME", help="Model on the server.")],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Alias with a shadow.")],
+    server: ServerOption = None,
+    json: output.JsonOption = False,
+) -> None:
+    """Compare the shadow of an alias with the served version: agreement and latency."""
+    with make_client(server) as client:
+        record = client.models.shadow(model, alias)
+    if json:
+        output.print_json(record)
+        return
+    heads = [
+        "answered",
+        "shadow",
+        "rows",
+        "same best %",
+        "overlap %",
+        "answer ms",
+        "shadow ms",
+        "failed",
+        "dropped",
+    ]
+    rows = [
+        [
+            each["answered"],
+            each["shadow"],
+            each["rows"],
+            format_percent(each["top1_agreement"]),
+            format_percent(each["overlap"]),
+        ]
+        + [
+            f"{each[name]:.2f}" if each[name] is not None else ""
+            for name in ("answer_ms", "shadow_ms")
+        ]
+        + [each["failed"], each["dropped"]]
+        for each in record["pairs"]
+    ]
+    output.print_table(heads, rows)
 
 
 @app.command()

@@ -74,7 +74,7 @@ def move_alias(registry: Registry, name: str, version: int, values: Mapping[str,
     alias, aliases = values["alias"], registry.aliases
     with registry.locked(name):
         present = aliases.find_split(name, alias)
-        if present is not None and version in present.versions:
+        if present is not None and version in present.serving:
             return True  # an earlier attempt has moved it
         if aliases.count_changes(name, alias) != values["alias_changes"]:
             return False

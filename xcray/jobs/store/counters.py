@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -42,6 +43,15 @@ class CounterTable:
         """Add to several counters in one transaction."""
         with self._database.write() as connection:
             add_increments(connection, increments)
+
+    @retry_once
+    def list_all(self) -> list[tuple[str, dict[str, str], float]]:
+        """Return all counters as (name, labels, value), ordered by name and labels."""
+        query = sa.select(COUNTERS).order_by(COUNTERS.c.name, COUNTERS.c.labels)
+        with self._database.read() as connection:
+            return [
+                (row.name, json.loads(row.labels), row.value) for row in connection.execute(query)
+            ]
 
 
 def add_increments(connection: Connection, increments: Increments | None) -> None:

@@ -124,6 +124,16 @@ class ModelCache:
             or self._switch.load_and_switch(self._endpoints.of(target.tenant, target.reference)),
         )
 
+    def shadow_for(self, target: ModelTarget) -> LoadedModel | None:
+        """Return the version that gets a copy of a request, if any. Does no I/O."""
+        endpoint = self._endpoints.find(target.tenant, target.reference)
+        active = None if endpoint is None else endpoint.active
+        return (
+            None
+            if active is None or active.shadow is None
+            else active.pick_shadow(target.reference, target.key)
+        )
+
     def prepare(self, tenant: str, name: str, alias: str, route: TrafficSplit) -> None:
         """Load the versions of a new route if the alias is in use, so that no request has to wait.
 

@@ -22,11 +22,12 @@ MAX_ENDPOINTS: Final = 1024  # references that are remembered
 
 
 class ActiveVersions(NamedTuple):
-    """The loaded versions of a route with their traffic weights."""
+    """The loaded versions of a route with their traffic weights, and the shadow if there is one."""
 
     route: TrafficSplit
     split: tuple[VersionShare, ...]
     members: tuple[LoadedModel, ...]
+    shadow: LoadedModel | None = None
 
     @classmethod
     def of(cls, route: TrafficSplit, loaded: dict[int, LoadedModel]) -> Self:
@@ -37,10 +38,12 @@ class ActiveVersions(NamedTuple):
         split = tuple(share for share in route.shares if share.version in loaded)
         total = sum(share.weight for share in split)
         members = tuple(loaded[share.version] for share in split)
+        shadow = None if route.shadow is None else loaded.get(route.shadow.version)
         return cls(
             route,
             tuple(VersionShare(share.version, share.weight / total) for share in split),
             members,
+            shadow,
         )
 
     @classmethod
@@ -48,12 +51,28 @@ class ActiveVersions(NamedTuple):
         """Return another version in place of a route of which no version can be loaded."""
         return cls(route, (VersionShare(loaded.version, 1.0),), (loaded,))
 
+    @property
+    def all_versions(self) -> tuple[LoadedModel, ...]:
+        """Return all versions, including the shadow."""
+        return self.members if self.shadow is None else (*self.members, self.shadow)
+
     def pick(self, salt: str, key: str) -> LoadedModel:
         """Return the version that answers a sticky key."""
         return (
             self.members[0]
             if len(self.members) == 1
             else self.members[pick_version(self.split, hash_point(salt, key))]
+        )
+
+    def pick_shadow(self, salt: str, key: str) -> LoadedModel | None:
+        """Return the shadow if it gets a copy of the request with this key."""
+        share = self.route.shadow
+        if self.shadow is None or share is None:
+            return None
+        return (
+            self.shadow
+            if share.weight >= 1.0 or hash_point(f"shadow {salt}", key) < share.weight
+            else None
         )
 
 
@@ -165,7 +184,11 @@ class Endpoint:
 
     def active_keys(self) -> set[ModelKey]:
         """Return the keys of the versions that answer."""
-        return {loaded.key for loaded in self.active.members} if self.active is not None else set()
+        return (
+            {loaded.key for loaded in self.active.all_versions}
+            if self.active is not None
+            else set()
+        )
 
     def target_keys(self) -> set[ModelKey]:
         """Return the keys of the versions of the route."""

@@ -128,14 +128,14 @@ class VersionSwitch:
         The loaded versions of the route answer. If there are none, the previously active ones
         continue; if there are none of these either, an earlier version is loaded.
         """
-        if any(version in loaded for version in route.versions):
+        if any(version in loaded for version in route.serving):
             active = ActiveVersions.of(route, loaded)
         elif endpoint.active is not None:
-            active = endpoint.active._replace(route=route)
+            active = endpoint.active._replace(route=route, shadow=None)
         else:
             active = ActiveVersions.fallback(route, self._load_previous(endpoint, failed[0]))
         with self._endpoints.lock:
-            self._loader.loaded_models.update({model.key: model for model in active.members})
+            self._loader.loaded_models.update({model.key: model for model in active.all_versions})
             if endpoint.activate(active, failed[0] if failed else None):
                 self._metrics.version_switches.inc()
                 versions = {

@@ -131,6 +131,15 @@ class Metrics:
             "track",
             values=("stable", "canary"),
         )
+        self.shadow_requests = self._counter(
+            "xcray_predict_shadowed",
+            "requests repeated on a shadow version, by outcome: same, different, failed or dropped",
+            "outcome",
+            values=("same", "different", "failed", "dropped"),
+        )
+        self.shadow_seconds = self._histogram(
+            "xcray_predict_shadow_duration_seconds", "seconds per request on a shadow version"
+        )
 
     def _add_model_metrics(self) -> None:
         """Add the metrics of models."""

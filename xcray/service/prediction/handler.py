@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,7 @@ from xcray.service.prediction.encode import encode_predict_reply
 from xcray.service.prediction.fast_decode import PredictQuery
 from xcray.service.prediction.instances import to_rows
 from xcray.service.prediction.services import PredictionServices
+from xcray.service.prediction.shadow import ShadowCopy
 from xcray.service.schemas.predict import PredictRequest
 from xcray.service.settings import Settings
 from xcray.telemetry.tracing import span
@@ -130,6 +132,7 @@ async def run_inference(
     with services.batcher.admit(n_rows):
         with span("find"):
             loaded = await services.model_cache.find(target)
+        shadow = services.model_cache.shadow_for(target)
         encode_rows = partial(encode, loaded.predictor.model)
         if weight <= INLINE_ENCODE_WEIGHT:
             rows = encode_rows()
@@ -138,6 +141,12 @@ async def run_inference(
         with span("compute", rows=n_rows):
             output = await _compute(services, loaded, query, rows, weight, started)
         services.metrics.predict_seconds.observe(time.perf_counter() - started)
+        if shadow is not None and shadow is not loaded:
+            # in the next iteration of the loop: by then the reply has been sent
+            asyncio.get_running_loop().call_soon(
+                services.shadows.submit,
+                _shadow_copy(target, query, encode, loaded, shadow, output.search, started),
+            )
         search = output.search
         keep = thresholds_of(
             loaded.predictor.model,
@@ -148,6 +157,30 @@ async def run_inference(
         ).keep(search.labels, search.scores, output.probabilities)
         probabilities = output.probabilities if query.probabilities else None
         return InferenceResult(loaded, output.search, probabilities, output.empty, keep)
+
+
+def _shadow_copy(
+    target: ModelTarget,
+    query: PredictQuery,
+    encode: Callable[[Model], ModelInput],
+    loaded: LoadedModel,
+    shadow: LoadedModel,
+    result: SearchResult,
+    started: float,
+) -> ShadowCopy:
+    """Return the copy of an answered request for a shadow."""
+    return ShadowCopy(
+        target.reference,
+        loaded,
+        shadow,
+        encode,
+        len(result.labels),
+        query.top_k,
+        query.allow,
+        query.deny,
+        result.labels,
+        time.perf_counter() - started,
+    )
 
 
 async def _decode(body: bytes, settings: Settings) -> PredictQuery:

@@ -8,6 +8,7 @@ from xcray.service.models.cache import ModelCache
 from xcray.service.models.registries import Registries
 from xcray.service.observability.metrics import Metrics
 from xcray.service.prediction.batcher import Batcher
+from xcray.service.prediction.shadow import ShadowRunner
 from xcray.service.settings import Settings
 
 
@@ -19,9 +20,11 @@ class PredictionServices:
     registries: Registries
     model_cache: ModelCache
     batcher: Batcher
+    shadows: ShadowRunner
     metrics: Metrics
 
     def close(self) -> None:
         """Close the parts that have threads."""
         self.model_cache.close()
+        self.shadows.close()
         self.batcher.close()

@@ -25,14 +25,23 @@ from xcray.model.label_sets import StoredLabelSet
 from xcray.model.manifest import read_manifest
 from xcray.model.model import Model
 from xcray.model.registry import ModelVersion, Registry
-from xcray.model.traffic_split import TrafficSplit
+from xcray.model.traffic_split import TrafficSplit, VersionShare
 from xcray.predict.labels import unknown_labels
 from xcray.service.app_state import AppState, app_state_of
-from xcray.service.http.auth import ModelReader, Submitter
+from xcray.service.http.auth import ModelReader, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.etags import NOT_MODIFIED, check_if_match, content_etag, reply, to_json
+from xcray.service.prediction.shadow import VersionPair, shadow_statistics
 from xcray.service.schemas.base import MAX_VERSION
-from xcray.service.schemas.models import AliasRequest, LoadView, ModelPage, SetPage, SetRequest
+from xcray.service.schemas.models import (
+    AliasRequest,
+    LoadView,
+    ModelPage,
+    PairView,
+    SetPage,
+    SetRequest,
+    ShadowView,
+)
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -144,7 +153,7 @@ async def set_alias(
     alias: str,
     body: Annotated[AliasRequest, Depends(json_body(AliasRequest))],
 ) -> Response:
-    """Set an alias to a version, or to several versions by weight.
+    """Set an alias to a version, or to several versions by weight, optionally with a shadow.
 
     The next request uses the new route. If the alias is in use, its versions are loaded first, and
     a version that can't be loaded is refused.
@@ -161,6 +170,22 @@ async def set_alias(
         return reply(request, view, _etag(view))
 
     return await app_state.loads.run(caller.tenant, work)
+
+
+@router.get("/{name:modelname}/aliases/{alias:modelname}/shadow")
+def shadow(request: Request, caller: Reader, name: str, alias: str) -> ShadowView:
+    """Return how often an alias's shadow agreed with the primary version, and both durations."""
+    app_state = app_state_of(request)
+    _, route = app_state.registry_of(caller.tenant).resolve_split(f"{name}@{alias}")
+    app_state.prediction.shadows.flush(app_state.store.counters)
+    statistics = shadow_statistics(app_state.store.counters, caller.tenant, f"{name}@{alias}")
+    pairs = [
+        _pair_view(pair, sums)
+        for pair, sums in sorted(
+            statistics.items(), key=lambda each: (-each[0].shadow, -each[0].primary)
+        )
+    ]
+    return ShadowView(alias=alias, shadow=route.shadow and _share_view(route.shadow), pairs=pairs)
 
 
 @router.post("/{reference:modelref}:load")
@@ -357,13 +382,43 @@ def _to_route(body: AliasRequest) -> TrafficSplit:
     split = [(share.version, share.weight) for share in body.split or ()] or [
         (body.version or 0, 1.0)
     ]
-    return TrafficSplit.from_weights(split)
+    if body.shadow is None:
+        return TrafficSplit.from_weights(split)
+    return TrafficSplit.from_weights(
+        split,
+        (body.shadow, 1.0)
+        if isinstance(body.shadow, int)
+        else (body.shadow.version, body.shadow.share),
+    )
 
 
 def _route_view(route: TrafficSplit) -> RouteView:
     """Return a route as a view."""
     return RouteView(
-        split=[ShareView(version=each.version, weight=each.weight) for each in route.shares]
+        split=[_share_view(share) for share in route.shares],
+        shadow=route.shadow and _share_view(route.shadow),
+    )
+
+
+def _share_view(share: VersionShare) -> ShareView:
+    """Return a traffic share as a view."""
+    return ShareView(version=share.version, weight=share.weight)
+
+
+def _pair_view(pair: VersionPair, sums: dict[str, float]) -> PairView:
+    """Return the statistics of a shadow and the version it was compared with."""
+
+    def mean(name: str, by: str, times: float = 1.0) -> float | None:
+        return times * sums[name] / sums[by] if sums[by] else None
+
+    return PairView(
+        answered=pair.primary,
+        shadow=pair.shadow,
+        top1_agreement=mean("top1", "rows"),
+        overlap=mean("overlap", "rows"),
+        answer_ms=mean("answer_seconds", "requests", 1e3),
+        shadow_ms=mean("shadow_seconds", "requests", 1e3),
+        **{name: int(sums[name]) for name in ("requests", "rows", "failed", "dropped")},
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from xcray.api.model_replies import (
     Answerer,
     LabelSummaryView,
     ModelView,
     SetSummary,
+    ShareView,
     VersionView,
 )
 from xcray.service.schemas.base import WHOLE, HistogramView, Reference, Strict, View
@@ -25,10 +26,25 @@ class ShareRequest(Strict):
     weight: float = Field(gt=0, le=1)
 
 
+class ShadowRequest(Strict):
+    """A shadow version, which gets copies of a share of the requests.
+
+    Its answers are not returned to callers, only compared.
+    """
+
+    version: Version
+    share: float = Field(1.0, gt=0, le=1)
+
+
+def _shadow_kind(shadow: Any) -> str:
+    """Return in which of the two forms a shadow is given."""
+    return "version" if isinstance(shadow, int | float) else "shadow"
+
+
 class AliasRequest(Strict):
     """The new target of an alias.
 
-    One version, or several versions with weights that sum to 1.
+    One version, or several versions with weights that sum to 1; optionally a shadow.
     """
 
     version: Version | None = Field(
@@ -36,6 +52,15 @@ class AliasRequest(Strict):
     )
     split: list[ShareRequest] | None = Field(
         None, min_length=1, max_length=8, description="The versions that answer, by weight."
+    )
+    shadow: (
+        Annotated[
+            Annotated[Version, Tag("version")] | Annotated[ShadowRequest, Tag("shadow")],
+            Discriminator(_shadow_kind),
+        ]
+        | None
+    ) = Field(
+        None, description="A version that gets copies of requests; its answers are only compared."
     )
 
 
@@ -45,6 +70,34 @@ class SetRequest(Strict):
     labels: list[Annotated[str, Field(min_length=1, max_length=10_000)]] = Field(
         min_length=1, max_length=1_000_000, fail_fast=True
     )
+
+
+class PairView(View):
+    """A shadow compared with a version that answered, over all requests and processes.
+
+    top1_agreement: share of rows with the same best label. overlap: mean share of labels that both
+    answers have. answer_ms: from the start of a request to its answer. shadow_ms: computing the
+    copy. Values are null while there is no data.
+    """
+
+    answered: int
+    shadow: int
+    requests: int
+    rows: int
+    top1_agreement: float | None
+    overlap: float | None
+    answer_ms: float | None
+    shadow_ms: float | None
+    failed: int
+    dropped: int
+
+
+class ShadowView(View):
+    """The current shadow of an alias, and statistics of it and of earlier shadows, latest first."""
+
+    alias: str
+    shadow: ShareView | None
+    pairs: list[PairView]
 
 
 class LoadView(View):

@@ -6,11 +6,12 @@ import { bytes, count, Pager, percent, Table, Time, Trouble, useLoaded } from ".
 const ORDERS = { created: "newest", "P@1": "best P@1", size: "largest", name: "name" };
 export const MAX_COMPARED = 5;
 
-// "prod: version 3", or its shares: "prod: 90 % 3, 10 % 4"
+// "prod: version 3", or its shares: "prod: 90 % 3, 10 % 4; shadow 5"
 export function traffic(model, alias) {
   const split = model.splits[alias];
   if (!split) return `version ${model.aliases[alias]}`;
-  return split.split.map((share) => `version ${share.version}: ${(100 * share.weight).toFixed(0)} %`).join(", ");
+  const shares = split.split.map((share) => `version ${share.version}: ${(100 * share.weight).toFixed(0)} %`).join(", ");
+  return split.shadow ? `${shares}, shadow ${split.shadow.version}: copies of ${percent(split.shadow.weight)}` : shares;
 }
 
 export const aliasesOf = (model) => Object.keys(model.aliases).filter((alias) => alias !== "latest");
