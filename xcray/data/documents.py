@@ -93,7 +93,7 @@ def build_documents(
 
     with TextWriter(writer.staged / "train" / TEXTS, has_ids) as copy:
         if isinstance(features, TextPipeline):
-            pipeline, X = features, features.transform_stream(texts(copy))
+            pipeline, X = features, features.transform(texts(copy))
         else:
             pipeline, X = TextPipeline.fit_transform(texts(copy), features)
     ordered, Y = labels.finish()
@@ -134,7 +134,7 @@ def rebuild(data: Dataset, params: TextParams, path: Path) -> Dataset:
         writer.set_widths(X.n_cols, data.n_labels)
         if data.test is not None:
             with TextWriter(writer.staged / "test" / TEXTS) as copy:
-                writer.add("test", pipeline.transform_stream(copied("test", copy)), data.test.Y)
+                writer.add("test", pipeline.transform(copied("test", copy)), data.test.Y)
         origin = {"content_hash": data.content_hash, "text": asdict(params)}
         out = writer.finish(
             source={**data.manifest["source"], "rebuilt": origin},

@@ -196,7 +196,7 @@ def index_labels(
     ids = [*known, *others]
     ordered = [entries.get(each) for each in ids]
     language = next(iter(languages), "")
-    rows = pipeline.transform_stream(
+    rows = pipeline.transform(
         "" if each is None else pipeline.analyzer.document(full_text(each), language)
         for each in ordered
     )

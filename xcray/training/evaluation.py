@@ -249,7 +249,7 @@ def _features(model: Model, data: Dataset, part: str) -> CSR:
     if f"{part}/{TEXTS}" in data.files and model.text is not None and data.text is not None:
         texts = texts_as(data, part, model.text_fields)
         if texts is not None and data.text.fingerprint != model.text.fingerprint:
-            return model.text.transform_stream(texts)
+            return model.text.transform(texts)
     check_features(model, data)
     return data[part].X
 

@@ -25,7 +25,7 @@ from xcray.arrays import CSR, Float64, Int64, csr, frozen
 from xcray.data.text.analyzer import Analyzer, Part
 from xcray.data.text.fields import MAX_NUMBER, readable
 from xcray.data.text.stems import AUTO, detector_version, require_version, stemmer_version
-from xcray.data.text.term_counts import FittedTerms, TermCounts, renumber_terms
+from xcray.data.text.term_counts import TermCounts, renumber_terms
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.text.vectorizer import AnalysedTexts, Vectorizer
 from xcray.data.text.vocabulary import build_vocabulary, read_lookup, string_bytes, write_lookup
@@ -152,16 +152,8 @@ class TextPipeline:
 
     @classmethod
     def fit(cls, texts: Iterable[str], params: TextParams | None = None) -> TextPipeline:
-        """Fit terms and their document frequencies in one pass.
-
-        Memory grows with the vocabulary, not with the texts. Raises ParameterError if no
-        term is left, DataError if a text is not a string.
-        """
-        params = params or TextParams()
-        counts = TermCounts(Analyzer(params))
-        for _ in counts.rows(texts):
-            pass  # only the counts are needed
-        return cls._of(params, counts.select(params)[0])
+        """Fit terms and their document frequencies. Raises errors as `fit_transform`."""
+        return cls.fit_transform(texts, params)[0]
 
     @classmethod
     def fit_transform(
@@ -169,7 +161,8 @@ class TextPipeline:
     ) -> tuple[TextPipeline, CSR]:
         """Return the fitted pipeline and its rows of the same texts.
 
-        Each text is tokenized once. Raises errors as `fit`.
+        Each text is tokenized once. Raises ParameterError if no term is left, DataError if a text
+        is not a string.
         """
         params = params or TextParams()
         counts = TermCounts(Analyzer(params))
@@ -179,20 +172,14 @@ class TextPipeline:
             values.extend(row.values())
             indptr.append(len(ids))
         fitted, new_id = counts.select(params)
-        pipeline = cls._of(params, fitted)
+        stemmer = None if params.language is None else stemmer_version()
+        detector = detector_version() if params.language == AUTO else None
+        pipeline = cls(params, *fitted, stemmer, detector)
         X = pipeline._to_tfidf(*renumber_terms(indptr, ids, values, new_id))
         return pipeline, pipeline._with_numbers(X, counts.numbers)
 
-    @classmethod
-    def _of(cls, params: TextParams, fitted: FittedTerms) -> TextPipeline:
-        """Return the pipeline of selected terms."""
-        stemmer = None if params.language is None else stemmer_version()
-        return cls(
-            params, *fitted, stemmer, detector_version() if params.language == AUTO else None
-        )
-
-    def transform(self, texts: Sequence[str]) -> CSR:
-        """Return (n x D) float32 rows of length 1, columns ascending.
+    def transform(self, texts: Iterable[str]) -> CSR:
+        """Return (n x D) float32 rows of length 1, columns ascending. Texts are not kept.
 
         A text without known terms gives an empty row (`count_empty_rows`). Raises DataError
         if `texts` is one string or holds a value that is not a string.
@@ -203,10 +190,6 @@ class TextPipeline:
                 "a list of texts was expected, this is one text; wrap it in [ ]",
                 value=texts,
             )
-        return self.transform_stream(texts)
-
-    def transform_stream(self, texts: Iterable[str]) -> CSR:
-        """Transform texts from an iterator without keeping them."""
         if not self.numbers:
             return self._vectorizer.rows(texts)
         numbers = array("d")
