@@ -31,7 +31,12 @@ def largest_gap(records: np.ndarray) -> float:
     return float(relative_gaps(solved["gap"], solved["null"]).max(initial=0.0))
 
 
-def is_within(records: np.ndarray, eps: float) -> np.ndarray:
-    """Return (n,) bool: a gap of at most `eps` of the null objective."""
-    within: np.ndarray = records["gap"] <= eps * records["null"]
-    return within
+def is_certified(records: np.ndarray, eps: float) -> np.ndarray:
+    """Return (n,) bool: a gap of at most `eps` of the null objective, or nothing to solve.
+
+    records: (n,) with the fields rounds (-1 for labels that were not trained), positives, gap and
+    null.
+    """
+    within = records["gap"] <= eps * records["null"]
+    out: np.ndarray = ((records["rounds"] >= 0) & within) | (records["positives"] == 0)
+    return out

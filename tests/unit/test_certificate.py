@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from xcray.certificate import is_within, largest_gap, relative_gaps
+from xcray.certificate import is_certified, largest_gap, relative_gaps
 
 
 @pytest.fixture
 def records() -> np.ndarray:
     """Return labels with gaps of 0.25 and 0.1 of their null objectives, and one without rows."""
-    out = np.zeros(3, [("positives", np.int32), ("gap", np.float64), ("null", np.float64)])
+    names = ("rounds", "positives", "gap", "null")
+    out = np.zeros(3, [(name, np.float64) for name in names])
     out["positives"], out["gap"], out["null"] = [3, 1, 0], [1.0, 0.5, 0.0], [4.0, 5.0, 0.0]
     return out
 
@@ -26,7 +27,9 @@ def test_the_largest_gap_is_that_of_labels_with_positives(records: np.ndarray) -
     assert largest_gap(records) == 0.25
 
 
-def test_a_gap_is_within_eps_of_the_null_objective(records: np.ndarray) -> None:
-    assert is_within(records, 0.1).tolist() == [False, True, True]
-    assert is_within(records, 0.24).tolist() == [False, True, True]
-    assert is_within(records, 0.25).tolist() == [True, True, True]
+def test_labels_are_certified_within_eps_of_the_null_objective(records: np.ndarray) -> None:
+    assert is_certified(records, 0.1).tolist() == [False, True, True]
+    assert is_certified(records, 0.24).tolist() == [False, True, True]
+    assert is_certified(records, 0.25).tolist() == [True, True, True]
+    records["rounds"] = -1  # not trained
+    assert is_certified(records, 0.25).tolist() == [False, False, True]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Pattern
+from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError
 from xcray.solvers.declarations import (
@@ -221,6 +221,25 @@ class UpdatableSolver(WarmStartSolver, Protocol):
 
         local: the state of the changed rows.
         """
+
+
+def check_labels(labels: Int32, n_labels: int) -> Int32:
+    """Return `labels` (n,) as int32; raise ParameterError for one that does not exist."""
+    labels = frozen(labels, np.int32)
+    for label in labels[(labels < 0) | (labels >= n_labels)]:
+        raise ParameterError(f"there is no label {label}: the data have labels 0 to {n_labels - 1}")
+    return labels
+
+
+def check_weights(weights: Float32, n_rows: int) -> Float32:
+    """Return sample weights (n_rows,) as float32; raise ParameterError if one is not above 0."""
+    weights = frozen(weights, np.float32)
+    if weights.shape != (n_rows,) or not (np.isfinite(weights) & (weights > 0.0)).all():
+        raise ParameterError(
+            f"sample weights must be {n_rows} finite numbers above 0, one for each row; "
+            "leave out rows of weight 0"
+        )
+    return weights
 
 
 # fields of records whose sums are in a summary, and their names there

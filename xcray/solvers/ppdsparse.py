@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, csr_from, frozen
-from xcray.certificate import is_within, largest_gap
+from xcray.certificate import is_certified, largest_gap
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.row_norm import ROW_NORMS, normalize_columns, normalize_rows, row_lengths
 from xcray.kernels.sparse import row_norms_sq
@@ -28,7 +28,7 @@ from xcray.kernels.training.ppdsparse.state import (
 )
 from xcray.measures import inverse_propensities
 from xcray.solvers import newton
-from xcray.solvers.contract import WarmStartSolver
+from xcray.solvers.contract import WarmStartSolver, check_labels, check_weights
 from xcray.solvers.declarations import (
     WEIGHT_FIELDS,
     Bounds,
@@ -254,9 +254,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
 
     def certified(self, records: np.ndarray) -> np.ndarray:
         """Return (n,) bool: a gap of at most `eps` of the null objective, or nothing to solve."""
-        is_small = is_within(records, self.eps)
-        certified: np.ndarray = ((records["rounds"] >= 0) & is_small) | (records["positives"] == 0)
-        return certified
+        return is_certified(records, self.eps)
 
     def largest_gap(self, records: np.ndarray) -> float:
         """Return the largest gap of a label, relative to its null objective."""
@@ -282,7 +280,8 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         float32 above 0, factors of the sample losses; None for 1. Raises ParameterError for another
         length or a weight that is not above 0.
         """
-        weights = _to_kernel_weights(weights, X.n_rows)
+        none = frozen(np.empty(0), np.float32)  # for the kernel, all weights are 1
+        weights = none if weights is None else check_weights(weights, X.n_rows)
         if self.row_norm != "none":
             XT = normalize_columns(XT, row_lengths(X))
             X = normalize_rows(X, self.row_norm)
@@ -353,8 +352,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         this call are discarded. Raises ParameterError for a label that does not exist, or a start
         of another shape.
         """
-        labels = frozen(labels, np.int32)
-        _check_labels(labels, local.problem.YT.n_rows)
+        labels = check_labels(labels, local.problem.YT.n_rows)
         start_duals = NO_DUALS if start is None else start
         shape = (len(labels), local.problem.X.n_rows)
         if start is not None and start.shape != shape:
@@ -548,25 +546,6 @@ def _postings_per_row(X: CSR, XT: CSR) -> Float64:
             np.diff(ends) > 0
         )
     return out
-
-
-def _check_labels(labels: Int32, n_labels: int) -> None:
-    """Raise ParameterError for a label out of range; the kernel does not check bounds."""
-    for label in labels[(labels < 0) | (labels >= n_labels)]:
-        raise ParameterError(f"there is no label {label}: the data have labels 0 to {n_labels - 1}")
-
-
-def _to_kernel_weights(weights: Float32 | None, n_rows: int) -> Float32:
-    """Return weights as kernel input: empty if all are 1."""
-    if weights is None:
-        return frozen(np.empty(0), np.float32)
-    weights = frozen(weights, np.float32)
-    if weights.shape != (n_rows,) or not (np.isfinite(weights) & (weights > 0.0)).all():
-        raise ParameterError(
-            f"sample weights must be {n_rows} finite numbers above 0, one for each row; "
-            "leave out rows of weight 0"
-        )
-    return weights
 
 
 def _to_matrix(ends: Int64, indices: Int32, values: Float32, n_cols: int) -> CSR:

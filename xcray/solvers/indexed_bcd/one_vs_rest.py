@@ -11,7 +11,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen
 from xcray.certificate import largest_gap
 from xcray.data.metric_forest.forest import extended_norms
-from xcray.errors import ParameterError, Stopped
+from xcray.errors import Stopped
 from xcray.kernels.training.dual_hinge import DualState
 from xcray.kernels.training.hinge import (
     HINGE,
@@ -19,7 +19,7 @@ from xcray.kernels.training.hinge import (
     Objective,
     null_objective,
 )
-from xcray.solvers.contract import IndependentSolver
+from xcray.solvers.contract import IndependentSolver, check_labels, check_weights
 from xcray.solvers.declarations import Link
 from xcray.solvers.indexed_bcd.row_store import RowsInMemory, RowStore
 from xcray.solvers.indexed_bcd.selection import ExactScan, RowSelection
@@ -128,10 +128,7 @@ class HingeOneVsRest(Parameters, IndependentSolver):
         solve_one: called with the number of each label that has rows, its record (1,) and `check`
         of `solve_label`; returns its weights and bias.
         """
-        for label in labels[(labels < 0) | (labels >= local.YT.n_rows)]:
-            raise ParameterError(
-                f"there is no label {label}: the data have labels 0 to {local.YT.n_rows - 1}"
-            )
+        check_labels(labels, local.YT.n_rows)
 
         def check() -> None:
             if stopped():
@@ -168,12 +165,8 @@ class HingeOneVsRest(Parameters, IndependentSolver):
 
     def row_costs(self, weights: Float32 | None, n_rows: int) -> Float64:
         """Return C times the weight of each row: (N,). Raises ParameterError, see `load`."""
-        weights = frozen(np.ones(n_rows) if weights is None else weights, np.float32)
-        if weights.shape != (n_rows,) or not (np.isfinite(weights) & (weights > 0.0)).all():
-            raise ParameterError(
-                f"sample weights must be {n_rows} finite numbers above 0, one for each row; "
-                "leave out rows of weight 0"
-            )
+        ones = frozen(np.ones(n_rows), np.float32)
+        weights = ones if weights is None else check_weights(weights, n_rows)
         return frozen(float(self.C) * weights.astype(np.float64), np.float64)
 
 

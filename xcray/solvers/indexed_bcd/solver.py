@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, frozen
-from xcray.certificate import is_within
+from xcray.certificate import is_certified
 from xcray.data.dataset import Dataset
 from xcray.data.metric_forest.directory import (
     MAX_LEAF_ROWS,
@@ -179,9 +179,8 @@ class IndexedBCDSolver(HingeOneVsRest):
 
     def certified(self, records: np.ndarray) -> np.ndarray:
         """Return (n,) bool: a gap of at most `eps` of the null objective, and final outliers."""
-        is_small = is_within(records, self.eps)
-        certified: np.ndarray = (records["rounds"] >= 0) & is_small & (records["changing"] == 0)
-        certified |= records["positives"] == 0
+        is_final = (records["changing"] == 0) | (records["positives"] == 0)
+        certified: np.ndarray = is_certified(records, self.eps) & is_final
         return certified
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> HingeState:
