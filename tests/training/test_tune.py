@@ -140,11 +140,10 @@ def test_the_best_point_makes_the_final_model(
 def test_all_points_are_reported(tuning_result: TuneResult) -> None:
     report = read_json(tuning_result.path / "path.json")
     assert report["settings"] == tuning_result.settings
-    assert [report[name] for name in ("select", "holdout", "seed", "warm", "chosen")] == [
+    assert [report[name] for name in ("select", "holdout", "seed", "chosen")] == [
         "P@1+nDCG@5",
         0.2,
         0,
-        True,
         tuning_result.chosen,
     ]
     assert (report["model"], report["grid"]) == (
@@ -278,21 +277,11 @@ def test_each_point_starts_from_the_duals_of_its_neighbour(
 @pytest.mark.drill
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray")
-def test_on_ray_points_are_cold(tiny: Dataset, tmp_path: Path) -> None:
+def test_on_ray_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
     spec = TuneSpec(TrainSpec(str(tiny.path), pool="ray", workers=2), GRID)
     result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
-    cold = tune(spec_of(tiny, warm=False), run_dir=tmp_path / "cold", out=tmp_path / "serial")
-    assert [point["start"] for point in result.settings] == [None, None]
-    assert [point["measures"] for point in result.settings] == [
-        point["measures"] for point in cold.settings
-    ]
-    assert result.model.sha256 == cold.model.sha256
-
-
-def test_cold_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
-    cold = tune(spec_of(tiny, warm=False), run_dir=tmp_path / "run", out=tmp_path / "out")
     holdout = hold_out(tiny, 0.2, 0, tmp_path / "held")
-    for point in cold.settings:
+    for point in result.settings:
         folder = tmp_path / params_key(point["params"])
         alone = train(
             TrainSpec(str(holdout.path), pool="serial", params=point["params"]),

@@ -46,8 +46,7 @@ class TuneSpec:
     other numeric parameters of the solver.
     select: the measure to choose by, on held-out rows, see `parse_measure`; ties select the sparser
     model. holdout: share of the training rows to measure on, chosen by a hash of
-    their number. seed: of this choice. warm: start each point from the nearest solved one; if
-    False, no point depends on another.
+    their number. seed: of this choice.
     """
 
     train: TrainSpec
@@ -55,7 +54,6 @@ class TuneSpec:
     select: str = DEFAULT_MEASURE
     holdout: float = 0.2
     seed: int = 0
-    warm: bool = True
 
     def __post_init__(self) -> None:
         """Validate everything that does not depend on the data."""
@@ -139,10 +137,8 @@ class _TuneRun:
         for point in points:
             start = points[point.start].params if point.start is not None else None
             tick = functools.partial(self._report_progress, points, point.number, held.n_labels)
-            results.append(
-                evaluator.evaluate(point.params, start if self.spec.warm else None, tick=tick)
-            )
-            later = {each.start for each in points[point.number + 1 :]} if self.spec.warm else ()
+            results.append(evaluator.evaluate(point.params, start, tick=tick))
+            later = {each.start for each in points[point.number + 1 :]}
             evaluator.keep_duals(points[number].params for number in later if number is not None)
         return self._finish(out, results)
 
@@ -200,9 +196,7 @@ class _TuneRun:
         for number, result in enumerate(results):
             result["chosen"] = number == best
         chosen = results[best]["params"]
-        settings = {
-            name: getattr(self.spec, name) for name in ("select", "holdout", "seed", "warm")
-        }
+        settings = {name: getattr(self.spec, name) for name in ("select", "holdout", "seed")}
         report = {
             **settings,
             "grid": {name: list(values) for name, values in self.spec.grid.items()},

@@ -45,12 +45,6 @@ def tune(
         float, typer.Option(help="Share of the training rows to evaluate on, chosen by hash.")
     ] = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of the held-out rows.")] = 0,
-    cold: Annotated[
-        bool,
-        typer.Option(
-            "--cold", help="Start every point from zero, not from the nearest solved point."
-        ),
-    ] = False,
     solver: SolverOption = "ppdsparse",
     param: ParameterOption = None,
     *,
@@ -65,7 +59,7 @@ def tune(
 ) -> None:
     """Try all combinations, choose the best on held-out rows, and train it on all rows.
 
-    Points start warm, from the nearest solved one, except with --cold or --pool ray.
+    Points start warm, from the nearest solved one, except with --pool ray.
 
     Example: xcray tune data --grid lam=0.1,0.01 --grid C=0.3,1,3
              xcray tune data --solver stagewise --grid lam=1e-4,1e-3 --grid bandwidth=0.5,0.7,1
@@ -76,7 +70,7 @@ def tune(
     from xcray.training.tune import TuneSpec
 
     training = TrainSpec(str(dataset), solver, output.parse_assignments(param), **options)
-    spec = TuneSpec(training, parse_grid(grid), select, holdout, seed, warm=not cold)
+    spec = TuneSpec(training, parse_grid(grid), select, holdout, seed)
     working_directory = run_directory(run_dir, out)
     result = run_search(spec, out, working_directory, json)
     if run_dir is None:
