@@ -69,6 +69,7 @@ class Registry:
         self.corrupt = CorruptMarks(self._files)
         self.names = self._files.names
         self.versions = self._files.versions
+        self.latest_number = self._files.latest_number
         self.unknown_model = self._files.unknown_model
         self.history = self._files.history
         self.locked = self._files.locked
@@ -115,12 +116,6 @@ class Registry:
     def describe(self, name: str, version: int) -> ModelVersion:
         """Return the summary of one version. Raises NotFound, Corrupt."""
         path = self._files.version_path(name, version)
-        try:
-            now = os.stat(path / MANIFEST)
-        except OSError:
-            fields = _fields_of(read_manifest(path))  # says what is missing
-        else:
-            fields = _read_fields(path, (now.st_ino, now.st_size, now.st_mtime_ns))
         return ModelVersion(
             name=name,
             version=version,
@@ -130,8 +125,20 @@ class Registry:
                     alias for alias, number in self.aliases.of(name).items() if number == version
                 )
             ),
-            **fields,
+            **self.recorded(name, version),
         )
+
+    def recorded(self, name: str, version: int) -> dict[str, Any]:
+        """Return the fields of `ModelVersion` that the manifest of a version has.
+
+        Raises NotFound, Corrupt.
+        """
+        path = f"{self.root}/{check_name(name, 'model name')}/versions/{version}"
+        try:
+            now = os.stat(f"{path}/{MANIFEST}")
+        except OSError:
+            return _fields_of(read_manifest(Path(path)))  # says what is missing
+        return _read_fields(path, (now.st_ino, now.st_size, now.st_mtime_ns))
 
     def resolve(self, reference: str) -> Path:
         """Return the directory of "name" (its latest version), "name:3" or "name@alias".
@@ -255,13 +262,12 @@ class Registry:
 
 
 @lru_cache(4096)
-def _read_fields(path: Path, stamp: tuple[int, int, int]) -> dict[str, Any]:
+def _read_fields(path: str, stamp: tuple[int, int, int]) -> dict[str, Any]:
     """Return what `ModelVersion` has of a manifest. stamp: changes with the file.
 
-    Lists are sorted by fields of all models, and to parse a manifest takes a millisecond. Raises
-    NotFound, Corrupt.
+    Lists are sorted by fields of all models. Raises NotFound, Corrupt.
     """
-    return _fields_of(read_manifest(path))
+    return _fields_of(read_manifest(Path(path)))
 
 
 def _fields_of(manifest: dict[str, Any]) -> dict[str, Any]:

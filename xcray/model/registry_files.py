@@ -46,20 +46,14 @@ class RegistryFiles:
         if not self.root.is_dir():
             return []
         return sorted(
-            path.name
-            for path in self.root.iterdir()
-            if NAME_PATTERN.fullmatch(path.name) and self.versions(path.name)
+            name
+            for name in os.listdir(self.root)
+            if NAME_PATTERN.fullmatch(name) and self.latest_number(name) is not None
         )
 
     def versions(self, name: str) -> list[int]:
         """Return the version numbers of a name, ascending; empty if there are none."""
-        folder = self.folder(name) / "versions"
-        names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
-        return sorted(
-            int(number)
-            for number in names
-            if number.isdecimal() and (folder / number / MANIFEST).is_file()
-        )
+        return sorted(self._newest_first(name))
 
     def version_path(self, name: str, version: int) -> Path:
         """Return the directory of a version. Raises NotFound."""
@@ -78,16 +72,19 @@ class RegistryFiles:
 
     def latest_number(self, name: str) -> int | None:
         """Return the highest version, without reading the manifests of the others."""
+        return next(self._newest_first(name), None)
+
+    def _newest_first(self, name: str) -> Iterator[int]:
+        """Yield the version numbers of a name, descending."""
+        # strings instead of paths, because a list asks for those of a thousand models
         folder = f"{self.folder(name)}/versions"
         try:
-            numbers = sorted(
-                (int(number) for number in os.listdir(folder) if number.isdecimal()), reverse=True
-            )
+            numbers = [int(number) for number in os.listdir(folder) if number.isdecimal()]
         except (FileNotFoundError, NotADirectoryError):
-            return None
-        return next(
-            (number for number in numbers if os.path.isfile(f"{folder}/{number}/{MANIFEST}")), None
-        )
+            return
+        for number in sorted(numbers, reverse=True):
+            if os.path.isfile(f"{folder}/{number}/{MANIFEST}"):
+                yield number
 
     def highest_number(self, name: str) -> int:
         """Return the highest number ever used, according to the state and the folder."""

@@ -18,7 +18,7 @@ from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, ShapeMisma
 from xcray.index import packed
 from xcray.index.search import SearchIndex
 from xcray.model.diff import diff
-from xcray.model.manifest import seal_manifest
+from xcray.model.manifest import read_manifest, seal_manifest
 from xcray.model.model import Model
 from xcray.storage.arrow import write_matrix, write_table
 from xcray.storage.atomic import file_digests, sha256_file
@@ -241,6 +241,27 @@ def test_every_truncated_or_missing_file_is_detected_without_verifying(tmp_path:
         with pytest.raises(NotFound if path.name == "manifest.json" else Corrupt, match=path.name):
             Model.open(tmp_path / "m", verify=False)
         path.write_bytes(content)
+
+
+def test_a_seal_is_compared_without_writing_the_manifest_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fields(tmp_path / "m", **parts())
+    file = tmp_path / "m" / "manifest.json"
+    raw = file.read_bytes()
+    (seal,) = (line for line in raw.splitlines(keepends=True) if b'"seal"' in line)
+    # lists of models read a thousand manifests, and writing one takes longer than all the rest
+    monkeypatch.setattr("xcray.model.manifest._text", None)
+    assert read_manifest(tmp_path / "m")["seal"] in seal.decode()
+    rest = raw.replace(seal, b"")
+    for changed in (
+        rest[:2] + seal + rest[2:],
+        raw.replace(seal, b" " + seal),
+        raw.replace(b"0.625", b"0.626"),
+    ):
+        file.write_bytes(changed)
+        with pytest.raises(Corrupt):
+            read_manifest(tmp_path / "m")
 
 
 def resealed(path: Path, **changes: Any) -> None:

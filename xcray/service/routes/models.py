@@ -47,7 +47,7 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 
 ETAG_SEPARATOR = "."  # in the ETag of a model: the part before it is the same in every process
 ModelOrder: TypeAlias = Literal["name", "created", "P@1", "size"]
-ORDERS: Final[dict[str, Callable[[VersionView], Any]]] = {
+ORDERS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
     "created": lambda version: version["created"],
     "P@1": lambda version: version["measures"].get("P@1"),
     "size": lambda version: version["n_bytes"],
@@ -304,10 +304,13 @@ def _largest_first(registry: Registry, names: list[str], order: ModelOrder) -> l
 
     Equal ones are in order of their names.
     """
-    latest = {name: _latest(registry, name, registry.versions(name)) for name in names}
-    values: dict[str, Any] = {name: view and ORDERS[order](view) for name, view in latest.items()}
-    known = [name for name in names if values[name] is not None]
-    unknown = [name for name in names if values[name] is None]
+    values: dict[str, Any] = {}
+    for name in names:
+        with suppress(Corrupt, NotFound, OSError):
+            recorded = registry.recorded(name, registry.latest_number(name) or 0)
+            values[name] = ORDERS[order](recorded)
+    known = [name for name in names if values.get(name) is not None]
+    unknown = [name for name in names if values.get(name) is None]
     return sorted(known, key=values.__getitem__, reverse=True) + unknown
 
 
