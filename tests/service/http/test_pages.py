@@ -67,4 +67,8 @@ def test_only_assets_are_served(tmp_path: Path) -> None:
         ):
             assert http.get(f"/static/{name}").status_code == 404, name
         for name, path in ASSETS.items():
-            assert http.get(f"/static/{name}").content == path.read_bytes()
+            answer = http.get(f"/static/{name}")
+            assert answer.content == path.read_bytes()
+            assert answer.headers["cache-control"] != "no-store"
+            again = http.get(f"/static/{name}", headers={"if-none-match": answer.headers["etag"]})
+            assert (again.status_code, again.content) == (304, b"")

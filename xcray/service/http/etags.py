@@ -67,7 +67,7 @@ def reply(
     if request.method in ("GET", "HEAD") and _matches(
         first_header(request, b"if-none-match"), etag, weak=True
     ):
-        return Response(status_code=304, headers={"ETag": etag})
+        return Response(status_code=304, headers={"ETag": etag, **(headers or {})})
     body = to_json(view) if content is None else content  # type: ignore[arg-type]
     return Response(body, status, media_type=media_type, headers={"ETag": etag, **(headers or {})})
 

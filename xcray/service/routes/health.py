@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from xcray import __version__
 from xcray.api.job_replies import Ready
 from xcray.service.app_state import app_state_of
+from xcray.service.http.etags import reply
 from xcray.service.http.path_prefix import prefix_of
 from xcray.service.schemas.operations import Health
 
@@ -46,8 +47,10 @@ _MODULES: Final = "".join(
     if name.endswith(".js") and name.startswith(("console/", "session", "vendor/htm"))
 )
 CONSOLE: Final = (STATIC / PAGES["/"]).read_text().replace("</head>", f"{_MODULES}</head>")
-# The folders of vendored files contain their version, so a file never changes.
+# The folders of vendored files contain their version, so a file never changes. Others are kept by
+# browsers, too, which ask at each use whether they are current.
 VENDOR_CACHE: Final = {"Cache-Control": "public, max-age=31536000, immutable"}
+OWN_CACHE: Final = {"Cache-Control": "no-cache"}
 VIEWER_POLICY: Final = (  # Swagger UI has pictures as data URIs
     "default-src 'self'; img-src 'self' data:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -120,10 +123,10 @@ def description(request: Request) -> JSONResponse:
 
 
 @pages.get("/static/{name:path}")
-def asset(name: str) -> Response:
-    """Return a script, style sheet or icon of these pages."""
+def asset(request: Request, name: str) -> Response:
+    """Return a script, style sheet or icon of these pages; 304 if the browser has it already."""
     path = ASSETS.get(name)
     if path is None:
         return Response(status_code=404)
-    headers = VENDOR_CACHE if name.startswith("vendor/") else None
-    return FileResponse(path, media_type=ASSET_TYPES[path.suffix], headers=headers)
+    headers = VENDOR_CACHE if name.startswith("vendor/") else OWN_CACHE
+    return reply(request, path.read_bytes(), media_type=ASSET_TYPES[path.suffix], headers=headers)
