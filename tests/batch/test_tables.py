@@ -10,6 +10,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from tests.support.live_service import TEXTS, text_model
+from xcray.batch import answer_file
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.model.model import Model
@@ -96,3 +97,17 @@ def test_a_table_is_read_as_the_data_of_the_model(
     )
     assert main([*words.split(), str(tmp_path / "answers.csv")]) == 1
     assert "exists already" in capsys.readouterr().err
+
+
+def test_a_spreadsheet_computes_no_name_or_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"id": "=1+1", "labels": ["@sum", "b"], "scores": [-1.5, -2.0]},
+        {"id": "-5", "labels": ["a", "=b"], "scores": [0.5, 0.25]},
+    ]
+    monkeypatch.setattr(answer_file, "_rows", lambda _: iter(rows))
+    table = "".join(answer_file.answer_lines(tmp_path, "csv")).splitlines()
+    assert table[1:] == ["'=1+1,'@sum|b,-1.5|-2.0", "-5,a|=b,0.5|0.25"]
+    lines = [*answer_file.answer_lines(tmp_path, "jsonl")]
+    assert [json.loads(line) for line in lines] == rows

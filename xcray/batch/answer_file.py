@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,8 @@ from xcray.storage.atomic import sync_path
 
 FILE_FORMATS: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 LABEL_SEPARATOR: Final = "|"  # that of `xcray data build`
+# texts that a spreadsheet would compute, and not numbers like -5
+_FORMULA: Final = re.compile(r"[=+\-@\t\r](?![\d.]*$)")
 
 
 def file_format(out: Path) -> str | None:
@@ -44,7 +47,7 @@ def answer_lines(answers: Path, format: str) -> Iterator[str]:
     """Yield the lines of the answers as "jsonl" or "csv".
 
     A JSON line is an object with the columns of the parts. CSV has a header; the values of lists
-    are separated by "|".
+    are separated by "|", and an apostrophe precedes texts that a spreadsheet would compute.
     """
     if format == "jsonl":
         yield from (json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(answers))
@@ -70,4 +73,7 @@ def _rows(answers: Path) -> Iterator[dict[str, Any]]:
 
 def _cell(value: Any) -> Any:
     """Return a value as a CSV field."""
-    return LABEL_SEPARATOR.join(map(str, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        joined = LABEL_SEPARATOR.join(map(str, value))
+        return _cell(joined) if value and isinstance(value[0], str) else joined
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
