@@ -146,7 +146,9 @@ class BatchingHandler(logging.Handler):
             return
         with self._writes, contextlib.suppress(OSError, ValueError):
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            self._stream.writelines(f"{line}\n" for line in lines)
+            # one string, because standard error is written at each call, and after each write the
+            # thread waits for the interpreter lock while requests wait for the thread
+            self._stream.write("".join(f"{line}\n" for line in lines))
             self._stream.flush()
 
     def close(self) -> None:

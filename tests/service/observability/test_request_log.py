@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,25 @@ def test_lines_are_written_after_an_interval(monkeypatch: pytest.MonkeyPatch) ->
     handler.handle(record(logging.INFO, "a"))
     assert written.wait(30)
     handler.close()
+
+
+def test_a_batch_is_one_write_to_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "WRITE_SECONDS", 3600.0)
+    writes = []
+
+    class Raw(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            writes.append(bytes(data))
+            return len(data)
+
+    handler = BatchingHandler(io.TextIOWrapper(io.BufferedWriter(Raw()), line_buffering=True))
+    for _ in range(900):
+        handler.handle(record(logging.INFO, "a" * 150))
+    handler.close()
+    assert writes == [(b"a" * 150 + b"\n") * 900]
 
 
 def test_a_stream_that_fails_does_not_fail_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
