@@ -1,9 +1,9 @@
-"""Distance of the schedule from the ideal, simulated and measured.
+"""Distance of the schedule from the ideal, simulated.
 
-The simulations have up to 1,000 workers and 670,000 labels, the measurement has two workers.
+The simulations have up to 1,000 workers and 670,000 labels.
 
-`python -m benchmarks.cluster.schedule [--data DIR] [--sets gutenberg_lcsh] [--measure gnd_tibkat]
-[--repeats 3] [--largest 670000]`
+`python -m benchmarks.cluster.schedule [--data DIR] [--sets gutenberg_lcsh]
+[--largest 670000]`
 
 Simulated: the scheduler runs on a simulated clock (`benchmarks.cluster.simulation`). It knows what
 a solver reports before the work: cost terms and a first estimate of their rates. The true costs are
@@ -14,8 +14,6 @@ label. The ideal is the larger of two times: all work without any waiting on the
 driver's share of a core is that of the scheduler, the timeline and the parts, with as many weights
 per label as Amazon-670K's shape has, measured while the benchmark runs: if workers see the run
 directory, and if they do not. Ray's messages are not in it.
-
-Measured: the same training with 1 and 2 workers, alternately, on threads and on Ray.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from __future__ import annotations
 import time
 from math import inf
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +32,6 @@ from benchmarks.matplotlib_page import figure_page
 from xcray.data.dataset import Dataset
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers import make_solver
-from xcray.training import TrainSpec, train
 from xcray.training.part_writer import SHARED_BYTES
 
 OVERHEAD = 1e-3  # seconds between two batches of a worker, as measured on Ray without prefetching
@@ -203,42 +199,6 @@ def show(title: str, row: dict[str, Any]) -> None:
     print(f"{title:58s} {shown}, wasted {100 * row['wasted_share']:.2f} %, {cost}", flush=True)
 
 
-def scaling(data: Dataset, folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """Return the median seconds from the first batch to the last with 1 and 2 workers.
-
-    The row contains their ratio too. The runs alternate, for threads and for Ray.
-    """
-    out = []
-    for pool in ("threads", "ray"):
-        seconds: dict[int, list[float]] = {1: [], 2: []}
-        core: dict[int, list[float]] = {1: [], 2: []}
-        for turn in range(repeats):
-            for workers in (1, 2) if turn % 2 == 0 else (2, 1):
-                place = folder / f"{data.name}-{pool}-{workers}-{turn}"
-                result = train(
-                    TrainSpec(str(data.path), pool=pool, workers=workers),
-                    run_dir=place / "run",
-                    out=place / "model",
-                )
-                seconds[workers].append(result.report["makespan"])
-                core[workers].append(result.report["core_seconds"])
-                print(
-                    f"{data.name} {pool} {workers}: {result.report['makespan']} s, sha256 {result.sha256[:12]}",
-                    flush=True,
-                )
-        row = {
-            "set": data.name,
-            "pool": pool,
-            "seconds": seconds,
-            "core_seconds": core,
-            "speed_up": median(seconds[1]) / median(seconds[2]),
-            "busy": median(core[2]) / 2.0 / median(seconds[2]),
-        }
-        print(f"{data.name} {pool}: 1 -> 2 workers {row['speed_up']:.3f} x", flush=True)
-        out.append(row)
-    return out
-
-
 def picture(result: dict[str, Any], path: Path) -> None:
     """Draw makespan over ideal, and seconds with their lower bound, against workers."""
     note = "dashed: max(total / workers, dearest class)"
@@ -259,7 +219,7 @@ def picture(result: dict[str, Any], path: Path) -> None:
 
 
 def measure(options: Any, folder: Path) -> dict[str, Any]:
-    """Simulate every set and the large job, and run the requested measurements."""
+    """Simulate every set and the large job."""
     works = [measured(dataset(name, options.data, folder)) for name in options.sets] or [
         generated(37_000)
     ]
@@ -271,11 +231,6 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
         "scaling": {
             work.name: [simulated(work, n) for n in sizes(work)] for work in (*works, *large)
         },
-        "measured": [
-            row
-            for name in options.measure
-            for row in scaling(dataset(name, options.data, folder), folder, options.repeats)
-        ],
     }
 
 
@@ -287,8 +242,6 @@ def main() -> None:
         draw=picture,
         quick={"largest": 5_000},
         sets={"nargs": "*", "default": []},
-        measure={"nargs": "*", "default": []},
-        repeats={"type": int, "default": 3},
         largest={"type": int, "default": 670_000},
     )
 
