@@ -1,8 +1,7 @@
-"""MEMOIR on several workers: the same bits; what a search missed."""
+"""MEMOIR: how many workers it takes, what a search missed, the settings of the paper."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,75 +9,20 @@ import pytest
 
 from xcray.data.dataset import Dataset
 from xcray.solvers import describe_solver, make_solver
-from xcray.training import TrainResult, TrainSpec, group_training, train
+from xcray.training import TrainSpec, train
 from xcray.training.report.render import draw_report
 from xcray.training.strategies import make_strategy
 from xcray.training.strategy import TrainingContext
-from xcray.workers.local_group import ThreadGroup
 
-PARAMS: dict[str, Any] = {
-    "rounds": 12,
-    "batch": 200,
-    "group": 32,
-    "early_stopping_rounds": 10,
-    "average_from": 4,
-    "row_norm": "l2",
-}
+LSH = {"group": 10, "oracle": "lsh"}
 
 
-@pytest.fixture(scope="module")
-def reference(
-    tiny: Dataset, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[TrainSpec, TrainResult]:
-    """Return the specification and the result of a serial training."""
-    folder = tmp_path_factory.mktemp("reference")
-    spec = TrainSpec(str(tiny.path), solver="memoir", pool="serial", params=PARAMS)
-    return spec, train(spec, run_dir=folder / "run", out=folder / "model")
-
-
-@pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch) -> list[ThreadGroup]:
-    """Run the workers of Ray trainings in threads of this process; return their groups."""
-    made: list[ThreadGroup] = []
-
-    def make_group(spec: TrainSpec, factory: Any, workers: int, *_: Any) -> ThreadGroup:
-        made.append(ThreadGroup(factory, workers))
-        return made[-1]
-
-    monkeypatch.setattr(group_training, "make_worker_group", make_group)
-    return made
-
-
-@pytest.mark.parametrize("workers", [2, 5])
-def test_workers_with_all_weights_give_the_same_bits(
-    reference: tuple[TrainSpec, TrainResult],
-    groups: list[ThreadGroup],
-    tmp_path: Path,
-    workers: int,
-) -> None:
-    spec, result = reference
-    seen: list[int] = []
-    other = train(
-        replace(spec, pool="ray", workers=workers),
-        run_dir=tmp_path / "run",
-        out=tmp_path / "model",
-        progress=lambda p: seen.append(p.done) if p.phase == "TRAINING" else None,
-    )
-    assert [len(group.workers) for group in groups] == [workers]
-    assert other.sha256 == result.sha256
-    assert other.report["stopped"] == result.report["stopped"]
-    assert other.report["workers_lost"] == 0
-    assert set(range(1, 12)) <= set(seen)  # progress by rounds
-
-
-def test_samples_that_change_weights_one_by_one_need_one_worker(
-    reference: tuple[TrainSpec, TrainResult], groups: list[ThreadGroup], tiny: Dataset
-) -> None:
-    spec = replace(reference[0], pool="ray", workers=2)
-    for params in ({"group": 1}, {"group": 10, "oracle": "lsh"}):
+def test_samples_that_change_weights_one_by_one_need_one_worker(tiny: Dataset) -> None:
+    spec = TrainSpec(str(tiny.path), solver="memoir", pool="ray", workers=2)
+    for params, workers in (({"group": 32}, 2), ({"group": 1}, 1), (LSH, 1)):
         solver = make_solver("memoir", params)
         strategy = make_strategy(TrainingContext(spec, tiny, solver, tiny.path, "job"))
-        assert strategy.workers == 1
+        assert strategy.workers == workers
 
 
 def test_the_report_says_what_an_approximate_search_missed(tiny: Dataset, tmp_path: Path) -> None:

@@ -63,18 +63,6 @@ def test_shards_that_move_at_every_sync_point_change_no_bit(reference, tmp_path,
     assert result.bits == reference.bits
 
 
-@pytest.mark.parametrize("order", ["uniform", "shortest"])
-def test_nomad_passes_every_cell_once_per_sweep(tmp_path, order):
-    """The toy solver asserts that no block passes a shard twice in a sweep."""
-    spans, work = [], ToyWork(Toy(order=order, seed=5))
-    result = trained(tmp_path, "threads", 3, work, record=spans.append)
-    assert [block.lo for block in result.blocks] == [
-        LABELS * j // GRID.blocks for j in range(GRID.blocks)
-    ]
-    assert len({span.task.id for span in spans}) == len(spans)
-    assert {span.outcome for span in spans} == {DONE}
-
-
 def test_the_history_has_each_sync_point(reference):
     epochs = [entry["epoch"] for entry in reference.outcome.history]
     assert epochs == [1, 2, 3, 4, 5, 6]
