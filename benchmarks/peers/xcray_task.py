@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.worker import cpu_seconds, memory_bytes, stay_on, tree_bytes
+from benchmarks.search.plain_scan import PlainScan
 from xcray.api.options import DEFAULT_MEASURE
 from xcray.arrays import TopK, frozen
 from xcray.data.dataset import Dataset
-from xcray.index.inverted import InvertedIndex
 from xcray.kernels.sparse import take_rows
 from xcray.model.model import Model
 from xcray.solvers import make_solver
@@ -63,7 +63,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     model = Model.open(result.model_path, verify=False)
     began = cpu_seconds()
     rows = model.search.input_rows(data["test"].X)
-    plain = InvertedIndex(model.W, model.postings, model.b) if model.groups is None else None
+    plain = PlainScan(model.postings, model.b) if model.groups is None else None
     top = (plain or model.search).query(rows, task["k"])
     predicted = cpu_seconds() - began
     np.save(task["top"], top.labels)
@@ -102,7 +102,7 @@ def run_sample(task: dict[str, Any]) -> dict[str, Any]:
     peak, began = memory_bytes("VmHWM"), cpu_seconds()
     np.save(
         task["top"],
-        InvertedIndex.build(block.W, frozen(block.bias, np.float32))
+        PlainScan.build(block.W, frozen(block.bias, np.float32))
         .query(data["test"].X, task["k"])
         .labels,
     )
@@ -146,7 +146,7 @@ def restricted(model: Model, data: Dataset, columns: Any, k: int) -> TopK:
     """Return the top k among `columns` (labels, ascending), numbered within the sample."""
     W = take_rows(model.W, frozen(columns, np.int64))
     rows = model.search.input_rows(data["test"].X)
-    return InvertedIndex.build(W, frozen(model.b[columns], np.float32)).query(rows, k)
+    return PlainScan.build(W, frozen(model.b[columns], np.float32)).query(rows, k)
 
 
 def main() -> None:

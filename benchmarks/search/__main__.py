@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.harness import run_benchmark
 from benchmarks.search.equality import many, same, searcher
 from benchmarks.search.models import Subject, csr_bytes, index_bytes, repeated, subjects
+from benchmarks.search.plain_scan import PlainScan
 from benchmarks.search.report import as_text, draw
 from benchmarks.search.timing import (
     KS,
@@ -40,7 +41,6 @@ from benchmarks.search.timing import (
     summary,
 )
 from xcray.arrays import TopK
-from xcray.index.inverted import InvertedIndex
 from xcray.predict import Predictor
 
 BUDGET = 15.0  # time limit of an engine for one k, all repeats, in seconds
@@ -63,27 +63,22 @@ def scipy_engine(subject: Subject) -> Engine:
     return local("scipy", subject, query)
 
 
-def own_engines(subject: Subject, predictor: Predictor, scan: InvertedIndex) -> list[Engine]:
+def own_engines(subject: Subject, predictor: Predictor, scan: PlainScan) -> list[Engine]:
     """Return the search and the plain scan that is its reference."""
 
-    def timed(query: Any) -> Any:
-        def batch(rows: int, k: int, threads: int) -> float:
-            X = repeated(subject.X, rows)
-            began = time.perf_counter()
-            query(X, k, threads=threads)
-            return time.perf_counter() - began
-
-        return batch
-
     search = predictor.model.search
-    return [
-        local("search", subject, lambda x, k: search.query(x, k), timed(search.query)),
-        local("scan", subject, lambda x, k: scan.query(x, k), timed(scan.query)),
-    ]
+
+    def batch(rows: int, k: int, threads: int) -> float:
+        X = repeated(subject.X, rows)
+        began = time.perf_counter()
+        search.query(X, k, threads=threads)
+        return time.perf_counter() - began
+
+    return [local("search", subject, search.query, batch), local("scan", subject, scan.query)]
 
 
 def costs(
-    subject: Subject, predictor: Predictor, scan: InvertedIndex, k: int, speed: float, p50: float
+    subject: Subject, predictor: Predictor, scan: PlainScan, k: int, speed: float, p50: float
 ) -> dict[str, Any]:
     """Return the mean postings, labels and bytes that a query reads.
 
@@ -135,7 +130,7 @@ def cells(
     subject: Subject, engines: list[Engine], times: dict[tuple[str, int], Times], ks: list[int]
 ) -> list[dict[str, Any]]:
     """Return a table row per engine and k. Recall is relative to brute force."""
-    out, exact = [], InvertedIndex.build(subject.model.W, subject.model.b)
+    out, exact = [], PlainScan.build(subject.model.W, subject.model.b)
     for engine in engines:
         for k in ks:
             own = times[engine.name, k]
@@ -153,7 +148,7 @@ def cells(
 def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) -> dict[str, Any]:
     """Return all figures of one model."""
     others, load = Others(), os.getloadavg()[0]
-    scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
+    scan = PlainScan(subject.model.postings, subject.model.b)
     engines = [*own_engines(subject, predictor, scan), scipy_engine(subject)]
     times = interleaved(engines, subject.X.n_rows, tuple(chosen.ks), chosen.repeats, chosen.budget)
     latency = cells(subject, engines, times, chosen.ks)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.search.cases import FAMILIES, Case
+from benchmarks.search.plain_scan import PlainScan
 from tests.naive import search as naive
 from xcray.arrays import CSR, TopK
 from xcray.index.filters import LabelFilter
-from xcray.index.inverted import InvertedIndex
 from xcray.index.search import SearchIndex
 from xcray.index.search_result import SearchResult
 
@@ -157,7 +157,7 @@ def check(
 
     The number is rows x searches.
     """
-    index, scan = make(case.W, case.b), InvertedIndex.build(case.W, case.b)
+    index, scan = make(case.W, case.b), PlainScan.build(case.W, case.b)
     scores, wrong, compared = naive.all_scores(case.X, case.W, case.b), [], 0
     for request in questions(rng, case.W.n_rows, scores):
         answer = request.of(index, case.X, case.W.n_rows)

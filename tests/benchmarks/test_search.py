@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.search.cases import biases, learned, random_matrix, unit
 from benchmarks.search.models import Subject
+from benchmarks.search.plain_scan import PlainScan
 from benchmarks.search.timing import (
     Engine,
     Times,
@@ -20,7 +21,7 @@ from benchmarks.search.timing import (
     summary,
 )
 from xcray.arrays import csr
-from xcray.index.inverted import InvertedIndex
+from xcray.kernels.sparse import transpose
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +29,15 @@ def subject() -> Subject:
     """Return a small model with 120 queries."""
     rng = np.random.default_rng(8)
     W, X = random_matrix(rng, 300, 80, 8, learned), unit(random_matrix(rng, 120, 80, 9))
-    index = InvertedIndex.build(W, biases(rng, 300))
-    b = biases(np.random.default_rng(1), 300)
+    b = biases(rng, 300)
     model: Any = SimpleNamespace(
-        W=W, b=b, postings=index.postings, n_labels=300, n_features=80, nnz=W.nnz
+        W=W, b=b, postings=transpose(W), n_labels=300, n_features=80, nnz=W.nnz
     )
     return Subject("drawn", model, X)
 
 
 def test_every_engine_gets_every_query_equally_often(subject: Subject) -> None:
-    scan = InvertedIndex.build(subject.model.W, subject.model.b)
+    scan = PlainScan.build(subject.model.W, subject.model.b)
     calls: list[tuple[str, int, int]] = []
 
     def noting(name: str) -> Engine:

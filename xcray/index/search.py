@@ -64,8 +64,9 @@ class SearchIndex:
     """The k best labels of each row, with a certificate of exactness.
 
     Labels and scores are those of the full product, ties by lower label number. A score is summed
-    in float64 over ascending features, then + bias: bit-identical to `InvertedIndex`. Thread-safe;
-    each thread uses its own working memory of about 27 bytes per label, which is reused.
+    in float64 over ascending features, then + bias: bit-identical to a loop over all labels.
+    Thread-safe; each thread uses its own working memory of about 27 bytes per label, which is
+    reused.
 
     If at least a third of all weights are nonzero, or labels are few, dense rows of weights are
     added instead of reading lists, which is up to ten times as fast and exact by itself. These rows

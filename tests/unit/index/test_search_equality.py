@@ -34,12 +34,12 @@ from benchmarks.search.equality import (
     same,
     searcher,
 )
+from benchmarks.search.plain_scan import PlainScan
 from tests.naive import search as naive
 from xcray.arrays import CSR, TopK, csr, csr_from
 from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.index import search, weight_scan
 from xcray.index.filters import LabelFilter
-from xcray.index.inverted import InvertedIndex
 from xcray.index.search import SearchIndex
 from xcray.index.search_result import SearchResult
 from xcray.index.weight_scan import Scan, scan_postings, scan_weights
@@ -433,23 +433,35 @@ def test_answers_have_their_types_and_are_read_only(model: Case) -> None:
     assert not any(part.flags.writeable for part in answer)
 
 
+VALID = csr([0, 1], [0], [1.0], 5)
+
+
 @pytest.mark.parametrize(
-    ("X", "options", "error"),
+    ("X", "options", "error", "says"),
     [
-        (csr([0, 1], [0], [1.0], 6), {}, ShapeMismatch),
-        (csr([0, 1], [5], [1.0], 5), {}, ShapeMismatch),
-        (csr([0, 2], [3, 1], [1.0, 1.0], 5), {}, ShapeMismatch),
-        (csr([0, 1], [0], [float("nan")], 5), {}, InputError),
-        (csr([0, 1], [0], [float("inf")], 5), {}, InputError),
-        (csr([0, 1], [0], [1.0], 5), {"k": 0}, ParameterError),
-        (csr([0, 1], [0], [1.0], 5), {"threads": 0}, ParameterError),
+        (csr([0, 1], [0], [1.0], 6), {}, ShapeMismatch, "n_features=5"),
+        (
+            csr([0, 0, 1], [5], [1.0], 5),
+            {},
+            ShapeMismatch,
+            "row 1 of X: a column index lies outside",
+        ),
+        (csr([0, 1], [-1], [1.0], 5), {}, ShapeMismatch, "outside"),
+        (csr([0, 2], [3, 1], [1.0, 1.0], 5), {}, ShapeMismatch, "do not ascend"),
+        (csr([0, 2], [3, 3], [1.0, 1.0], 5), {}, ShapeMismatch, "repeat"),
+        (csr([0, 2, 1], [0, 1], [1.0, 1.0], 5), {}, ShapeMismatch, "offsets"),
+        (csr([-1, 1], [0, 1], [1.0, 1.0], 5), {}, ShapeMismatch, "offsets"),
+        (csr([0, 1], [0], [float("nan")], 5), {}, InputError, "not finite"),
+        (csr([0, 1], [0], [float("inf")], 5), {}, InputError, "not finite"),
+        (VALID, {"k": 0}, ParameterError, "at least 1"),
+        (VALID, {"threads": 0}, ParameterError, "at least 1"),
     ],
 )
 def test_what_no_search_can_answer_is_refused(
-    X: CSR, options: dict[str, Any], error: type[Exception]
+    X: CSR, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     index = searcher(csr([0, 1, 2], [0, 4], [1.0, 1.0], 5), np.zeros(2, np.float32))
-    with pytest.raises(error):
+    with pytest.raises(error, match=says):
         index.query(X, **options)
 
 
@@ -493,7 +505,7 @@ def test_the_judge_finds_what_is_wrong(parts: dict[str, Any], says: str) -> None
         unit(random_matrix(rng, 4, 100, 10)),
     )
     scores = naive.all_scores(X, W, b)
-    top = InvertedIndex.build(W, b).query(X, 5)
+    top = PlainScan.build(W, b).query(X, 5)
     gap = top.scores[:, -1] - naive.best_other(scores, top.labels)
     good = SearchResult(*top, np.full(4, True), np.full(4, 3000), np.zeros(4, np.int64), gap)
     assert differences(good, scores, SearchArguments(5)) == []

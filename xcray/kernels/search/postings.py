@@ -1,4 +1,4 @@
-"""Exact top-k over posting lists: the plain scan, reference and fallback of all faster searches.
+"""Sums over posting lists, and the heap of the best labels.
 
 A score is the float64 sum of x_f * w_fl over the features f of the query in ascending order, then +
 bias. There is only this order, so two searches agree to the bit. (The product of two float32 is
@@ -13,11 +13,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, TopK
+from xcray.arrays import CSR, Float64, Int32
 from xcray.kernels.inner import inner
-
-# from K / DENSE_DIVISOR postings on, visiting all labels is cheaper than recording touched ones
-DENSE_DIVISOR = 4
 
 
 class PostingScratch(NamedTuple):
@@ -29,74 +26,6 @@ class PostingScratch(NamedTuple):
     sums: Float64
     seen: np.ndarray[tuple[int], np.dtype[np.uint8]]
     touched: Int32
-
-
-class Biases(NamedTuple):
-    """Biases of all labels.
-
-    values: (K,) float32; order: (K,) int32, labels by descending bias, ties by number.
-    """
-
-    values: Float32
-    order: Int32
-
-
-@numba.njit(nogil=True, cache=True)
-def top_k(
-    X: CSR, start: int, stop: int, postings: CSR, biases: Biases, scratch: PostingScratch, out: TopK
-) -> None:
-    """Write the best labels and scores of rows [start, stop) to the same rows of `out`.
-
-    out: (n, k), 1 <= k <= K.
-    """
-    n_labels = len(biases.values)
-    for i in range(start, stop):
-        labels, scores = out.labels[i], out.scores[i]
-        if n_postings(X, i, postings) * DENSE_DIVISOR >= n_labels:
-            add_all(X, i, postings, scratch.sums)
-            offer_all(biases.values, scratch.sums, labels, scores)
-        else:
-            n_touched = add_touched(X, i, postings, scratch)
-            size = offer_touched(biases.values, scratch, n_touched, labels, scores)
-            offer_untouched(biases, scratch.seen, labels, scores, size)
-            scratch.seen[scratch.touched[:n_touched]] = 0
-        sort_best_first(labels, scores)
-
-
-@numba.njit(nogil=True, cache=True)
-def rank_of(
-    X: CSR, row: int, label: int, postings: CSR, biases: Biases, scratch: PostingScratch
-) -> int:
-    """Return the number of labels that beat `label` for one row: 0 for the best."""
-    add_all(X, row, postings, scratch.sums)
-    score = scratch.sums[label] + np.float64(biases.values[label])
-    better = 0
-    for other in range(len(biases.values)):
-        if beats(scratch.sums[other] + np.float64(biases.values[other]), other, score, label):
-            better += 1
-    scratch.sums[:] = 0.0
-    return better
-
-
-@numba.njit(nogil=True, cache=True)
-def score_of(X: CSR, row: int, label: int, W: CSR, bias: float) -> float:
-    """Return x . w + bias of one row and one label, from the weights by label (K, D).
-
-    Bit-identical to the scan.
-    """
-    total = 0.0
-    p, p_end = X.indptr[row], X.indptr[row + 1]
-    q, q_end = W.indptr[label], W.indptr[label + 1]
-    while p < p_end and q < q_end:
-        if X.indices[p] == W.indices[q]:
-            total += np.float64(X.data[p]) * np.float64(W.data[q])
-            p += 1
-            q += 1
-        elif X.indices[p] < W.indices[q]:
-            p += 1
-        else:
-            q += 1
-    return total + bias
 
 
 @inner()
@@ -139,62 +68,6 @@ def add_touched(X: CSR, row: int, postings: CSR, scratch: PostingScratch) -> int
             seen[label] = 1
             sums[label] += x * np.float64(weights[q])
     return n
-
-
-@inner()
-def offer_all(bias: Float32, sums: Float64, labels: Int32, scores: Float64) -> None:
-    """Offer every label to an empty heap and clear its sum; the heap is full afterwards."""
-    k = len(labels)
-    for label in range(k):
-        offer(labels, scores, label, label, sums[label] + np.float64(bias[label]))
-    # a local: most labels are below it and need this comparison only
-    worst = scores[0]
-    for label in range(k, len(bias)):
-        score = sums[label] + np.float64(bias[label])
-        # equal scores lose, because all labels in the heap are lower
-        if score > worst:
-            sift_down(labels, scores, k, label, score)
-            worst = scores[0]
-    sums[:] = 0.0
-
-
-@inner()
-def offer_touched(
-    bias: Float32, scratch: PostingScratch, n_touched: int, labels: Int32, scores: Float64
-) -> int:
-    """Offer the touched labels to an empty heap and clear their sums; return the heap's size."""
-    size, worst = 0, -np.inf
-    for t in range(n_touched):
-        label = scratch.touched[t]
-        score = scratch.sums[label] + np.float64(bias[label])
-        scratch.sums[label] = 0.0
-        if score >= worst:
-            size = offer(labels, scores, size, label, score)
-            worst = scores[0] if size == len(labels) else worst
-    return size
-
-
-@inner()
-def offer_untouched(
-    biases: Biases,
-    visited: np.ndarray[tuple[int], np.dtype[np.uint8]],
-    labels: Int32,
-    scores: Float64,
-    size: int,
-) -> int:
-    """Offer labels whose score is their bias, best first, until one is not good enough.
-
-    The rest are worse still.
-    """
-    for label in biases.order:
-        if visited[label]:
-            continue
-        # 0.0 +: an empty sum, so that a bias of -0.0 gives the same bits
-        score = 0.0 + np.float64(biases.values[label])
-        if size == len(labels) and not beats(score, label, scores[0], labels[0]):
-            break
-        size = offer(labels, scores, size, label, score)
-    return size
 
 
 @numba.njit(nogil=True, cache=True)
