@@ -19,7 +19,7 @@ from xcray.api.model_replies import (
     StateView,
     VersionView,
 )
-from xcray.errors import Corrupt, NotFound, ParameterError
+from xcray.errors import Corrupt, NotFound
 from xcray.model.card import render_card as card_of
 from xcray.model.label_sets import StoredLabelSet
 from xcray.model.manifest import read_manifest
@@ -31,7 +31,7 @@ from xcray.service.app_state import AppState, app_state_of
 from xcray.service.http.auth import ModelReader, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.etags import NOT_MODIFIED, check_if_match, content_etag, reply, to_json
-from xcray.service.prediction.shadow import VersionPair, shadow_statistics
+from xcray.service.prediction.shadow import shadow_statistics
 from xcray.service.schemas.base import MAX_VERSION
 from xcray.service.schemas.models import (
     AliasRequest,
@@ -161,7 +161,7 @@ async def set_alias(
     app_state = app_state_of(request)
 
     def work() -> Response:
-        route = _to_route(body)
+        route = body.to_split()
         app_state.prediction.model_cache.prepare(caller.tenant, name, alias, route)
         with _if_match(request, caller.tenant, name):
             app_state.registry_of(caller.tenant).aliases.set_split(name, alias, route)
@@ -179,12 +179,8 @@ def shadow(request: Request, caller: Reader, name: str, alias: str) -> ShadowVie
     _, route = app_state.registry_of(caller.tenant).resolve_split(f"{name}@{alias}")
     app_state.prediction.shadows.flush(app_state.store.counters)
     statistics = shadow_statistics(app_state.store.counters, caller.tenant, f"{name}@{alias}")
-    pairs = [
-        _pair_view(pair, sums)
-        for pair, sums in sorted(
-            statistics.items(), key=lambda each: (-each[0].shadow, -each[0].primary)
-        )
-    ]
+    latest_first = sorted(statistics.items(), key=lambda each: (-each[0].shadow, -each[0].primary))
+    pairs = [PairView.of(pair.primary, pair.shadow, sums) for pair, sums in latest_first]
     return ShadowView(alias=alias, shadow=route.shadow and _share_view(route.shadow), pairs=pairs)
 
 
@@ -224,10 +220,8 @@ def sets(request: Request, caller: ModelReader, name: str) -> Response:
     """List the label sets that requests can use as set:NAME in `allow` and `deny`."""
     registry = app_state_of(request).registry_of(caller.tenant)
     label_sets = registry.label_sets(_require_model(registry, name))
-    return reply(
-        request,
-        SetPage(sets=[_set_summary(label_sets.get(set_name)) for set_name in label_sets.names()]),
-    )
+    summaries = [_set_summary(label_sets.get(each)) for each in label_sets.names()]
+    return reply(request, SetPage(sets=summaries))
 
 
 @router.get(
@@ -378,23 +372,6 @@ def _model_view(app_state: AppState, tenant: str, name: str) -> ModelView:
     )
 
 
-def _to_route(body: AliasRequest) -> TrafficSplit:
-    """Return the requested route. Raises ParameterError."""
-    if (body.version is None) == (body.split is None):
-        raise ParameterError("set either version or split, the target of the alias", code="SPLIT")
-    split = [(share.version, share.weight) for share in body.split or ()] or [
-        (body.version or 0, 1.0)
-    ]
-    if body.shadow is None:
-        return TrafficSplit.from_weights(split)
-    return TrafficSplit.from_weights(
-        split,
-        (body.shadow, 1.0)
-        if isinstance(body.shadow, int)
-        else (body.shadow.version, body.shadow.share),
-    )
-
-
 def _route_view(route: TrafficSplit) -> RouteView:
     """Return a route as a view."""
     return RouteView(
@@ -406,23 +383,6 @@ def _route_view(route: TrafficSplit) -> RouteView:
 def _share_view(share: VersionShare) -> ShareView:
     """Return a traffic share as a view."""
     return ShareView(version=share.version, weight=share.weight)
-
-
-def _pair_view(pair: VersionPair, sums: dict[str, float]) -> PairView:
-    """Return the statistics of a shadow and the version it was compared with."""
-
-    def mean(name: str, by: str, times: float = 1.0) -> float | None:
-        return times * sums[name] / sums[by] if sums[by] else None
-
-    return PairView(
-        answered=pair.primary,
-        shadow=pair.shadow,
-        top1_agreement=mean("top1", "rows"),
-        overlap=mean("overlap", "rows"),
-        answer_ms=mean("answer_seconds", "requests", 1e3),
-        shadow_ms=mean("shadow_seconds", "requests", 1e3),
-        **{name: int(sums[name]) for name in ("requests", "rows", "failed", "dropped")},
-    )
 
 
 def version_view(version: ModelVersion) -> VersionView:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag
 
@@ -14,6 +15,8 @@ from xcray.api.model_replies import (
     ShareView,
     VersionView,
 )
+from xcray.errors import ParameterError
+from xcray.model.traffic_split import TrafficSplit
 from xcray.service.schemas.base import WHOLE, HistogramView, Reference, Strict, View
 
 Version = Annotated[int, Field(ge=1, le=2**31), WHOLE]
@@ -34,6 +37,11 @@ class ShadowRequest(Strict):
 
     version: Version
     share: float = Field(1.0, gt=0, le=1)
+
+    @property
+    def pair(self) -> tuple[int, float]:
+        """Return version and share."""
+        return self.version, self.share
 
 
 def _shadow_kind(shadow: Any) -> str:
@@ -63,6 +71,17 @@ class AliasRequest(Strict):
         None, description="A version that gets copies of requests; its answers are only compared."
     )
 
+    def to_split(self) -> TrafficSplit:
+        """Return the requested target. Raises ParameterError."""
+        if (self.version is None) == (self.split is None):
+            raise ParameterError(
+                "set either version or split, the target of the alias", code="SPLIT"
+            )
+        split = [(share.version, share.weight) for share in self.split or ()]
+        given = self.shadow
+        shadow = None if given is None else (given, 1.0) if isinstance(given, int) else given.pair
+        return TrafficSplit.from_weights(split or [(self.version or 0, 1.0)], shadow)
+
 
 class SetRequest(Strict):
     """The new labels of a set, by name. A version ignores those that it does not have."""
@@ -90,6 +109,23 @@ class PairView(View):
     shadow_ms: float | None
     failed: int
     dropped: int
+
+    @classmethod
+    def of(cls, answered: int, shadow: int, sums: Mapping[str, float]) -> Self:
+        """Return the view of the sums of `shadow_statistics`."""
+
+        def mean(name: str, by: str, times: float = 1.0) -> float | None:
+            return times * sums[name] / sums[by] if sums[by] else None
+
+        return cls(
+            answered=answered,
+            shadow=shadow,
+            top1_agreement=mean("top1", "rows"),
+            overlap=mean("overlap", "rows"),
+            answer_ms=mean("answer_seconds", "requests", 1e3),
+            shadow_ms=mean("shadow_seconds", "requests", 1e3),
+            **{name: int(sums[name]) for name in ("requests", "rows", "failed", "dropped")},
+        )
 
 
 class ShadowView(View):
