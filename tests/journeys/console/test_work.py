@@ -191,11 +191,12 @@ def test_errors_of_an_upload_name_the_fields_of_the_form(
 ) -> None:
     if pages is None:
         return
-    (tmp_path / "rows.jsonl").write_text('{"words": "a", "tags": "x"}\n{"words": "b"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"words": "about a", "tags": "x;y"}\n{"words": "b"}\n')
     page = pages.open("/#/datasets", key=live.keys["submit"])
     page.get_by_role("button", name="Upload a file").click()
     page.get_by_label("File").set_input_files(tmp_path / "rows.jsonl")
     page.get_by_label("Label column").select_option("tags")
+    page.get_by_text("Labels of the first row: x y").wait_for()
     page.get_by_role("checkbox", name="words").uncheck()
     page.get_by_role("button", name="Upload", exact=True).click()
     page.get_by_role("alert").get_by_text("at least one column at “Text columns”").wait_for()

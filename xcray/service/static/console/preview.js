@@ -26,6 +26,12 @@ export function guessDelimiter(text, format) {
   return DELIMITERS[format].reduce((best, mark) => (times(mark) > times(best) ? mark : best));
 }
 
+// ";" if most values of a column have it and none has "|", the default.
+export function guessSeparator({ rows }, name) {
+  const values = rows.map((row) => row[name]).filter((value) => typeof value === "string"), count = (mark) => values.filter((value) => value.includes(mark)).length;
+  return 2 * count(";") > values.length && !count("|") ? ";" : "";
+}
+
 // The rows of a table: lists of fields. quoted: fields can be in double quotes.
 function tableRows(text, delimiter, quoted, most) {
   const rows = [];

@@ -2,7 +2,7 @@
 import { html, useRef, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, newKey, upload } from "./api.js";
 import { Button, Field, NAME, Table, Trouble } from "./parts.js";
-import { DELIMITERS, firstRows, guessDelimiter, longestColumn, readHead } from "./preview.js";
+import { DELIMITERS, firstRows, guessDelimiter, guessSeparator, longestColumn, readHead } from "./preview.js";
 
 const FORMATS = ["jsonl", "csv", "tsv", "fasttext", "svmlight", "xc", "parquet", "npz"];
 const TEXTS = ["jsonl", "csv", "tsv", "parquet"];
@@ -60,7 +60,7 @@ function Columns({ shown, how, set }) {
   }
   const tick = (name) => set({ texts: columns.filter((each) => (each === name ? !texts.includes(name) : texts.includes(each))) });
   return html`<fieldset class="field"><legend>${LABELS.text_fields}</legend>${columns.map((name) => html`<label><input type="checkbox" checked=${texts.includes(name)} onChange=${() => tick(name)} /> ${name}</label>`)}</fieldset>
-    <${Field} label=${LABELS.label_field} id="label"><select id="label" required=${!how.labelColumns} value=${label} onChange=${(event) => set({ label: event.target.value })}><option value="">choose a column</option>${labelChoices(shown).map((name) => html`<option value=${name}>${name}</option>`)}</select><//>${several}`;
+    <${Field} label=${LABELS.label_field} id="label"><select id="label" required=${!how.labelColumns} value=${label} onChange=${(event) => set({ label: event.target.value, separator: guessSeparator(shown, event.target.value) })}><option value="">choose a column</option>${labelChoices(shown).map((name) => html`<option value=${name}>${name}</option>`)}</select><//>${several}`;
 }
 
 // The reading options of the service: only those that the format has.
