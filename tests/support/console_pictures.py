@@ -4,7 +4,7 @@
 
 A service in a temporary folder trains two versions of a model of the documentation of Python
 (`pydocs`), with probabilities, and a third training is running. Pictures have few colours, so that
-each is smaller than 60 kB and all are smaller than 1 MB; needs Chromium and Pillow.
+each is smaller than 60 kB and all are smaller than 1.25 MB; needs Chromium and Pillow.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ def prepare(http: httpx.Client, home: Path) -> tuple[str, dict[str, tuple[str, s
     for lam in (0.01, 0.003):
         job = _create(http, home, "/v1/jobs", {**training, "params": {"lam": lam}})
     http.put("/v1/models/pydocs/aliases/prod", json={"version": 2})
+    judged = {"id": "doc-17", "instance": {"text": QUESTION}, "right": ["csv"], "wrong": ["json"]}
+    http.post("/v1/models/pydocs@prod/feedback", json=judged).raise_for_status()
     endless = {"dataset": "pydocs", "model": "softmax", "solver": "dsmlr", "params": ENDLESS}
     running = http.post("/v1/jobs", json=endless).headers["location"]
     until(lambda: http.get(running).json()["progress"].get("done"), home)
@@ -71,6 +73,9 @@ def prepare(http: httpx.Client, home: Path) -> tuple[str, dict[str, tuple[str, s
         "models": ("models", "Models"),
         "model": ("models/pydocs", "Model pydocs version 2, the latest"),
         "certificate": ("models/pydocs?tab=cost", "Certificates"),
+        "versions": ("models/pydocs?tab=versions", "Aliases"),
+        "change": ("models/pydocs?tab=change", "Change"),
+        "feedback": ("models/pydocs?tab=feedback", "Feedback"),
         "compare": ("compare?models=pydocs:1,pydocs:2", "By label frequency"),
         "ask": (f"ask?{question}", "Ask"),
         "admin": ("admin", "Admin"),
@@ -94,7 +99,7 @@ def draw(url: str, program: str, key: str, places: dict[str, tuple[str, str]], o
                 title.wait_for()
                 page.wait_for_load_state("networkidle")
                 page.wait_for_timeout(500)  # plots are drawn after the last reply
-                if name == "certificate":
+                if name in ("certificate", "versions", "change", "feedback"):
                     title.evaluate("node => node.scrollIntoView()")
                 else:
                     page.evaluate("scrollTo(0, 0)")
