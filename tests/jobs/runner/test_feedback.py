@@ -20,6 +20,7 @@ from xcray.jobs.states import SUCCEEDED
 from xcray.service.app import create_app
 from xcray.service.app_state import AppState
 from xcray.service.datasets.statistics import statistics
+from xcray.training.auto_params import REBUILT
 
 QUESTION = "word7"
 
@@ -92,6 +93,11 @@ def test_feedback_changes_the_served_version_in_three_requests(tmp_path: Path) -
             client.datasets._create({"name": "x", "format": "feedback"})
         state.store.datasets.delete(made["id"])
         with pytest.raises(NotFound, match="give a `base`"):
+            client.datasets.from_feedback("docs@live", name="docs-3")
+        # `auto` trains on a data set with other text options, which its run has
+        state.home.run("job_1").mkdir(parents=True)
+        (state.home.run("job_1") / REBUILT).symlink_to(data.path)
+        with pytest.raises(Conflict, match="has all feedback of docs"):
             client.datasets.from_feedback("docs@live", name="docs-3")
 
         listed = list(models.feedback("docs"))

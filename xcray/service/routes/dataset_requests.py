@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +17,7 @@ from xcray.errors import (
     NotFound,
     ParameterError,
     Refused,
+    XcrayError,
     excerpt,
     suggestion,
 )
@@ -31,6 +33,7 @@ from xcray.service.datasets.uploads import Upload
 from xcray.service.http.auth import Caller
 from xcray.service.http.etags import to_json
 from xcray.service.schemas.datasets import DatasetRequest
+from xcray.training.auto_params import REBUILT
 
 UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "fasttext", "parquet", "npz")
 GENERATED_FORMATS = ("pydocs", "synthetic")
@@ -122,12 +125,12 @@ def accept_feedback(
     registry = app_state.registry_of(tenant)
     name, version = registry.resolve_version(body.model)
     if body.base is not None:
-        base = find_ready(app_state, tenant, body.base)
+        base = find_ready(app_state, tenant, body.base).path
     else:
         manifest = read_manifest(registry.resolve(f"{name}:{version}"))
         base = _find_content(app_state, tenant, manifest["dataset_hash"], f"{name}:{version}")
-    last = last_feedback(Dataset.open(base.path), name)
-    new = NewDataset(tenant, body.name, body.format, {"model": name}, key, digest, base.path)
+    last = last_feedback(Dataset.open(base), name)
+    new = NewDataset(tenant, body.name, body.format, {"model": name}, key, digest, base)
     folder = app_state.home.path / "builds"
     with TemporaryDirectory(prefix=".feedback-", suffix=".part", dir=folder) as staged:
         path = Path(staged, "feedback")
@@ -138,19 +141,24 @@ def accept_feedback(
                 out.write(to_json({"seq": entry.seq, "id": entry.id, **content}) + b"\n")
         if not path.stat().st_size:
             raise Conflict(
-                f"data set {base.id} has all feedback of {name}: send some first",
+                f"the data set has all feedback of {name}: send some first",
                 code="NO_FEEDBACK",
             )
         return accept_upload(app_state, new, {"feedback": path})
 
 
-def _find_content(
-    app_state: AppState, tenant: str, content_hash: str, version: str
-) -> DatasetRecord:
-    """Return the newest READY data set with this content. Raises NotFound."""
+def _find_content(app_state: AppState, tenant: str, content_hash: str, version: str) -> str:
+    """Return the folder of the newest READY data set with this content. Raises NotFound.
+
+    It can be the one that a training made with the text options that `auto` chose.
+    """
     for record in all_rows(app_state.store.datasets.list_page, tenant):
         if record.status == building.READY and record.stats.get("content_hash") == content_hash:
-            return record
+            return record.path
+    for path in app_state.home.path.glob(f"runs/*/{REBUILT}"):
+        with suppress(XcrayError):
+            if Dataset.open(path).content_hash == content_hash:
+                return str(path)
     raise NotFound(f"the data set of {version} is not there any more: give a `base`")
 
 
