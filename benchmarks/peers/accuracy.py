@@ -5,14 +5,14 @@
 
 Every peer is trained with its defaults (C = 1), and once more with the C of --cs that is best on
 held-out training rows for P@1 + nDCG@5. These are the rows that --auto measures on; --tuning-rows
-limits the other rows, on which the peers are trained for it. All programs
-read the same rows; LinearSVC and PECOS, which do not normalise them, are trained once more on rows
-of length 1 where the lengths differ. All run on one core with one thread. CPU seconds are those of
-training; the choice of C or of other parameters is counted separately for the peers and included
-for --auto and groups. Differences are those to the row of --auto, with paired standard errors
-(bootstrap). A second table has the recall of rare, middling and frequent labels, with a third of
-the training positives each. --dismecpp is the path of the program `train` of DiSMEC++, built
-elsewhere.
+limits the other rows, on which the peers are trained for it, and a quarter as many are measured.
+All programs read the same rows; LinearSVC and PECOS, which do not normalise them, are trained once
+more on rows of length 1 where the lengths differ. All run on one core with one thread. CPU seconds
+are those of training; the choice of C or of other parameters is counted separately for the peers
+and included for --auto and groups. Differences are those to the row of --auto, with paired standard
+errors (bootstrap). A second table has the recall of rare, middling and frequent labels, with a
+third of the training positives each. --dismecpp is the path of the program `train` of DiSMEC++,
+built elsewhere.
 
 DIR has a folder per set with train.txt.xz and test.txt.xz; --sets names any of them.
 """
@@ -70,15 +70,16 @@ class Folders(NamedTuple):
 def prepare(
     data: Dataset, folder: Path, dismecpp: Path | None = None, tuning_rows: int | None = None
 ) -> Folders:
-    """Write the two task folders of a set, once. tuning_rows: at most as many in the second."""
+    """Write the two task folders of a set, once. tuning_rows: training rows of the second."""
     columns = np.flatnonzero(data.label_counts > 0).astype(np.int32)
     whole, learn = folder / "all", folder / "learn"
     if not (whole / "train.txt").exists():
         write_folder(data, frozen(columns, np.int32), whole)
     X, Y = data.train.X.to_scipy(), data.train.Y.to_scipy()[:, columns]
-    held_out = HashSplit(HOLDOUT).mask(0, X.shape[0])
+    is_held_out = HashSplit(HOLDOUT).mask(0, X.shape[0])
+    held_out = np.flatnonzero(is_held_out)[: tuning_rows and tuning_rows // 4]
     if not (learn / "train.txt").exists():
-        rows = np.random.default_rng(0).permutation(np.flatnonzero(~held_out))[:tuning_rows]
+        rows = np.random.default_rng(0).permutation(np.flatnonzero(~is_held_out))[:tuning_rows]
         rows.sort()
         write_task(X[rows], Y[rows], X[held_out], columns, learn)
     return Folders(data, columns, whole, learn, pattern_from(Y[held_out]), dismecpp)

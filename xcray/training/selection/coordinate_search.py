@@ -2,11 +2,10 @@
 
 Coordinate search: first the values that the solver declares as gaining together; then one parameter
 after the other moves along its values while the measure rises. A move stays if it gains on both
-halves of the held-out rows, and, if it has more weights, more than its standard error. Rows of
-equal length are not normalised. The search ends when no parameter moves, or with its budget. Every
-setting is solved for a part of the labels, with a loose tolerance, from the duals of the setting
-before. The budget is counted work, not time, so the choice is the same for any machine and number
-of workers.
+halves of the held-out rows, and more than its standard error. Rows of equal length are not
+normalised. The search ends when no parameter moves, or with its budget. Every setting is solved for
+a part of the labels, with a loose tolerance, from the duals of the setting before. The budget is
+counted work, not time, so the choice is the same for any machine and number of workers.
 """
 
 from __future__ import annotations
@@ -195,10 +194,6 @@ def gain_over(result: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
 
 
 def is_better(result: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
-    """Return whether a setting gains on both halves, and more than the error if it is larger.
-
-    As in the rule of one standard error, the smaller model is preferred within it. Source: Breiman,
-    Friedman, Olshen, Stone, "Classification and Regression Trees", 1984, section 3.4.3.
-    """
+    """Return whether a setting gains on both halves, and more than its standard error."""
     gain, error, lowest = gain_over(result, best).values()
-    return lowest > 0.0 and gain > (0.0 if result["weights"] <= best["weights"] else error)
+    return lowest > 0.0 and gain > error
