@@ -206,6 +206,9 @@ def test_a_gain_below_its_standard_error_is_chance_of_a_smaller_model_too() -> N
     noisy = {"value": 0.51, "folds": [0.7, 0.4, 0.25, 0.72]}
     assert is_better(steady, default)
     assert not is_better(noisy | {"weights": 1}, default | {"weights": 2})
+    fair = {"value": 0.565, "folds": [0.55, 0.72, 0.49, 0.5]}  # 2.5 standard errors
+    assert is_better(fair, default, errors=2.0)
+    assert not is_better(fair, default, errors=3.0)
     assert not is_better(default, default)
 
 
@@ -226,7 +229,7 @@ def test_steps_that_are_smaller_than_their_error_add_up(
 
     def evaluate(setting: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
         value = values.get(setting["C"], 0.0)
-        noise = 0.0 if start is None else 0.06  # standard error of a difference from C = 1: 0.0155
+        noise = 0.0 if start is None else 0.05  # standard error of a difference from C = 1: 0.0129
         folds = [value + noise * sign for sign in (1, 1, -1, -1) * 4]
         result = {
             "params": setting,

@@ -2,7 +2,7 @@
 
 Coordinate search: first the values that the solver declares as gaining together; then one parameter
 after the other moves along its values while the measure rises. A move stays if it gains on both
-halves of the held-out rows, and more than its standard error. Rows of equal length are not
+halves of the held-out rows, and more than two standard errors. Rows of equal length are not
 normalised. The search ends when no parameter moves, or with its budget. Every setting is solved for
 a part of the labels, with a loose tolerance, from the duals of the setting before. The budget is
 counted work, not time, so the choice is the same for any machine and number of workers.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from xcray.training.selection.evaluate import Evaluator, Meter, OutOfBudget
 from xcray.training.selection.held_out import SelectionData
 from xcray.workers.pool import StopFlag
 
+# standard errors that a setting must gain: of six that are tried, one gains more than one by chance
+ERRORS: Final = 2.0
 # depend on the machine and the number of workers, or are too long
 NOT_REPORTED = ("folds", "seconds", "core_seconds")
 # Solver work of a selection, in trainings with the starting parameters. Copies of rows, threads and
@@ -121,7 +123,7 @@ class Selector:
         """Evaluate the values that gain together, unless one of them is given."""
         if set(self.tuning.together) <= set(start):
             result = self._evaluate({**start, **self.tuning.together}, start)
-            if is_better(result, self.best):
+            if is_better(result, self.best, ERRORS):
                 self.best = result
 
     def _lengths_differ(self) -> bool:
@@ -151,7 +153,7 @@ class Selector:
                     break
                 last = result
         finally:
-            if is_better(last, first):
+            if is_better(last, first, ERRORS):
                 self.best = last
         return self.best is not first
 
@@ -193,7 +195,7 @@ def gain_over(result: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def is_better(result: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
-    """Return whether a setting gains on both halves, and more than its standard error."""
+def is_better(result: Mapping[str, Any], best: Mapping[str, Any], errors: float = 1.0) -> bool:
+    """Return whether a setting gains on both halves, and more than `errors` standard errors."""
     gain, error, lowest = gain_over(result, best).values()
-    return lowest > 0.0 and gain > error
+    return lowest > 0.0 and gain > errors * error
