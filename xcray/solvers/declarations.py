@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Int64
 
-Family: TypeAlias = Literal["independent", "group"]
 # from scores to probabilities: margins have none, softmax models have their own, and scores of
 # the link "probability" are probabilities
 Link: TypeAlias = Literal["identity", "softmax", "probability"]

@@ -158,7 +158,7 @@ def test_the_columns_of_a_file_are_chosen_from_its_first_rows(
     }
 
 
-def test_labels_of_a_file_are_objects_or_columns_of_0_and_1(
+def test_labels_of_a_file_are_joined_objects_or_columns_of_0_and_1(
     live: Live, pages: Browsing | None, tmp_path: Path
 ) -> None:
     if pages is None:
@@ -166,7 +166,9 @@ def test_labels_of_a_file_are_objects_or_columns_of_0_and_1(
     objects = [{"text": f"about {w}", "subjects": [{"uri": f"u:{w}"}]} for w in WORDS]
     (tmp_path / "objects.jsonl").write_text("\n".join(map(json.dumps, objects)))
     (tmp_path / "matrix.csv").write_text("text,a,b\nabout a,1,0\nabout b,0,1\n")
+    (tmp_path / "joined.csv").write_text("text,labels\nabout a,a;b\nabout b,b;c\n")
     for name, choose in (
+        ("joined.csv", lambda page: page.get_by_text("Labels of the first row: a b").wait_for()),
         (
             "objects.jsonl",
             lambda page: page.get_by_label("Label column").select_option("subjects.uri"),
@@ -183,7 +185,7 @@ def test_labels_of_a_file_are_objects_or_columns_of_0_and_1(
         page.get_by_text("Status: READY").wait_for()
     rows = live.http.get("/v1/datasets").json()["datasets"]
     found = {each["name"]: each["stats"].get("n_labels") for each in rows}
-    assert (found["objects"], found["matrix"]) == (3, 2)
+    assert (found["joined"], found["objects"], found["matrix"]) == (3, 3, 2)
 
 
 def test_errors_of_an_upload_name_the_fields_of_the_form(

@@ -312,7 +312,6 @@ def read_rows(file: Path, zero_based: bool, n_features: int, first_index: int | 
     n_features, first_index: of the model. Raises DataError with file and line, ParameterError if
     the first index is another one.
     """
-
     from xcray.arrays import stack_rows
     from xcray.data.feature_space import reads_zero_based
     from xcray.data.readers.error_log import ErrorCollector

@@ -44,10 +44,7 @@ FILES: Final = {
         "a line longer than max_line_bytes",
         "check the line ends; if this is intended, raise max_line_bytes",
     ),
-    "UPLOAD_TRUNCATED": ErrorCode(
-        "the file ends inside a value",
-        "send the file again",
-    ),
+    "UPLOAD_TRUNCATED": ErrorCode("the file ends inside a value", "send the file again"),
 }
 LINES: Final = {
     "DIM_LIMIT": ErrorCode(
@@ -155,7 +152,8 @@ TEXTS: Final = {
         "label_columns",
     ),
     "FIELD_TOO_LONG": ErrorCode(
-        "a field longer than max_field_bytes", "close its opening quote, or raise max_field_bytes"
+        "a field longer than max_field_bytes",
+        "close its opening quote if it has one; or raise max_field_bytes",
     ),
     "FIELD_TYPE": ErrorCode(
         "a field of a wrong type", "write texts as strings, labels as a list of strings"

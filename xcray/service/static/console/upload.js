@@ -24,9 +24,9 @@ export const formError = (error) => error && { message: inFormWords(error.messag
 
 // The columns that a file most likely means: those of the defaults, else the longest for the text.
 function suggestColumns(shown) {
-  const { columns } = shown;
-  if (!columns?.length) return { texts: [], label: "" };
-  return { texts: columns.includes("text") ? ["text"] : [longestColumn(shown)], label: columns.includes("labels") ? "labels" : "" };
+  const { columns } = shown, label = columns?.includes("labels") ? "labels" : "";
+  if (!columns?.length) return { texts: [], label, separator: "" };
+  return { texts: columns.includes("text") ? ["text"] : [longestColumn(shown)], label, separator: guessSeparator(shown, label) };
 }
 
 function suggestName(name) {
