@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -51,10 +52,24 @@ def values_of(page: str, folder: Path) -> dict[str, Any]:
     if page == "docs/coming_from.md":
         y, frame = np.arange(60) % 3, {"text": ["a red apple"], "labels": [["fruit"]]}
         names = [f"word{j}" for j in range(20)]
-        return {"classifier": LinearSVC().fit(X, y), "names": names, "frame": pa.table(frame)}
+        (folder / "model").mkdir()
+        (folder / "model" / "weights.bin").write_bytes(napkinxc_weights())
+        return {
+            "n_features": 2,
+            "classifier": LinearSVC().fit(X, y),
+            "names": names,
+            "frame": pa.table(frame),
+        }
     if page == "docs/ds-mlr.md":
         return {"X": X, "y": np.arange(60) % 3}
     return {"X": X, "Y": Y, "X_new": X[:4], "X_test": X[:10], "Y_test": Y[:10]}
+
+
+def napkinxc_weights() -> bytes:
+    """Return a file of three labels: dense, sparse with the negative class first, in all rows."""
+    dense = struct.pack("<iiiQQQQ?4f?", 2, 1, 0, 4, 4, 4, 4, False, 0.0, 0.5, 2.0, 0.0, False)
+    sparse = struct.pack("<iiiQQQQ?ifif?", 2, 0, 0, 4, 4, 4, 2, True, 1, 0.25, 3, -4.0, False)
+    return struct.pack("<i", 3) + dense + sparse + struct.pack("<iii", 1, 1, 0)
 
 
 def predicting_values(folder: Path) -> dict[str, Any]:
@@ -97,6 +112,9 @@ def test_the_python_blocks_of_a_page_run(
             if "log_normaliser" in block:  # of softmax models
                 values["predictor"] = values["softmax"]
             exec(compile(block.replace("http://127.0.0.1:8000", url), page, "exec"), values)
+    if page == "docs/coming_from.md":  # the weights of napkinXC
+        assert values["b"].tolist() == [0.5, -0.25, 10.0]
+        assert values["W"].toarray().tolist() == [[2.0, 0.0], [0.0, 4.0], [0.0, 0.0]]
 
 
 def test_yaml_blocks_can_be_read() -> None:
