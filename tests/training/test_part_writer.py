@@ -13,8 +13,9 @@ from xcray.errors import Stopped
 from xcray.kernels.training.ppdsparse.state import STATE
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.run_directory import TOKEN_FILE
 from xcray.training.block_store import BlockStore
-from xcray.training.part_writer import SHARED_BYTES, TOKEN_FILE, PartWriter, writing_task
+from xcray.training.part_writer import SHARED_BYTES, PartWriter, writing_task
 from xcray.workers.solver_task import SolverTask
 
 

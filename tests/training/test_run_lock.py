@@ -23,7 +23,7 @@ from xcray.storage.atomic import (
     publish_directory,
     write_bytes,
 )
-from xcray.storage.run_directory import remove_unused
+from xcray.storage.run_directory import TOKEN_FILE, remove_unused
 from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, run_lock, train
 from xcray.training.run_lock import lock_run_directory
@@ -154,7 +154,11 @@ def test_a_run_without_finished_work_leaves_no_directory(tmp_path: Path) -> None
                 (tmp_path / "run" / name).touch()
             raise Refused("it does not fit")
 
-    for files, is_kept in (((), False), (("run.json",), False), (("part-a.arrow",), True)):
+    for files, is_kept in (
+        ((), False),
+        (("run.json", TOKEN_FILE), False),
+        (("part-a.arrow",), True),
+    ):
         with pytest.raises(Refused):
             fail_after(*files)
         assert (tmp_path / "run").exists() == is_kept

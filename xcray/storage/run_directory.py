@@ -1,4 +1,4 @@
-"""Run directories: which of their files are no finished work."""
+"""Names of files in run directories, and which of them are no finished work."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Final
 
 LOCK_FILE: Final = "lock"
+TOKEN_FILE: Final = "directory.json"  # another directory of this path has another token
+REBUILT: Final = "data"  # a data set with the text options that `auto` chose
 # files of a run before its first finished part
-UNFINISHED_FILES: Final = (LOCK_FILE, "run.json", "timeline-*", "input.unpacked")
+UNFINISHED_FILES: Final = (LOCK_FILE, TOKEN_FILE, "run.json", "timeline-*", "input.unpacked")
 
 
 def remove_unused(run_dir: Path) -> None:

@@ -17,6 +17,7 @@ from xcray.data.documents import keeps_texts, rebuild
 from xcray.errors import InputError, Stopped
 from xcray.solvers import SOLVERS, make_solver
 from xcray.storage.atomic import discard_directory, read_json, write_json
+from xcray.storage.run_directory import REBUILT
 from xcray.system.cores import available_cores
 from xcray.telemetry.progress import Progress
 from xcray.training.capacity.preflight import (
@@ -34,7 +35,6 @@ from xcray.workers.pool import StopFlag
 
 TIME_SHARE = 0.5  # share of max_seconds that a selection can take
 RESULT_FILE = "selection.json"
-REBUILT = "data"  # the data set with the chosen text options, in the run directory
 
 
 def choose_params(

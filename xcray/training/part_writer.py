@@ -19,6 +19,7 @@ from xcray.errors import XcrayError
 from xcray.index.packed import ENTRY_BYTES
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
+from xcray.storage.run_directory import TOKEN_FILE
 from xcray.training.block_store import write_part
 from xcray.workers.solver_task import SolverTask
 
@@ -26,7 +27,6 @@ from xcray.workers.solver_task import SolverTask
 # one for each of these bytes of all weights, and the driver gets at most these bytes per batch of
 # every worker.
 SHARED_BYTES: Final = 128 << 20
-TOKEN_FILE: Final = "directory.json"  # another directory of this path has another token
 
 
 @dataclass(frozen=True)

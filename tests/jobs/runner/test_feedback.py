@@ -17,10 +17,11 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, NotFound, ParameterError, Refused
 from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.states import SUCCEEDED
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.service.app import create_app
 from xcray.service.app_state import AppState
 from xcray.service.datasets.statistics import statistics
-from xcray.training.auto_params import REBUILT
+from xcray.storage.run_directory import REBUILT
 
 QUESTION = "word7"
 
@@ -95,10 +96,12 @@ def test_feedback_changes_the_served_version_in_three_requests(tmp_path: Path) -
         with pytest.raises(NotFound, match="give a `base`"):
             client.datasets.from_feedback("docs@live", name="docs-3")
         # `auto` trains on a data set with other text options, which its run has
-        state.home.run("job_1").mkdir(parents=True)
-        (state.home.run("job_1") / REBUILT).symlink_to(data.path)
-        with pytest.raises(Conflict, match="has all feedback of docs"):
-            client.datasets.from_feedback("docs@live", name="docs-3")
+        for tenant, error in (("other", NotFound), ("default", Conflict)):
+            auto = state.store.jobs.submit(JobSubmission({}, "auto", tenant))[0]
+            state.home.run(auto.id).mkdir(parents=True)
+            (state.home.run(auto.id) / REBUILT).symlink_to(data.path)
+            with pytest.raises(error, match=r"give a `base`|has all feedback of docs"):
+                client.datasets.from_feedback("docs@live", name="docs-3")
 
         listed = list(models.feedback("docs"))
         large = httpx.get(f"{url}/v1/models/docs/feedback?limit=101", trust_env=False)

@@ -17,6 +17,7 @@ from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.supervision.retention import DAY_SECONDS, Retention, RetentionLimits
+from xcray.storage.run_directory import REBUILT
 
 
 def job(store: JobStore, home: Home, status: str) -> str:
@@ -92,6 +93,8 @@ def test_a_published_job_keeps_its_timeline_and_output(
     done, failed, running = (job(store, home, status) for status in (SUCCEEDED, FAILED, "RUNNING"))
     (home.run(done) / "output").mkdir()
     (home.run(done) / "output" / "part-0.parquet").write_text("answers")
+    (home.run(done) / REBUILT).mkdir()  # feedback on a model of `auto` changes this data set
+    (home.run(done) / REBUILT / "manifest.json").write_text("{}")
     retention = Retention(store, home, RetentionLimits(runs_hours=24), clock)
     assert retention.sweep() == []
     clock.ahead = 1.1 * DAY_SECONDS
@@ -104,9 +107,8 @@ def test_a_published_job_keeps_its_timeline_and_output(
         if path.startswith("runs/") and not path.endswith(".lock")
     }
     selection = {"part-1.arrow", "timeline.arrow", "publish/outcome.json"}
-    assert left == of(done, "timeline.arrow", "output/part-0.parquet") | of(
-        failed, *selection
-    ) | of(running, *selection)
+    kept = of(done, "timeline.arrow", "output/part-0.parquet", f"{REBUILT}/manifest.json")
+    assert left == kept | of(failed, *selection) | of(running, *selection)
 
 
 def test_orphans_are_deleted_after_a_day_and_other_files_never(

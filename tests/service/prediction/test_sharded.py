@@ -27,7 +27,8 @@ from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.service.prediction.sharded_scorer import ShardedScorer
 from xcray.service.prediction.shards import CONNECT_SECONDS, ShardQuestion, ShardService
-from xcray.training.edit.shards import range_borders, shard_model
+from xcray.system.file_lock import try_lock
+from xcray.training.edit.shards import _write_shard, range_borders, shard_model
 
 K, D = 41, 24
 SHARDS = (1, 2, 4)
@@ -287,12 +288,23 @@ def test_what_cannot_be_split_says_why(shards: Shards, tmp_path: Path) -> None:
         predictor_of(front, [shards.url] * 2).explain(csr_from(np.eye(1, D)), 0)
 
 
-def test_what_a_killed_call_left_is_removed(shards: Shards, tmp_path: Path) -> None:
+def test_what_a_killed_call_left_is_removed_and_another_call_waits(
+    shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a call would remove what another one writes, or publish a shard twice."""
+
+    def write(model: Model, path: Path, begin: int, end: int) -> None:
+        with open(tmp_path / "shard-1" / ".sharding.lock") as lock:
+            assert not try_lock(lock)
+        _write_shard(model, path, begin, end)
+
+    monkeypatch.setattr("xcray.training.edit.shards._write_shard", write)
     homes = [tmp_path / name for name in ("shard-1", "front")]
     for home in homes:
         (home / ".sharding-abc" / "whole").mkdir(parents=True)
     list(shard_model(shards.models["plain"].whole.model, tmp_path, "whole", 1))
-    assert [path.name for home in homes for path in home.iterdir()] == ["models", "models"]
+    for home in homes:
+        assert {path.name for path in home.iterdir()} == {"models", ".sharding.lock"}
 
 
 def test_the_entries_of_a_manifest_are_checked(shards: Shards) -> None:

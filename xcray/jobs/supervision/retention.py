@@ -22,6 +22,7 @@ from xcray.jobs.job import Job
 from xcray.jobs.runner import batch_job
 from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
+from xcray.storage.run_directory import REBUILT
 from xcray.system.processes import host_name
 
 LOG: Final = logging.getLogger(__name__)
@@ -33,10 +34,12 @@ DAY_SECONDS: Final = 86_400.0
 REPLICA_FILE: Final = re.compile(
     r"(serve|runner)-(?P<host>.+)-(?P<pid>\d+)\.json"
 )  # see `xcray.service.processes.home_lock`
-# Name prefixes in a run directory of files that people read after the job has ended.
+# Name prefixes in a run directory of what is read after the job has ended; feedback changes the
+# data set that was made by the training.
 KEPT_PREFIXES: Final = (
     batch_job.OUTPUT_FOLDER,
     "timeline",
+    REBUILT,
 )
 
 
@@ -117,7 +120,7 @@ class Retention:
         return [str(path.relative_to(self._home.path)) for path in candidates if path.exists()]
 
     def _published_run_files(self) -> Iterator[RemovedItem]:
-        """Yield working files of published jobs. Batch results and timelines stay."""
+        """Yield working files of published jobs. Batch results, timelines and data sets stay."""
         limit = self._now() - self._limits.runs_hours * 3600.0
         for folder in sorted(self._home.runs.iterdir()):
             files = (

@@ -33,7 +33,7 @@ from xcray.service.datasets.uploads import Upload
 from xcray.service.http.auth import Caller
 from xcray.service.http.etags import to_json
 from xcray.service.schemas.datasets import DatasetRequest
-from xcray.training.auto_params import REBUILT
+from xcray.storage.run_directory import REBUILT
 
 UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "fasttext", "parquet", "npz")
 GENERATED_FORMATS = ("pydocs", "synthetic")
@@ -155,8 +155,9 @@ def _find_content(app_state: AppState, tenant: str, content_hash: str, version: 
     for record in all_rows(app_state.store.datasets.list_page, tenant):
         if record.status == building.READY and record.stats.get("content_hash") == content_hash:
             return record.path
-    for path in app_state.home.path.glob(f"runs/*/{REBUILT}"):
-        with suppress(XcrayError):
+    for path in app_state.home.runs.glob(f"*/{REBUILT}"):
+        with suppress(XcrayError):  # a job of another tenant, or a data set that is not complete
+            app_state.store.jobs.get(path.parent.name, tenant)
             if Dataset.open(path).content_hash == content_hash:
                 return str(path)
     raise NotFound(f"the data set of {version} is not there any more: give a `base`")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -26,11 +27,13 @@ from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.model.write import ModelContent, TrainingRecord, write_model
 from xcray.storage.atomic import check_name
+from xcray.system.file_lock import exclusive_lock
 
 MAX_SHARDS: Final = 1000
 LABEL_BYTES: Final = 100  # what a label takes besides its weights, in memory and in the search
 WEIGHT_BYTES: Final = 12
 STAGING: Final = ".sharding-"  # prefix of folders with unfinished models
+LOCK: Final = ".sharding.lock"
 
 
 def shard_model(
@@ -51,17 +54,17 @@ def shard_model(
         home = Path(out) / f"shard-{i}"
         registry = Registry(home / "models")
         shard_name = f"{model.sha256[:16]}-{i}-of-{n_shards}"
-        if not registry.versions(shard_name):
-            with _staging(home) as folder:
-                _write_shard(model, Path(folder) / shard_name, begin, end)
-                registry.publish(shard_name, Path(folder) / shard_name, verified=True)
+        with _staging(home) as folder:
+            if not registry.versions(shard_name):
+                _write_shard(model, folder / shard_name, begin, end)
+                registry.publish(shard_name, folder / shard_name, verified=True)
         sha256 = registry.describe(shard_name, registry.versions(shard_name)[-1]).sha256
         ranges.append(LabelRange(shard_name, begin, end, sha256))
         yield home, ranges[-1]
     home = Path(out) / "front"
     with _staging(home) as folder:
-        _write_front(model, Path(folder) / name, ranges)
-        Registry(home / "models").publish(name, Path(folder) / name, verified=True)
+        _write_front(model, folder / name, ranges)
+        Registry(home / "models").publish(name, folder / name, verified=True)
     yield home, None
 
 
@@ -97,15 +100,18 @@ def _check(model: Model, n_shards: int) -> None:
         )
 
 
-def _staging(home: Path) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for unfinished models on the file system of a home.
+@contextmanager
+def _staging(home: Path) -> Iterator[Path]:
+    """Yield a folder for an unfinished model on the file system of a home.
 
-    That of an earlier call that was killed is removed.
+    Another call waits; what a killed one left is removed.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for leftover in home.glob(f"{STAGING}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    return tempfile.TemporaryDirectory(prefix=STAGING, dir=home)
+    with exclusive_lock(home / LOCK):
+        for leftover in home.glob(f"{STAGING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=STAGING, dir=home) as folder:
+            yield Path(folder)
 
 
 def _write_shard(model: Model, path: Path, begin: int, end: int) -> None:
