@@ -82,8 +82,10 @@ class BuildOptions:
         own = {name: rest.pop(name) for name in names if name in rest}
         _check_nesting(rest)
         rest, document_fields = reading_options(rest)
-        text = values.get("text")
-        synthetic = dict(values.get("synthetic") or {})
+        text, synthetic = values.get("text"), values.get("synthetic") or {}
+        for name, given in {"text": text or {}, "synthetic": synthetic}.items():
+            if not isinstance(given, Mapping):
+                raise ParameterError(f"{name} is {excerpt(str(given))!r}: name its options")
         unknown = sorted(set(synthetic) - set(SyntheticParams.__dataclass_fields__))
         if unknown:
             similar = similar_or_all(unknown[0], SyntheticParams.__dataclass_fields__)

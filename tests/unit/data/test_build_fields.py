@@ -100,6 +100,9 @@ def test_fields_as_objects(tmp_path: Path) -> None:
     assert (plain.fields, plain.read.value_fields) == ((), ())
     with pytest.raises(ParameterError, match="has no option 'wait'"):
         BuildOptions.from_dict({"text_fields": {"title": {"wait": 2}}})
+    for name in ("text", "synthetic"):
+        with pytest.raises(ParameterError, match=f"{name} is '5': name its options"):
+            BuildOptions.from_dict({name: 5})
 
 
 def test_a_language_that_is_neither_known_nor_a_field(tmp_path: Path) -> None:

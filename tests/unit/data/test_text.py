@@ -463,6 +463,8 @@ def test_threads_share_a_pipeline():
             {"lowercase": 1},
             {"aliases": [["a"]]},
             {"aliases": 3},
+            {"aliases": [3]},
+            {"aliases": ["ab"]},
         ),
         {"aliases": [["a", "\ud800"]]},
         {"stemmer": "x"},

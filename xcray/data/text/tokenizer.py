@@ -81,7 +81,7 @@ class TextParams:
         """Raise ParameterError for values out of range."""
         check_parameters(self)
         pairs = all(
-            len(pair) == 2 and all(isinstance(word, str) for word in pair) for pair in self.aliases
+            isinstance(pair, tuple) and [*map(type, pair)] == [str, str] for pair in self.aliases
         )
         sound = pairs and not any(LONE_SURROGATE.search(word) for word in chain(*self.aliases))
         _require(
@@ -142,7 +142,7 @@ class TextParams:
             runs is None or isinstance(runs, list | tuple), "char_ngrams", runs, "a pair of numbers"
         )
         parsed = {
-            "aliases": tuple(tuple(pair) for pair in aliases),
+            "aliases": tuple(tuple(x) if isinstance(x, list) else x for x in aliases),
             "char_ngrams": None if runs is None else tuple(runs),
             "fields": tuple(
                 field if isinstance(field, Field) else Field(**field) for field in fields
