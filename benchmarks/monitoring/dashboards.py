@@ -45,7 +45,6 @@ BOARDS: Final = Path(__file__).parents[2] / "helm" / "xcray" / "monitoring" / "d
 WINDOW: Final = 10 * SCRAPE  # seconds, for $__rate_interval
 POINTS: Final = 150
 KUBERNETES: Final = "no Kubernetes here: the data come from kube-state-metrics and the kubelet"
-ONE_NODE: Final = "one node without an autoscaler: no requests and no transfers"
 EMPTY: Final[dict[str, str]] = {  # panels that are expected to have no data in this run
     "xcray-cluster: Pods by phase": KUBERNETES,
     "xcray-cluster: Restarts": KUBERNETES,

@@ -31,11 +31,6 @@ def top_k(X: CSR, W: CSR, b: Any, k: int) -> TopK:
     return TopK(labels, np.take_along_axis(scores, labels.astype(np.int64), axis=1))
 
 
-def top_k_by_sort(X: CSR, W: CSR, b: Any, k: int) -> TopK:
-    """Return the same as `top_k`, sorted by numpy (stable), for many rows."""
-    return best(all_scores(X, W, b), k)
-
-
 def best(scores: Any, k: int, allowed: Any = None) -> TopK:
     """Return the k best of each row of scores (n, K) among the allowed labels (None: all)."""
     labels = np.arange(scores.shape[1])
