@@ -77,11 +77,12 @@ def test_another_runs_directory_is_refused(tmp_path):
         parts(tmp_path, {**RUN, "revision": 7})
 
 
-def test_half_written_files_are_not_parts(tmp_path):
+def test_half_written_files_are_not_parts_and_go(tmp_path):
     result = parts(tmp_path)
     result.commit(block([0]))
     (tmp_path / ".part-abc.arrow.123.part").write_bytes(b"half")
     assert parts(tmp_path).missing.tolist() == [1, 2, 3, 4, 5]
+    assert not list(tmp_path.glob(".part-*"))
 
 
 def test_blocks_share_a_part_for_half_a_second_or_a_share_of_the_run(tmp_path, monkeypatch):

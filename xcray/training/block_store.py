@@ -59,6 +59,8 @@ class BlockStore:
         self._pending_bytes = 0
         self._opened = self._written = time.monotonic()
         self.damaged: list[str] = []
+        for left in directory.glob(".part-*.part"):  # of a process that died while it wrote
+            left.unlink(missing_ok=True)
         for path in sorted(directory.glob("part-*.arrow")):
             self._adopt(path)
 
