@@ -45,6 +45,7 @@ from xcray.index.search_result import SearchResult
 from xcray.index.weight_scan import Scan, scan_postings, scan_weights
 from xcray.kernels.entry_points import has_usual_arrays
 from xcray.kernels.search.choose_scan import SHORT_POSTINGS
+from xcray.kernels.search.validate_lists import first_invalid
 
 VALUES = st.sampled_from(
     [
@@ -276,6 +277,22 @@ def test_lists_of_narrow_models_with_short_rows_are_cut(k: int) -> None:
     postings = np.add.reduceat(lengths[X.indices], X.indptr[:-1])
     assert np.median(answer.postings_read / postings) < 0.4
     assert differences(answer, naive.all_scores(X, W, index.b), SearchArguments(k)) == []
+
+
+def test_a_list_of_clipped_weights_has_room_in_its_block() -> None:
+    """127 clipped weights need more bytes than 128, the most that this model can have."""
+    n_labels, most = 8_192, 64
+    rng = np.random.default_rng(5)
+    W = rng.random((n_labels, 4), np.float32) + np.float32(0.1)
+    W[: most - 1, 0] = 2 + rng.random(most - 1, np.float32)
+    W[most - 1 : -most, 0] = 1
+    W[-most:, 0] = -2 - rng.random(most, np.float32)
+    W[0, 1:] = 0  # the other features are shorter
+    X = csr_from(rng.random((5, 4), np.float32))
+    index = searcher(csr_from(W), biases(rng, n_labels))
+    assert first_invalid(index.lists) == -1
+    scores = naive.all_scores(X, csr_from(W), index.b)
+    assert differences(index.query(X, 5), scores, SearchArguments(5)) == []
 
 
 @pytest.mark.parametrize("k", [1, 100])

@@ -150,6 +150,20 @@ def max_clipped(n_labels: int) -> int:
     return n_labels >> 7
 
 
+@inner()
+def clipped_bytes(n_labels: int) -> int:
+    """Return the bytes for the list of clipped weights of a dense feature in narrow lists.
+
+    A list just below a change of the chunk size has more chunks than one just above it.
+    """
+    n = 2 * max_clipped(n_labels)
+    shift = chunk_shift(n)
+    size = list_bytes(n, NARROW_BYTES)
+    if shift > 3:
+        size = max(size, list_bytes((128 << (2 * (shift - 4))) - 1, NARROW_BYTES))
+    return size
+
+
 @inner(allocates=False)
 def n_ranges(n_labels: int) -> int:
     """Return the number of ranges of labels."""
@@ -181,12 +195,7 @@ def narrow_units(n: int, n_labels: int, dense: bool) -> int:
         return 0
     size = HEADER_BYTES + curve_bytes(n, NARROW_BYTES)
     if dense:
-        size = (
-            DENSE_HEADER_BYTES
-            + CURVE_BYTES
-            + n_labels
-            + list_bytes(2 * max_clipped(n_labels), NARROW_BYTES)
-        )
+        size = DENSE_HEADER_BYTES + CURVE_BYTES + n_labels + clipped_bytes(n_labels)
     size += list_bytes(n, NARROW_BYTES) + n * WEIGHT_BYTES
     return (size + UNIT_BYTES - 1) // UNIT_BYTES
 
@@ -334,12 +343,7 @@ def exact_list(
     n = int64(head & np.uint32(0x7FFFFFFF))
     if head & SPECIAL_BIT:
         n = int64(load32(blocks, position + 12))
-        position += (
-            DENSE_HEADER_BYTES
-            + CURVE_BYTES
-            + n_labels
-            + list_bytes(2 * max_clipped(n_labels), NARROW_BYTES)
-        )
+        position += DENSE_HEADER_BYTES + CURVE_BYTES + n_labels + clipped_bytes(n_labels)
     else:
         position += HEADER_BYTES + curve_bytes(n, NARROW_BYTES)
     return position + 2 * (chunk_count(n, chunk_shift(n)) + 1), n
@@ -358,5 +362,5 @@ def _read_dense(lists: PackedLists, terms: Terms, t: int, position: int) -> None
     terms.curve[t] = position + DENSE_HEADER_BYTES
     terms.dense[t] = terms.curve[t] + CURVE_BYTES
     clipped = terms.dense[t] + lists.n_labels
-    _read_list(lists, terms, t, clipped + list_bytes(2 * max_clipped(lists.n_labels), lists.width))
+    _read_list(lists, terms, t, clipped + clipped_bytes(lists.n_labels))
     terms.all[t] = terms.tops[t] + 2 * (terms.n_chunks[t] + 1)

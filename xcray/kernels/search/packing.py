@@ -27,6 +27,7 @@ from xcray.kernels.search.lists import (
     chunk_count,
     chunk_shift,
     chunk_start,
+    clipped_bytes,
     curve_bytes,
     is_split,
     list_bytes,
@@ -250,7 +251,7 @@ def _write_dense(
     if kept:
         _sort(keys, cut_labels, rest, kept)
         _write_list(cut_labels[0, :kept], rest[0, :kept], width, out, position)
-    position += list_bytes(2 * max_cut, width)
+    position += clipped_bytes(n_labels)
     _write_weights(weights, out, _write_list(labels, weights, width, out, position))
 
 

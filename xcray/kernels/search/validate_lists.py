@@ -26,6 +26,7 @@ from xcray.kernels.search.lists import (
     PackedLists,
     chunk_count,
     chunk_shift,
+    clipped_bytes,
     curve_bytes,
     label_mask,
     list_bytes,
@@ -81,7 +82,7 @@ def _is_valid_block(lists: PackedLists, begin: int, end: int) -> bool:
 @inner()
 def _is_valid_dense(lists: PackedLists, begin: int, end: int, n: int) -> bool:
     """Return whether a dense block is valid; n: size of its list."""
-    blocks, room = lists.blocks, list_bytes(2 * max_clipped(lists.n_labels), NARROW_BYTES)
+    blocks, room = lists.blocks, clipped_bytes(lists.n_labels)
     position = begin + DENSE_HEADER_BYTES + CURVE_BYTES + lists.n_labels
     full = position + room
     if full > end or n > 2 * max_clipped(lists.n_labels):
