@@ -44,7 +44,10 @@ FILES: Final = {
         "a line longer than max_line_bytes",
         "check the line ends; if this is intended, raise max_line_bytes",
     ),
-    "UPLOAD_TRUNCATED": ErrorCode("the file ends inside a value", "send the file again"),
+    "UPLOAD_TRUNCATED": ErrorCode(
+        "the upload has not its declared SHA-256, or the file ends inside a value",
+        "send the file again",
+    ),
 }
 LINES: Final = {
     "DIM_LIMIT": ErrorCode(
