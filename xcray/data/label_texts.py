@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -85,10 +85,6 @@ class LabelTexts:
     def names(self) -> dict[str, str]:
         """The name of each id."""
         return dict(zip(self.ids, self.table.column("name").to_pylist(), strict=True))
-
-    def names_of(self, ids: Sequence[str]) -> list[str | None]:
-        """Return the names of ids; None for ids without texts."""
-        return [self.names.get(each) for each in ids]
 
     def entries(self) -> Iterator[LabelText]:
         """Yield the texts label by label."""

@@ -51,7 +51,7 @@ def test_every_format_gives_the_same_texts(tmp_path: Path) -> None:
     texts = read_label_texts(write(tmp_path / "labels.jsonl", lines))
     assert [each.id for each in texts.entries()] == ["a:2", "a:1"]
     assert list(texts.entries())[1].other_names == ("Katze", "Stubentiger")
-    assert texts.names_of(["a:1", "a:9"]) == ["Cat", None]
+    assert texts.names == {"a:2": "Tier", "a:1": "Cat"}
     lines = "a:2\tTier\n\na:1\tKatze\na:2\tAnimal\na:2\tTier\n"
     animal, cat = read_label_texts(write(tmp_path / "l.tsv", lines)).entries()
     assert (animal.id, animal.name, animal.other_names) == ("a:2", "Tier", ("Animal",))

@@ -154,7 +154,7 @@ def test_the_token_is_in_one_file_of_its_owner_and_shown_nowhere(cluster, direct
     assert any("gcs_server" in command for command in commands)
     files = [path for path in directory.iterdir() if path != info.token_path]
     shown = [path.read_text(errors="replace") for path in files]
-    assert not any(token in text for text in [*commands, repr(info), str(info.environment), *shown])
+    assert not any(token in text for text in [*commands, repr(info), *shown])
 
 
 def test_a_driver_joins_by_address_and_leaves_it_running(cluster):
@@ -525,4 +525,3 @@ def test_cluster_info_does_not_show_the_token(tmp_path):
     info = ClusterInfo("h:1", "http://h:2", tmp_path / "token", 1)
     assert "secret" not in repr(info)
     assert info.headers == {"Authorization": "Bearer secret"}
-    assert info.environment["RAY_AUTH_MODE"] == "token"

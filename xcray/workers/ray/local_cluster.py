@@ -37,7 +37,7 @@ from xcray.workers.ray.session import (
     is_reachable,
     local_ray,
 )
-from xcray.workers.ray.token import auth_environment, auth_header
+from xcray.workers.ray.token import auth_header
 
 __all__ = ["Cluster", "ClusterInfo", "ExternalRay", "ManagedLocalRay", "connect", "local_ray"]
 
@@ -60,14 +60,6 @@ class ClusterInfo(NamedTuple):
     dashboard: str
     token_path: Path | None  # None: external cluster, the environment has the credentials
     pid: int  # of the daemon; 0 for an external cluster
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment variables with which a child process can join."""
-        return {
-            **(auth_environment(self.token_path) if self.token_path else {}),
-            "RAY_ADDRESS": self.address,
-        }
 
     @property
     def headers(self) -> dict[str, str]:
