@@ -205,7 +205,7 @@ def command(line: str) -> subprocess.Popen[str]:
 
 
 def test_an_interrupted_training_resumes_to_the_same_model(shell: Shell, tmp_path: Path) -> None:
-    sizes = "-o synthetic.rows=6000 -o synthetic.labels=1500 -o synthetic.features=4000"
+    sizes = "-o synthetic.rows=12000 -o synthetic.labels=6000 -o synthetic.features=4000"
     shell.json(f"data build synthetic {tmp_path}/data {sizes}")
     work = f"train {tmp_path}/data --out {tmp_path}/model --pool serial -p eps=0.0001"
     begun = command(work)

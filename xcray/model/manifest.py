@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from xcray.errors import Corrupt, InputError, NotFound, ParameterError
 from xcray.kernels.row_norm import ROW_NORMS
 from xcray.storage.atomic import NAME_PATTERN, similar_directory
@@ -61,7 +59,7 @@ def parse_manifest(raw: bytes) -> dict[str, Any]:
     Raises Corrupt, and InputError for the manifest of a data set.
     """
     try:
-        manifest = msgspec.json.decode(raw)
+        manifest = json.loads(raw)
         if "splits" in manifest and "seal" not in manifest:
             raise InputError(
                 "this is a data set, not a model: train a model on it with `xcray train DIR`",
