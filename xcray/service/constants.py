@@ -40,7 +40,7 @@ STOP_GRACE_SECONDS = 3.0  # that a training has to stop before its process is te
 RUNNER_STALE_SECONDS = 60.0  # without a poll of a queue with jobs until readiness reports RUNNER
 JOB_LOG_BYTES = 50 * MB  # a longer log keeps only its head and tail
 KEEP_JOBS = 100_000  # ended jobs; older ones are deleted
-KEEP_RUNS_HOURS = 24.0  # after which the run folder of a published job is emptied
+KEEP_RUNS_HOURS = 24.0  # after which the run folder of a published job loses its parts
 # Under process 1, of a container or a machine, all processes end together: after SIGTERM local
 # runners release their jobs, which are queued again. Elsewhere runners continue.
 RELEASE_JOBS = 1 in (os.getpid(), os.getppid())
