@@ -30,7 +30,7 @@ from xcray.service.app import create_app
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+TUTORIALS = [ROOT / "docs" / "tutorials" / f"{name}.md" for name in ("cluster", "own_csv")]
 PAGES = (
     "README.md",
     "docs/coming_from.md",
@@ -158,7 +158,7 @@ def test_the_commands_of_a_tutorial_run_in_order(page: Path, tmp_path: Path) -> 
         )
         assert ran.returncode == 0, (line, ran.stderr)
         shown += ran.stdout
-    shown_words = {"own_csv": "paper", "cluster": "the same", "text_to_answers": "good rows"}
+    shown_words = {"own_csv": "paper", "cluster": "the same"}
     assert shown_words[page.stem] in shown
 
 
