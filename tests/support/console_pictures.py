@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import io
 import tempfile
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -60,7 +61,7 @@ def prepare(http: httpx.Client, home: Path) -> tuple[str, dict[str, tuple[str, s
     http.post("/v1/models/pydocs@prod/feedback", json=judged).raise_for_status()
     endless = {"dataset": "pydocs", "model": "softmax", "solver": "dsmlr", "params": ENDLESS}
     running = http.post("/v1/jobs", json=endless).headers["location"]
-    until(lambda: http.get(running).json()["progress"].get("done"), home)
+    _wait_for(http, home, running, lambda job: job["progress"].get("done"))
     question = str(httpx.QueryParams({"model": "pydocs@prod", "text": QUESTION, "p": "1"}))
     return key, {
         "overview": ("", "Overview"),
@@ -125,14 +126,21 @@ def write_picture(page: Any, path: Path) -> int:
 def _create(http: httpx.Client, home: Path, path: str, body: dict[str, Any]) -> str:
     """Create a data set or job, wait until it is complete, and return its id."""
     location = http.post(path, json=body).raise_for_status().headers["location"]
-
-    def is_complete() -> bool:
-        status = http.get(location).json()["status"]
-        assert status != "FAILED", http.get(location).text
-        return status in ("READY", "SUCCEEDED")
-
-    until(is_complete, home)
+    _wait_for(http, home, location, lambda made: made["status"] in ("READY", "SUCCEEDED"))
     return str(location.rsplit("/", 1)[-1])
+
+
+def _wait_for(
+    http: httpx.Client, home: Path, location: str, wish: Callable[[dict[str, Any]], Any]
+) -> None:
+    """Wait until `wish` is true of a data set or job, which must not fail."""
+
+    def is_fulfilled() -> bool:
+        state = http.get(location).raise_for_status().json()
+        assert state["status"] != "FAILED", state
+        return bool(wish(state))
+
+    until(is_fulfilled, home)
 
 
 if __name__ == "__main__":
