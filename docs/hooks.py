@@ -39,6 +39,9 @@ OUTSIDE = {
 # outputs of notebooks, the first of these kinds that there is
 SHOWN = ("image/svg+xml", "image/png", "text/markdown", "text/plain")
 REPOSITORY = {page: path for path, page in OUTSIDE.items()}
+# Search lists guides before lists of names, and reasons last.
+BOOST = {"Guides": 4, "Start": 2, "Decisions": 0.25}
+BOOST |= dict.fromkeys(("Reference", "Python", "Notebooks", "Scripts"), 0.5)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -74,8 +77,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links at pages of the site, and show each file that a comment names."""
     markdown = FILE.sub(_source_block, markdown)
     source = Path(page.file.src_uri)
-    if source.parts[0] == "decisions":  # guides come before reasons
-        page.meta["search"] = {"boost": 0.5}
+    section = getattr(getattr(page, "parent", None), "title", "")
+    page.meta["search"] = {"boost": BOOST.get(section, 1)}
     place = Path(REPOSITORY.get(source.as_posix(), f"docs/{source.as_posix()}")).parent
 
     def site_link(match: re.Match[str]) -> str:
