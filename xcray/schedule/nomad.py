@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from xcray.schedule.routes import BlockPass, check_invariant, shards_by_worker
+from xcray.schedule.routes import BlockPass, shards_by_worker
 
 MAX_COUNTED, MAX_DRAWS = 8, 16  # limits of members that are counted, and of failed draws
 
@@ -106,31 +106,6 @@ class Nomad:
         self._change_load(w, -1)
         target = self._next_worker(block, w)
         return (block_pass.worker,) if target is None else (self._names[target], block_pass.worker)
-
-    def check(self, running: Sequence[BlockPass]) -> None:
-        """Raise AssertionError if blocks and workers disagree, or if a block waits needlessly."""
-        loads = [sum(block_pass.worker == name for block_pass in running) for name in self._names]
-        check_invariant(self._load == loads, "the queue lengths are wrong")
-        waiting = self._unbound | sum(self._bound_to_node)
-        check_invariant(
-            sum(loads) + waiting.bit_count() + self._block_sweep.count(self._sweeps)
-            == self._blocks,
-            "a block is lost",
-        )
-        for w, sweep in enumerate(self._worker_sweep):
-            may_come = self._unbound | self._bound_to_node[self._node[w]]
-            for block in range(self._blocks):
-                gap, is_taken = sweep - self._block_sweep[block], not self._to_take[w] >> block & 1
-                passed = not self._to_pass[block] >> w & 1
-                check_invariant(
-                    gap + is_taken == passed,
-                    f"block {block} and {self._names[w]} disagree on what they have done",
-                )
-                waits = may_come >> block & 1 and gap == 0 and not passed and sweep < self._sweeps
-                check_invariant(
-                    not waits or self._load[w] == len(self._with_load) - 1,
-                    f"block {block} waits for a worker that has room",
-                )
 
     def _node_numbers(self, nodes: Mapping[str, str] | None) -> list[int]:
         """Return the node number of each worker; without nodes there is only one."""

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil
 
-from xcray.schedule.routes import BlockPass, check_invariant, shards_by_worker
+from xcray.schedule.routes import BlockPass, shards_by_worker
 
 # Limit relative to a worker's share of the blocks; more would cover longer delays.
 MAX_CROWD_FACTOR = 3.0
@@ -140,46 +140,6 @@ class Ring:
         for each in range(self._blocks):
             self._offer(each)
         return tuple(self._ready)
-
-    def check(self, running: Sequence[BlockPass]) -> None:
-        """Raise AssertionError if blocks and shards disagree on the cells that are done."""
-        n, ready = (
-            len(self._owners),
-            [block for entries in self._ready.values() for _, block in entries],
-        )
-        cells = sum(len(block_pass.shards) for block_pass in running)
-        check_invariant(
-            sum(self._taken) == sum(self._steps) + cells,
-            "blocks and shards do not agree on what they have done",
-        )
-        check_invariant(
-            not any(self._free[block_pass.block] for block_pass in running),
-            "a block in flight is marked as free",
-        )
-        for block in (block for block in range(self._blocks) if self._free[block]):
-            shard, sweep = self._next_shard[block], self._steps[block] // n
-            check_invariant(
-                self._taken[shard] // self._blocks <= sweep,
-                f"shard {shard} is a sweep ahead of block {block}, which has to pass it",
-            )
-        places = [
-            *self._holder,
-            *(
-                block_pass.worker
-                for block_pass in running
-                if self._holder[block_pass.block] != block_pass.worker
-            ),
-        ]
-        n_blocks = {worker: places.count(worker) for worker in self._owners}
-        check_invariant(n_blocks == self._held_blocks, "the counts of held blocks are wrong")
-        check_invariant(
-            all(n_blocks[worker] <= self._max_held[worker] for worker in n_blocks),
-            "a worker holds too many blocks",
-        )
-        check_invariant(
-            sorted(ready) == [b for b in range(self._blocks) if self._can_move(b)],
-            "the offered blocks are not those that can move",
-        )
 
     def _can_move(self, block: int) -> bool:
         """Return whether a block can go to its next shard."""

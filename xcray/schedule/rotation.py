@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from xcray.schedule.nomad import Nomad
 from xcray.schedule.ring import Ring
-from xcray.schedule.routes import BlockPass, RoutingPolicy, check_invariant, shards_by_worker
+from xcray.schedule.routes import BlockPass, RoutingPolicy, shards_by_worker
 
 __all__ = ["ORDERS", "BlockPass", "RotationSchedule"]
 
@@ -98,33 +98,6 @@ class RotationSchedule:
         if self.done_cells == self.total_cells:
             return []
         return self._issue(workers, self._max_in_flight)
-
-    def running_passes(self) -> list[BlockPass]:
-        """Return passes issued and not done, by worker, in the order in which each runs them."""
-        return [
-            block_pass
-            for in_flight in self._in_flight.values()
-            for block_pass in in_flight.values()
-        ]
-
-    def check(self) -> None:
-        """Raise AssertionError if an invariant is violated, as far as the state shows it."""
-        passes = self.running_passes()
-        blocks = [block_pass.block for block_pass in passes]
-        check_invariant(len(blocks) == len(set(blocks)), "a block is in two places")
-        check_invariant(
-            all(len(in_flight) <= self._max_in_flight for in_flight in self._in_flight.values()),
-            "a worker has too many passes in flight",
-        )
-        for block_pass in passes:
-            shards = self._workers[block_pass.worker]
-            check_invariant(
-                all(shard in shards for shard in block_pass.shards),
-                f"{block_pass} is at shards of another worker",
-            )
-        is_idle = self._issued == 0 or self.done_cells == self.total_cells
-        check_invariant(bool(passes) or is_idle, "nothing is in flight, and not all is done")
-        self._route.check(passes)
 
     def _issue(self, workers: Iterable[str], limit: int) -> list[BlockPass]:
         """Return passes for workers that have free places, at most `limit` per worker."""

@@ -32,9 +32,6 @@ class RoutingPolicy(Protocol):
     def complete_pass(self, block_pass: BlockPass) -> Sequence[str]:
         """Record a finished pass; return the workers that may have a next one now, in order."""
 
-    def check(self, running: Sequence[BlockPass]) -> None:
-        """Raise AssertionError if the state is inconsistent with itself or the running passes."""
-
 
 def shards_by_worker(owners: Sequence[str]) -> dict[str, range]:
     """Return the shards of each worker, which are consecutive; owners[s] has shard s."""
@@ -42,9 +39,3 @@ def shards_by_worker(owners: Sequence[str]) -> dict[str, range]:
     for shard, worker in enumerate(owners):
         out[worker] = range(out[worker].start if worker in out else shard, shard + 1)
     return out
-
-
-def check_invariant(holds: bool, message: str) -> None:
-    """Raise AssertionError with `message` unless the invariant holds."""
-    if not holds:
-        raise AssertionError(message)
