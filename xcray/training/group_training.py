@@ -31,7 +31,6 @@ from xcray.training.epoch_strategy import (
 )
 from xcray.training.group_workers import (
     GroupWorkerFactory,
-    GroupWorkers,
     RowWorkerFactory,
     empty_rows,
     make_parts,
@@ -99,15 +98,17 @@ def train_group(
             parts.group, stopped, observer.record, parts=parts, layout=layout, ends=ends
         )
         loop = ProgramLoop(
-            GroupWorkers(solver, rows, parts, calls, folder, stopped),
+            solver,
+            rows,
+            parts,
+            calls,
             observer,
-            solver.stopping,
             folder=folder,
             positives=positives,
             truth=truth,
             max_seconds=max_seconds,
-            seconds_left=lambda: None if ends is None else ends - time.monotonic(),
-            saves_end=parts.keeps_state or solver.exports == "stages",
+            ends=ends,
+            stopped=stopped,
             on_end=on_end,
         )
         with limit_blas_threads():  # also of libraries that the workers have loaded

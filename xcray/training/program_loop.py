@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from xcray.arrays import Int64, Pattern
 from xcray.errors import Refused, Stopped, Unavailable
-from xcray.solvers.declarations import StoppingRule
-from xcray.solvers.group_contract import Round
+from xcray.solvers.group_contract import GroupSolver, Round, StateLost, TrainingRows
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.checkpoints import CheckpointFolder, TrainingState
 from xcray.training.epoch_progress import CurvePoint, held_out_measures, resume_note, seconds_left
-from xcray.training.group_workers import NODE_LEAVES, GroupWorkers
-from xcray.workers.calls import TIME_LIMIT
+from xcray.training.shards.assignment import ShardAssignment
+from xcray.workers.call_queue import WorkerLost
+from xcray.workers.calls import TIME_LIMIT, GroupCalls
 from xcray.workers.observer import RunObserver, RunProgress
+from xcray.workers.parts import Parts
 from xcray.workers.timeline import START, TimelinePosition
+
+MAX_LOSSES_PER_WORKER: Final = 5  # losses before giving up, per worker, since a newer checkpoint
+# in addition to the time of the last checkpoint
+LEAVE_MARGIN_SECONDS: Final = 5.0
+NODE_LEAVES: Final = "LEAVE"  # code of the Stopped before a node goes
 
 
 class ProgramOutcome(NamedTuple):
@@ -42,38 +48,55 @@ class ProgramOutcome(NamedTuple):
 class ProgramLoop:
     """A running training; `_last` and `_history` are those of the last round.
 
-    rule: the solver's. folder: of the checkpoints, None for none. truth: labels of the held-out
-    rows. max_seconds: time limit, None for none; seconds_left: until then. saves_end: whether the
-    end is saved, too. on_end: called with the outcome before the labels are delivered.
+    Workers that hold shares: a lost worker's calls are run again by the next owner; with each
+    checkpoint new workers are taken over and draining nodes left. Workers that hold shards have the
+    state of a round, and after a loss the program starts again; at sync points shards move and
+    draining nodes are left. What a program yields depends on the layout, the data and the solver,
+    not on workers, losses or resumes.
+
+    calls: of the parts, by the program. folder: of the checkpoints, None for none: then workers
+    only change after losses. truth: labels of the held-out rows. max_seconds: time limit, None for
+    none; ends: its end on the clock of `time.monotonic`. on_end: called with the outcome before the
+    labels are delivered.
     """
 
     def __init__(
         self,
-        workers: GroupWorkers,
+        solver: GroupSolver,
+        rows: TrainingRows,
+        parts: Parts,
+        calls: GroupCalls,
         observer: RunObserver[SolvedLabels],
-        rule: StoppingRule,
         *,
         folder: CheckpointFolder | None,
         positives: Int64,
         truth: Pattern | None,
         max_seconds: float | None,
-        seconds_left: Callable[[], float | None],
-        saves_end: bool,
+        ends: float | None,
+        stopped: Callable[[], bool],
         on_end: Callable[[ProgramOutcome], None] = lambda outcome: None,
     ) -> None:
-        self._workers = workers
+        self._solver = solver
+        self._rows = rows
+        self._parts = parts
+        self._calls = calls
         self._observer = observer
-        self._rule = rule
         self._folder = folder
         self._positives = positives
         self._truth = truth
         self._max_seconds = max_seconds
-        self._seconds_left = seconds_left
-        self._saves_end = saves_end
-        self._reason = ""  # why the training ends
+        self._ends = ends
+        self._stopped = stopped
         self._on_end = on_end
+        self._rule = solver.stopping
+        self._reason = ""  # why the training ends
+        self._farthest = -1  # rounds in the newest checkpoint
+        self._lost = self._restarts = 0  # workers; losses since that checkpoint
+        self._note = ""  # what happened since the last report, for people
+        self._eta: float | None = None  # as of the last report
         self._begin(None)
-        workers.on_progress = self._report
+        calls.on_progress = self._on_progress
+        calls.on_sync_point = self._on_sync_point
 
     def run(self) -> tuple[TrainingState, Round | None]:
         """Train, deliver all labels, and return the last state, and the last round if one was done.
@@ -91,21 +114,21 @@ class ProgramLoop:
                 loss = ""
                 try:
                     self._save_last()
-                    self._workers.leave()
+                    self._note = self._parts.leave() or self._note
                 except Unavailable as error:  # too late
-                    loss = self._workers.recover(error)
+                    loss = self._recover(error)
             except Unavailable as error:
-                loss = self._workers.recover(error)
+                loss = self._recover(error)
 
     def _attempt(self, loss: str) -> tuple[TrainingState, Round | None]:
         """Run the program from the newest checkpoint to the end; loss: what happened before."""
         damaged = len(self._damaged)
         self._begin(None)  # no round is valid until the checkpoint is restored
-        self._begin(self._workers.restore(self._folder))
+        self._begin(self._restore())
         if len(self._damaged) > damaged:
             loss = f"{self._damaged[-1]} is damaged"
         if loss:
-            self._workers.note = loss + resume_note(self._number)
+            self._note = loss + resume_note(self._number)
         self._observer.discard_results()
         self._observer.discard_since(self._position)
         last = None
@@ -113,16 +136,50 @@ class ProgramLoop:
             last, reason = self._run_rounds()
             self._reason = reason
             self._report()
-            if self._saves_end:
+            if self._parts.keeps_state or self._solver.exports == "stages":
                 self._n_durable = 0  # the reason is not saved yet
                 self._save_last()
         if self._last is None:
             raise ValueError("a program must yield a round")
         self._on_end(self.outcome())
-        for block in self._workers.export(self._last, self._positives):
+        for block in self._solver.export(self._calls, self._last, self._positives):
             self._observer.commit(block)
             self._observer.sync()
         return self._last, last
+
+    def _restore(self) -> TrainingState | None:
+        """Assign all parts, and restore the newest valid checkpoint, or the start."""
+        self._parts.place(self._stopped)
+        self._calls.sweeps = 0  # since then
+        saved = self._parts.load(self._folder)
+        number = 0 if saved is None else len(saved.note["history"])
+        if number > self._farthest:
+            self._farthest, self._restarts = number, 0
+        return saved
+
+    def _recover(self, error: Unavailable) -> str:
+        """Replace what was lost; return what happened.
+
+        Raises errors other than losses, and Unavailable if workers keep being lost or no
+        worker is left.
+        """
+        is_new = error.code == StateLost.code  # a worker that took the place of a lost one
+        if not isinstance(error, WorkerLost) and not is_new:
+            raise error
+        group, workers = self._parts.group, getattr(error, "workers", ())
+        self._lost += len(workers)
+        self._restarts += max(1, len(workers))
+        group.interrupt()  # the running calls are not needed any more
+        allowed = MAX_LOSSES_PER_WORKER * len(group.workers)
+        if self._restarts - group.status().lost_with_nodes > allowed:
+            raise Unavailable(
+                f"{self._restarts} workers were lost one after the other; "
+                "check their logs and memory, then resume",
+                code="WORKERS_LOST",
+            ) from error
+        if isinstance(error, WorkerLost):
+            self._parts.recover(error)
+        return "a worker was lost" if is_new else error.message
 
     @property
     def _damaged(self) -> list[str]:
@@ -149,7 +206,7 @@ class ProgramLoop:
 
     def _run_rounds(self) -> tuple[Round | None, str]:
         """Run the program to its end or to the time limit; return the last round and the reason."""
-        program, last = self._workers.program(self._last), None
+        program, last = self._solver.program(self._calls, self._rows, self._last), None
         while True:
             try:
                 last = next(program)
@@ -160,8 +217,8 @@ class ProgramLoop:
                     raise
                 return last, self._time_is_up(stopped)
             self._on_round(last)
-            left = self._seconds_left()
-            if left is not None and left <= 0.0 and last.number < self._rule.limit:
+            is_late = self._ends is not None and time.monotonic() >= self._ends
+            if is_late and last.number < self._rule.limit:
                 program.close()
                 return last, self._time_is_up()
 
@@ -184,17 +241,20 @@ class ProgramLoop:
         self._last, self._number = done.state, done.number
         if not entry.get("back"):
             self._curve.append(CurvePoint(seconds, done.ratio))
-        if self._workers.keeps_state:
+        if self._parts.keeps_state:
             self._position = self._observer.mark()
-        if self._folder is not None and (self._folder.due or self._workers.wants_checkpoint):
+        if self._folder is not None and (self._folder.due or self._parts.has_changes(self._eta)):
             self._save_last()
         self._report()
 
     def _save_last(self) -> None:
-        """Save the last round, unless it is saved or there are no checkpoints."""
+        """Save the last round, unless it is saved or there are no checkpoints.
+
+        Then take over new workers and leave draining nodes.
+        """
         if self._folder is None or self._last is None or self._n_durable == len(self._history):
             return
-        if not self._workers.keeps_state:
+        if not self._parts.keeps_state:
             self._position = self._observer.mark()
         note = {
             "state": dict(self._last.note),
@@ -204,13 +264,14 @@ class ProgramLoop:
             "seconds": self._seconds(),
             "timeline": self._position,
         }
-        self._workers.save(self._folder, len(self._history), self._last._replace(note=note))
+        self._parts.save(self._folder, len(self._history), self._last._replace(note=note))
+        self._note = self._parts.adapt() or self._note
         self._n_durable = len(self._history)
 
     def _save_and_stop(self, stopped: Stopped) -> NoReturn:
         """Save the last round if it is still as it was, and raise Stopped."""
         try:
-            if self._workers.keeps_state:
+            if self._parts.keeps_state:
                 self._save_last()
         except Unavailable as lost:
             raise stopped from lost  # the checkpoint before is used
@@ -220,11 +281,31 @@ class ProgramLoop:
         """Report progress: `ahead` epochs beyond the last round."""
         done, seconds = self._number + ahead, self._seconds()
         eta = 0.0 if self._reason else seconds_left(self._rule, done, seconds, self._curve)
-        self._workers.seconds_left = eta
+        self._eta = eta
         newest = self._history[-1] if self._history else {}
-        note, self._workers.note = self._workers.note, ""
+        note, self._note = self._note, ""
         rate = done / max(seconds, 1e-9)
         self._observer.report(RunProgress(done, self._rule.limit, seconds, rate, eta, newest, note))
+
+    def _on_progress(self, ahead: float, left: float) -> None:
+        """Report that `ahead` epochs of a rotation are done; left: seconds to its end.
+
+        Raises Stopped (LEAVE) if its end would come too late for a draining node.
+        """
+        self._report(ahead)
+        if self._folder is None:
+            return
+        soonest = min(self._parts.draining.values(), default=math.inf)
+        if soonest < left + self._folder.seconds_to_save + LEAVE_MARGIN_SECONDS:
+            raise Stopped("a node is about to go", code=NODE_LEAVES)
+
+    def _on_sync_point(self) -> None:
+        """Leave draining nodes, add new workers, or move shards to faster workers."""
+        if self._folder is not None and self._parts.draining:
+            raise Stopped("a node is about to go", code=NODE_LEAVES)
+        if self._calls.sweeps and isinstance(self._parts, ShardAssignment):
+            moved = self._parts.rebalance(self._calls.speeds, self._calls.sweeps, self._eta)
+            self._note = moved or self._note
 
     def _seconds(self) -> float:
         """Return the seconds of training, in all attempts."""
@@ -240,8 +321,8 @@ class ProgramLoop:
             self._reason,
             self._history,
             self._damaged,
-            self._workers.lost,
-            self._workers.moved,
+            self._lost + self._calls.lost,
+            self._parts.moved,
         )
 
 
