@@ -53,10 +53,10 @@ def run_probe(
 
     runner: what solves the labels, if not the solver. Labels slower than expected end the probe,
     also before they are solved: their time so far then counts as their time. The solved blocks are
-    discarded.
+    discarded. seconds: approximate time limit, 0 to solve none.
     """
     picked = _probe_labels(work, seconds)
-    if not len(picked):
+    if seconds <= 0.0 or not len(picked):
         return MeasuredRates()
     state = solver.load_dataset(dataset)
     solver.warm_up(state)

@@ -20,7 +20,6 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Refused
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES
 from xcray.solvers.contract import IndependentSolver
-from xcray.solvers.declarations import TaskNeeds
 from xcray.system.cores import available_cores
 from xcray.system.memory import anonymous_bytes, available_bytes
 from xcray.system.units import format_bytes, parse_bytes
@@ -107,27 +106,6 @@ class Estimate(NamedTuple):
         return {**self._asdict(), **whole, "memory": self.memory, "disk": self.disk}
 
 
-class TrainingShape(NamedTuple):
-    """Input of a training estimate.
-
-    rows, features, labels, entries: N, D, K, entries of X. max_entries: largest number of entries
-    in the rows that one label works on. seconds, weights: (K,) float64, expected of each label.
-    mapped: bytes of the data files. needs: of a worker in addition to its solver's arrays.
-    calibration_bytes: memory of the calibration.
-    """
-
-    rows: int
-    features: int
-    labels: int
-    entries: int
-    max_entries: float
-    seconds: Float64
-    weights: Float64
-    mapped: int
-    needs: TaskNeeds = TaskNeeds()
-    calibration_bytes: int = 0
-
-
 def memory_limits(spec: TrainSpec) -> dict[str, int]:
     """Return the bytes that this process can still take, by name of the limit.
 
@@ -172,78 +150,45 @@ def estimate(
     """Estimate a training of `labels` (n,) of a data set, including publishing all K labels.
 
     cost_terms: the solver's `cost_terms`, if already computed. runner: what solves the labels, if
-    not the solver. probe_seconds: approximate time
-    limit of the probe, 0 for none. By default it is PROBE_SHARE of the expected time.
+    not the solver. probe_seconds: approximate time limit of the probe, 0 for none; by default
+    PROBE_SHARE of the expected time.
     """
-    shape = training_shape(dataset, solver, cost_terms)
-    if spec.calibrate:
-        shape = shape._replace(calibration_bytes=calibration_bytes(dataset))
-    work = LabelWork(labels, shape.seconds[labels], shape.weights[labels])
-    default = min(MAX_PROBE_SECONDS, PROBE_SHARE * float(work.seconds.sum()))
-    seconds = default if probe_seconds is None else probe_seconds
-    rates = MeasuredRates()
-    if seconds > 0.0:
-        rates = run_probe(solver, dataset, work, seconds, runner)
-    return estimate_from(spec, shape, solver, labels, workers, rates)
-
-
-def training_shape(
-    dataset: Dataset, solver: IndependentSolver, cost_terms: Float64 | None = None
-) -> TrainingShape:
-    """Return the shape of a training on a data set, with the first guess of every label's work.
-
-    cost_terms: the solver's `cost_terms`, if already computed.
-    """
-    train = dataset.train
-    entries = entries_per_label(train)
+    train, place = dataset.train, worker_place(spec)
+    sizes, entries, needs = split_sizes(train), entries_per_label(train), solver.task_needs(train.X)
+    _, features, K, _ = sizes
     if cost_terms is None:
         cost_terms = solver.cost_terms(train.X, train.XT, train.YT)
-    return TrainingShape(
-        *split_sizes(train),
-        max_entries=3.0 * float(entries.max(initial=0.0)),
-        seconds=np.asarray(cost_terms @ solver.cost_rates),
-        weights=WEIGHTS_PER_ROOT * np.sqrt(entries),
-        mapped=mapped_bytes(dataset),
-        needs=solver.task_needs(train.X),
-    )
-
-
-def estimate_from(
-    spec: TrainSpec,
-    shape: TrainingShape,
-    solver: IndependentSolver,
-    labels: Int32,
-    workers: int,
-    rates: MeasuredRates,
-) -> Estimate:
-    """Estimate a training of `labels` (n,) by the formula, including publishing all K labels."""
-    K, place, seconds = shape.labels, worker_place(spec), shape.seconds[labels]
-    lengths = np.minimum(rates.weight_ratio * shape.weights, shape.features)
+    expected = np.asarray(cost_terms @ solver.cost_rates)[labels]
+    guess = WEIGHTS_PER_ROOT * np.sqrt(entries)
+    if probe_seconds is None:
+        probe_seconds = min(MAX_PROBE_SECONDS, PROBE_SHARE * float(expected.sum()))
+    work = LabelWork(labels, expected, guess[labels])
+    rates = run_probe(solver, dataset, work, probe_seconds, runner)
+    lengths = np.minimum(rates.weight_ratio * guess, features)
     weights = int(lengths.sum())
-    core = float(seconds.sum()) * rates.time_ratio + len(labels) * rates.label_seconds
-    sizes = (shape.rows, shape.features, shape.labels, shape.entries)
-    worker, reserved = scratch_bytes(solver, sizes, shape.max_entries)
-    worker += shape.needs.n_bytes + shape.needs.bytes_per_weight * weights
-    model = model_bytes(weights, K, shape.features)
+    core = float(expected.sum()) * rates.time_ratio + len(labels) * rates.label_seconds
+    longest_label = float(expected.max(initial=0.0)) * rates.time_ratio + rates.label_seconds
+    worker, reserved = scratch_bytes(solver, sizes, 3.0 * float(entries.max(initial=0.0)))
+    model = model_bytes(weights, K, features)
     pieces = max(
         min(ENTRY_BYTES * weights, merge_budget(spec, weights)),
         IN_FLIGHT_BYTES * workers,
-        shape.calibration_bytes,
+        calibration_bytes(dataset) if spec.calibrate else 0,
     )
-    longest_label = float(seconds.max(initial=0.0)) * rates.time_ratio + rates.label_seconds
+    separate = place != "thread"
     return Estimate(
         driver=CODE_BYTES
         + DRIVER_BYTES_PER_LABEL * K
-        + 24 * shape.features
+        + 24 * features
         + pieces
-        + (RAY_DRIVER_BYTES if place != "thread" else shape.needs.process_bytes),
-        worker=worker,
+        + (RAY_DRIVER_BYTES if separate else needs.process_bytes),
+        worker=worker + needs.n_bytes + needs.bytes_per_weight * weights,
         workers=workers,
         place=place,
-        process=0 if place == "thread" else PROCESS_BYTES + shape.needs.process_bytes,
-        ray=0 if place == "thread" or spec.ray_address is not None else RAY_BYTES,
+        process=(PROCESS_BYTES + needs.process_bytes) * separate,
+        ray=RAY_BYTES * (separate and spec.ray_address is None),
         reserved=reserved,
-        mapped=shape.mapped,
+        mapped=mapped_bytes(dataset),
         parts=int(8 * lengths[labels].sum()) + PART_BYTES_PER_LABEL * len(labels),
         model=model,
         weights=weights,
