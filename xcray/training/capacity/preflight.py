@@ -25,7 +25,7 @@ from xcray.system.memory import anonymous_bytes, available_bytes
 from xcray.system.units import format_bytes, parse_bytes
 from xcray.training.calibration.fit import calibration_bytes
 from xcray.training.capacity.disk import check_disk
-from xcray.training.capacity.label_probe import LabelWork, MeasuredRates, run_probe
+from xcray.training.capacity.label_probe import LabelWork, run_probe
 from xcray.training.capacity.worker_memory import (
     entries_per_label,
     mapped_bytes,
