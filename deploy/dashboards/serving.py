@@ -244,16 +244,6 @@ INSIDE = Row(
             unit="bytes",
         ),
         graph(
-            "Model sync",
-            "Models not copied yet to XCRAY_MODELS_MIRROR or from XCRAY_MODELS_FOLLOW, and failed "
-            "sync runs.",
-            (replica("xcray_model_sync_pending", "direction", how="max"), "{{direction}} pending"),
-            (
-                f"60 * {replica_rate('xcray_model_transfer_failures_total', 'direction')}",
-                "{{direction}} failures per minute",
-            ),
-        ),
-        graph(
             "Uploads",
             "Bytes of complete uploads per second.",
             (replica_rate("xcray_uploaded_bytes_total"), "uploaded"),

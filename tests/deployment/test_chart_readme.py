@@ -36,7 +36,6 @@ DECIDED = {
         "max_running_jobs",
     ),
     *("runner_port", "processes", "drain_seconds", "grace_seconds", "public_metrics"),
-    *("models_mirror", "models_follow"),
 }
 
 

@@ -195,15 +195,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**SERVING, "storage.home.existingClaim": "c"}, "mode serving takes its models from"),
     (
         {**SERVING, "storage.objects.enabled": False},
-        "api.models, storage.objects.mirror and storage.objects.follow need object storage",
-    ),
-    (
-        {"storage.objects.enabled": True, "storage.objects.follow": "s3://b/m"},
-        "storage.objects.follow is for mode serving",
-    ),
-    (
-        {**SERVING, "storage.objects.mirror": "s3://b/m"},
-        "mode serving publishes nothing that storage.objects.mirror could copy",
+        "api.models need object storage",
     ),
     ({**SERVING, "api.preload": ["law"]}, "api.preload names law"),
     (

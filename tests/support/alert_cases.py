@@ -111,9 +111,6 @@ XcrayRequestsRejected
 XcrayModelNotLoaded
     fires replica xcray_model_loads_total{outcome="failed"} late 1 5
     silent replica xcray_model_loads_total{outcome="loaded"} rise 5
-XcrayModelSyncFailing
-    fires replica xcray_model_sync_pending{direction="follow"} late 1 40
-    silent replica xcray_model_sync_pending{direction="mirror"} late 1 20
 XcrayModelCacheThrashing
     fires replica xcray_model_cache_requests_total{result="miss"} rise 10
     fires replica xcray_model_cache_requests_total{result="hit"} rise 90

@@ -40,7 +40,6 @@ from xcray.service.maintenance import MaintenanceLoop
 from xcray.service.models.cache import ModelCache, Opener, open_predictor_soon
 from xcray.service.models.preloading import Preloading
 from xcray.service.models.registries import Registries
-from xcray.service.models.sync import sync_workers
 from xcray.service.observability.metrics import (
     DiskCollector,
     DriftCollector,
@@ -170,9 +169,6 @@ def _create_state(
         supervisor=parts.supervisor,
         checks=dict(parts.checks),
         preloading=Preloading(settings.preload if role.all_routes else ()),
-        sync_workers=sync_workers(
-            settings, home, registries, metrics, leadership if role.leader_eligible else None
-        ),
     )
 
 
@@ -330,8 +326,6 @@ def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[
         ]
         if app_state.supervisor is not None:
             app_state.supervisor.start()
-        for sync_worker in app_state.sync_workers:
-            sync_worker.start()
         try:
             # A worker process listens after this; until then, others receive its connections.
             if app_state.settings.processes > 1:
@@ -346,8 +340,6 @@ def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[
                 task.cancel()
             if app_state.supervisor is not None:
                 app_state.supervisor.stop()
-            for sync_worker in app_state.sync_workers:
-                await asyncio.to_thread(sync_worker.close)
             await (app_state.builder if maintenance is None else maintenance).close()
             app_state.estimates.close()
             app_state.loads.close()

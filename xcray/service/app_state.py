@@ -17,7 +17,6 @@ from xcray.service.datasets.uploads import UploadStore
 from xcray.service.http.tenant_queue import TenantQueue
 from xcray.service.models.preloading import Preloading
 from xcray.service.models.registries import Registries
-from xcray.service.models.sync import SyncWorker
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.readiness import Check, Readiness
 from xcray.service.prediction.services import PredictionServices
@@ -54,7 +53,6 @@ class AppState:
     loads: TenantQueue = field(
         default_factory=lambda: TenantQueue("loads", threads=4, max_per_tenant=4, retry_after=5)
     )
-    sync_workers: list[SyncWorker] = field(default_factory=list)
     readiness: Readiness = field(init=False)
     draining: bool = False
 

@@ -28,7 +28,6 @@ DISK_RESERVE_BYTES = 2 * GB
 DISK_RESERVE_SHARE = 0.05
 
 # Models and predictions
-MODELS_FOLLOW_SECONDS = 30.0  # between two polls of `models_follow`
 SWITCH_TIMEOUT_SECONDS = 300.0  # the old version serves while a new one loads; then requests wait
 UNLOAD_DELAY_SECONDS = 10.0  # a version stays loaded after nothing refers to it any more
 # Predictions estimated to take at most this long run immediately; also the duration of one batch.

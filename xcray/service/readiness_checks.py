@@ -38,7 +38,6 @@ def build_readiness(app_state: AppState) -> Readiness:
         "BUILDER": lambda: _check_builds(app_state),
     }
     optional |= app_state.checks
-    optional |= {carrier.code: carrier.check for carrier in app_state.sync_workers}
     graces = dict.fromkeys(("STORE", "SCHEMA"), constants.KEYS_GRACE_SECONDS)
     return Readiness(required, optional, lambda: app_state.draining, graces=graces)
 

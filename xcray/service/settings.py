@@ -6,9 +6,9 @@ import ipaddress
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from xcray.errors import ParameterError
@@ -18,9 +18,6 @@ from xcray.system.cores import available_cores
 from xcray.system.user_directories import default_home
 
 PREFIX = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?/[!$&'()*+,./0-9:;=A-Za-z_~-]*")
-FOLDER = re.compile(
-    r"(?:(?:s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]+|file://)(?:/[^@?\s]*)?(?:\?[^@\s]*)?"
-)
 # Segments without `.` and `..`; the first is not one of the paths of the service itself.
 ROOT_PATH = re.compile(
     r"(?!/(?:v1|v2|static)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]{1,64}){1,16}"
@@ -88,19 +85,6 @@ class Settings(BaseSettings):
     )
     preload: tuple[str, ...] = Field(
         (), description="Models of the default tenant that are loaded before the service is ready."
-    )
-    models_mirror: str | None = Field(
-        None,
-        description=(
-            "Object storage folder, such as s3://bucket/models, to which published "
-            "models are copied."
-        ),
-    )
-    models_follow: str | None = Field(
-        None,
-        description=(
-            "Object storage folder from which models are copied to this home when they appear."
-        ),
     )
     shards: tuple[str, ...] = Field(
         (),
@@ -263,29 +247,6 @@ class Settings(BaseSettings):
     def has_shared_store(self) -> bool:
         """Return whether processes on several hosts can use the store (not a file)."""
         return not self.store_url.startswith("sqlite")
-
-    @field_validator("models_mirror", "models_follow")
-    @classmethod
-    def _folder(cls, uri: str | None) -> str | None:
-        """Check an object storage URI. It must have no credentials, because it is displayed."""
-        if uri is not None and not FOLDER.fullmatch(uri):
-            raise ValueError(
-                "not an object storage folder: "
-                "write s3://bucket/folder, gs://bucket/folder or file:///folder"
-            )
-        return uri
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        """Check that a home does not both mirror and follow.
-
-        A home that follows gets its aliases from elsewhere; mirroring them would create a cycle.
-        """
-        if self.models_mirror is not None and self.models_follow is not None:
-            raise ValueError(
-                "models_mirror and models_follow are for different homes: set one of them"
-            )
-        return self
 
     @field_validator("dataset_uris")
     @classmethod

@@ -285,14 +285,6 @@ envFrom:
   value: {{ .Values.runner.pool | default (ternary "ray" "threads" .Values.ray.enabled) }}
 {{- include "xcray.ray.clientEnv" . }}
 {{- include "xcray.env.objects" . }}
-{{- with .Values.storage.objects.mirror }}
-- name: XCRAY_MODELS_MIRROR
-  value: {{ . | quote }}
-{{- end }}
-{{- with .Values.storage.objects.follow }}
-- name: XCRAY_MODELS_FOLLOW
-  value: {{ . | quote }}
-{{- end }}
 {{- range $name, $value := .Values.settings }}
 - name: XCRAY_{{ upper $name }}
   value: {{ include "xcray.settingValue" $value | quote }}

@@ -74,12 +74,8 @@ including extra objects. */}}
 {{- end -}}
 
 {{- define "xcray.refuse.storage" -}}
-{{- $objects := .Values.storage.objects -}}
-{{- if and (or .Values.api.models $objects.mirror $objects.follow) (not $objects.enabled) -}}
-{{- fail "api.models, storage.objects.mirror and storage.objects.follow need object storage: set storage.objects.enabled=true, which allows the connections and sets the credentials" -}}
-{{- end -}}
-{{- if and $objects.follow (ne .Values.mode "serving") -}}
-{{- fail "storage.objects.follow is for mode serving: in other modes models are trained, and storage.objects.mirror copies them" -}}
+{{- if and .Values.api.models (not .Values.storage.objects.enabled) -}}
+{{- fail "api.models need object storage: set storage.objects.enabled=true, which allows the connections and sets the credentials" -}}
 {{- end -}}
 {{- $home := .Values.storage.home -}}
 {{- $modes := include "xcray.accessModes" . | fromJsonArray -}}
@@ -93,19 +89,15 @@ including extra objects. */}}
 {{- fail "a ReadWriteOncePod claim can be used by one pod only: use it in mode all-in-one" -}}
 {{- end -}}
 {{- if eq .Values.mode "serving" -}}
-{{- $follow := .Values.storage.objects.follow -}}
-{{- if and (not .Values.api.models) (not $follow) (not $home.existingClaim) -}}
-{{- fail "mode serving has nothing to serve: set api.models=[{name: news, uri: s3://bucket/...}], storage.objects.follow (a folder of models), or storage.home.existingClaim (a home directory with models)" -}}
+{{- if and (not .Values.api.models) (not $home.existingClaim) -}}
+{{- fail "mode serving has nothing to serve: set api.models=[{name: news, uri: s3://bucket/...}], or storage.home.existingClaim (a home directory with models)" -}}
 {{- end -}}
-{{- if and (or .Values.api.models $follow) $home.existingClaim -}}
-{{- fail "mode serving takes its models from object storage (api.models, storage.objects.follow) or from storage.home.existingClaim, not both: pods would write into one home directory" -}}
-{{- end -}}
-{{- if .Values.storage.objects.mirror -}}
-{{- fail "mode serving publishes nothing that storage.objects.mirror could copy: remove it" -}}
+{{- if and .Values.api.models $home.existingClaim -}}
+{{- fail "mode serving takes its models from object storage (api.models) or from storage.home.existingClaim, not both: pods would write into one home directory" -}}
 {{- end -}}
 {{- if not $home.existingClaim -}}
 {{- $names := list -}}
-{{- $whole := ne $follow "" -}}
+{{- $whole := false -}}
 {{- range .Values.api.models }}
 {{- if .name }}{{ $names = append $names .name }}{{ else }}{{ $whole = true }}{{ end -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-"""`xcray models push`, `pull`, `remote`: models in object storage."""
+"""`xcray models push`, `pull`: models in object storage."""
 
 from __future__ import annotations
 

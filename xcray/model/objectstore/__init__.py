@@ -1,1 +1,1 @@
-"""Models in object storage: remote registry, pulling and synchronisation."""
+"""Models in object storage: remote registry and pulling."""

@@ -2,27 +2,21 @@
 
     FOLDER/NAME/3-SEAL/...            version 3 of NAME, its files as in a model directory,
                                       see `xcray.storage.objectstore.versions`
-    FOLDER/NAME/aliases.json          the aliases at the last synchronisation
-    FOLDER/_tenants/TENANT/NAME/...   the same layout for tenants other than default
 
 SEAL is the checksum of the manifest, which holds the checksum of every file.
 """
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
+from xcray.errors import Conflict, Corrupt, NotFound
 from xcray.model.manifest import MANIFEST, parse_manifest, read_manifest
 from xcray.model.registry import Registry
-from xcray.model.traffic_split import TrafficSplit
 from xcray.storage.atomic import check_name, discard_directory
 from xcray.storage.objectstore.client import StoragePath
-from xcray.storage.objectstore.transfer import MAX_MANIFEST_BYTES, TransferStats, check_files
+from xcray.storage.objectstore.transfer import TransferStats, check_files
 from xcray.storage.objectstore.versions import (
     STAGING_PREFIX,
     Pushed,
@@ -30,14 +24,10 @@ from xcray.storage.objectstore.versions import (
     SealedDirectory,
     check_pinned_hash,
     install_directory,
-    list_names,
     push_version,
     stage_files,
 )
 from xcray.system.file_lock import exclusive_lock
-
-ALIASES_FILE: Final = "aliases.json"
-TENANTS_FOLDER: Final = "_tenants"
 
 
 class Pulled(NamedTuple):
@@ -67,60 +57,12 @@ def read_remote_manifest(remote: RemoteVersion) -> tuple[dict[str, Any], SealedD
     return manifest, SealedDirectory(files, raw, manifest["seal"])
 
 
-def tenant_names(folder: StoragePath) -> list[str]:
-    """Return the tenants other than default that have models in a folder."""
-    return list_names(folder / TENANTS_FOLDER)
-
-
-def read_aliases(home: StoragePath) -> dict[str, TrafficSplit]:
-    """Return the aliases at the last synchronisation. Raises Corrupt."""
-    path = home / ALIASES_FILE
-    return {} if path.size() is None else decode_aliases(path.read(MAX_MANIFEST_BYTES), path.uri)
-
-
-def encode_aliases(routes: Mapping[str, TrafficSplit]) -> bytes:
-    """Serialise aliases."""
-    entries = {alias: route.as_dict() for alias, route in routes.items()}
-    return (
-        json.dumps({"schema_version": 1, "aliases": entries}, indent=2, sort_keys=True) + "\n"
-    ).encode()
-
-
-def decode_aliases(raw: bytes, shown: str) -> dict[str, TrafficSplit]:
-    """Deserialise the aliases in an object. Raises Corrupt."""
-    try:
-        content = json.loads(raw)
-        if content["schema_version"] != 1:
-            raise Corrupt(
-                f"{shown} has schema version {content['schema_version']}, "
-                "this xcray reads 1: use a newer xcray"
-            )
-        return {
-            check_name(alias, "alias"): TrafficSplit.from_dict(route)
-            for alias, route in content["aliases"].items()
-        }
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        ParameterError,
-        RecursionError,
-    ) as error:
-        raise Corrupt(
-            f"{shown} does not hold aliases: {type(error).__name__}; "
-            "the next synchronisation repairs it"
-        ) from None
-
-
 def push(
     source: Path,
     home: StoragePath,
     number: int | None = None,
     *,
     resend_all: bool = False,
-    stop: threading.Event | None = None,
 ) -> Pushed:
     """Upload a model directory to the folder of its name, see `push_version`.
 
@@ -130,7 +72,7 @@ def push(
     manifest = read_manifest(source)
     files = check_files(manifest["files"], source.name)
     sealed = SealedDirectory(files, (source / MANIFEST).read_bytes(), manifest["seal"])
-    return push_version(source, sealed, home, number, resend_all=resend_all, stop=stop)
+    return push_version(source, sealed, home, number, resend_all=resend_all)
 
 
 def fetch_to_directory(
@@ -150,7 +92,6 @@ def fetch_to_registry(
     name: str,
     remote: RemoteVersion,
     pinned: str | None = None,
-    stop: threading.Event | None = None,
 ) -> Pulled:
     """Download a version into a registry under its number, unless it is there already.
 
@@ -164,7 +105,7 @@ def fetch_to_registry(
         moved = None
         if number is None:
             staged = home / f"{STAGING_PREFIX}{sealed.seal[:32]}.part"
-            moved = stage_files(remote, sealed, staged, stop)
+            moved = stage_files(remote, sealed, staged)
             number = registry.publish(
                 name, staged, number=remote.number, verified=True, source=remote.path.uri
             )

@@ -165,18 +165,6 @@ class Metrics:
         self.version_switches = self._counter(
             "xcray_version_switches", "version switches of a name or an alias"
         )
-        self.model_sync_pending = self._gauge(
-            "xcray_model_sync_pending",
-            "models not copied yet to XCRAY_MODELS_MIRROR or from XCRAY_MODELS_FOLLOW",
-            "direction",
-            values=("mirror", "follow"),
-        )
-        self.model_transfer_failures = self._counter(
-            "xcray_model_transfer_failures",
-            "failed runs of mirror or follow",
-            "direction",
-            values=("mirror", "follow"),
-        )
 
     def _add_internal_metrics(self) -> None:
         """Add the metrics of data set builds, the store and the event loop."""
@@ -260,21 +248,15 @@ class Metrics:
             counter.labels(value)
         return counter
 
-    def _gauge(
-        self, name: str, description: str, *labels: str, values: Iterable[str] = ()
-    ) -> Gauge:
-        """Return a gauge, summed over the live processes. values: of its one label, shown as 0."""
-        self.labels[name] = labels
-        gauge = Gauge(
+    def _gauge(self, name: str, description: str) -> Gauge:
+        """Return a gauge, summed over the live processes."""
+        self.labels[name] = ()
+        return Gauge(
             name,
             f"{REPLICA_PREFIX}{description}.",
-            labels,
             registry=self._registry,
             multiprocess_mode="livesum",
         )
-        for value in values:
-            gauge.labels(value)
-        return gauge
 
     def _histogram(
         self, name: str, description: str, *labels: str, long_running: bool = False

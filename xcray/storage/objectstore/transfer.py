@@ -110,21 +110,19 @@ def upload_files(
     target: StoragePath,
     *,
     resend_all: bool = False,
-    stop: threading.Event | None = None,
 ) -> TransferStats:
     """Upload a sealed directory to `target`, the manifest last.
 
     Files that exist with the right size are not sent. resend_all: send all files, which repairs
     a damaged copy. The name of the target must contain the seal, so that only these bytes are
     ever written there. Raises Corrupt if a file differs from the manifest, NotFound (bucket),
-    Unavailable, Stopped.
+    Unavailable.
     """
     remote_sizes = {name: None if resend_all else (target / name).size() for name in files}
     missing = {name: entry for name, entry in files.items() if remote_sizes[name] != entry["bytes"]}
     # before the first byte, so that a damaged directory is never uploaded
     verify_files(source, missing)
-    _run_parallel(list(missing), lambda name: _upload_file(source / name, target / name, stop))
-    _check_stop(stop)
+    _run_parallel(list(missing), lambda name: _upload_file(source / name, target / name))
     target_manifest = target / MANIFEST
     if target_manifest.size() is None:
         target_manifest.write(manifest)
@@ -182,7 +180,7 @@ def _run_parallel(names: list[str], work: Callable[[str], int]) -> list[int]:
             raise
 
 
-def _upload_file(source: Path, target: StoragePath, stop: threading.Event | None) -> int:
+def _upload_file(source: Path, target: StoragePath) -> int:
     """Stream one file; Arrow uploads its parts in parallel while the next are read."""
 
     def upload() -> int:
@@ -190,7 +188,6 @@ def _upload_file(source: Path, target: StoragePath, stop: threading.Event | None
             Path(target.path).parent.mkdir(parents=True, exist_ok=True)
         with open(source, "rb") as handle, target.filesystem.open_output_stream(target.path) as out:
             while piece := handle.read(PIECE_BYTES):
-                _check_stop(stop)
                 out.write(piece)
             return handle.tell()
 
@@ -271,7 +268,8 @@ def _download_range(
                 )
             if not in_flight:
                 return size - begin
-            _check_stop(stop)
+            if stop is not None and stop.is_set():
+                raise Stopped("the transfer was stopped; the next one resumes it")
             piece = in_flight.popleft().result()
             out.write(piece)
             digest.update(piece)
@@ -321,9 +319,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         return 0
-
-
-def _check_stop(stop: threading.Event | None) -> None:
-    """Raise Stopped if a stop was requested."""
-    if stop is not None and stop.is_set():
-        raise Stopped("the transfer was stopped; the next one resumes it")

@@ -187,14 +187,12 @@ def push_version(
     number: int | None = None,
     *,
     resend_all: bool = False,
-    stop: threading.Event | None = None,
 ) -> Pushed:
     """Upload the directory `source` to the folder of its name.
 
     number: version number; by default the next one, unless the content is there already.
     resend_all: upload all files, see `upload_files`. Raises ParameterError (invalid name), Corrupt
-    (a file differs from the manifest), Conflict (another content has the number), Unavailable,
-    Stopped.
+    (a file differs from the manifest), Conflict (another content has the number), Unavailable.
     """
     check_name(home.name)
     existing = list_versions(home)
@@ -211,9 +209,7 @@ def push_version(
     if not resend_all and (target / MANIFEST).size() is not None:
         moved = TransferStats(0, sealed.n_bytes)
     else:
-        moved = upload_files(
-            source, sealed.files, sealed.manifest, target, resend_all=resend_all, stop=stop
-        )
+        moved = upload_files(source, sealed.files, sealed.manifest, target, resend_all=resend_all)
     return Pushed(target.uri, home.name, number, sealed.seal, moved)
 
 
