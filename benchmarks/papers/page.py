@@ -116,7 +116,9 @@ def page() -> str:
         notebook = f"[a notebook](../notebooks/{paper.name}.ipynb)"
         lines += [f"## {paper.title}", "", f"{paper.reference}. Its figures: {notebook}.", ""]
         lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-        lines += [f"| {' | '.join(_cell(each) for each in row)} |" for row in tables[paper.name]]
+        lines += [
+            f"| {' | '.join(_cell(each) for each in row)} |" for row in _short(tables[paper.name])
+        ]
         lines += [""]
         drawn = [(file, figure.title) for file, _, figure in figures(paper)]
         for file, caption in (*paper.pictures, *drawn):
@@ -125,6 +127,15 @@ def page() -> str:
         lines += [f"- {what}: {why}." for what, why in paper.missing]
         lines += [""]
     return "\n".join([*lines, *_references()]).rstrip() + "\n"
+
+
+def _short(rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Yield rows whose long notes are not repeated from one row to the next."""
+    at, note = COLUMNS.index("same work?"), ""
+    for row in rows:
+        is_same = row[at] == note and len(note) > len("as above")
+        yield (*row[:at], "as above" if is_same else row[at], *row[at + 1 :])
+        note = row[at]
 
 
 def _references() -> list[str]:
