@@ -40,7 +40,7 @@ Draw = Callable[[dict[str, Any], Path], None]
 def arguments(
     description: str, quick: Mapping[str, Any], **extra: dict[str, Any]
 ) -> argparse.Namespace:
-    """Parse --data, --json, --picture, --quick and `extra` (name -> arguments of add_argument).
+    """Parse --data, --json, --quick and `extra` (name -> arguments of add_argument).
 
     quick: defaults of `extra` that --quick replaces, for a run of seconds.
     """
@@ -51,7 +51,6 @@ def arguments(
         "--data", type=Path, help="directory of data sets, each with train.txt.xz and test.txt.xz"
     )
     parser.add_argument("--json", type=Path, help="also write the result to this file")
-    parser.add_argument("--picture", type=Path, help="also draw a PNG")
     parser.add_argument("--quick", action="store_true", help="small data and few repeats: seconds")
     for name, options in extra.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **options)
@@ -74,6 +73,8 @@ def run_benchmark(
     measure: its figures may have `wrong`, a list of sentences; the exit status is 1 if there are
     any. draw: called with the figures and the file of --picture. quick, extra: see `arguments`.
     """
+    if draw is not None:
+        extra["picture"] = {"type": Path, "help": "also draw a PNG"}
     options = arguments(description or "", quick or {}, **extra)
     before = machine()
     with tempfile.TemporaryDirectory(prefix="xcray-bench-") as folder:

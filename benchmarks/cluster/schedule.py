@@ -28,7 +28,6 @@ import numpy as np
 from benchmarks.cluster.driver_cost import driver_cost
 from benchmarks.cluster.simulation import FLOOR, Simulation, heavy_tailed
 from benchmarks.harness import dataset, run_benchmark
-from benchmarks.matplotlib_page import figure_page
 from xcray.data.dataset import Dataset
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers import make_solver
@@ -199,25 +198,6 @@ def show(title: str, row: dict[str, Any]) -> None:
     print(f"{title:58s} {shown}, wasted {100 * row['wasted_share']:.2f} %, {cost}", flush=True)
 
 
-def picture(result: dict[str, Any], path: Path) -> None:
-    """Draw makespan over ideal, and seconds with their lower bound, against workers."""
-    note = "dashed: max(total / workers, dearest class)"
-    with figure_page(path, 11, 4.8, "The schedule and its lower bound", note) as figure:
-        left, right = figure.subplots(1, 2)
-        for name, points in result["scaling"].items():
-            workers = [row["workers"] for row in points]
-            over = [row["over_ideal"] for row in points]
-            left.plot(workers, over, "o-", label=name, markersize=4)
-            makespan = [row["makespan"] for row in points]
-            (line,) = right.plot(workers, makespan, "o-", label=name, markersize=4)
-            ideal = [row["ideal"] for row in points]
-            right.plot(workers, ideal, "--", color=line.get_color(), linewidth=1)
-        left.axhline(1.05, color="grey", linewidth=0.8, linestyle=":")
-        left.set(xscale="log", xlabel="workers", ylabel="makespan / ideal", ylim=(0.99, None))
-        right.set(xscale="log", yscale="log", xlabel="workers", ylabel="seconds")
-        left.legend()
-
-
 def measure(options: Any, folder: Path) -> dict[str, Any]:
     """Simulate every set and the large job."""
     works = [measured(dataset(name, options.data, folder)) for name in options.sets] or [
@@ -239,7 +219,6 @@ def main() -> None:
     run_benchmark(
         measure,
         __doc__,
-        draw=picture,
         quick={"largest": 5_000},
         sets={"nargs": "*", "default": []},
         largest={"type": int, "default": 670_000},

@@ -6,38 +6,57 @@ Measured are objective and F1 against time.
 [--repeats 1]`
 
 All methods minimise L1(W) = lam/2 |W|^2 + mean log-loss of the same rows with the same lam, from W
-= 0, without a constant feature. First L-BFGS runs on all cores until its gradient is 1e-5 of the
-first, or for --reference seconds; its smallest objective is "the best". Then every method runs on
-threads until it is within --enough of the best or its clock reaches --budget. Clocks stop while a
-run is evaluated (F1 of the first label of held-out rows), and start when workers have their rows.
-L-BFGS and LC compute in double, DS-MLR in single precision, as in production. L-BFGS on all cores
-is the reference run itself.
+= 0, without a constant feature, on threads. First L-BFGS runs on all cores until its gradient is
+1e-5 of the first, or for --reference seconds; its smallest objective is "the best". Then every
+method runs for --budget seconds. Times are those of a training without held-out rows, from when
+workers have their rows. A second training of as many rounds evaluates held-out rows (F1 of the
+first label). L-BFGS and LC compute in double, DS-MLR in single precision, as in production.
 
 Reported are the seconds until the objective is within 5 % and 1 % of the best, for one and for two
 cores (median of --repeats, which are interleaved; "-": not within the budget), and F1 at the end.
-Runs with fewer than the maximum of cores are evaluated only for their objective, without the
-asynchronous variants and LC as published. The picture has three panels per set, for the maximum of
-cores. `--lambdas 1e-2 1e-3 ...` reports instead the optimum of L-BFGS and its F1 for each lam, see
-`benchmarks.multinomial.data`.
+The asynchronous variants, LC as published and F1 are measured with the maximum of cores only. The
+picture has three panels per set, for the maximum of cores.
 """
 
 from __future__ import annotations
 
-import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.optimize  # noqa: F401 - loaded before any clock starts
 
 from benchmarks import matplotlib_page
-from benchmarks.harness import run_benchmark
+from benchmarks.harness import run_benchmark, table
 from benchmarks.multinomial.data import GENERATED, PROBLEMS, Problem, problem
-from benchmarks.multinomial.run import ASYNC, SOLVERS, Point, run
+from xcray.solvers.dsmlr.solver import DSMLRSolver
+from xcray.solvers.lbfgs.solver import LBFGSSolver
+from xcray.solvers.lc.solver import LCSolver
+from xcray.training.group_training import train_in_process
 
-WITHIN = (0.05, 0.01)
+ENDLESS = 10**6
+OPEN = {"epochs": ENDLESS, "tolerance": 0.0}  # the clock ends the run
+MERGED = {"passes": 1, "sync_every": 4, **OPEN}  # an epoch takes 5/4 laps instead of two
+EXACT = {"centre": "no", "inner": 0.1, "inner_steps": 10}  # LC as published: only solves classes
+SOLVERS: dict[str, Any] = {
+    "DS-MLR, two laps": DSMLRSolver(passes=2, order="sync", **OPEN),
+    "DS-MLR, merged": DSMLRSolver(order="sync", **MERGED),
+    "DS-MLR, ring": DSMLRSolver(order="ring", **MERGED),
+    "DS-MLR, NOMAD": DSMLRSolver(order="shortest", **MERGED),
+    "LC as published": LCSolver(tolerance=1e-5, max_rounds=ENDLESS, **EXACT),
+    "LC, centred": LCSolver(tolerance=1e-5, max_rounds=ENDLESS),
+    "L-BFGS": LBFGSSolver(tolerance=1e-5, max_iterations=ENDLESS),
+}
 REFERENCE = "L-BFGS"
-FEW = (*ASYNC, "LC as published")  # run only with the maximum of cores
+# with one worker the first two equal the merged form
+FEW = ("DS-MLR, ring", "DS-MLR, NOMAD", "LC as published")
+WITHIN = (0.05, 0.01)
 LEAST = 1e-2  # percent above the best at which a line ends
+MOST_POINTS = 150  # of a line
 LOOKS = {  # colour and style of each method's line
     "DS-MLR, two laps": (matplotlib_page.BLUES[0], "-"),
     "DS-MLR, merged": (matplotlib_page.BLUES[1], "-"),
@@ -49,133 +68,96 @@ LOOKS = {  # colour and style of each method's line
 }
 
 
+@contextmanager
+def cores(n: int) -> Iterator[None]:
+    """Run on the first n cores this process can use."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(sorted(mine)[:n]))  # inherited by threads that start later
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def run(name: str, inputs: Problem, workers: int, budget: float, looks: bool) -> list[Any]:
+    """Return the history of a training that ends after `budget` seconds: seconds and objectives.
+
+    looks: also F1 of the held-out rows, of a second training.
+    """
+    solver, rows = replace(SOLVERS[name], lam=inputs.lam), inputs.rows
+    with cores(workers):
+        timed = history(solver, rows._replace(held_out=None), workers, budget)
+        if looks:
+            limit = {solver.stopping.names[1]: timed[-1]["epoch"]}
+            measured = history(replace(solver, **limit), rows, workers, None)
+            by_round = {entry["epoch"]: entry for entry in measured}
+            timed = [{**by_round.get(entry["epoch"], {}), **entry} for entry in timed]
+    return timed
+
+
+def history(solver: Any, rows: Any, workers: int, budget: float | None) -> list[dict[str, Any]]:
+    """Return the rounds of a training that count."""
+    outcome = train_in_process(solver, rows, workers, max_seconds=budget).outcome
+    return [entry for entry in outcome.history if not entry.get("back")]
+
+
 def compare(inputs: Problem, chosen: Any) -> dict[str, Any]:
     """Run all methods on one problem."""
-    most = max(chosen.cores)
-    reference = run(REFERENCE, inputs, most, chosen.reference, -math.inf)
-    best = min(point.objective for point in reference)
-    settled = (
-        within(
-            [point for point in reference if point.seconds <= 0.8 * reference[-1].seconds],
-            best,
-            0.002,
-        )
-        is not None
-    )
-    sizes = {
-        "rows": inputs.X.n_rows,
-        "features": inputs.X.n_cols,
-        "labels": inputs.Y.n_cols,
-        "nonzeros": inputs.X.nnz,
-    }
-    print(
-        f"\n{inputs.name}: {sizes}, lam {inputs.lam:g}, {inputs.note}; best {best:.6f} in {reference[-1].seconds:.1f} s",
-        flush=True,
-    )
-    if not settled:
-        print("  the best has not converged: increase --reference", flush=True)
-    runs: dict[tuple[str, int], list[list[Point]]] = {(REFERENCE, most): [reference]}
-    for repeat in range(chosen.repeats):
+    most, X = max(chosen.cores), inputs.rows.X
+    best = min(e["objective"] for e in run(REFERENCE, inputs, most, chosen.reference, False))
+    sizes = {"rows": X.n_rows, "features": X.n_cols, "labels": inputs.rows.Y.n_cols}
+    print(f"\n{inputs.name}: {sizes}, lam {inputs.lam:g}; best {best:.6f}", flush=True)
+    runs: dict[tuple[str, int], list[list[Any]]] = {}
+    for _ in range(chosen.repeats):
         for workers in chosen.cores:
             for name in chosen.methods or SOLVERS:
-                if (workers < most and name in FEW) or (
-                    (name, workers) == (REFERENCE, most) and not repeat
-                ):
-                    continue
-                points = run(
-                    name,
-                    inputs,
-                    workers,
-                    chosen.budget * inputs.patience,
-                    best * (1.0 + chosen.enough),
-                    workers == most,
-                )
-                runs.setdefault((name, workers), []).append(points)
+                if workers == most or name not in FEW:
+                    budget = chosen.budget * inputs.patience
+                    entries = run(name, inputs, workers, budget, workers == most)
+                    runs.setdefault((name, workers), []).append(entries)
     rows = [
-        row_of(name, workers, result, best)
-        for (name, workers), result in sorted(runs.items(), key=lambda each: each[0][1])
+        row_of(*key, results, best) for key, results in sorted(runs.items(), key=lambda e: e[0][1])
     ]
-    for row in rows:
-        print(line(row), flush=True)
-    fields = {"set": inputs.name, "lam": inputs.lam, "note": inputs.note, **sizes}
-    return {
-        **fields,
-        "best": best,
-        "settled": settled,
-        "null": math.log(inputs.Y.n_cols),
-        "runs": rows,
-    }
+    print(table(rows, [name for name in rows[-1] if name != "points"]), flush=True)
+    return {"set": inputs.name, "lam": inputs.lam, **sizes, "best": best, "runs": rows}
 
 
-def row_of(name: str, workers: int, results: list[list[Point]], best: float) -> dict[str, Any]:
+def row_of(name: str, workers: int, results: list[list[Any]], best: float) -> dict[str, Any]:
     """Return the figures of a method: medians over repeats, and the points of the first run."""
-    times = {share: [within(points, best, share) for points in results] for share in WITHIN}
-    looked = [point for point in results[0] if point.micro is not None]
-    last = looked[-1] if looked else results[0][-1]
-    return {
-        "method": name,
-        "cores": workers,
-        "seconds": {
-            str(share): None if None in each else float(np.median(each))
-            for share, each in times.items()
-        },
-        "above": min(point.objective for point in results[0]) / best - 1.0,
-        "micro-F1": last.micro,
-        "macro-F1": last.macro,
-        "points": [list(point) for point in thinned(results[0])],
-    }
+    row: dict[str, Any] = {"method": name, "cores": workers}
+    for share in WITHIN:
+        times = [within(entries, best * (1.0 + share)) for entries in results]
+        row[f"s to {100 * share:g} %"] = None if None in times else float(np.median(times))
+    first = results[0]
+    row["above %"] = 100.0 * (min(entry["objective"] for entry in first) / best - 1.0)
+    row |= {each: first[-1].get(each) for each in ("micro-F1", "macro-F1")}
+    step = max(1, len(first) // MOST_POINTS)
+    names = ("seconds", "objective", "micro-F1", "macro-F1")
+    row["points"] = [[entry.get(each) for each in names] for entry in first[::step]]
+    return row
 
 
-def within(points: list[Point], best: float, share: float) -> float | None:
-    """Return the seconds until the objective was within `share` of the best, or None."""
-    return next(
-        (point.seconds for point in points if point.objective <= best * (1.0 + share)), None
-    )
+def within(entries: list[Any], objective: float) -> float | None:
+    """Return the seconds until the objective was reached, or None."""
+    return next((e["seconds"] for e in entries if e["objective"] <= objective), None)
 
 
-def thinned(points: list[Point], most: int = 150) -> list[Point]:
-    """Return the points at which held-out rows were evaluated, and others up to `most`, evenly."""
-    step = max(1, len(points) // most)
-    return [
-        point
-        for number, point in enumerate(points)
-        if point.micro is not None or number % step == 0
-    ]
-
-
-def line(row: dict[str, Any]) -> str:
-    """Format one row of the table."""
-    times = {
-        share: "     -" if seconds is None else f"{seconds:6.2f}"
-        for share, seconds in row["seconds"].items()
-    }
-    shown = "  ".join(f"{100 * float(share):g} %: {seconds} s" for share, seconds in times.items())
-    f1 = "  ".join(
-        f"{name} {100 * row[name]:5.2f}"
-        for name in ("micro-F1", "macro-F1")
-        if row[name] is not None
-    )
-    return f"  {row['cores']} core(s)  {row['method']:<17} {shown}  finally {100 * row['above']:+8.3f} %  {f1}"
-
-
-def picture(sets: list[dict[str, Any]], path: Path) -> None:
+def picture(result: dict[str, Any], path: Path) -> None:
     """Draw one row of panels per set: objective, micro-F1 and macro-F1 against seconds."""
+    sets = result["sets"]
     most = max(row["cores"] for row in sets[0]["runs"])
-    note = f"{most} cores; objective relative to the minimum of L-BFGS; dotted lines: 5 % and 1 % above it"
-    with matplotlib_page.figure_page(
-        path, 13, 3.1 * len(sets) + 1.0, "Multinomial logistic regression against time", note
-    ) as figure:
+    note = f"{most} cores; objective relative to the minimum of L-BFGS; dotted: 5 and 1 % above it"
+    title = "Multinomial logistic regression against time"
+    with matplotlib_page.figure_page(path, 13, 3.1 * len(sets) + 1.0, title, note) as figure:
         axes = figure.subplots(len(sets), 3, squeeze=False)
-        for panels, result in zip(axes, sets, strict=True):
-            runs = [row for row in result["runs"] if row["cores"] == most]
-            for row in sorted(runs, key=lambda row: list(LOOKS).index(row["method"])):
-                draw(panels, row, result["best"])
-            panels[0].set_title(f"{result['set']} · {result['labels']:,} labels", fontweight="bold")
+        for panels, each in zip(axes, sets, strict=True):
+            for row in each["runs"]:
+                if row["cores"] == most:
+                    draw(panels, row, each["best"])
+            panels[0].set_title(f"{each['set']} · {each['labels']:,} labels", fontweight="bold")
             panels[0].set(yscale="log", ylabel="above the best (%)")
             for share in WITHIN:
-                panels[0].axhline(
-                    100 * share, color=matplotlib_page.INK, linewidth=0.8, linestyle=":"
-                )
+                panels[0].axhline(100 * share, color=matplotlib_page.INK, linewidth=0.8, ls=":")
             for axis, name in zip(panels[1:], ("micro-F1 (%)", "macro-F1 (%)"), strict=True):
                 axis.set_ylabel(name)
             for axis in panels:
@@ -185,51 +167,20 @@ def picture(sets: list[dict[str, Any]], path: Path) -> None:
 
 def draw(panels: Any, row: dict[str, Any], best: float) -> None:
     """Draw one method in the panels of its set."""
-    points = [Point(*point) for point in row["points"]]
+    points = np.array(row["points"], float).T
     colour, form = LOOKS[row["method"]]
-    above = [(point.seconds, 100 * (point.objective / best - 1.0)) for point in points]
-    looked = [point for point in points if point.micro is not None]
-    shown = np.array([each for each in above if each[1] > LEAST]).reshape(-1, 2)
-    panels[0].plot(*shown.T, form, color=colour, linewidth=1.6, label=row["method"])
-    for axis, name in zip(panels[1:], ("micro", "macro"), strict=True):
-        values = [100 * getattr(point, name) for point in looked]
-        axis.plot([point.seconds for point in looked], values, form, color=colour, linewidth=1.6)
-
-
-def lambdas(name: str, chosen: Any, folder: Path) -> list[dict[str, Any]]:
-    """Return the optimum and its F1 for each lam."""
-    rows = []
-    for lam in chosen.lambdas:
-        points = run(
-            REFERENCE,
-            problem(name, chosen.data, folder, lam),
-            max(chosen.cores),
-            chosen.reference,
-            -math.inf,
-        )
-        last = points[-1]
-        rows.append(
-            {
-                "set": name,
-                "lam": lam,
-                "objective": last.objective,
-                "micro-F1": last.micro,
-                "macro-F1": last.macro,
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
+    values = [100 * (points[1] / best - 1.0), *(100 * points[2:])]
+    values[0][values[0] <= LEAST] = np.nan
+    for axis, each in zip(panels, values, strict=True):
+        axis.plot(points[0], each, form, color=colour, linewidth=1.6, label=row["method"])
 
 
 def measure(options: Any, folder: Path) -> dict[str, Any]:
-    """Compare the methods on every set, or report the optimum for each lam."""
+    """Compare the methods on every set."""
     options.budget = options.budget or (10.0 if options.data else 3.0)
     place = options.cache or folder
     names = options.sets or (PROBLEMS if options.data else GENERATED)
-    if options.lambdas:
-        rows = [row for name in names for row in lambdas(name, options, place)]
-        return {"benchmark": "mlr", "lambdas": rows}
-    entries = ("budget", "reference", "enough", "repeats", "cores")
+    entries = ("budget", "reference", "repeats", "cores")
     return {
         "benchmark": "mlr",
         **{name: getattr(options, name) for name in entries},
@@ -242,31 +193,19 @@ def main() -> None:
     run_benchmark(
         measure,
         __doc__,
-        draw=lambda result, path: picture(result["sets"], path),
+        draw=picture,
         quick={"sets": list(GENERATED)[:1], "reference": 3.0, "budget": 1.0, "cores": [2]},
         sets={"nargs": "+", "choices": [*PROBLEMS, *GENERATED]},
         methods={"nargs": "+", "choices": list(SOLVERS)},
         cores={"type": int, "nargs": "+", "default": [1, 2]},
-        budget={
-            "type": float,
-            "help": "seconds of each run (times `patience` of the set); 10, or 3 without --data",
-        },
+        budget={"type": float, "help": "seconds of a run (times `patience`); 10, or 3 generated"},
         reference={
             "type": float,
             "default": 40.0,
-            "help": "time limit in seconds of the run that finds the best objective",
-        },
-        enough={
-            "type": float,
-            "default": 0.008,
-            "help": "a run ends when it is within this share of the best",
+            "help": "seconds of the run that finds the best",
         },
         repeats={"type": int, "default": 1},
-        lambdas={"type": float, "nargs": "+", "help": "only report optimum and F1 of these lam"},
-        cache={
-            "type": Path,
-            "help": "directory of the built data sets; default: a temporary one",
-        },
+        cache={"type": Path, "help": "directory of the data sets; default: a temporary one"},
     )
 
 

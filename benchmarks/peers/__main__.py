@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.harness import dataset, run_benchmark
 from benchmarks.peers.data import measures_all, measures_sample, sample, write_folder
 from benchmarks.peers.environment import environment, versions
-from benchmarks.peers.report import draw, table
+from benchmarks.peers.report import table
 from benchmarks.peers.run import cached, default_core
 from xcray.data.dataset import Dataset
 
@@ -301,7 +301,6 @@ def main() -> None:
     run_benchmark(
         measure,
         __doc__,
-        draw=lambda result, path: draw(result["rows"], path),
         quick={"sets": ["synthetic"], "peers": ["xcray"], "repeats": 1},
         sets={"nargs": "+"},
         peers={"nargs": "+", "default": list(PEERS_BY_NAME), "choices": list(PEERS_BY_NAME)},

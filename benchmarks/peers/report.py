@@ -1,18 +1,14 @@
-"""Report of the comparison with the peers: one Markdown table per set, and one picture."""
+"""Report of the comparison with the peers: one Markdown table per set."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 HEAD = (
     "| | ms per label | core-seconds, all labels | P@1 / 3 / 5 | P@1 in the sample | model MB | peak MB | xcray is faster |\n"
     + "|---" * 8
     + "|"
 )
-COLOURS = {"xcray": "#c1121f", "flat": "#33658a", "tree": "#a5a58d"}
 
 
 def table(rows: list[dict[str, Any]], bars: list[dict[str, Any]]) -> str:
@@ -51,67 +47,3 @@ def line(row: dict[str, Any], against: dict[str, Any] | None) -> str:
         f"{against['times_faster']:.3g} x" if against else "",
     ]
     return "| " + " | ".join(cells) + " |"
-
-
-def kind(row: dict[str, Any]) -> str:
-    """Return the kind of a row, which selects its colour."""
-    return "xcray" if row["peer"].startswith("xcray") else "tree" if row["tree"] else "flat"
-
-
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw one panel per set: milliseconds per label as bars on a logarithmic axis, with P@1."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.patches import Patch
-
-    shown = [row for row in rows if "failed" not in row]
-    names = list(dict.fromkeys(row["set"] for row in shown))
-    across = min(len(names), 2)
-    down = -(-len(names) // across)
-    most = max(sum(row["set"] == name for row in shown) for name in names)
-    figure, axes = plt.subplots(
-        down,
-        across,
-        figsize=(6.5 * across, (0.3 * most + 0.9) * down),
-        layout="constrained",
-        squeeze=False,
-    )
-    for axis in axes.flat[len(names) :]:
-        axis.axis("off")
-    for axis, name in zip(axes.flat, names, strict=False):
-        panel(axis, name, [row for row in shown if row["set"] == name])
-    legend = {"xcray": "xcray", "flat": "one-vs-rest", "tree": "tree"}
-    figure.legend(
-        handles=[Patch(color=COLOURS[key], label=text) for key, text in legend.items()],
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-    )
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def panel(axis: Any, name: str, rows: list[dict[str, Any]]) -> None:
-    """Draw the bars of one set, the first row on top."""
-    place = np.arange(len(rows))[::-1]
-    values = [row["ms_a_class"] for row in rows]
-    axis.barh(place, values, color=[COLOURS[kind(row)] for row in rows])
-    for y, row in zip(place, rows, strict=True):
-        shown = f"{row['P@1']:.1f}" if "P@1" in row else f"{row['sample']['P@1']:.1f} (sample)"
-        axis.text(
-            row["ms_a_class"] * 1.1,
-            y,
-            f"{row['ms_a_class']:.3g} ms, P@1 {shown}",
-            va="center",
-            fontsize=7,
-        )
-    axis.set_yticks(place, [row["title"] for row in rows], fontsize=7)
-    axis.set(
-        xscale="log",
-        xlim=(min(values) / 3, max(values) * 100),
-        title=name,
-        xlabel="CPU milliseconds per label, one core",
-    )
-    axis.spines[["top", "right"]].set_visible(False)

@@ -3,7 +3,7 @@
 Requests have one row or 32, as text or sparse.
 
 `python -m benchmarks.serving [--model DIR --rows DATASET] [--workers 1] [--seconds 5] [--repeats 3]
-[--rates 1000 2000] [--texts FILE] [--parts training variants] [--json FILE] [--picture FILE]`
+[--rates 1000 2000] [--texts FILE] [--parts training variants] [--json FILE]`
 
 Without --model a text model is trained on pydocs (DATA/pydocs if present) and receives texts and
 sparse rows. A given model receives the test rows of --rows, and the texts of --texts. The service
@@ -44,7 +44,6 @@ import numpy as np
 import psutil
 
 from benchmarks.harness import dataset, in_turns, run_benchmark, service
-from benchmarks.matplotlib_page import BLUE, ORANGE, RED, figure_page
 from benchmarks.serving.baselines import baseline
 from xcray.client import Client
 from xcray.data.build import BuildOptions, build
@@ -298,7 +297,7 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
         for name, result in out["cases"].items():
             result["overhead_us"] = round(result["cpu_us"] - 1e3 * result["bare_ms"], 1)
             print_line(name, result)
-        with baseline("bare", folder, cores()[0]) as (bare_url, _):
+        with baseline(folder, cores()[0]) as (bare_url, _):
             out["rates"] = at_rates({"service": url, "bare ASGI app": bare_url}, first, options)
         if options.model is None and "training" in options.parts:
             rate = 0.5 * out["cases"][first["name"]]["capacity"]["requests_a_second"]
@@ -335,30 +334,11 @@ def at_rates(urls: dict[str, str], case: Case, options: Any) -> dict[str, Any]:
     return out
 
 
-def picture(result: dict[str, Any], path: Path) -> None:
-    """Draw requests per second, and latencies at 80 % of them."""
-    names, cases = list(result["cases"]), result["cases"].values()
-    note = "left: 32 clients; right: 80 % of that, at random times"
-    with figure_page(path, 11, 4.6, "Predictions over HTTP", note) as figure:
-        left, right = figure.subplots(1, 2)
-        left.barh(names, [each["capacity"]["requests_a_second"] for each in cases], color=BLUE)
-        left.axvline(BAR, color="black", linewidth=1, linestyle=":")
-        left.set(xlabel="requests per second (dotted: required at 300 clients)", xscale="log")
-        for place, (key, colour) in enumerate((("p50", BLUE), ("p99", ORANGE), ("p999", RED))):
-            at = np.arange(len(names)) + 0.27 * (place - 1)
-            right.barh(at, [each["open"][key] for each in cases], 0.25, label=key, color=colour)
-        right.set(yticks=range(len(names)), yticklabels=names, xlabel="ms", xscale="log")
-        right.legend()
-        for axis in (left, right):
-            axis.invert_yaxis()
-
-
 def main() -> None:
     """Run all measurements and print the JSON."""
     run_benchmark(
         measure,
         __doc__,
-        draw=picture,
         quick={"seconds": 0.3, "repeats": 1, "parts": [], "rates": [500.0]},
         model={"type": Path, "help": "a model directory, instead of training on pydocs"},
         rows={

@@ -22,7 +22,6 @@ SECONDS = (  # the others run as drills
     "cluster.growth",
     "least_squares.text",
     "training.certificates",
-    "training.labels",
 )
 AS_DRILLS = [
     pytest.param(name, marks=pytest.mark.drill)

@@ -120,11 +120,15 @@ def train_group(
 
 
 def train_in_process(
-    solver: GroupSolver, rows: TrainingRows, workers: int, layout: Layout | None = None
+    solver: GroupSolver,
+    rows: TrainingRows,
+    workers: int,
+    layout: Layout | None = None,
+    max_seconds: float | None = None,
 ) -> GroupResult:
     """Train on threads of this process, without a data set directory and checkpoints.
 
-    layout: of its workers, by default the solver's.
+    layout: of its workers, by default the solver's. max_seconds: time limit.
     """
     layout = layout or solver.layout(workers, False, rows)
     source = shard_source(solver, layout, rows)
@@ -132,7 +136,17 @@ def train_in_process(
     parts = make_parts(ThreadGroup(factory, layout.workers), layout, source)
     positives = frozen(np.bincount(rows.Y.indices, minlength=rows.Y.n_cols), np.int64)
     labels = CollectResults[SolvedLabels]()
-    result = train_group(solver, rows, layout, parts, labels, positives=positives)
+    truth = None if rows.held_out is None else rows.held_out[1]
+    result = train_group(
+        solver,
+        rows,
+        layout,
+        parts,
+        labels,
+        positives=positives,
+        truth=truth,
+        max_seconds=max_seconds,
+    )
     return result._replace(labels=labels.results)
 
 
