@@ -19,7 +19,6 @@ from tests.support.batch_inputs import D, digests, run, sparse, table_of, writte
 from tests.support.live_service import plain_model, text_model
 from xcray.arrays import csr_from
 from xcray.batch import BatchPredictSpec, predict_batch, read_manifest
-from xcray.batch.lines import plan_lines
 from xcray.data.readers.error_log import DataErrors
 from xcray.errors import Conflict, Corrupt, DataError, InputError, NotFound, ParameterError, Stopped
 from xcray.predict import Predictor
@@ -480,38 +479,40 @@ def test_columns_of_other_types_and_a_model_that_reads_no_text(tmp_path, model):
         run(tmp_path, model, tmp_path / "nowhere.parquet", "d")
 
 
-def test_chunks_of_a_text_file_are_whole_lines(tmp_path, model, monkeypatch):
-    """With blocks of a few bytes, lines cross block borders."""
-    X = sparse(50)
-    path = svmlight(X, tmp_path / "in.svm")
-    spec = BatchPredictSpec(str(model.path), str(path), part_rows=7)
-    whole = plan_lines(spec, False, D, tmp_path / "aside")
-    for block in (32, 61, 200):
-        monkeypatch.setattr("xcray.data.readers.blocks.BLOCK_BYTES", block)
-        monkeypatch.setattr("xcray.data.readers.blocks.HEAD_BYTES", block)
-        plan = plan_lines(spec, False, D, tmp_path / "aside")
-        data = path.read_bytes()
-        for chunk in plan.chunks:
-            piece = data[chunk.offset : chunk.offset + chunk.n_bytes]
-            assert piece.endswith(b"\n")
-            assert piece.count(b"\n") == chunk.n_rows
-            assert data[: chunk.offset].count(b"\n") == chunk.first_row == chunk.line - 1
-        assert sum(chunk.n_rows for chunk in plan.chunks) == 50
-    assert [chunk.n_rows for chunk in whole.chunks] == [7] * 7 + [1]
+@pytest.mark.parametrize("block", [32, 61, 1 << 20])
+def test_rows_of_lines_keep_their_numbers_beside_bad_ones(tmp_path, model, monkeypatch, block):
+    """With blocks of a few bytes, lines cross block borders, and some have only bad lines."""
+    monkeypatch.setattr("xcray.data.readers.blocks.BLOCK_BYTES", block)
+    monkeypatch.setattr("xcray.data.readers.blocks.HEAD_BYTES", block)
+    X, bad = sparse(50), [0, 1, 7, 8, 9, 10, 11, 30, 49]
+    lines = svmlight(X, tmp_path / "plain").read_text().splitlines()
+    for i in bad:
+        lines[i] = "1 9:1.0"
+    path = tmp_path / "in.svm"
+    path.write_text("# head\n" + "\n".join(lines))
+    manifest, result = run(tmp_path, model, path, on_error="skip")
+    good = [i for i in range(50) if i not in bad]
+    assert result.column("row").to_pylist() == good
+    check_answers(result, model, csr_from(X.to_scipy()[good]))
+    assert [part["rows_read"] for part in manifest["parts"]] == [7] * 7 + [1]
+    assert [part["skipped"] for part in manifest["parts"]] == [2, 5, 0, 0, 1, 0, 0, 1]
+    assert [reason["line"] for reason in manifest["skipped_reasons"]] == [i + 2 for i in bad]
 
 
-def test_a_large_text_file_keeps_a_bounded_number_of_offsets(tmp_path, model, monkeypatch):
-    monkeypatch.setattr("xcray.batch.lines.MAX_OFFSETS", 8)
-    path = svmlight(sparse(100), tmp_path / "in.svm")
-    plan = plan_lines(
-        BatchPredictSpec(str(model.path), str(path), part_rows=1), False, D, tmp_path / "aside"
-    )
-    assert 4 <= len(plan.chunks) <= 9
-    data, row = path.read_bytes(), 0
-    for chunk in plan.chunks:
-        assert (chunk.first_row, data[: chunk.offset].count(b"\n")) == (row, row)
-        row += chunk.n_rows
-    assert row == 100
+def test_bad_features_of_json_lines_are_skipped_in_their_order(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("xcray.batch.lines.MAX_GROUP_ROWS", 3)
+    X, path = sparse(8), tmp_path / "in.jsonl"
+    lines = [json.dumps(row | {"key": f"k{i}"}) for i, row in enumerate(table_of(X).to_pylist())]
+    lines[1] = '{"indices": [9], "values": [1.0], "key": "k1"}'
+    lines[2] = "no JSON"
+    lines[7] = '{"indices": [1], "values": [1.0, 2.0], "key": "k7"}'
+    path.write_text("\n".join(lines))
+    manifest, result = run(tmp_path, model, path, on_error="skip", id_field="key", part_rows=2)
+    good = [0, 3, 4, 5, 6]
+    assert result.column("id").to_pylist() == [f"k{i}" for i in good]
+    check_answers(result, model, csr_from(X.to_scipy()[good]))
+    reasons = [(reason["line"], reason["code"]) for reason in manifest["skipped_reasons"]]
+    assert reasons == [(2, "INDEX_RANGE"), (3, "JSON_INVALID"), (8, "ROW_LENGTHS")]
 
 
 # --- the same bytes for every schedule and after every failure

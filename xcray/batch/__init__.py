@@ -6,7 +6,7 @@ spec        what to predict: model, input, schema of the rows, options
 plan        the input as chunks of rows, independent of the workers
 row_schema  columns of the input that hold the rows
 parquet     rows of Parquet files
-lines       rows of svmlight, XC, JSON lines and lines of text
+lines       copies rows of lines into a Parquet file
 chunk_task  work on a chunk: read, predict, encode
 output      committed parts, the published directory and its manifest
 run         the complete run

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Int32, csr
-from xcray.batch.lines import read_lines, warm_parser
 from xcray.batch.parquet import ParquetCursor, read_parquet
 from xcray.batch.plan import BatchPlan, Chunk
 from xcray.batch.row_schema import RowBatch
@@ -144,7 +143,9 @@ class ChunkTask:
         tally = ErrorCollector(MAX_REASONS, spec.on_error == "skip")
         ids, answers = list[pa.Array](), list[SearchResult]()
         counts = InputCounts()
-        for read in timer.iterate("reading", self._read_rows(chunk, state, tally)):
+        width = state.predictor.model.n_features
+        batches = read_parquet(self.plan, chunk, width, tally, state.cursor)
+        for read in timer.iterate("reading", batches):
             for step in _split_steps(read):
                 if stopped():
                     raise Stopped(
@@ -202,15 +203,6 @@ class ChunkTask:
         if has_words:
             return new
         return counts._replace(rows=counts.rows + new.rows, empty=counts.empty + new.empty)
-
-    def _read_rows(
-        self, chunk: Chunk, state: ChunkState, tally: ErrorCollector
-    ) -> Iterator[RowBatch]:
-        """Return the rows of a chunk."""
-        width = state.predictor.model.n_features
-        if self.spec.format == "parquet":
-            return read_parquet(self.plan, chunk, self.spec, width, tally, state.cursor)
-        return read_lines(self.plan, chunk, self.spec, width, tally)
 
     def _output_schema(self) -> pa.Schema:
         """Return the columns of the answers."""
@@ -291,8 +283,6 @@ def warm_kernels(state: ChunkState, spec: BatchPredictSpec) -> None:
     )
     if model.text is not None:
         state.predictor.encode(["warm up"])
-    if spec.format in ("svmlight", "xc"):
-        warm_parser()
 
 
 def encode_parquet(table: pa.Table) -> NDArray[np.uint8]:

@@ -5,7 +5,8 @@ Memory does not grow with the files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,7 @@ from xcray.batch.row_schema import (
     infer_schema,
 )
 from xcray.batch.spec import BatchPredictSpec
-from xcray.data.readers.columns import dense_rows, read_texts, sparse_rows
+from xcray.data.readers.columns import Mask, dense_rows, read_texts, sparse_rows
 from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.parquet_file import check_slice, open_parquet, translate_arrow_errors
@@ -74,11 +75,7 @@ def plan_parquet(spec: BatchPredictSpec, text_fields: TextColumns | None) -> Bat
         n_rows += rows
     if schema is None:
         raise NotFound(f"there is no Parquet file in {Path(spec.input).name}")
-    return BatchPlan(
-        tuple(files),
-        tuple(_make_chunks(files, rows_per_part(n_rows, spec.top_k, spec.part_rows))),
-        schema,
-    )
+    return BatchPlan(tuple(files), plan_chunks(files, spec), schema)
 
 
 def list_files(path: Path) -> list[Path]:
@@ -99,7 +96,6 @@ def list_files(path: Path) -> list[Path]:
 def read_parquet(
     plan: BatchPlan,
     chunk: Chunk,
-    spec: BatchPredictSpec,
     width: int,
     tally: ErrorCollector,
     cursor: ParquetCursor,
@@ -113,7 +109,11 @@ def read_parquet(
     first = chunk.first_row - file.first_row
     for start, batch in cursor.read(file, schema, first, first + chunk.n_rows, width):
         report_fault = partial(_record_fault, tally, file.name, start)
-        rows, valid = _decode_rows(batch, schema, width, report_fault)
+        if schema.error:
+            valid = _report_errors(batch.column(schema.error), tally, file.name)
+            rows, _ = _decode_rows(batch.filter(pa.array(valid)), schema, width, report_fault)
+        else:
+            rows, valid = _decode_rows(batch, schema, width, report_fault)
         if tally.errors and not tally.skip_bad:
             tally.raise_errors()
         tally.n_rows += int(valid.sum())
@@ -206,19 +206,18 @@ class ParquetCursor:
         return batch
 
 
-def _make_chunks(files: list[InputFile], size: int) -> Iterator[Chunk]:
-    """Yield ranges of rows per file.
+def plan_chunks(files: Sequence[InputFile], spec: BatchPredictSpec) -> tuple[Chunk, ...]:
+    """Return ranges of rows per file.
 
-    If there are no rows, yield one empty range, whose part defines the columns.
+    If there are no rows, return one empty range, whose part defines the columns.
     """
-    number = 0
+    chunks: list[Chunk] = []
+    size = rows_per_part(sum(file.n_rows for file in files), spec.top_k, spec.part_rows)
     for place, file in enumerate(files):
         for first in range(0, file.n_rows, size):
             n = min(size, file.n_rows - first)
-            yield Chunk(number, place, file.first_row + first, n, 0, 0, 0, first + n == file.n_rows)
-            number += 1
-    if not number:
-        yield Chunk(0, 0, 0, 0, 0, 0, 0, True)
+            chunks.append(Chunk(len(chunks), place, file.first_row + first, n))
+    return tuple(chunks or [Chunk(0, 0, 0, 0)])
 
 
 def _check_schema(
@@ -291,6 +290,13 @@ def _decode_rows(
             batch.column(schema.indices), batch.column(schema.values), width, report_fault
         )
     return dense_rows(batch.column(schema.values), width, report_fault)
+
+
+def _report_errors(errors: pa.Array, tally: ErrorCollector, file: str) -> Mask:
+    """Record the rows that `lines.py` could not read, and return which rows are valid."""
+    for details in errors.drop_null().to_pylist():
+        tally.add(DataError(**json.loads(details), file=file))
+    return np.asarray(errors.is_null(), np.bool_)
 
 
 def _row_ids(batch: pa.RecordBatch, schema: RowSchema, first_row: int, valid: Any) -> pa.Array:

@@ -25,26 +25,20 @@ MAX_PARTS: Final = 100_000  # parts of an output, because of file systems and ma
 class Chunk(NamedTuple):
     """Rows [first_row, first_row + n_rows) of the input.
 
-    They start at byte `offset` of the file, and at line `line` if the file has lines. file: index
-    in the plan's files. last: whether the chunk ends the file. n_bytes: of the lines.
+    file: index in the plan's files.
     """
 
     number: int
     file: int
     first_row: int
     n_rows: int
-    offset: int
-    n_bytes: int
-    line: int
-    last: bool
 
 
 class InputFile(NamedTuple):
     """A file of the input.
 
     path: file to read. name: for messages. n_bytes, sha256: of the original file `source`.
-    first_row: number of its first row. base: bytes before the first line (a byte order mark).
-    stamp: changes when the original file is modified.
+    first_row: number of its first row. stamp: changes when the original file is modified.
     """
 
     path: str
@@ -53,7 +47,6 @@ class InputFile(NamedTuple):
     sha256: str
     n_rows: int
     first_row: int
-    base: int
     source: str
     stamp: tuple[int, ...]
 
@@ -106,7 +99,7 @@ def rows_per_part(n_rows: int, k: int, requested: int = 0) -> int:
 
 
 def make_input_file(
-    path: Path, n_rows: int, first_row: int, *, base: int = 0, source: Path | None = None
+    path: Path, n_rows: int, first_row: int, *, source: Path | None = None
 ) -> InputFile:
     """Return a file's entry in a plan; reads the file once for its checksum.
 
@@ -122,7 +115,6 @@ def make_input_file(
         digest,
         n_rows,
         first_row,
-        base,
         str(source.resolve()),
         stamp,
     )

@@ -32,9 +32,9 @@ class RowBatch(NamedTuple):
 class RowSchema(NamedTuple):
     """Columns of the rows.
 
-    kind: TEXT, SPARSE or DENSE. has_labels: whether lines of svmlight or XC begin with labels.
-    text, indices, values, id: names of the columns; value_fields: those of `text` that can be
-    empty or numbers. id_type: Arrow type of the id column.
+    kind: TEXT, SPARSE or DENSE. text, indices, values, id, error: names of the columns;
+    value_fields: those of `text` that can be empty or numbers. id_type: Arrow type of the id
+    column. error: of files that `lines.py` writes, why a row is null.
     """
 
     kind: str
@@ -44,12 +44,12 @@ class RowSchema(NamedTuple):
     values: str = ""
     id: str | None = None
     id_type: str = "int64"
-    has_labels: bool = True
+    error: str = ""
 
     @property
     def columns(self) -> list[str]:
         """Return the columns to read."""
-        named = [*self.text, self.indices, self.values, self.id or ""]
+        named = [*self.text, self.indices, self.values, self.id or "", self.error]
         return list(dict.fromkeys(name for name in named if name))
 
 

@@ -38,7 +38,7 @@ from xcray.workers.timeline import Span, Timeline, balance, read_streams
 # Increased when the bytes of parts change, so that no output mixes two formats.
 PART_FORMAT: Final = 1
 SECONDS_PER_ROW: Final = 1e-4  # first guess
-UNPACKED_NAME: Final = "input.unpacked"
+ROWS_NAME: Final = "input.parquet"  # rows of a file of lines
 
 
 class BatchPredictResult(NamedTuple):
@@ -153,7 +153,7 @@ class _BatchRun:
         self.phase_seconds["PREDICTING"] = time.monotonic() - began
 
     def publish(self, out: Path, check: Callable[[], None]) -> BatchPredictResult:
-        """Publish the parts, and remove the uncompressed input."""
+        """Publish the parts, and remove the copy of the rows."""
         self.report_progress("PUBLISHING", self.plan.n_rows, self.plan.n_rows)
 
         def last() -> None:
@@ -161,7 +161,7 @@ class _BatchRun:
             check()
 
         manifest = self.parts.publish(out, self._manifest_entries(), last)
-        (self.run_dir / UNPACKED_NAME).unlink(missing_ok=True)
+        (self.run_dir / ROWS_NAME).unlink(missing_ok=True)
         return BatchPredictResult(out, manifest)
 
     def report_progress(
@@ -194,12 +194,11 @@ class _BatchRun:
             text_fields = TextColumns(self.model.text_fields, values)
         if self.spec.format == "parquet":
             return plan_parquet(self.spec, text_fields)
-        unpack_path = self.run_dir / UNPACKED_NAME
         return plan_lines(
             self.spec,
             text_fields,
             self.model.n_features,
-            unpack_path,
+            self.run_dir / ROWS_NAME,
             lambda: self.report_progress("LOADING", 0, 0),
         )
 

@@ -11,7 +11,7 @@ LOCK_FILE: Final = "lock"
 TOKEN_FILE: Final = "directory.json"  # another directory of this path has another token
 REBUILT: Final = "data"  # a data set with the text options that `auto` chose
 # files of a run before its first finished part
-UNFINISHED_FILES: Final = (LOCK_FILE, TOKEN_FILE, "run.json", "timeline-*", "input.unpacked")
+UNFINISHED_FILES: Final = (LOCK_FILE, TOKEN_FILE, "run.json", "timeline-*", "input.*")
 
 
 def remove_unused(run_dir: Path) -> None:

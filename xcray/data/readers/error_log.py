@@ -49,7 +49,8 @@ class ErrorCollector:
 
     file: base name of the input. errors: the first `max_errors`; n_bad: bad lines; n_rows: good
     rows; warnings: count per kind. n_features, n_labels: widths so far, or from a header;
-    n_entries, n_positives: stored features and labels.
+    n_entries, n_positives: stored features and labels. pending_rows: good rows of the block that is
+    being read, not yet in n_rows.
     skip_bad: continue after bad lines (to leave them out, or only to count them).
     """
 
@@ -60,7 +61,7 @@ class ErrorCollector:
         self.errors: list[DataError] = []
         self.warnings: Counter[str] = Counter()
         self.n_bad = self.n_rows = self.n_entries = self.n_positives = 0
-        self.n_features = self.n_labels = 0
+        self.n_features = self.n_labels = self.pending_rows = 0
 
     def add(self, error: DataError) -> None:
         """Count a bad line.

@@ -68,9 +68,9 @@ def read_records(
         )
     source = Source(path, options, text=True, format=format)
     if format == "jsonl":
-        parts = _json_fields(source, collector)
+        parts = json_fields(source, collector)
     elif format == "fasttext":
-        parts = _fasttext_fields(source, collector)
+        parts = fasttext_fields(source, collector)
     else:
         parts = _table_fields(source, collector, format == "csv")
     maker = RecordMaker(source, collector)
@@ -197,7 +197,7 @@ def _missing_column_error(source: Source, line: int, name: str, names: list[str]
     return source.error("CSV_HEADER", problem, line=line, value=name, hint=hint)
 
 
-def _fasttext_fields(
+def fasttext_fields(
     source: Source, collector: ErrorCollector
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number, text and labels of each line."""
@@ -215,7 +215,7 @@ def split_fasttext(line: str) -> tuple[str, list[str]]:
     return text, [label.removeprefix(FASTTEXT_PREFIX) for label in labels]
 
 
-def _json_fields(source: Source, collector: ErrorCollector) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_fields(source: Source, collector: ErrorCollector) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number and fields of each JSON object."""
     for line in text_lines(source, collector):
         if not line.text.strip():

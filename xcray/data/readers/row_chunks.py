@@ -40,7 +40,7 @@ class RowErrors:
 
 def to_chunk(collector: ErrorCollector, X: CSR, Y: Pattern) -> Chunk:
     """Return the valid rows of a slice, as wide as the ids so far, and update the collector."""
-    collector.n_rows += X.n_rows
+    collector.n_rows, collector.pending_rows = collector.n_rows + X.n_rows, 0
     collector.n_entries += X.nnz
     collector.n_positives += Y.nnz
     collector.n_features = max(collector.n_features, int(X.indices.max(initial=-1)) + 1)

@@ -89,6 +89,7 @@ class BlockReader:
                 line = RawLine(
                     data[pos:end].removesuffix(b"\r"), number, block.ended or end + 1 < len(data)
                 )
+                self.collector.pending_rows = row
                 row += self._parse_line(line, row, out)
                 pos, number = end + 1, number + 1
         if row:

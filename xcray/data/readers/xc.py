@@ -50,17 +50,23 @@ def read_xc(path: Path | str, options: ReadOptions, collector: ErrorCollector) -
         yield from _read_pair(path, options, collector)
         return
     with collector.reading():
-        yield from _read_one(Source(path, options), collector, "rows")
+        yield from read_xc_file(Source(path, options), collector, "rows")
 
 
-def _read_one(source: Source, collector: ErrorCollector, content: str) -> Iterator[Chunk]:
+def read_xc_file(
+    source: Source, collector: ErrorCollector, content: str | None = None
+) -> Iterator[Chunk]:
     """Yield the rows of one file, whose content is a key of HEADERS.
 
-    Only lines of "rows" begin with labels.
+    Only lines of "rows" begin with labels. None: rows, or features after a header of two numbers.
+    Raises as `read_xc`.
     """
     reader: BlockReader | None = None
     for block in source.blocks():
         if reader is None:
+            content = content or (
+                "features" if len(block.data.split(b"\n")[0].split()) == 2 else "rows"
+            )
             sizes, block = _split_header(source, block, content)
             collector.n_features, collector.n_labels = (*sizes[1:], 0)[:2]
             has_labels = content == "rows"
@@ -82,13 +88,13 @@ def _split_header(
 ) -> tuple[tuple[int, ...], LineBlock]:
     """Return the sizes in the first line, and the block without it."""
     first, feed, rest = block.data.partition(b"\n")
-    sizes = parse_header(source, first.removesuffix(b"\r"), content)
+    sizes = _parse_header(source, first.removesuffix(b"\r"), content)
     return sizes, LineBlock(
         rest, block.line + 1, block.offset + len(first) + len(feed), block.ended
     )
 
 
-def parse_header(source: Source, first: bytes, content: str = "rows") -> tuple[int, ...]:
+def _parse_header(source: Source, first: bytes, content: str) -> tuple[int, ...]:
     """Return N, D, K (or N and one width) of a header line.
 
     content: a key of HEADERS. Raises DataError with the column of the error.
@@ -159,7 +165,7 @@ def _read_pair(
     Y = _read_label_sets(label_source, ErrorCollector(collector.max_errors))
     start = 0
     with collector.reading():
-        for X, _ in _read_one(source, collector, "features"):
+        for X, _ in read_xc_file(source, collector, "features"):
             stop = start + X.n_rows
             if stop <= Y.n_rows:
                 labels = pattern_range(Y, start, stop)
@@ -176,7 +182,7 @@ def _read_pair(
 def _read_label_sets(source: Source, collector: ErrorCollector) -> Pattern:
     """Read a label file completely; a row has a label where its value is not zero."""
     lengths, labels, n_labels = [np.zeros(1, np.int64)], [np.empty(0, np.int32)], 0
-    for X, _ in _read_one(source, collector, "labels"):
+    for X, _ in read_xc_file(source, collector, "labels"):
         is_set = X.data != 0
         before = np.concatenate(([0], np.cumsum(is_set)))
         lengths.append(np.diff(before[X.indptr]))
