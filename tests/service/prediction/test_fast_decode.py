@@ -19,7 +19,7 @@ from xcray.errors import InputError
 from xcray.service.http.body import parse_body
 from xcray.service.prediction import fast_decode as quick
 from xcray.service.prediction.instances import to_csr, to_rows
-from xcray.service.schemas.predict import PredictRequest
+from xcray.service.schemas.predict import Instance, PredictRequest
 
 MOST = 64
 
@@ -165,7 +165,7 @@ def test_ordinary_requests_are_decoded_fast() -> None:
     )
 
 
-def ask(*rows: dict[str, Any]) -> list[quick.InstanceLike]:
+def ask(*rows: dict[str, Any]) -> list[Instance]:
     """Return instances as decoded by the fast decoder."""
     result = quick.decode_fast(json.dumps({"instances": rows}).encode(), MOST)
     assert result is not None

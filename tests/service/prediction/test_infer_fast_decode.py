@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.support.mutations import mutated
 from xcray.errors import InputError
 from xcray.service.http.body import parse_body
-from xcray.service.inference_v2.fast_decode import FastInferRequest, decode_fast
+from xcray.service.inference_v2.fast_decode import decode_fast
 from xcray.service.inference_v2.head import _requested_outputs, _to_query
 from xcray.service.schemas.inference import InferRequest
 
 
-def plain(request: InferRequest | FastInferRequest) -> list[Any]:
+def plain(request: InferRequest) -> list[Any]:
     """Return a request as comparable values; repr distinguishes 1 from 1.0 and -0.0 from 0.0."""
     tensors = [
         (

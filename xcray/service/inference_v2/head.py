@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from xcray.errors import InputError
 from xcray.service.http.body import parse_body
-from xcray.service.inference_v2.fast_decode import FastInferRequest, decode_fast
+from xcray.service.inference_v2.fast_decode import decode_fast
 from xcray.service.inference_v2.tensors import InputTensor
 from xcray.service.prediction.fast_decode import PredictQuery
 from xcray.service.schemas.inference import DEFAULT_TOP_K, InferRequest
@@ -71,7 +71,7 @@ def read_head(body: bytes) -> InferHead:
 read_cached: Final = lru_cache(MAX_CACHED_HEADS)(read_head)
 
 
-def _to_query(request: InferRequest | FastInferRequest, probabilities: bool) -> PredictQuery:
+def _to_query(request: InferRequest, probabilities: bool) -> PredictQuery:
     """Return the query of a request. An option without a value has its default."""
     options = request.parameters
     if options is None:
@@ -94,7 +94,7 @@ def _to_list(value: str | list[str] | None) -> list[str] | None:
     return [value] if isinstance(value, str) else value
 
 
-def _requested_outputs(request: InferRequest | FastInferRequest) -> list[tuple[str, bool]]:
+def _requested_outputs(request: InferRequest) -> list[tuple[str, bool]]:
     """Return the requested tensors as (name, as_bytes), each once."""
     options = request.parameters
     as_bytes = options is not None and bool(options.binary_data_output)

@@ -14,60 +14,19 @@ duplicate keys. They are detected by counting quotation marks, see `_is_lossless
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from xcray.data.text.fields import MAX_FIELDS
-from xcray.service.schemas.base import (
-    FLOAT32_MAX,
-    MAX_FILTER_LABELS,
-    MAX_INDEX,
-    MAX_LABEL_CHARS,
-    MAX_MILLISECONDS,
-    MAX_TEXT_CHARS,
-)
-from xcray.service.schemas.predict import PredictRequest
-
-MAX_TOP_K = 2**53  # larger values are left to the strict decoder
-_Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_INDEX)]
-_Value = Annotated[float, msgspec.Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
-_Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
-_Fields = Annotated[
-    dict[str, _Text | _Value | list[_Value]], msgspec.Meta(min_length=1, max_length=MAX_FIELDS)
-]
-Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-LabelNames = Annotated[
-    list[Annotated[str, msgspec.Meta(max_length=MAX_LABEL_CHARS)]],
-    msgspec.Meta(min_length=1, max_length=MAX_FILTER_LABELS),
-]
-
-
-class InstanceLike(Protocol):
-    """Interface of an instance, independent of the decoder."""
-
-    @property
-    def text(self) -> str | None:
-        """Text to classify."""
-
-    @property
-    def fields(self) -> Mapping[str, str | float | list[float]] | None:
-        """Values of the fields of a document by name."""
-
-    @property
-    def indices(self) -> list[int] | None:
-        """Feature numbers of a sparse row, in any order."""
-
-    @property
-    def values(self) -> list[float] | None:
-        """Values of a sparse or dense row."""
+from xcray.service.schemas.fast import struct_of
+from xcray.service.schemas.predict import Instance, PredictRequest
 
 
 class PredictQuery(NamedTuple):
     """A decoded predict request; the fields are those of `schemas.PredictRequest`."""
 
-    instances: Sequence[InstanceLike]
+    instances: Sequence[Instance]
     top_k: int = 5
     allow: list[str] | None = None
     deny: list[str] | None = None
@@ -84,41 +43,14 @@ class PredictQuery(NamedTuple):
         return self.probabilities or self.min_probability is not None
 
 
-class _FastInstance(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Counterpart of `schemas.Instance`; None means absent (an explicit null changes the count)."""
-
-    text: _Text | None = None
-    fields: _Fields | None = None
-    indices: list[_Index] | None = None
-    values: list[_Value] | None = None
-
-
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
-    """Counterpart of `schemas.PredictRequest`; None means absent."""
-
-    instances: Annotated[list[_FastInstance], msgspec.Meta(min_length=1)]
-    top_k: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOP_K)] | None = None
-    allow: LabelNames | None = None
-    deny: LabelNames | None = None
-    min_score: float | None = None
-    min_probability: Probability | None = None
-    label_thresholds: bool | None = None
-    deadline_ms: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_MILLISECONDS)] | None = None
-    certificate: bool | None = None
-    probabilities: bool | None = None
-
-
-_DECODER = msgspec.json.Decoder(_Request)
-_OPTIONS = (
-    *("top_k", "allow", "deny", "min_score", "min_probability", "label_thresholds"),
-    *("deadline_ms", "certificate", "probabilities"),
-)
+_DECODER = msgspec.json.Decoder(struct_of(PredictRequest))
+_OPTIONS = PredictQuery._fields[1:]
 
 
 def decode_fast(body: bytes, max_instances: int) -> PredictQuery | None:
     """Decode a body of at most `max_instances` instances; None if it must be decoded strictly."""
     try:
-        decoded = _DECODER.decode(body)
+        decoded: Any = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     options: dict[str, Any] = {
@@ -134,7 +66,7 @@ def to_query(request: PredictRequest) -> PredictQuery:
     return PredictQuery(request.instances, **{name: getattr(request, name) for name in _OPTIONS})
 
 
-def _is_lossless(body: bytes, decoded: _Request, options: dict[str, Any]) -> bool:
+def _is_lossless(body: bytes, decoded: Any, options: dict[str, Any]) -> bool:
     """Return whether the decoded request accounts for the whole body: no duplicate key, no null.
 
     Quotation marks are counted: two per key and per decoded string, plus those within strings. All

@@ -12,11 +12,11 @@ from xcray.data.text.fields import TEXT, document
 from xcray.errors import InputError, ParameterError
 from xcray.kernels.canonical import first_fault
 from xcray.model.model import Model
-from xcray.service.prediction.fast_decode import InstanceLike
+from xcray.service.schemas.predict import Instance
 
 
 def to_rows(
-    model: Model, instances: Sequence[InstanceLike], location: str = "instances[{}]"
+    model: Model, instances: Sequence[Instance], location: str = "instances[{}]"
 ) -> list[str] | CSR:
     """Return instances as predictor input: a list of texts, or a CSR matrix. Raises as `to_csr`."""
     if all(
@@ -40,13 +40,13 @@ def to_rows(
     return to_csr(model, instances, location)
 
 
-def one_row(model: Model, instance: InstanceLike, location: str) -> str | CSR:
+def one_row(model: Model, instance: Instance, location: str) -> str | CSR:
     """Return one instance as predictor input: a text, or a matrix of one row. As `to_rows`."""
     rows = to_rows(model, [instance], location)
     return rows[0] if isinstance(rows, list) else rows
 
 
-def to_csr(model: Model, instances: Sequence[InstanceLike], location: str = "instances[{}]") -> CSR:
+def to_csr(model: Model, instances: Sequence[Instance], location: str = "instances[{}]") -> CSR:
     """Return instances as (n, D) rows with ascending columns.
 
     Indices can come in any order; a duplicate is an error, as in svmlight files. Raises InputError
@@ -76,7 +76,7 @@ def to_csr(model: Model, instances: Sequence[InstanceLike], location: str = "ins
     )
 
 
-def _text(model: Model, instance: InstanceLike, location: str, i: int) -> str:
+def _text(model: Model, instance: Instance, location: str, i: int) -> str:
     """Return the text or the document of an instance. Raises InputError FIELD_UNKNOWN."""
     if instance.fields is None:
         return instance.text or ""
@@ -98,7 +98,7 @@ def _require_text_model(model: Model, kinds: list[str], location: str) -> None:
         )
 
 
-def _instance_kind(instance: InstanceLike, location: str) -> str:
+def _instance_kind(instance: Instance, location: str) -> str:
     """Return the kind of an instance: text, sparse or dense."""
     present = tuple(
         name
@@ -118,7 +118,7 @@ def _instance_kind(instance: InstanceLike, location: str) -> str:
     return kinds[present]
 
 
-def _sparse_to_csr(instances: Sequence[InstanceLike], n_features: int) -> CSR | None:
+def _sparse_to_csr(instances: Sequence[Instance], n_features: int) -> CSR | None:
     """Return sparse instances as rows in one step; None if one is invalid (`to_csr` names it)."""
     lengths = [len(instance.indices or ()) for instance in instances]
     if lengths != [len(instance.values or ()) for instance in instances]:
@@ -138,7 +138,7 @@ def _sparse_to_csr(instances: Sequence[InstanceLike], n_features: int) -> CSR | 
 
 
 def _to_sparse_row(
-    instance: InstanceLike, kind: str, n_features: int, location: str
+    instance: Instance, kind: str, n_features: int, location: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ascending indices and the values of a sparse or dense instance."""
     values = np.array(instance.values or [], np.float32)
