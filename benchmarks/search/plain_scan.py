@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
 from xcray.arrays import CSR, TopK, frozen
-from xcray.kernels.search.postings import (
-    PostingScratch,
-    add_all,
-    add_touched,
-    beats,
-    n_postings,
-    offer,
-    sift_down,
-    sort_best_first,
-)
+from xcray.kernels.search.postings import add_all, beats, offer, sift_down, sort_best_first
 from xcray.kernels.sparse import transpose
 
 # from K / DENSE_DIVISOR postings on, visiting all labels is cheaper than recording touched ones
 DENSE_DIVISOR = 4
+
+
+class Scratch(NamedTuple):
+    """Working memory of one thread for K labels; all zero between queries.
+
+    sums: (K,) float64; seen: (K,) uint8, 1 for labels in touched; touched: (K + 1,) int32.
+    """
+
+    sums: Any
+    seen: Any
+    touched: Any
 
 
 class PlainScan:
@@ -33,7 +35,7 @@ class PlainScan:
         self._postings, self._bias = postings, frozen(b, np.float32)
         # stable: labels of equal bias stay in order
         self._order = np.argsort(-self._bias.astype(np.float64), kind="stable").astype(np.int32)
-        self._scratch = PostingScratch(
+        self._scratch = Scratch(
             np.zeros(n, np.float64), np.zeros(n, np.uint8), np.zeros(n + 1, np.int32)
         )
 
@@ -51,17 +53,44 @@ class PlainScan:
 
 
 @numba.njit(nogil=True, cache=True)
-def _top_k(
-    X: CSR, postings: CSR, bias: Any, order: Any, scratch: PostingScratch, out: TopK
-) -> None:
+def _n_postings(X: CSR, row: int, postings: CSR) -> int:
+    """Return the number of weights of the features of a row."""
+    total = 0
+    for p in range(X.indptr[row], X.indptr[row + 1]):
+        f = X.indices[p]
+        total += postings.indptr[f + 1] - postings.indptr[f]
+    return total
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_touched(X: CSR, row: int, postings: CSR, scratch: Scratch) -> int:
+    """Run `add_all`, and append labels met for the first time to touched; return their number."""
+    sums, seen, touched = scratch.sums, scratch.seen, scratch.touched
+    n = 0
+    for p in range(X.indptr[row], X.indptr[row + 1]):
+        f = X.indices[p]
+        x = np.float64(X.data[p])
+        lo, hi = postings.indptr[f], postings.indptr[f + 1]
+        labels, weights = postings.indices[lo:hi], postings.data[lo:hi]
+        for q in range(len(labels)):
+            label = np.uint32(labels[q])
+            touched[n] = label  # always written, counted if new: no branch to mispredict
+            n += 1 - seen[label]
+            seen[label] = 1
+            sums[label] += x * np.float64(weights[q])
+    return n
+
+
+@numba.njit(nogil=True, cache=True)
+def _top_k(X: CSR, postings: CSR, bias: Any, order: Any, scratch: Scratch, out: TopK) -> None:
     """Write the best labels and scores of all rows. order: labels by descending bias."""
     for i in range(len(out.labels)):
         labels, scores = out.labels[i], out.scores[i]
-        if n_postings(X, i, postings) * DENSE_DIVISOR >= len(bias):
+        if _n_postings(X, i, postings) * DENSE_DIVISOR >= len(bias):
             add_all(X, i, postings, scratch.sums)
             _offer_all(bias, scratch.sums, labels, scores)
         else:
-            n_touched = add_touched(X, i, postings, scratch)
+            n_touched = _add_touched(X, i, postings, scratch)
             size = _offer_touched(bias, scratch, n_touched, labels, scores)
             _offer_untouched(bias, order, scratch.seen, labels, scores, size)
             scratch.seen[scratch.touched[:n_touched]] = 0
@@ -86,9 +115,7 @@ def _offer_all(bias: Any, sums: Any, labels: Any, scores: Any) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def _offer_touched(
-    bias: Any, scratch: PostingScratch, n_touched: int, labels: Any, scores: Any
-) -> int:
+def _offer_touched(bias: Any, scratch: Scratch, n_touched: int, labels: Any, scores: Any) -> int:
     """Offer the touched labels to an empty heap and clear their sums; return the heap's size."""
     size, worst = 0, -np.inf
     for label in scratch.touched[:n_touched]:

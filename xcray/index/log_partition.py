@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,15 +11,7 @@ from xcray.arrays import CSR, Float64, frozen
 from xcray.errors import ParameterError
 from xcray.index.search import ROWS_PER_CALL, SearchIndex
 from xcray.kernels.search.lists import NARROW_BYTES
-from xcray.kernels.search.logsumexp import (
-    BiasPartition,
-    by_lists,
-    by_postings,
-    by_rows,
-    largest,
-    sum_exp,
-)
-from xcray.kernels.search.postings import PostingScratch
+from xcray.kernels.search.logsumexp import by_lists, by_postings, by_rows
 from xcray.kernels.sparse import transpose
 
 
@@ -28,22 +19,17 @@ class LogPartition:
     """Log of the sum over all labels of exp(x . w + bias). Thread-safe.
 
     The scores are bit-identical to those of the search. A row costs reading all weights of its
-    features, plus an exponential (about a nanosecond) per label that these weights touch, or per
-    label of the model once they are at least a quarter as many as the labels. Each thread uses its
-    own working memory of 13 bytes per label, which is reused. The weights are read from the dense
-    rows of the search if there are any, else for up to 65,536 labels from its lists. Beyond that,
-    lists contain only bounds, so the weights are transposed in memory on first use: 8 bytes each.
+    features, plus an exponential (about a nanosecond) per label. The weights are read from the
+    dense rows of the search if there are any, else for up to 65,536 labels from its lists. Beyond
+    that, lists contain only bounds, so the weights are transposed in memory on first use: 8 bytes
+    each.
     """
 
     def __init__(self, search: SearchIndex) -> None:
         """Create the function. search: index of the model."""
-        biases = search.b.astype(np.float64)
-        max_bias = float(largest(biases))
-        self._totals = BiasPartition(search.b, max_bias, float(sum_exp(biases, max_bias)))
         self._search = search
         self._postings: CSR | None = None
         self._transpose_lock = threading.Lock()
-        self._free_scratch: deque[PostingScratch] = deque()
 
     def compute(self, X: CSR, *, threads: int = 1) -> Float64:
         """Return the log-partition of each row: (n,) float64, -inf for a model without labels.
@@ -69,18 +55,14 @@ class LogPartition:
         return frozen(out, np.float64)
 
     def _compute_rows(self, X: CSR, start: int, step: int, out: Float64) -> None:
-        """Compute rows [start, start + step) with exclusive working memory."""
-        stop = min(start + step, X.n_rows)
-        if self._search.dense is not None:
-            by_rows(X, start, stop, self._search.dense.weights, self._totals, out)
-            return
-        scratch = self._take_scratch()
-        if self._search.lists.width == NARROW_BYTES:
-            by_lists(X, start, stop, self._search.lists, self._totals, scratch, out)
+        """Compute rows [start, start + step)."""
+        stop, search = min(start + step, X.n_rows), self._search
+        if search.dense is not None:
+            by_rows(X, start, stop, search.dense.weights, search.b, out)
+        elif search.lists.width == NARROW_BYTES:
+            by_lists(X, start, stop, search.lists, search.b, out)
         else:
-            by_postings(X, start, stop, self._postings_by_feature(), self._totals, scratch, out)
-        # clean again; after an exception it is not, and is discarded
-        self._free_scratch.append(scratch)
+            by_postings(X, start, stop, self._postings_by_feature(), search.b, out)
 
     def _postings_by_feature(self) -> CSR:
         """Return the weights by feature, (D, K), computed once."""
@@ -88,16 +70,6 @@ class LogPartition:
             if self._postings is None:
                 self._postings = transpose(self._search.W)
             return self._postings
-
-    def _take_scratch(self) -> PostingScratch:
-        """Return working memory that is not in use."""
-        try:
-            return self._free_scratch.pop()
-        except IndexError:
-            n = self._search.n_labels
-            return PostingScratch(
-                np.zeros(n, np.float64), np.zeros(n, np.uint8), np.zeros(n + 1, np.int32)
-            )
 
 
 def softmax(scores: Float64, log_normaliser: Float64) -> Float64:

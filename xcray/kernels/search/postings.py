@@ -8,34 +8,11 @@ root. A label beats another one by a higher score, or by a lower number if score
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numba
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Int32
 from xcray.kernels.inner import inner
-
-
-class PostingScratch(NamedTuple):
-    """Working memory of one thread for K labels; all zero between queries.
-
-    sums: (K,) float64; seen: (K,) uint8, 1 for labels in touched; touched: (K + 1,) int32.
-    """
-
-    sums: Float64
-    seen: np.ndarray[tuple[int], np.dtype[np.uint8]]
-    touched: Int32
-
-
-@inner()
-def n_postings(X: CSR, row: int, postings: CSR) -> int:
-    """Return the number of weights of the features of a row."""
-    total = 0
-    for p in range(X.indptr[row], X.indptr[row + 1]):
-        f = X.indices[p]
-        total += postings.indptr[f + 1] - postings.indptr[f]
-    return total
 
 
 @inner()
@@ -49,25 +26,6 @@ def add_all(X: CSR, row: int, postings: CSR, sums: Float64) -> None:
         for q in range(len(labels)):
             # unsigned: no check for negative indices
             sums[np.uint32(labels[q])] += x * np.float64(weights[q])
-
-
-@inner()
-def add_touched(X: CSR, row: int, postings: CSR, scratch: PostingScratch) -> int:
-    """Run `add_all`, and append labels met for the first time to touched; return their number."""
-    sums, seen, touched = scratch.sums, scratch.seen, scratch.touched
-    n = 0
-    for p in range(X.indptr[row], X.indptr[row + 1]):
-        f = X.indices[p]
-        x = np.float64(X.data[p])
-        lo, hi = postings.indptr[f], postings.indptr[f + 1]
-        labels, weights = postings.indices[lo:hi], postings.data[lo:hi]
-        for q in range(len(labels)):
-            label = np.uint32(labels[q])
-            touched[n] = label  # always written, counted if new: no branch to mispredict
-            n += 1 - seen[label]
-            seen[label] = 1
-            sums[label] += x * np.float64(weights[q])
-    return n
 
 
 @numba.njit(nogil=True, cache=True)
