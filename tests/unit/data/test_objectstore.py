@@ -15,8 +15,8 @@ from xcray.cli.main import main
 from xcray.cli.training import data_storage
 from xcray.data.dataset import Dataset
 from xcray.data.metric_forest.directory import build_forest_directory
-from xcray.data.objectstore.dataset_copy import plan_copy
 from xcray.data.objectstore.remote_dataset import (
+    plan_copy,
     push_dataset,
     read_remote_dataset,
     resolve_dataset,

@@ -25,14 +25,13 @@ from xcray.errors import (
 )
 from xcray.model.manifest import read_manifest, seal_manifest
 from xcray.model.model import Model
-from xcray.model.objectstore.pull import pull_to_directory, pull_to_registry
-from xcray.model.objectstore.remote_registry import push
+from xcray.model.objectstore.remote_registry import pull_to_directory, pull_to_registry, push
 from xcray.model.registry import Registry
 from xcray.storage.atomic import file_digests
 from xcray.storage.objectstore import transfer
 from xcray.storage.objectstore.client import StoragePath
 from xcray.storage.objectstore.transfer import check_files
-from xcray.storage.objectstore.versions import latest_version, list_names, list_versions
+from xcray.storage.objectstore.versions import list_versions, resolve_versions
 
 # the others are run on files, too, whose errors and atomic steps differ
 on_s3 = pytest.mark.parametrize("uri", ["s3"], indirect=True)
@@ -107,7 +106,8 @@ def test_numbers_aliases_and_what_a_uri_may_name(uri: str, model: Model, tmp_pat
         (2, read_manifest(other.path)["seal"]),
     ]
     push(model.path, StoragePath.parse(uri) / "sport")
-    assert list_names(StoragePath.parse(uri)) == ["news", "sport"]
+    names = [each.name for each in resolve_versions(uri, "model")]
+    assert names == ["news", "sport"]
     registry = Registry(tmp_path / "models")
     assert [(each.name, each.number) for each in pull_to_registry(registry, uri)] == [
         ("news", 2),
@@ -116,9 +116,7 @@ def test_numbers_aliases_and_what_a_uri_may_name(uri: str, model: Model, tmp_pat
     assert [each.number for each in pull_to_registry(registry, f"{uri}/news:1")] == [1]
     assert [
         each.sha256
-        for each in pull_to_registry(
-            registry, latest_version(StoragePath.parse(uri) / "news").path.uri
-        )
+        for each in pull_to_registry(registry, resolve_versions(f"{uri}/news", "model")[0].path.uri)
     ] == [other.sha256]
     for wrong, kind in (
         ("news:3", NotFound),
@@ -389,7 +387,7 @@ def test_a_missing_bucket_a_refusal_and_an_outage_are_distinguished(
 ) -> None:
     for act in (
         lambda uri: push(model.path, StoragePath.parse(uri) / "news"),
-        lambda uri: list_names(StoragePath.parse(uri)),
+        lambda uri: StoragePath.parse(uri).list_entries(),
     ):
         with pytest.raises(NotFound, match="no bucket") as error:
             act("s3://no-such-bucket/models")
@@ -403,12 +401,12 @@ def test_a_missing_bucket_a_refusal_and_an_outage_are_distinguished(
 
     monkeypatch.setattr(proxy, "_behind", denied)
     with pytest.raises(Unavailable, match="denies access") as error:
-        list_names(StoragePath.parse(f"s3://{BUCKET}/x"))
+        StoragePath.parse(f"s3://{BUCKET}/x").list_entries()
     assert code_of(error) == "STORAGE_DENIED"
     assert "AKIASECRET" not in str(error.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(Unavailable) as error:
-        list_names(StoragePath.parse(f"s3://{BUCKET}/x"))
+        StoragePath.parse(f"s3://{BUCKET}/x").list_entries()
     assert code_of(error) == "STORAGE_AWAY"
 
 

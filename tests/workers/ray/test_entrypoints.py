@@ -21,7 +21,7 @@ from xcray.data.dataset import Dataset
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.tokens import create_token
-from xcray.model.objectstore.pull import pull_to_directory
+from xcray.model.objectstore.remote_registry import pull_to_directory
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.ray_serve import application, replica_settings

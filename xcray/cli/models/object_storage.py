@@ -94,7 +94,7 @@ def pull(
 
     An interrupted copy is continued; existing models are kept.
     """
-    from xcray.model.objectstore.pull import pull_to_directory, pull_to_registry
+    from xcray.model.objectstore.remote_registry import pull_to_directory, pull_to_registry
 
     if len(uris) > 1 and (into or name or alias or sha256):
         raise InputError(

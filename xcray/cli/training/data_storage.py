@@ -18,7 +18,7 @@ from xcray.cli.terminal.storage import URIS, ResendOption, print_pulled, print_p
 from xcray.telemetry.progress import Progress
 
 if TYPE_CHECKING:
-    from xcray.data.objectstore.dataset_copy import CopyPlan
+    from xcray.data.objectstore.remote_dataset import CopyPlan
     from xcray.storage.objectstore.transfer import TransferStats
 
 MB: Final = 1_000_000
@@ -65,7 +65,7 @@ def pull(
 
     An interrupted copy is continued; an existing data set is kept.
     """
-    from xcray.data.objectstore.dataset_copy import plan_copy
+    from xcray.data.objectstore.remote_dataset import plan_copy
     from xcray.storage.objectstore.versions import check_pinned_hash
 
     plan = plan_copy(uri)
@@ -95,7 +95,7 @@ def local_dataset(place: str, quiet: bool) -> Path:
     """
     if "://" not in place:
         return Path(place)
-    from xcray.data.objectstore.dataset_copy import plan_copy
+    from xcray.data.objectstore.remote_dataset import plan_copy
 
     plan = plan_copy(place)
     if not quiet and not plan.cached.exists():

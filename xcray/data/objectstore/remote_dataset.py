@@ -1,45 +1,40 @@
 """Versions of data sets in object storage.
 
     FOLDER/NAME/3-SEAL/...    version 3 of NAME: the files of a data set directory with its metric
-                              forest, manifest.json last; see `xcray.storage.objectstore.versions`
+                              forest, manifest.json last; URIs: see `resolve_versions`
 
 SEAL is the SHA-256 of manifest.json and of the manifest of the metric forest, if there is one. They
 hold the checksum of every file. A data set with another forest is therefore another version.
-
-s3://bucket/datasets/news      the latest version of news
-.../news:3                     version 3
-.../news/3-SEAL                exactly that version
-any other folder               a plain copy of a data set directory, or a folder with one data set
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from xcray.data.dataset import FOREST, MANIFEST, Dataset, check_manifest
 from xcray.errors import Corrupt, InputError, NotFound, XcrayError, excerpt
-from xcray.storage.atomic import NAME_PATTERN
 from xcray.storage.objectstore.client import NO_BUCKET, StoragePath
 from xcray.storage.objectstore.transfer import (
     MAX_MANIFEST_BYTES,
+    ReportBytes,
+    TransferStats,
     check_files,
 )
 from xcray.storage.objectstore.versions import (
-    VERSION_FOLDER,
     Pushed,
     RemoteVersion,
     SealedDirectory,
-    latest_version,
-    list_names,
-    parse_number,
+    install_directory,
     push_version,
-    version_by_number,
-    version_of_folder,
+    resolve_versions,
 )
+from xcray.system.user_directories import cache_directory
 
 FOREST_MANIFEST = f"{FOREST}/{MANIFEST}"
 
@@ -92,30 +87,48 @@ def read_remote_dataset(version: RemoteVersion) -> RemoteDataset:
 
 
 def resolve_dataset(uri: str) -> RemoteVersion:
-    """Return the version that a URI names.
-
-    Raises NotFound if there is none, InputError if there are several data sets, ParameterError,
-    Conflict, Unavailable.
-    """
-    path = StoragePath.parse(uri)
-    before, sign, after = path.name.rpartition(":")
-    if sign and NAME_PATTERN.fullmatch(before):
-        return version_by_number(path.parent / before, parse_number(after, before))
-    if version := version_of_folder(path):
-        return version
-    folders = [entry.name for entry in path.list_entries() if entry.n_bytes is None]
-    if any(VERSION_FOLDER.fullmatch(name) for name in folders):
-        return latest_version(path)
-    names = list_names(path)
-    if not names:
-        raise NotFound(f"there is no data set at {path.uri}: push one, or correct the URI")
-    if len(names) > 1:
+    """Return the version that a URI names. Raises as `resolve_versions`, InputError for several."""
+    versions = resolve_versions(uri, "data set")
+    if len(versions) > 1:
+        place = excerpt(uri)
         raise InputError(
-            f"{excerpt(path.uri)} holds {len(names)} data sets, such as {names[0]}: "
-            f"choose one, like {excerpt(path.uri)}/{names[0]}",
+            f"{place} holds {len(versions)} data sets, such as {versions[0].name}: "
+            f"choose one, like {place}/{versions[0].name}",
             code="USAGE",
         )
-    return latest_version(path / names[0])
+    return versions[0]
+
+
+class CopyPlan(NamedTuple):
+    """A copy to make. uri: of exactly this version."""
+
+    remote: RemoteDataset
+    uri: str
+
+    @property
+    def cached(self) -> Path:
+        """Its directory in the cache, named by its seal: it is made once, and never changed."""
+        return cache_directory() / "datasets" / self.remote.sealed.seal
+
+    def fetch(
+        self,
+        target: Path,
+        stop: threading.Event | None = None,
+        report: ReportBytes = lambda done, total: None,
+    ) -> TransferStats | None:
+        """Make the copy, unless it is there already, see `install_directory`."""
+        remote = self.remote
+        return install_directory(remote.version, remote.sealed, target, has_seal, stop, report)
+
+
+def plan_copy(uri: str) -> CopyPlan:
+    """Return how to copy the data set of a URI.
+
+    Raises as `resolve_dataset` and `read_remote_dataset`.
+    """
+    remote = read_remote_dataset(resolve_dataset(uri))
+    query = urlsplit(uri).query
+    return CopyPlan(remote, remote.version.path.uri + (f"?{query}" if query else ""))
 
 
 def has_seal(path: Path, seal: str) -> bool:

@@ -8,13 +8,15 @@ SEAL is the checksum of the manifest, which holds the checksum of every file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xcray.errors import Conflict, Corrupt, NotFound
+from xcray.errors import Conflict, Corrupt, InputError, NotFound, excerpt
 from xcray.model.manifest import MANIFEST, parse_manifest, read_manifest
 from xcray.model.registry import Registry
-from xcray.storage.atomic import check_name, discard_directory
+from xcray.model.traffic_split import TrafficSplit
+from xcray.storage.atomic import NAME_PATTERN, check_name, discard_directory
 from xcray.storage.objectstore.client import StoragePath
 from xcray.storage.objectstore.transfer import TransferStats, check_files
 from xcray.storage.objectstore.versions import (
@@ -25,6 +27,7 @@ from xcray.storage.objectstore.versions import (
     check_pinned_hash,
     install_directory,
     push_version,
+    resolve_versions,
     stage_files,
 )
 from xcray.system.file_lock import exclusive_lock
@@ -75,7 +78,58 @@ def push(
     return push_version(source, sealed, home, number, resend_all=resend_all)
 
 
-def fetch_to_directory(
+def pull_to_registry(
+    registry: Registry,
+    uri: str,
+    *,
+    name: str | None = None,
+    alias: Sequence[str] = (),
+    pinned: str | None = None,
+) -> list[Pulled]:
+    """Pull the models of a URI into a registry.
+
+    Existing versions are kept and not transferred. name, alias, pinned: for one model, its
+    local name, local aliases, and its sha256 or seal. Raises as `resolve_versions`, InputError if
+    these are given for several models, Conflict if a number belongs to another local model.
+    """
+    versions = _versions_at(uri)
+    if len(versions) > 1 and (name or alias or pinned):
+        raise InputError(
+            f"{excerpt(uri)} holds {len(versions)} models: a name, "
+            "aliases and a hash need exactly one",
+            code="USAGE",
+        )
+    out = [_fetch_to_registry(registry, name or each.name, each, pinned) for each in versions]
+    split = TrafficSplit.single(out[0].number or 0)
+    for each in alias:
+        if registry.aliases.find_split(out[0].name, each) != split:
+            registry.aliases.set_split(out[0].name, each, split)
+    return out
+
+
+def pull_to_directory(target: Path, uri: str, pinned: str | None = None) -> Pulled:
+    """Pull the one model of a URI into a directory, at its latest version.
+
+    Raises as `pull_to_registry`.
+    """
+    versions = _versions_at(uri)
+    if len(versions) > 1:
+        raise InputError(
+            f"{excerpt(uri)} holds {len(versions)} models: choose one of them", code="USAGE"
+        )
+    return _fetch_to_directory(versions[0], target, pinned)
+
+
+def _versions_at(uri: str) -> list[RemoteVersion]:
+    """Return the versions that a URI names; one in a folder without a valid name is "model"."""
+    versions = resolve_versions(uri, "model")
+    return [
+        each if NAME_PATTERN.fullmatch(each.name) else each._replace(name="model")
+        for each in versions
+    ]
+
+
+def _fetch_to_directory(
     remote: RemoteVersion,
     target: Path,
     pinned: str | None = None,
@@ -87,7 +141,7 @@ def fetch_to_directory(
     return Pulled(remote.path.uri, target, remote.name, None, manifest["sha256"], moved)
 
 
-def fetch_to_registry(
+def _fetch_to_registry(
     registry: Registry,
     name: str,
     remote: RemoteVersion,

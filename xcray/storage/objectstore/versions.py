@@ -94,15 +94,6 @@ class Pushed(NamedTuple):
     moved: TransferStats
 
 
-def list_names(folder: StoragePath) -> list[str]:
-    """Return the names of which a folder has versions."""
-    return [
-        entry.name
-        for entry in folder.list_entries()
-        if entry.n_bytes is None and NAME_PATTERN.fullmatch(entry.name)
-    ]
-
-
 def list_versions(home: StoragePath) -> list[RemoteVersion]:
     """Return the versions in the folder of a name by number, including incomplete uploads.
 
@@ -121,12 +112,12 @@ def list_versions(home: StoragePath) -> list[RemoteVersion]:
     return sorted(remotes, key=lambda remote: (remote.number, remote.seal))
 
 
-def is_complete(remote: RemoteVersion) -> bool:
+def _is_complete(remote: RemoteVersion) -> bool:
     """Whether the upload of a version is complete."""
     return (remote.path / MANIFEST).size() is not None
 
 
-def latest_version(home: StoragePath) -> RemoteVersion:
+def _latest_version(home: StoragePath) -> RemoteVersion:
     """Return the complete version with the highest number.
 
     Raises NotFound, and Conflict if two contents claim that number.
@@ -135,37 +126,53 @@ def latest_version(home: StoragePath) -> RemoteVersion:
     for remote in reversed(list_versions(home)):
         if complete and remote.number != complete[0].number:
             break
-        if is_complete(remote):
+        if _is_complete(remote):
             complete.append(remote)
     if not complete:
         raise NotFound(f"there is no complete version at {home.uri}: push one", code=NO_VERSION)
     return _require_one(complete)
 
 
-def version_by_number(home: StoragePath, number: int) -> RemoteVersion:
+def _version_by_number(home: StoragePath, number: int) -> RemoteVersion:
     """Return a version by number. Raises NotFound, and Conflict if two contents claim it."""
     complete = [
-        remote for remote in list_versions(home) if remote.number == number and is_complete(remote)
+        remote for remote in list_versions(home) if remote.number == number and _is_complete(remote)
     ]
     if not complete:
         raise NotFound(f"there is no complete version {number} at {home.uri}")
     return _require_one(complete)
 
 
-def parse_number(text: str, name: str) -> int:
+def resolve_versions(uri: str, kind: str) -> list[RemoteVersion]:
+    """Return the versions that a URI names: one, or the latest of each name in a folder.
+
+    FOLDER/NAME is the latest version of NAME, FOLDER/NAME:3 version 3, FOLDER/NAME/3-SEAL exactly
+    that one. Any other folder with a manifest is a plain copy of a directory, and one without holds
+    names. kind: for messages. Raises NotFound, ParameterError, Conflict, Unavailable.
+    """
+    path = StoragePath.parse(uri)
+    name, sign, number = path.name.rpartition(":")
+    if sign and NAME_PATTERN.fullmatch(name):
+        return [_version_by_number(path.parent / name, _parse_number(number, name))]
+    if version := VERSION_FOLDER.fullmatch(path.name):
+        return [RemoteVersion(path, path.parent.name, int(version.group(1)), version.group(2))]
+    if (path / MANIFEST).size() is not None:
+        return [RemoteVersion(path, path.name, None, None)]
+    entries = path.list_entries()
+    if any(VERSION_FOLDER.fullmatch(entry.name) for entry in entries if entry.n_bytes is None):
+        return [_latest_version(path)]
+    names = [each.name for each in entries if each.n_bytes is None]
+    versions = [_latest_version(path / each) for each in names if NAME_PATTERN.fullmatch(each)]
+    if not versions:
+        raise NotFound(f"there is no {kind} at {path.uri}: push one, or correct the URI")
+    return versions
+
+
+def _parse_number(text: str, name: str) -> int:
     """Return the number in NAME:NUMBER. Raises ParameterError."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):
         raise ParameterError(f"version {excerpt(text)!r} is not a number; write {name}:1")
     return int(text)
-
-
-def version_of_folder(path: StoragePath) -> RemoteVersion | None:
-    """Return the version whose folder `path` is: NAME/3-SEAL, or a plain copy of a directory."""
-    if version := VERSION_FOLDER.fullmatch(path.name):
-        return RemoteVersion(path, path.parent.name, int(version.group(1)), version.group(2))
-    if (path / MANIFEST).size() is None:
-        return None
-    return RemoteVersion(path, path.name, None, None)
 
 
 def _require_one(complete: list[RemoteVersion]) -> RemoteVersion:
@@ -199,7 +206,7 @@ def push_version(
     if number is None:
         number = _next_number(existing, sealed.seal)
     for remote in existing:
-        if remote.number == number and remote.seal != sealed.seal and is_complete(remote):
+        if remote.number == number and remote.seal != sealed.seal and _is_complete(remote):
             raise Conflict(
                 f"{home.uri} has something else as version {number}: "
                 "push under another name, or pull that one first",
