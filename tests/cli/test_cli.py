@@ -103,15 +103,16 @@ def test_progress_from_json_needs_no_field() -> None:
 
 
 def test_bars_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(make_reporter(quiet=True)).__name__ == "Reporter"
-    assert type(make_reporter(quiet=False)).__name__ == "LineReporter"
+    assert type(make_reporter()).__name__ == "LineReporter"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with make_reporter(quiet=False) as bars:
+    with make_reporter() as bars:
         assert type(bars).__name__ == "BarReporter"
         bars(step("LOADING", 0, 0))
         bars(step(done=50, rate=3.0, eta=2.0))
         finished = {task.description: (task.completed, task.total) for task in bars._drawn.tasks}  # type: ignore[attr-defined]
     assert finished == {"LOADING": (1, 1), "TRAINING": (50, 100)}
+    monkeypatch.setattr(output.Mode, "is_json", True)
+    assert type(make_reporter()).__name__ == "Reporter"
 
 
 # output
@@ -122,9 +123,20 @@ def test_tables_are_tab_separated_off_a_terminal(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "name\tn\na\t1,200\nb\\x1b[31m\t-\n"
 
 
-def test_json_has_no_nan_and_keeps_unicode(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_no_nan_keeps_unicode_and_is_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.print_json({"a": 1})
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(output.Mode, "is_json", True)
     output.print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": "für", "d": Path("x")})
-    out = capsys.readouterr().out
+    output.print_line("a line")
+    output.print_table(["name"], [["a"]])
+    output.print_pairs({"a": 1})
+    output.print_note("a note")
+    output.print_note("what must be seen", always=True)
+    out, err = capsys.readouterr()
+    assert err == "what must be seen\n"
     assert json.loads(out) == {"a": None, "b": [None, 1.5], "c": "für", "d": "x"}
     assert "für" in out
 

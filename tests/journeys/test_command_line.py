@@ -21,7 +21,7 @@ from xcray import training
 from xcray.cli.main import main
 from xcray.cli.setup.doctor import check_training
 from xcray.cli.terminal import processes
-from xcray.cli.terminal.compilation import CompilationNote
+from xcray.kernels.compilation import CompilationCount
 
 WORDS = {
     "fruit": "apple pear plum cherry",
@@ -319,14 +319,14 @@ def test_doctor(shell: Shell, tmp_path: Path) -> None:
 def test_doctor_tells_compilation_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run after installation compiles kernels; that does not make the machine slow."""
 
-    def on_end(self: CompilationNote, event: Any) -> None:
+    def on_end(self: CompilationCount, event: Any) -> None:
         self.n_kernels, self.seconds = 2, 40.0
 
     def compile_and_train(train: Any, *args: Any, **kwargs: Any) -> Any:
         numba.njit(lambda x: x + 1)(1)
         return train(*args, **kwargs)
 
-    monkeypatch.setattr(CompilationNote, "on_end", on_end)
+    monkeypatch.setattr(CompilationCount, "on_end", on_end)
     monkeypatch.setattr(training, "train", partial(compile_and_train, training.train))
     check = check_training()
     assert check.status == "ok"

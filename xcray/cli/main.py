@@ -17,10 +17,12 @@ from xcray.cli.terminal.output import (
     BAD_INPUT,
     FAILURE,
     INTERRUPTED,
+    JSON_HELP,
     OK,
     exit_code_of,
     print_error,
     print_line,
+    set_json,
 )
 from xcray.cli.terminal.words import in_command_words
 from xcray.errors import XcrayError, missing_extra
@@ -105,18 +107,41 @@ def _commands_named(name: str | None) -> Any:
         else:
             app.command(each)(part)
     command = typer.main.get_command(app)
-    _hide_types_of_flags(command)
+    _complete(command)
     return command
 
 
-def _hide_types_of_flags(command: Any) -> None:
-    """Remove the type column of flags, which take no value, from the help of all commands."""
+@functools.cache
+def _json_option() -> Any:
+    """Return the option --json, as typer makes it for a command that has it alone."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def command(
+        json: Annotated[
+            bool,
+            typer.Option("--json", help=JSON_HELP, callback=set_json, expose_value=False),
+        ] = False,
+    ) -> None:
+        pass
+
+    return typer.main.get_command(app).params[0]
+
+
+def _complete(command: Any) -> None:
+    """Give all commands --json; remove the type column of flags, which take no value, in the help.
+
+    Groups have no --json.
+    """
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        command.params.append(_json_option())
     context = command.context_class(command, help_option_names=HELP_OPTIONS)
     for option in [*command.params, command.get_help_option(context)]:
         if getattr(option, "is_flag", False):
             option.metavar = ""
-    for each in getattr(command, "commands", {}).values():
-        _hide_types_of_flags(each)
+    for each in (inner or {}).values():
+        _complete(each)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Prints no traceback unless XCRAY_DEBUG=1.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    set_json("--json" in words)  # also for usage errors, which reach no command
     try:
         code = commands_for(words)(args=words, prog_name="xcray", standalone_mode=False)
         sys.stdout.flush()
@@ -146,6 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return BAD_INPUT
         reraise_in_debug(error)
         return report_error(*problem_from(error), words)
+    finally:
+        set_json(False)
 
 
 def parameter_hint(error: Exception) -> str:
@@ -168,7 +196,7 @@ def parameter_hint(error: Exception) -> str:
 def report_error(problem: dict[str, Any], code: int, arguments: Sequence[str]) -> int:
     """Write the error as text or JSON, in the words of the command, and return its exit code."""
     message = in_command_words(problem, commands_for(arguments), arguments)
-    print_error(message, "--json" in arguments)
+    print_error(message)
     return code
 
 

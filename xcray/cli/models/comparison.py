@@ -40,7 +40,6 @@ def compare(
         ),
     ] = None,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Measure a new model and an old one on held-out rows, and check a gate.
 
@@ -55,19 +54,17 @@ def compare(
         from xcray.cli.terminal.compilation import compilation_note
         from xcray.training.evaluation import compare_models
 
-        with compilation_note(quiet=json):
+        with compilation_note():
             document = compare_models(models, dataset, gate)
     else:
         with make_client(server) as client:
             document = client.models.compare(models, dataset, gate=gate)
     found = document["models"][1]
-    if json:
-        output.print_json(document)
-    else:
-        print_evaluation(document)
-        for name in ("gained", "lost"):
-            print_labels(name, found[f"labels_{name}"])
-        print_gate(found["gate"])
+    output.print_json(document)
+    print_evaluation(document)
+    for name in ("gained", "lost"):
+        print_labels(name, found[f"labels_{name}"])
+    print_gate(found["gate"])
     raise typer.Exit(output.OK if found["passed"] else output.FAILURE)
 
 
@@ -86,7 +83,6 @@ def blend(
         str, typer.Option(help="Rows to use: test, or train for a data set of other rows.")
     ] = "test",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split of the rows.")] = 0,
-    json: output.JsonOption = False,
 ) -> None:
     """Blend linear models over the same features into one.
 
@@ -95,12 +91,10 @@ def blend(
     from xcray.cli.terminal.compilation import compilation_note
     from xcray.training.edit.blend import blend_models
 
-    with compilation_note(quiet=json):
+    with compilation_note():
         model = blend_models(models, dataset, out, part=part, seed=seed)
     report = model.manifest["report"]["blend"]
-    if json:
-        output.print_json({"model": str(out), "sha256": model.sha256, "blend": report})
-        return
+    output.print_json({"model": str(out), "sha256": model.sha256, "blend": report})
     names = list(model.measures)
     rows = [
         [name, f"{entry['share']:.2f}", f"{weights:,}"]

@@ -64,7 +64,6 @@ def evaluate(
     *,
     options: Options,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Compare models on held-out rows: measures with 95 % intervals, by frequency, and timing.
 
@@ -84,7 +83,7 @@ def evaluate(
     from xcray.training.report.evaluation_pictures import evaluation_picture
 
     how = EvaluationOptions(part, sorted(set(k or (1, 3, 5))), samples, seed, threads)
-    with compilation_note(quiet=json):
+    with compilation_note():
         if all(is_directory(model, server) for model in models):
             usual = Model.open(models[0]).reading
             given = (dataset, format, options, Path(models[0]), usual)
@@ -100,9 +99,7 @@ def evaluate(
         document.update(dataset=dataset.name, part="file")
     if picture is not None:
         evaluation_picture(document).write(picture)
-    if json:
-        output.print_json(document)
-        return
+    output.print_json(document)
     print_evaluation(document)
     output.print_warnings(document["warnings"])
     if picture is not None:

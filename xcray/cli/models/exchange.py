@@ -40,7 +40,6 @@ def import_model(
         bool,
         typer.Option("--bias", help="The last feature is the constant 1: its weights are biases."),
     ] = False,
-    json: output.JsonOption = False,
 ) -> None:
     """Convert a linear model of another program to a model directory.
 
@@ -51,11 +50,9 @@ def import_model(
     names = {"labels": _read_names(labels), "features": _read_names(features)}
     model = convert(file_format, source, out, bias=bias, like=like, **names)
     details = {"model": str(model.path), "sha256": model.sha256, "n_labels": model.n_labels}
-    if json:
-        output.print_json({**details, "n_features": model.n_features, "nnz": model.nnz})
-    else:
-        sizes = f"{model.n_labels:,} labels, {model.n_features:,} features, {model.nnz:,} weights"
-        output.print_line(f"{model.path}: {sizes}, sha256 {model.sha256}")
+    output.print_json({**details, "n_features": model.n_features, "nnz": model.nnz})
+    sizes = f"{model.n_labels:,} labels, {model.n_features:,} features, {model.nnz:,} weights"
+    output.print_line(f"{model.path}: {sizes}, sha256 {model.sha256}")
 
 
 def export_model(
@@ -64,7 +61,6 @@ def export_model(
         str, typer.Argument(metavar="FORMAT", help="liblinear, dismec (DiSMEC++), npz.")
     ],
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write.")],
-    json: output.JsonOption = False,
 ) -> None:
     """Write the weights of a model directory for another program.
 
@@ -74,10 +70,8 @@ def export_model(
 
     opened = open_model(str(model))
     convert(opened, file_format, target)
-    if json:
-        details = {"file": str(target), "bytes": target.stat().st_size, "row_norm": opened.row_norm}
-        output.print_json(details)
-        return
+    details = {"file": str(target), "bytes": target.stat().st_size, "row_norm": opened.row_norm}
+    output.print_json(details)
     output.print_line(f"{target}: {target.stat().st_size:,} bytes")
     if opened.row_norm != "none" and file_format in ("liblinear", "dismec"):
         output.print_line("the model was trained on rows of length 1: divide rows by their length")

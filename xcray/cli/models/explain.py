@@ -32,7 +32,6 @@ def explain(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of features to show.")] = 10,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Show the features that contribute most to the score of a label, largest first."""
     if bool(text) == bool(field):
@@ -41,14 +40,12 @@ def explain(
     if is_directory(model, server):
         from xcray.cli.terminal.compilation import compilation_note
 
-        with compilation_note(quiet=json):
+        with compilation_note():
             explanation = explain_local(model, row, label, top)
     else:
         explanation = explain_remote(model, row, label, top, server)
-    if json:
-        output.print_json(explanation)
-    else:
-        print_explanation(explanation)
+    output.print_json(explanation)
+    print_explanation(explanation)
 
 
 def explain_local(model: str, row: Input, label: str | None, top: int) -> dict[str, Any]:

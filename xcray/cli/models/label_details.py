@@ -21,7 +21,6 @@ def list_labels(
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Maximum number; 0 for all.")] = 100,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """List the labels of a model: training rows, gap, number of weights."""
     most = limit or None
@@ -33,9 +32,7 @@ def list_labels(
     else:
         with model_client(server, model) as client:
             labels = list(islice(client.models.labels(model, contains=contains), most))
-    if json:
-        output.print_json({"model": model, "labels": labels})
-        return
+    output.print_json({"model": model, "labels": labels})
     columns = ("number", "label", "positives", "gap", "weights")
     output.print_table(
         ["number", "label", "training rows", "gap", "weights"],
@@ -49,7 +46,6 @@ def show(
     features: Annotated[int, typer.Option(min=0, max=1000, help="Number of features.")] = 10,
     similar: Annotated[int, typer.Option(min=0, max=1000, help="Number of labels.")] = 10,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Show a label: training rows, gap, largest weights, and the labels with similar weights."""
     if is_directory(model, server):
@@ -59,9 +55,7 @@ def show(
     else:
         with model_client(server, model) as client:
             details = client.models.label(model, label, features=features, similar=similar)
-    if json:
-        output.print_json(details)
-        return
+    output.print_json(details)
     pairs = {name: details[name] for name in ("label", "number", "gap", "weights", "bias")}
     output.print_pairs({**pairs, "training rows": details["positives"]})
     output.print_table(

@@ -26,19 +26,15 @@ SetName = Annotated[str, typer.Argument(metavar="SET", help="Name of a label set
 
 
 @app.command("list")
-def list_sets(
-    model: ServerModel, server: ServerOption = None, json: output.JsonOption = False
-) -> None:
+def list_sets(model: ServerModel, server: ServerOption = None) -> None:
     """List the label sets of a model."""
     with make_client(server) as client:
         label_sets = client.models.sets(model)
-    if json:
-        output.print_json({"sets": list(label_sets)})
-    else:
-        output.print_table(
-            ["set", "labels", "changed"],
-            [[one["name"], one["n_labels"], one["changed"]] for one in label_sets],
-        )
+    output.print_json({"sets": list(label_sets)})
+    output.print_table(
+        ["set", "labels", "changed"],
+        [[one["name"], one["n_labels"], one["changed"]] for one in label_sets],
+    )
 
 
 @app.command()
@@ -50,14 +46,11 @@ def show(
         typer.Option(min=1, help="Version to check for missing labels; default: the latest."),
     ] = None,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Show the labels of a set, and those that the model lacks."""
     with make_client(server) as client:
         label_set = client.models.get_set(model, name, version=version)
-    if json:
-        output.print_json(label_set)
-        return
+    output.print_json(label_set)
     for label in label_set["labels"]:
         output.print_line(label)
     print_unknown(model, label_set)
@@ -74,7 +67,6 @@ def put(
         Path | None, typer.Option(help="File of label names, one per line.")
     ] = None,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Create or replace a label set; it applies from the next request on."""
     named = read_names(labels, labels_file)
@@ -84,24 +76,18 @@ def put(
         )
     with make_client(server) as client:
         label_set = client.models.put_set(model, name, named)
-    if json:
-        output.print_json(label_set)
-        return
+    output.print_json(label_set)
     output.print_line(f"{name} of {model} has {label_set['n_labels']:,} labels")
     print_unknown(model, label_set)
 
 
 @app.command()
-def delete(
-    model: ServerModel, name: SetName, server: ServerOption = None, json: output.JsonOption = False
-) -> None:
+def delete(model: ServerModel, name: SetName, server: ServerOption = None) -> None:
     """Delete a label set."""
     with make_client(server) as client:
         client.models.delete_set(model, name)
-    if json:
-        output.print_json({"model": model, "deleted": name})
-    else:
-        output.print_line(f"set {name} of {model} deleted")
+    output.print_json({"model": model, "deleted": name})
+    output.print_line(f"set {name} of {model} deleted")
 
 
 def print_unknown(model: str, label_set: SetView) -> None:

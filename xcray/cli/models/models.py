@@ -41,13 +41,11 @@ MAX_DIFF_NAMES = 20  # names of a list in a diff
 
 
 @app.command("list")
-def list_models(server: ServerOption = None, json: output.JsonOption = False) -> None:
+def list_models(server: ServerOption = None) -> None:
     """List all models of a server."""
     with make_client(server) as client:
         models = client.models.list()
-    if json:
-        output.print_json({"models": models})
-        return
+    output.print_json({"models": models})
     output.print_table(
         ["model", "versions", "aliases", "labels", "P@1", "size"],
         [model_row(model) for model in models],
@@ -89,12 +87,10 @@ def format_alias(model: Mapping[str, Any], alias: str, version: int) -> str:
 
 
 @app.command()
-def show(model: ModelName, server: ServerOption = None, json: output.JsonOption = False) -> None:
+def show(model: ModelName, server: ServerOption = None) -> None:
     """Show a model: sizes, parameters, measures, provenance."""
     info = directory_info(model) if is_directory(model, server) else version_info(model, server)
-    if json:
-        output.print_json(info)
-        return
+    output.print_json(info)
     measures, params = info.pop("measures"), info.pop("params")
     info["params"] = " ".join(f"{name}={value}" for name, value in params.items()) or None
     lines = {name: value for name, value in info.items() if not isinstance(value, dict)}
@@ -205,7 +201,6 @@ def alias(
         ),
     ] = None,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Point an alias to a version, or to several by weight, from the next request on."""
     if (version is None) == (split is None):
@@ -217,13 +212,11 @@ def alias(
         record = client.models.split_alias(
             model, alias, weights, shadow=shadow, share=1.0 if share is None else share
         )
-    if json:
-        output.print_json(record)
-    else:
-        output.print_line(
-            f"{model}@{alias} points to version "
-            + format_alias(record, alias, record["aliases"][alias])
-        )
+    output.print_json(record)
+    output.print_line(
+        f"{model}@{alias} points to version "
+        + format_alias(record, alias, record["aliases"][alias])
+    )
 
 
 def parse_split(split: str) -> dict[int, float]:
@@ -248,14 +241,11 @@ def shadow(
     model: Annotated[str, typer.Argument(metavar="NAME", help="Model on the server.")],
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Alias with a shadow.")],
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Compare the shadow of an alias with the served version: agreement and latency."""
     with make_client(server) as client:
         record = client.models.shadow(model, alias)
-    if json:
-        output.print_json(record)
-        return
+    output.print_json(record)
     heads = [
         "answered",
         "shadow",
@@ -291,15 +281,12 @@ def load(
         str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS on the server.")
     ],
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Load a model in every process of the server, and keep it loaded."""
     with make_client(server) as client:
         record = client.models.load(model)
-    if json:
-        output.print_json(record)
-    else:
-        output.print_line(f"{model}: version {record['version']} is loaded")
+    output.print_json(record)
+    output.print_line(f"{model}: version {record['version']} is loaded")
 
 
 @app.command()
@@ -312,28 +299,24 @@ def unload(
         ),
     ],
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Unload a model in every process of the server; it is loaded again on the next request."""
     with make_client(server) as client:
         client.models.unload(model)
-    if json:
-        output.print_json({"reference": model, "loaded": False})
-    else:
-        output.print_line(f"{model} is unloaded")
+    output.print_json({"reference": model, "loaded": False})
+    output.print_line(f"{model} is unloaded")
 
 
 @app.command()
-def card(model: ModelName, server: ServerOption = None, json: output.JsonOption = False) -> None:
+def card(model: ModelName, server: ServerOption = None) -> None:
     """Show the model card, in Markdown."""
     if is_directory(model, server):
         text = render_card(open_model(model).manifest)
     else:
         with make_client(server) as client:
             text = client.models.card(*locate_version(client, model))
-    if json:
-        output.print_json({"model": model, "card": text})
-    else:
+    output.print_json({"model": model, "card": text})
+    if not output.is_json():
         print(text.rstrip("\n"))
 
 
@@ -343,16 +326,13 @@ def diff(
     after: Annotated[
         Path, typer.Argument(metavar="AFTER", help="Model directory to compare with.")
     ],
-    json: output.JsonOption = False,
 ) -> None:
     """Compare the content of two model directories: labels, weights, recorded measures."""
     from xcray.model.diff import diff as compare
 
     difference = compare(open_model(before), open_model(after))
-    if json:
-        output.print_json(difference.as_dict())
-    else:
-        print_diff(difference)
+    output.print_json(difference.as_dict())
+    print_diff(difference)
 
 
 def print_diff(diff: ModelDiff) -> None:

@@ -47,7 +47,6 @@ def push(
     resend_all: ResendOption = False,
     home: HomeOption = None,
     tenant: TenantOption = "default",
-    json: output.JsonOption = False,
 ) -> None:
     """Copy a model to object storage: its files, then its manifest.
 
@@ -64,7 +63,7 @@ def push(
         source, called = registry.resolve(f"{own}:{version}"), name or own
         number = version if called == own else None
     done = send(source, StoragePath.parse(uri) / called, number, resend_all=resend_all)
-    print_pushed(done, "model", json)
+    print_pushed(done, "model")
 
 
 def pull(
@@ -88,7 +87,6 @@ def pull(
         typer.Option(metavar="HASH", help="Expected sha256 or seal of the model."),
     ] = None,
     tenant: TenantOption = "default",
-    json: output.JsonOption = False,
 ) -> None:
     """Copy models from object storage and verify every byte.
 
@@ -115,9 +113,7 @@ def pull(
             for uri in uris
             for each in pull_to_registry(registry, uri, name=name, alias=alias or (), pinned=sha256)
         ]
-    if json:
-        output.print_json({"models": [pull_as_dict(each) for each in done]})
-        return
+    output.print_json({"models": [pull_as_dict(each) for each in done]})
     for each in done:
         what = str(each.path) if each.number is None else f"{each.name}:{each.number}"
         print_pulled(what, each.moved, f"sha256 {each.sha256[:16]}")

@@ -118,7 +118,6 @@ def predict(
         ),
     ] = False,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Predict the best labels with their scores, best first."""
     if sum(map(bool, (text, field, file))) > 1:
@@ -130,20 +129,20 @@ def predict(
     warnings: list[dict[str, Any]] = []
     if not is_directory(model, server):
         answers = predict_remote(model, inputs, file, zero_based, how, warnings, server)
-        print_predictions(model, answers, warnings, json)
+        print_predictions(model, answers, warnings)
         return
     from xcray.cli.terminal.compilation import compilation_note
 
-    with compilation_note(quiet=json):
+    with compilation_note():
         answers = predict_local(model, inputs, file, zero_based, how, warnings)
-        print_predictions(model, answers, warnings, json)
+        print_predictions(model, answers, warnings)
 
 
 def print_predictions(
-    model: str, answers: Iterator[dict[str, Any]], warnings: list[dict[str, Any]], as_json: bool
+    model: str, answers: Iterator[dict[str, Any]], warnings: list[dict[str, Any]]
 ) -> None:
     """Print predictions as they come, or as one document; then the warnings."""
-    if as_json:
+    if output.is_json():
         document = {"model": model, "predictions": list(answers)}
         output.print_json({**document, **({"warnings": warnings} if warnings else {})})
         return

@@ -51,7 +51,6 @@ def predict_batch(
         ),
     ] = None,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Predict the best labels of every row of a file.
 
@@ -67,14 +66,14 @@ def predict_batch(
         options = {**options, "text_fields": names}
     request = {"format": format or _infer_format(file), **options}
     if is_directory(model, server):
-        run_local(model, file, out, {**request, "ray_address": ray_address}, run_dir, json)
+        run_local(model, file, out, {**request, "ray_address": ray_address}, run_dir)
         return
     if ray_address is not None or run_dir is not None:
         raise InputError(
             "--ray-address and --run-dir work with model directories only: a server uses its own",
             code="USAGE",
         )
-    run_remote(model, file, out, request, server, json)
+    run_remote(model, file, out, request, server)
 
 
 def _infer_format(file: Path) -> str:
@@ -85,7 +84,7 @@ def _infer_format(file: Path) -> str:
 
 
 def run_local(
-    model: str, file: Path, out: Path, request: dict[str, Any], run_dir: Path | None, as_json: bool
+    model: str, file: Path, out: Path, request: dict[str, Any], run_dir: Path | None
 ) -> None:
     """Predict with a model directory, with progress and Ctrl-C handling.
 
@@ -109,7 +108,7 @@ def run_local(
     answers = working_directory / "answers" if is_file else out
     if is_file:
         shutil.rmtree(answers, ignore_errors=True)  # of a run that was killed before its file
-    with resumable_run(lambda: f"finished parts are kept in {working_directory}", as_json) as (
+    with resumable_run(lambda: f"finished parts are kept in {working_directory}") as (
         report,
         flag,
     ):
@@ -121,37 +120,32 @@ def run_local(
             shutil.rmtree(answers)
     if run_dir is None:
         shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the output exists
-    print_result(out, manifest, as_json)
+    print_result(out, manifest)
 
 
 def run_remote(
-    model: str, file: Path, out: Path, request: dict[str, Any], server: str | None, as_json: bool
+    model: str, file: Path, out: Path, request: dict[str, Any], server: str | None
 ) -> None:
     """Upload the file, follow the job, download the results. Ctrl-C leaves the job running."""
     with model_client(server, model) as client:
         job = client.jobs.predict(model, file=file, **request)
     with make_client(server) as client:
-        if not as_json:
-            output.print_note(
-                f"{job['id']}: Ctrl-C leaves it running; "
-                f"xcray jobs output {job['id']} {out} downloads the results"
-            )
-        ended = follow_events(client, job["id"], as_json)
+        output.print_note(
+            f"{job['id']}: Ctrl-C leaves it running; "
+            f"xcray jobs output {job['id']} {out} downloads the results"
+        )
+        ended = follow_events(client, job["id"])
         if ended["status"] != "SUCCEEDED":
-            if as_json:
-                output.print_json(ended)
-            else:
-                print_job(ended)
+            output.print_json(ended)
+            print_job(ended)
             raise typer.Exit(output.FAILURE)
         download_answers(client, job["id"], out)
-    print_result(out, ended["result"] or {}, as_json)
+    print_result(out, ended["result"] or {})
 
 
-def print_result(out: Path, result: dict[str, Any], as_json: bool) -> None:
+def print_result(out: Path, result: dict[str, Any]) -> None:
     """Print the result."""
-    if as_json:
-        output.print_json({"output": str(out), **result})
-        return
+    output.print_json({"output": str(out), **result})
     for reason in result["skipped_reasons"]:
         output.print_note(f"skipped: {reason['message']}")
     output.print_warnings(result.get("warnings", ()))

@@ -20,7 +20,6 @@ def shard(
     name: Annotated[
         str | None, typer.Option(help="Name of the model; default: that of its directory.")
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Split the labels of a linear model into shards, which several services hold.
 
@@ -33,7 +32,7 @@ def shard(
     from xcray.training.edit.shards import shard_model
 
     name = name or model.absolute().name
-    with compilation_note(quiet=json):
+    with compilation_note():
         parts = list(shard_model(Model.open(model), out, name, shards))
     homes: list[dict[str, Any]] = []
     for home, labels in parts:
@@ -42,9 +41,7 @@ def shard(
         first, end = (labels.begin, labels.end) if labels is not None else (0, version.shape[0])
         entry = {"home": str(home), "model": held, "labels": [first, end]}
         homes.append({**entry, "n_bytes": version.n_bytes})
-    if json:
-        output.print_json({"homes": homes})
-        return
+    output.print_json({"homes": homes})
     rows = [
         (each["home"], each["model"], "{:,} to {:,}".format(*each["labels"]), each["n_bytes"])
         for each in homes

@@ -37,7 +37,6 @@ def health(
             "home, else 8000.",
         ),
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Check the local service or runner. Exit code: 0 alive, 1 not. Needs no key."""
     path = "/readyz" if ready else "/healthz"
@@ -45,13 +44,11 @@ def health(
         f"{host}:{number}": probe(host, number, path) for host, number in find_endpoints(port)
     }
     good = any(status == "200" for status in answers.values())
-    if json:
-        output.print_json({"ok": good, "asked": path, "answers": answers})
-    else:
-        output.print_line(
-            f"{'ok' if good else 'failed'}: {path} of "
-            + ", ".join(f"{place} returned {status}" for place, status in answers.items())
-        )
+    output.print_json({"ok": good, "asked": path, "answers": answers})
+    output.print_line(
+        f"{'ok' if good else 'failed'}: {path} of "
+        + ", ".join(f"{place} returned {status}" for place, status in answers.items())
+    )
     raise typer.Exit(output.OK if good else output.FAILURE)
 
 

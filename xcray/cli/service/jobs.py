@@ -59,17 +59,16 @@ def submit(
         ),
     ] = False,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Submit a training."""
     request = {"dataset": dataset, "model": model, "solver": solver, **options}
     request["params"] = parse_solver_parameters(solver, param)
     with make_client(server) as client:
         if estimate:
-            print_server_estimate(client.jobs.estimate(**request), json)
+            print_server_estimate(client.jobs.estimate(**request))
             return
         job = client.jobs.submit(**request, idempotency_key=key)
-        print_submitted(client, job, watch, json)
+        print_submitted(client, job, watch)
 
 
 @app.command()
@@ -105,7 +104,6 @@ def update(
     key: KeyOption = None,
     watch: WatchOption = False,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Submit a change of a version, by default to changed rows; see --change.
 
@@ -114,17 +112,15 @@ def update(
     with make_client(server) as client:
         named: dict[str, Any] = {"model": model, "gate": gate, "alias": alias, "weight": weight}
         job = client.jobs.update(version, dataset=dataset, idempotency_key=key, **named, **options)
-        print_submitted(client, job, watch, json)
+        print_submitted(client, job, watch)
 
 
-def print_submitted(client: Client, job: ClientJob, watch: bool, as_json: bool) -> None:
+def print_submitted(client: Client, job: ClientJob, watch: bool) -> None:
     """Print a submitted job, or follow it to its end. Raises Exit."""
     if watch:
-        raise typer.Exit(follow(client, job["id"], as_json))
-    if as_json:
-        output.print_json(job)
-    else:
-        output.print_line(f"{job['id']} {job['status']}; xcray jobs watch {job['id']}")
+        raise typer.Exit(follow(client, job["id"]))
+    output.print_json(job)
+    output.print_line(f"{job['id']} {job['status']}; xcray jobs watch {job['id']}")
 
 
 def parse_time(text: str | None) -> str | None:
@@ -168,7 +164,6 @@ def list_jobs(
         int, typer.Option(min=1, max=1000, help="Maximum number of jobs, newest first.")
     ] = 50,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """List jobs, newest first."""
     filters = {
@@ -180,9 +175,7 @@ def list_jobs(
     }
     with make_client(server) as client:
         jobs = list(islice(client.jobs.list(status=status, page=limit, **filters), limit))
-    if json:
-        output.print_json({"jobs": jobs})
-        return
+    output.print_json({"jobs": jobs})
     rows = [
         [
             job["id"],
@@ -197,24 +190,22 @@ def list_jobs(
 
 
 @app.command()
-def get(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
+def get(job: JobId, server: ServerOption = None) -> None:
     """Show the state, progress and result of a job."""
     with make_client(server) as client:
         record = client.jobs.get(job)
-    if json:
-        output.print_json(record)
-    else:
-        print_job(record)
+    output.print_json(record)
+    print_job(record)
 
 
 @app.command()
-def watch(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
+def watch(job: JobId, server: ServerOption = None) -> None:
     """Follow a job until it ends; exit with 0 if it SUCCEEDED.
 
     Ctrl-C stops watching, not the job.
     """
     with make_client(server) as client:
-        raise typer.Exit(follow(client, job, json))
+        raise typer.Exit(follow(client, job))
 
 
 @app.command("output")
@@ -228,35 +219,30 @@ def fetch_output(
         ),
     ],
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Download the results of a batch prediction."""
     with make_client(server) as client:
         download_answers(client, job, folder)
         outcome = client.jobs.output(job)
-    if json:
-        output.print_json({"output": str(folder), **outcome})
-    else:
-        output.print_line(
-            f"{folder}: {outcome['answered']:,} rows predicted, {len(outcome['parts']):,} files"
-        )
+    output.print_json({"output": str(folder), **outcome})
+    output.print_line(
+        f"{folder}: {outcome['answered']:,} rows predicted, {len(outcome['parts']):,} files"
+    )
 
 
-def follow_events(client: Client, job: str, as_json: bool) -> ClientJob:
+def follow_events(client: Client, job: str) -> ClientJob:
     """Show progress until the job has ended; return the job."""
-    with make_reporter(quiet=as_json) as report:
+    with make_reporter() as report:
         for event in client.jobs.events(job):
             report_event(report, event)
     return client.jobs.get(job)
 
 
-def follow(client: Client, job: str, as_json: bool) -> int:
+def follow(client: Client, job: str) -> int:
     """Show progress, then the ended job; return the exit code: 1 also for a missed gate."""
-    record = follow_events(client, job, as_json)
-    if as_json:
-        output.print_json(record)
-    else:
-        print_job(record)
+    record = follow_events(client, job)
+    output.print_json(record)
+    print_job(record)
     passed = (record["result"] or {}).get("comparison", {}).get("passed", True)
     return output.OK if record["status"] == "SUCCEEDED" and passed else output.FAILURE
 
@@ -319,7 +305,6 @@ def logs(
         bool, typer.Option("--follow", help="Continue to show new lines until the job has ended.")
     ] = False,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Show the last lines of a job's log."""
     with make_client(server) as client:
@@ -328,13 +313,10 @@ def logs(
         else:
             text = ""
             for piece in client.jobs.follow_logs(job, tail=tail):
-                if json:
-                    text += piece
-                else:
-                    print_log(piece)
-    if json:
-        output.print_json({"job": job, "lines": text.splitlines()})
-    elif not follow:
+                text += piece
+                print_log(piece)
+    output.print_json({"job": job, "lines": text.splitlines()})
+    if not follow:
         print_log(text)
 
 
@@ -353,47 +335,42 @@ def timeline(
         typer.Option(min=1, max=20_000, help="Maximum of entries; adjacent ones are merged."),
     ] = 5000,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Show which worker did what and when. It stays available with the model."""
     with make_client(server) as client:
         record = client.jobs.timeline(job, limit=limit)
         name = client.jobs.get(job)["name"]
-    print_timeline(record, f"{name} ({job})", picture, json)
+    print_timeline(record, f"{name} ({job})", picture)
 
 
-def print_change(job: Mapping[str, Any], as_json: bool) -> None:
+def print_change(job: Mapping[str, Any]) -> None:
     """Print a job after a change."""
-    if as_json:
-        output.print_json(job)
-    else:
-        note = ", stop requested" if job["stop_requested"] else ""
-        output.print_line(f"{job['id']} {job['status']}{note}")
+    output.print_json(job)
+    note = ", stop requested" if job["stop_requested"] else ""
+    output.print_line(f"{job['id']} {job['status']}{note}")
 
 
 @app.command()
-def stop(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
+def stop(job: JobId, server: ServerOption = None) -> None:
     """Request a job to stop. Finished work is kept."""
     with make_client(server) as client:
-        print_change(client.jobs.stop(job), json)
+        print_change(client.jobs.stop(job))
 
 
 @app.command()
-def resume(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
+def resume(job: JobId, server: ServerOption = None) -> None:
     """Queue a stopped or failed job again; it continues from its finished work."""
     with make_client(server) as client:
-        print_change(client.jobs.resume(job), json)
+        print_change(client.jobs.resume(job))
 
 
 @app.command()
-def delete(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
+def delete(job: JobId, server: ServerOption = None) -> None:
     """Delete an ended job with its events, log, finished parts and batch results.
 
     The model is kept.
     """
     with make_client(server) as client:
         client.jobs.delete(job)
-    if json:
-        output.print_json({"deleted": job})
-    else:
-        output.print_line(f"{job} deleted")
+    output.print_json({"deleted": job})
+    output.print_line(f"{job} deleted")

@@ -72,7 +72,6 @@ def create(
     ] = None,
     home: HomeOption = None,
     store: StoreOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Create a key and show it once. After the first key, the service requires one."""
     from xcray.jobs.store.tokens import check_limits, check_scopes, create_token, parse_duration
@@ -94,16 +93,14 @@ def create(
             grace is not None and key.is_valid(time.time()) and key.name == name
         )  # a key with another name replaces none
         retired = _retire_older(opened, key, time.time() + (grace or 0)) if older else []
-    if json:
-        output.print_json(
-            {
-                **_key_as_dict(key),
-                "new": new,
-                "retired": retired,
-                **({"key": token.token} if secret_file is None else {}),
-            }
-        )
-        return
+    output.print_json(
+        {
+            **_key_as_dict(key),
+            "new": new,
+            "retired": retired,
+            **({"key": token.token} if secret_file is None else {}),
+        }
+    )
     details: dict[str, Any] = {"id": key.id, "tenant": key.tenant, "scopes": ", ".join(key.scopes)}
     details |= {"new": new} if secret_file is not None else {}
     details |= {"retired": ", ".join(retired)} if grace is not None else {}
@@ -131,6 +128,7 @@ def secret(
 
     token = create_token().token
     if file is None:
+        output.print_json({"key": token})
         output.print_line(token)
         return
     try:
@@ -142,6 +140,7 @@ def secret(
         raise Conflict(
             f"{file.name} exists already: choose another file, or remove it", code="EXISTS"
         ) from None
+    output.print_json({"file": str(file)})
     output.print_note(
         f"made {file.name}; now `xcray keys create --secret-file {file.name} --scopes ...`"
     )
@@ -152,14 +151,11 @@ def list_keys(
     tenant: Annotated[str | None, typer.Option(help="Filter by tenant.")] = None,
     home: HomeOption = None,
     store: StoreOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """List all keys without their secrets."""
     with open_store(home, store) as opened:
         keys = [_key_as_dict(key) for key in opened.keys.list_all(tenant)]
-    if json:
-        output.print_json({"keys": keys})
-        return
+    output.print_json({"keys": keys})
     columns = ["id", "tenant", "name", "scopes", "created", "expires", "revoked", "last_used"]
     output.print_table(
         columns, [[", ".join(key[c]) if c == "scopes" else key[c] for c in columns] for key in keys]
@@ -178,7 +174,6 @@ def revoke(
     ] = None,
     home: HomeOption = None,
     store: StoreOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Revoke a key. Running services stop accepting it within five seconds."""
     from xcray.jobs.store.tokens import parse_duration
@@ -195,9 +190,8 @@ def revoke(
                     f"key {excerpt(key_id)!r} does not exist: list keys with `xcray keys list`"
                 )
             key = (_retire(opened, keys, ends) or keys)[0]
-    if json:
-        output.print_json(_key_as_dict(key))
-    elif ends is not None and key.revoked is None:
+    output.print_json(_key_as_dict(key))
+    if ends is not None and key.revoked is None:
         output.print_line(
             f"{key.id} ({output.printable(key.name)}) expires at {_key_as_dict(key)['expires']}"
         )
@@ -217,7 +211,6 @@ def audit(
     ] = 50,
     home: HomeOption = None,
     store: StoreOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Show who changed what, with key and request, newest first."""
     entries: list[Any] = []
@@ -230,9 +223,7 @@ def audit(
             entries += page
             if token is None:
                 break
-    if json:
-        output.print_json({"entries": [vars(entry) for entry in entries]})
-        return
+    output.print_json({"entries": [vars(entry) for entry in entries]})
     columns = ["time", "tenant", "key_id", "action", "subject", "request_id"]
     output.print_table(
         columns, [[getattr(entry, column) for column in columns] for entry in entries]
@@ -268,7 +259,8 @@ def _add_key(
             raise
         if not known.is_valid(time.time()):
             output.print_note(
-                f"{known.id} was revoked or has expired and is not changed: use another secret"
+                f"{known.id} was revoked or has expired and is not changed: use another secret",
+                always=True,
             )
         elif any(
             fields[name] != value
@@ -277,7 +269,8 @@ def _add_key(
         ):
             output.print_note(
                 f"{known.id} exists with another tenant, name, scopes or limits "
-                "and is not changed: use another secret"
+                "and is not changed: use another secret",
+                always=True,
             )
         return known, False
     opened.audit.record(

@@ -38,7 +38,6 @@ def runner(
     log_level: Annotated[
         str | None, typer.Option(help="Log level: debug, info, warning or error; default: info.")
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Run the jobs that `xcray serve --no-runner` accepts.
 
@@ -54,16 +53,14 @@ def runner(
         "log_level": log_level,
     }
     settings = make_settings(options)
-    run_jobs(settings, on_ready=lambda url: print_address(url, settings, json))
+    run_jobs(settings, on_ready=lambda url: print_address(url, settings))
 
 
-def print_address(url: str, settings: Any, as_json: bool) -> None:
+def print_address(url: str, settings: Any) -> None:
     """Print the addresses of health and metrics."""
-    if as_json:
-        output.print_json(
-            {"health": f"{url}/readyz", "metrics": f"{url}/metrics", "home": str(settings.home)}
-        )
-        return
+    output.print_json(
+        {"health": f"{url}/readyz", "metrics": f"{url}/metrics", "home": str(settings.home)}
+    )
     output.print_pairs(
         {"running jobs in": settings.home, "health": f"{url}/readyz", "metrics": f"{url}/metrics"}
     )

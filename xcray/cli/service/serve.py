@@ -58,7 +58,6 @@ def serve(
             "--insecure-dev", help="Listen on a public address without keys (closed networks only)."
         ),
     ] = False,
-    json: output.JsonOption = False,
 ) -> None:
     """Serve the REST API, its documentation and the console.
 
@@ -76,7 +75,7 @@ def serve(
     }
     options |= {"processes": processes, "store": store, "insecure_dev": insecure_dev or None}
     settings = make_settings(options)
-    run(settings, with_runner=runner, on_ready=lambda url: print_address(url, settings, json))
+    run(settings, with_runner=runner, on_ready=lambda url: print_address(url, settings))
 
 
 def make_settings(options: Mapping[str, Any]) -> Settings:
@@ -101,13 +100,11 @@ def describe_first_error(error: ValueError) -> str:
     return f"{name}: {errors[0]['msg']} (--{name.replace('_', '-')} or XCRAY_{name.upper()})"
 
 
-def print_address(url: str, settings: Any, as_json: bool) -> None:
+def print_address(url: str, settings: Any) -> None:
     """Print the address of the service once it responds."""
-    if as_json:
-        output.print_json(
-            {"url": url, "docs": f"{url}/docs", "home": str(settings.home), "pool": settings.pool}
-        )
-        return
+    output.print_json(
+        {"url": url, "docs": f"{url}/docs", "home": str(settings.home), "pool": settings.pool}
+    )
     output.print_pairs(
         {"serving": url, "console": f"{url}/", "docs": f"{url}/docs", "home": settings.home}
     )

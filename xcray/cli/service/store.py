@@ -35,20 +35,17 @@ StoreOption = Annotated[
 
 
 @app.command()
-def check(
-    home: HomeOption = None, store: StoreOption = None, json: output.JsonOption = False
-) -> None:
+def check(home: HomeOption = None, store: StoreOption = None) -> None:
     """Show the revision of the store, and whether this xcray supports it. Changes nothing."""
     from xcray.jobs.database.upgrade import inspect_store
 
-    print_details(inspect_store(resolve_store_url(home, store)), json)
+    print_details(inspect_store(resolve_store_url(home, store)))
 
 
 @app.command()
 def upgrade(
     home: HomeOption = None,
     store: StoreOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Upgrade the store to the schema of this xcray, or create an empty one.
 
@@ -57,7 +54,7 @@ def upgrade(
     """
     from xcray.jobs.database.upgrade import upgrade_store as bring
 
-    print_details(bring(resolve_store_url(home, store)), json)
+    print_details(bring(resolve_store_url(home, store)))
 
 
 @app.command()
@@ -66,7 +63,6 @@ def backup(
     home: HomeOption = None,
     store: StoreOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an existing file.")] = False,
-    json: output.JsonOption = False,
 ) -> None:
     """Copy the store (SQLite) to a file while the service runs.
 
@@ -75,7 +71,7 @@ def backup(
     from xcray.jobs.database.backup import back_up
 
     url = existing_store(make_settings({"home": home, "store": store}))
-    print_details(back_up(url, file, replace=replace), json)
+    print_details(back_up(url, file, replace=replace))
 
 
 @app.command()
@@ -86,7 +82,6 @@ def verify(
         bool,
         typer.Option("--whole", help="Also compare every file with its SHA-256 (reads all bytes)."),
     ] = False,
-    json: output.JsonOption = False,
 ) -> None:
     """Find references to missing data sets, versions and aliases, as after a restore.
 
@@ -99,14 +94,12 @@ def verify(
     settings = make_settings({"home": home, "store": store})
     with closing(JobStore(existing_store(settings), upgrade=False)) as opened:
         faults = verify_references(opened, Folder(settings.home), check_content=check_content)
-    if json:
-        output.print_json(
-            {"looked": faults.looked, "dangling": [each._asdict() for each in faults.dangling]}
-        )
-    else:
-        for each in faults.dangling:
-            output.print_line(f"{each.kind} {each.what}: {each.why}")
-        output.print_pairs({**faults.looked, "dangling": len(faults.dangling)})
+    output.print_json(
+        {"looked": faults.looked, "dangling": [each._asdict() for each in faults.dangling]}
+    )
+    for each in faults.dangling:
+        output.print_line(f"{each.kind} {each.what}: {each.why}")
+    output.print_pairs({**faults.looked, "dangling": len(faults.dangling)})
     if faults.dangling:
         raise typer.Exit(output.FAILURE)
 
@@ -118,7 +111,6 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list the files that would be deleted.")
     ] = False,
-    json: output.JsonOption = False,
 ) -> None:
     """Delete old jobs and files past their retention, as the service does regularly.
 
@@ -132,15 +124,15 @@ def sweep(
     with closing(JobStore(existing_store(settings))) as opened:
         retention = retention_of(settings, Folder(settings.home), opened)
         things = list(retention.list_removable()) if dry_run else retention.sweep()
-    if not json:
-        for thing in things:
-            output.print_line(f"{thing.n_bytes:>15,}  {thing.path}  ({thing.why})")
+    for thing in things:
+        output.print_line(f"{thing.n_bytes:>15,}  {thing.path}  ({thing.why})")
     total = {
         "removed": not dry_run,
         "files": len(things),
         "bytes": sum(thing.n_bytes for thing in things),
     }
-    print_details(total | ({"things": [thing._asdict() for thing in things]} if json else {}), json)
+    output.print_json({**total, "things": [thing._asdict() for thing in things]})
+    output.print_pairs(total)
 
 
 def resolve_store_url(home: Path | None, store: str | None) -> str:
@@ -178,9 +170,7 @@ def open_store(home: Path | None, store: str | None, *, create: bool = False) ->
     return closing(JobStore(url, upgrade=settings.store_upgrade))
 
 
-def print_details(details: dict[str, Any], json: bool) -> None:
+def print_details(details: dict[str, Any]) -> None:
     """Print the result."""
-    if json:
-        output.print_json(details)
-    else:
-        output.print_pairs(details)
+    output.print_json(details)
+    output.print_pairs(details)

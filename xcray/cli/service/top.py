@@ -82,7 +82,6 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Print one reading and exit, as without a terminal.")
     ] = False,
-    json: output.JsonOption = False,
 ) -> None:
     """Show readiness, jobs, models and requests of a server until Ctrl-C.
 
@@ -90,13 +89,13 @@ def top(
     """
     with make_client(server) as client:
         overview = Overview(client)
-        if json:
-            output.print_json(overview.read())
-        elif once or not sys.stdout.isatty():
-            for line in lines_of(overview.read()):
-                output.print_line(line)
-        else:
+        if not (once or output.is_json()) and sys.stdout.isatty():
             show_live(overview, interval)
+            return
+        status = overview.read()
+        output.print_json(status)
+        for line in lines_of(status):
+            output.print_line(line)
 
 
 def show_live(overview: Overview, interval: float) -> None:

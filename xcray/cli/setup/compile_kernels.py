@@ -65,7 +65,6 @@ def compile_kernels(
         str | None,
         typer.Option(help="One part: training (of texts, with PPDSparse) or search."),
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Compile the kernels of all solvers, readers and searches into numba's cache.
 
@@ -79,22 +78,19 @@ def compile_kernels(
     run = PARTS[only] if only is not None else compile_all
     with tempfile.TemporaryDirectory(prefix="xcray-compile-") as folder:
         for done in run(Path(folder)):
-            if not json:
-                output.print_note(f"{time.monotonic() - started:6.1f} s  {done}")
+            output.print_note(f"{time.monotonic() - started:6.1f} s  {done}")
     place = os.environ.get("NUMBA_CACHE_DIR") or str(Path(kernels.__file__).parent / "__pycache__")
     count = sum(1 for _ in Path(place).glob("**/*.nbi"))
     seconds = time.monotonic() - started
-    if json:
-        output.print_json(
-            {
-                "kernels": count,
-                "place": place,
-                "seconds": seconds,
-                "processor": os.environ.get("NUMBA_CPU_NAME", "this"),
-            }
-        )
-    else:
-        output.print_line(f"{count} kernels are compiled in {place}: {seconds:.0f} s")
+    output.print_json(
+        {
+            "kernels": count,
+            "place": place,
+            "seconds": seconds,
+            "processor": os.environ.get("NUMBA_CPU_NAME", "this"),
+        }
+    )
+    output.print_line(f"{count} kernels are compiled in {place}: {seconds:.0f} s")
 
 
 def compile_all(folder: Path) -> Iterator[str]:

@@ -58,7 +58,6 @@ def demo(
         Path | None, typer.Option(help="Home directory to use and keep; default: a temporary one.")
     ] = None,
     pool: Annotated[str, typer.Option(help="Pool: ray, threads or serial.")] = "ray",
-    json: output.JsonOption = False,
 ) -> None:
     """Build a data set, train it on Ray through REST, evaluate it, and predict five questions.
 
@@ -73,13 +72,13 @@ def demo(
     with (
         interruptible(),
         demo_home(home) as place,
-        running_service(place, pool, json) as running,
+        running_service(place, pool) as running,
         Client(running.url) as client,
     ):
-        with compiling_kernels(running.home, json):
-            dataset = build_dataset(client, json)
-        job = train_model(client, dataset, running, pool, json)
-        answers = predict_questions(client, json)
+        with compiling_kernels(running.home):
+            dataset = build_dataset(client)
+        job = train_model(client, dataset, running, pool)
+        answers = predict_questions(client)
         results = {
             "seconds": time.monotonic() - started,
             "url": running.url,
@@ -89,9 +88,7 @@ def demo(
         }
         if keep:
             wait_for_interrupt(running)
-    if json:
-        output.print_json(results)
-        return
+    output.print_json(results)
     output.print_line(
         f"done in {format_duration(results['seconds'])}; all started processes have exited"
     )
@@ -126,7 +123,7 @@ def demo_home(home: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def running_service(home: Path, pool: str, quiet: bool) -> Iterator[DemoService]:
+def running_service(home: Path, pool: str) -> Iterator[DemoService]:
     """Run a service on a free port; terminate it with all its descendants at the end."""
     from xcray.jobs.home import Home
 
@@ -162,13 +159,10 @@ def running_service(home: Path, pool: str, quiet: bool) -> Iterator[DemoService]
         )  # a session of its own: Ctrl-C comes to us alone, and we end it in order
     try:
         url = wait_for_address(process, home)
-        if not quiet:
-            output.print_pairs(
-                {"console": f"{url}/", "docs": f"{url}/docs", "log": home / "serve.log"}
-            )
+        output.print_pairs({"console": f"{url}/", "docs": f"{url}/docs", "log": home / "serve.log"})
         yield DemoService(process, url, home)
     finally:
-        stop_service(process, home, quiet)
+        stop_service(process, home)
 
 
 def wait_for_address(process: subprocess.Popen[bytes], home: Path) -> str:
@@ -195,7 +189,7 @@ def wait_for_address(process: subprocess.Popen[bytes], home: Path) -> str:
     )
 
 
-def stop_service(process: subprocess.Popen[bytes], home: Path, quiet: bool) -> None:
+def stop_service(process: subprocess.Popen[bytes], home: Path) -> None:
     """Stop the service and its descendants; remaining processes are killed and reported."""
     from xcray.workers.ray.local_cluster import ManagedLocalRay
 
@@ -211,17 +205,16 @@ def stop_service(process: subprocess.Popen[bytes], home: Path, quiet: bool) -> N
     try:
         cluster.stop()
     except XcrayError as error:
-        output.print_note(error.message)
+        output.print_note(error.message, always=True)
     left = processes.wait_for_exit(ours, seconds=10.0)
     processes.kill_processes(left)
-    if not quiet:
-        output.print_line(
-            f"ended {len(ours)} processes" + (f", {len(left)} of them by force" if left else "")
-        )
+    output.print_line(
+        f"ended {len(ours)} processes" + (f", {len(left)} of them by force" if left else "")
+    )
 
 
 @contextmanager
-def compiling_kernels(home: Path, quiet: bool) -> Iterator[None]:
+def compiling_kernels(home: Path) -> Iterator[None]:
     """Compile kernels in a process per part meanwhile, and wait for them at the end.
 
     If that fails, each process of the service compiles what it needs.
@@ -237,7 +230,7 @@ def compiling_kernels(home: Path, quiet: bool) -> Iterator[None]:
         try:
             yield
             for number, (part, process) in enumerate(running.items()):
-                if process.poll() is None and not quiet:
+                if process.poll() is None:
                     output.print_note(
                         f"compiling kernels, once: {number} of {len(running)} parts ({part})"
                     )
@@ -247,35 +240,30 @@ def compiling_kernels(home: Path, quiet: bool) -> Iterator[None]:
                 process.kill()
 
 
-def build_dataset(client: Client, quiet: bool) -> DatasetView:
+def build_dataset(client: Client) -> DatasetView:
     """Build a data set from the documentation of this Python, on the service."""
-    if not quiet:
-        output.print_line()
-        output.print_line(
-            "building the data set from the documentation of the standard library and the "
-            "installed packages"
-        )
+    output.print_line()
+    output.print_line(
+        "building the data set from the documentation of the standard library and the "
+        "installed packages"
+    )
     record = client.datasets.wait(client.datasets.build("pydocs", "pydocs")["id"])
-    if not quiet:
-        stats = record["stats"]
-        rows = ", ".join(f"{split['n_rows']:,} {part}" for part, split in stats["splits"].items())
-        output.print_line(
-            f"{record['id']}: {rows} documents, {stats['n_labels']:,} labels, "
-            f"{stats['n_features']:,} features"
-        )
+    stats = record["stats"]
+    rows = ", ".join(f"{split['n_rows']:,} {part}" for part, split in stats["splits"].items())
+    output.print_line(
+        f"{record['id']}: {rows} documents, {stats['n_labels']:,} labels, "
+        f"{stats['n_features']:,} features"
+    )
     return record
 
 
-def train_model(
-    client: Client, dataset: DatasetView, running: DemoService, pool: str, quiet: bool
-) -> JobView:
+def train_model(client: Client, dataset: DatasetView, running: DemoService, pool: str) -> JobView:
     """Train over REST and follow the job. Raises Unavailable if it does not succeed."""
     submitted = client.jobs.submit(dataset=dataset["id"], model="pydocs", name="demo", pool=pool)
-    if not quiet:
-        output.print_line()
-        output.print_line(f"training on the pool {pool!r}: {running.url}/v1/jobs/{submitted['id']}")
-    shown = quiet or pool != "ray"
-    with make_reporter(quiet) as report:
+    output.print_line()
+    output.print_line(f"training on the pool {pool!r}: {running.url}/v1/jobs/{submitted['id']}")
+    shown = output.is_json() or pool != "ray"
+    with make_reporter() as report:
         for event in client.jobs.events(submitted["id"]):
             shown = shown or show_dashboard(running.home)
             report_event(report, event)
@@ -287,10 +275,9 @@ def train_model(
             code=job["reason"],
             hint=log or None,
         )
-    if not quiet:
-        output.print_line()
-        output.print_line("evaluated on held-out documents:")
-        print_measures((job["result"] or {}).get("measures", {}))
+    output.print_line()
+    output.print_line("evaluated on held-out documents:")
+    print_measures((job["result"] or {}).get("measures", {}))
     return job
 
 
@@ -304,7 +291,7 @@ def show_dashboard(home: Path) -> bool:
     return ray is not None
 
 
-def predict_questions(client: Client, quiet: bool) -> dict[str, Any]:
+def predict_questions(client: Client) -> dict[str, Any]:
     """Predict five questions, and explain the first prediction."""
     reply = client.predict("pydocs", list(QUESTIONS), top_k=TOP)
     answers = []
@@ -317,25 +304,24 @@ def predict_questions(client: Client, quiet: bool) -> dict[str, Any]:
             }
         )
     reason = client.explain("pydocs", QUESTIONS[0], top=5)
-    if not quiet:
-        output.print_line()
-        output.print_line(
-            f"predictions for five questions by {reply['model']['name']} "
-            f"version {reply['model']['version']}:"
-        )
-        for answer in answers:
-            print_prediction(answer)
-        output.print_line()
-        output.print_line(f"explanation of the first prediction for {QUESTIONS[0]!r}:")
-        print_explanation(dict(reason))
-        output.print_line()
+    output.print_line()
+    output.print_line(
+        f"predictions for five questions by {reply['model']['name']} "
+        f"version {reply['model']['version']}:"
+    )
+    for answer in answers:
+        print_prediction(answer)
+    output.print_line()
+    output.print_line(f"explanation of the first prediction for {QUESTIONS[0]!r}:")
+    print_explanation(dict(reason))
+    output.print_line()
     return {"answers": answers, "explanation": dict(reason)}
 
 
 def wait_for_interrupt(running: DemoService) -> None:
     """Wait for Ctrl-C or for the service to exit."""
-    output.print_note(f"{running.url}/ runs until Ctrl-C")
+    output.print_note(f"{running.url}/ runs until Ctrl-C", always=True)
     try:
         running.process.wait()
     except KeyboardInterrupt:
-        output.print_note("stopping")
+        output.print_note("stopping", always=True)

@@ -190,8 +190,8 @@ def check_training() -> Check:
     """Run a small training and a prediction."""
     from numba.core import event
 
-    from xcray.cli.terminal.compilation import CompilationNote
     from xcray.data.build import BuildOptions, build
+    from xcray.kernels.compilation import CompilationCount
     from xcray.training import TrainSpec, train
 
     with tempfile.TemporaryDirectory(prefix="xcray-doctor-") as folder:
@@ -200,7 +200,7 @@ def check_training() -> Check:
             {"synthetic": {"rows": 500, "features": 300, "labels": 50}}
         )
         build("synthetic", {}, place / "data", options)
-        note = CompilationNote(quiet=True)
+        note = CompilationCount()
         started = time.monotonic()
         with event.install_listener("numba:compile", note):
             result = train(
@@ -234,7 +234,6 @@ def doctor(
         Path, typer.Option(envvar="XCRAY_HOME", help="Home directory of the service.")
     ] = Path("~/.xcray"),
     port: Annotated[int, typer.Option(envvar="XCRAY_PORT", help="Port of the service.")] = 8000,
-    json: output.JsonOption = False,
 ) -> None:
     """Check this machine: one line per check, with a fix. Exits with 1 if a check failed."""
     extras = [*map(check_extra, EXTRAS), check_ray()]
@@ -252,15 +251,12 @@ def doctor(
         run_check("kernel cache", check_kernel_cache),
         check_port(port),
     ]
-    if not json:
-        for check in checks:
-            print_check(check)
+    for check in checks:
+        print_check(check)
     checks.append(run_check("training", check_training))
     failed = any(check.status == "fail" for check in checks)
-    if json:
-        output.print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})
-    else:
-        print_check(checks[-1])
+    output.print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})
+    print_check(checks[-1])
     raise typer.Exit(output.FAILURE if failed else output.OK)
 
 

@@ -14,11 +14,11 @@ NOTE = "compiling kernels, once; later commands load them (xcray compile-kernels
 
 
 class CompilationNote(CompilationCount):
-    """Prints the note when the first kernel is compiled. quiet: only counts."""
+    """Prints the note when the first kernel is compiled."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._printed = quiet
+        self._printed = False
 
     def on_start(self, event: event.Event) -> None:
         """Print the note, if this is the first kernel."""
@@ -36,10 +36,9 @@ class CompilationNote(CompilationCount):
 
 
 @contextmanager
-def compilation_note(quiet: bool) -> Iterator[None]:
+def compilation_note() -> Iterator[None]:
     """Print notes about the kernels that this process compiles in this context."""
-    note = CompilationNote(quiet)
+    note = CompilationNote()
     with event.install_listener("numba:compile", note):
         yield
-    if not quiet:
-        note.print_total()
+    note.print_total()

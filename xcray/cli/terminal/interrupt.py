@@ -25,7 +25,8 @@ def stop_on_interrupt(flag: StopFlag | threading.Event) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(number: int, frame: FrameType | None) -> None:
-        print_note("stopping: finished work is kept; press Ctrl-C again to exit immediately")
+        text = "stopping: finished work is kept; press Ctrl-C again to exit immediately"
+        print_note(text, always=True)
         flag.set()
         restore()
 
@@ -47,9 +48,7 @@ def run_directory(run_dir: Path | None, out: Path) -> Path:
 
 
 @contextmanager
-def resumable_run(
-    describe_kept: Callable[[], str | None], quiet: bool
-) -> Iterator[tuple[Reporter, StopFlag]]:
+def resumable_run(describe_kept: Callable[[], str | None]) -> Iterator[tuple[Reporter, StopFlag]]:
     """Run with progress, compilation notes and Ctrl-C handling; yield the reporter and the flag.
 
     describe_kept: returns after a stop what was kept, None for nothing. Raises Stopped with a hint
@@ -60,7 +59,7 @@ def resumable_run(
 
     flag = StopFlag()
     try:
-        with compilation_note(quiet), stop_on_interrupt(flag), make_reporter(quiet) as show:
+        with compilation_note(), stop_on_interrupt(flag), make_reporter() as show:
             yield show, flag
     except Stopped as stopped:
         saved_state = describe_kept()

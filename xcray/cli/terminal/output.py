@@ -6,27 +6,42 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
-
-import typer
+from typing import Any, Final
 
 from xcray.errors import InputError, NotFound, Stopped, XcrayError
 
 OK, FAILURE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-JsonOption = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print one JSON document on stdout and errors as JSON on stderr, without progress.",
-    ),
-]
+JSON_HELP: Final = (
+    "Print one JSON document on stdout and errors as JSON on stderr, without progress."
+)
+
+
+class Mode:
+    """How the running command prints: one JSON document, or texts for people.
+
+    A command passes its document to `print_json`, and its texts to the other functions: each writes
+    in its own mode only.
+    """
+
+    is_json = False
+
+
+def set_json(value: bool) -> None:
+    """Set the mode of the command, which --json chooses."""
+    Mode.is_json = value
+
+
+def is_json() -> bool:
+    """Return whether the command prints JSON."""
+    return Mode.is_json
 
 
 def print_json(document: Any) -> None:
-    """Write one JSON document to stdout; non-finite numbers become null."""
-    text = json.dumps(replace_non_finite(document), indent=2, ensure_ascii=False, default=str)
-    print(text, flush=True)  # a service goes on after it has printed its address
+    """Write one JSON document to stdout if --json was given; non-finite numbers become null."""
+    if Mode.is_json:
+        text = json.dumps(replace_non_finite(document), indent=2, ensure_ascii=False, default=str)
+        print(text, flush=True)  # a service goes on after it has printed its address
 
 
 def replace_non_finite(value: Any) -> Any:
@@ -39,13 +54,18 @@ def replace_non_finite(value: Any) -> Any:
 
 
 def print_line(text: str = "") -> None:
-    """Write one line to stdout."""
-    print(printable(text), flush=True)
+    """Write one line to stdout, unless --json was given."""
+    if not Mode.is_json:
+        print(printable(text), flush=True)
 
 
-def print_note(text: str) -> None:
-    """Write one line to stderr, so that notes never mix with results."""
-    print(printable(text), file=sys.stderr, flush=True)
+def print_note(text: str, *, always: bool = False) -> None:
+    """Write one line to stderr, so that notes never mix with results.
+
+    always: also with --json, for what people must see of a command that runs or changes something.
+    """
+    if always or not Mode.is_json:
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def printable(text: Any) -> str:
@@ -58,6 +78,8 @@ def printable(text: Any) -> str:
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write rows below headers: aligned on a terminal, tab-separated elsewhere."""
+    if Mode.is_json:
+        return
     lines = [[format_cell(value) for value in row] for row in rows]
     if not sys.stdout.isatty():
         for line in ([*headers], *lines):
@@ -109,9 +131,9 @@ def format_bytes(n: float) -> str:
     return f"{n:.1f} TB"
 
 
-def print_error(problem: Mapping[str, Any], as_json: bool) -> None:
+def print_error(problem: Mapping[str, Any]) -> None:
     """Write an error to stderr: one line and its hint, or one JSON document."""
-    if as_json:
+    if Mode.is_json:
         print(
             json.dumps(replace_non_finite(problem), ensure_ascii=False, default=str),
             file=sys.stderr,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Self
 
-from xcray.cli.terminal.output import printable
+from xcray.cli.terminal.output import is_json, printable
 from xcray.telemetry.progress import Progress
 
 
@@ -154,8 +154,8 @@ def format_rate(rate: float) -> str:
     return f"{rate:,.0f}/s" if rate >= 1.0 else f"{rate:.2g}/s"
 
 
-def make_reporter(quiet: bool) -> Reporter:
-    """Return the reporter for stderr: none if `quiet`, bars on a terminal, else lines."""
-    if quiet:
+def make_reporter() -> Reporter:
+    """Return the reporter for stderr: none with --json, bars on a terminal, else lines."""
+    if is_json():
         return Reporter()
     return BarReporter() if sys.stderr.isatty() else LineReporter(sys.stderr)

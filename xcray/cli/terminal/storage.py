@@ -21,19 +21,17 @@ ResendOption = Annotated[
 ]
 
 
-def print_pushed(done: Pushed, kind: str, as_json: bool) -> None:
+def print_pushed(done: Pushed, kind: str) -> None:
     """Print the result of a push. kind: key of the name, "model" or "dataset"."""
-    if as_json:
-        output.print_json(
-            {
-                "uri": done.uri,
-                kind: done.name,
-                "version": done.number,
-                "seal": done.seal,
-                "bytes": done.moved._asdict(),
-            }
-        )
-        return
+    output.print_json(
+        {
+            "uri": done.uri,
+            kind: done.name,
+            "version": done.number,
+            "seal": done.seal,
+            "bytes": done.moved._asdict(),
+        }
+    )
     sent = done.moved.sent
     status = f"{output.format_bytes(sent)} sent" if sent else "existed already"
     output.print_line(f"{done.uri} ({status})")

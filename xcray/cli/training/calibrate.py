@@ -65,7 +65,6 @@ def calibrate(
         int,
         typer.Option(min=0, help="Seed of the split into fitting and evaluation rows."),
     ] = 0,
-    json: output.JsonOption = False,
 ) -> None:
     """Fit probabilities to the scores of a model, on rows it was not trained on.
 
@@ -74,15 +73,13 @@ def calibrate(
     from xcray.training.edit.calibrate import calibrate as make
 
     calibration, where = edit(make, model, dataset, out, publish, home, part=part, seed=seed)
-    if json:
-        output.print_json(
-            {
-                "model": where,
-                "sha256": calibration.sha256,
-                "calibration": calibration.calibration_report,
-            }
-        )
-        return
+    output.print_json(
+        {
+            "model": where,
+            "sha256": calibration.sha256,
+            "calibration": calibration.calibration_report,
+        }
+    )
     print_calibration(calibration.calibration_report)
     output.print_line(f"model {where}, sha256 {calibration.sha256[:16]}")
 
@@ -104,7 +101,6 @@ def thresholds(
     home: HomeOption = None,
     part: PartOption = "test",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
-    json: output.JsonOption = False,
 ) -> None:
     """Fit one threshold per label, on rows the model was not trained on.
 
@@ -118,9 +114,7 @@ def thresholds(
         fit_thresholds, model, dataset, out, publish, home, part=part, seed=seed, **how
     )
     fitted = made.manifest["label_thresholds"]
-    if json:
-        output.print_json({"model": where, "sha256": made.sha256, "label_thresholds": fitted})
-        return
+    output.print_json({"model": where, "sha256": made.sha256, "label_thresholds": fitted})
     measures = {name: format_percent(value) for name, value in fitted["measures"].items()}
     output.print_line(f"fitted on {fitted['rows']['fitted']:,} held-out rows; cross-validated:")
     output.print_pairs({**measures, "labels per row": f"{fitted['labels_per_row']:.2f}"})

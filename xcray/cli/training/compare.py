@@ -58,7 +58,6 @@ def compare(
         list[int] | None,
         typer.Option("-k", min=1, help="Ranks to measure at. Repeatable; default: 1 3 5."),
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Train solvers on a data set and compare them on its held-out rows.
 
@@ -73,32 +72,28 @@ def compare(
         raise InputError(
             "give at least one solver: xcray compare DIR --solvers ppdsparse dismec", code="USAGE"
         )
-    directory = local_dataset(dataset, quiet=json)
+    directory = local_dataset(dataset)
     specs = make_specs(list(dict.fromkeys(chosen)), param, str(directory), options)
-    failures = train_each(specs, out, json)
+    failures = train_each(specs, out)
     document = evaluate_trained(
         [out / name for name in specs if name not in failures], directory, out, k
     )
-    report(document, failures, out, json)
+    report(document, failures, out)
 
 
-def report(
-    document: dict[str, Any], failures: Mapping[str, XcrayError], out: Path, as_json: bool
-) -> None:
+def report(document: dict[str, Any], failures: Mapping[str, XcrayError], out: Path) -> None:
     """Write and print the comparison. Exits with 1 if a training failed."""
     from xcray.storage.atomic import write_json
 
     document["failures"] = {name: error.as_dict() for name, error in failures.items()}
     write_json(out / "compare.json", document)
-    if as_json:
-        output.print_json(document)
-    else:
-        if document["models"]:
-            print_evaluation(document)
-            output.print_warnings(document["warnings"])
-        for name, error in failures.items():
-            output.print_note(f"{name} failed: {error.message}")
-        output.print_line(f"{out}: the models, compare.json and compare.svg")
+    output.print_json(document)
+    if document["models"]:
+        print_evaluation(document)
+        output.print_warnings(document["warnings"])
+    for name, error in failures.items():
+        output.print_note(f"{name} failed: {error.message}")
+    output.print_line(f"{out}: the models, compare.json and compare.svg")
     if failures:
         raise typer.Exit(output.FAILURE)
 
@@ -133,16 +128,15 @@ def make_specs(
     }
 
 
-def train_each(specs: Mapping[str, TrainSpec], out: Path, quiet: bool) -> dict[str, XcrayError]:
+def train_each(specs: Mapping[str, TrainSpec], out: Path) -> dict[str, XcrayError]:
     """Train what an earlier run of the command has not; return the errors by solver."""
     out.mkdir(parents=True, exist_ok=True)
     failures: dict[str, XcrayError] = {}
     for name, spec in specs.items():
-        if not quiet:
-            output.print_note(f"training {name}")
+        output.print_note(f"training {name}")
         try:
             if find_finished_model(spec, out / name) is None:
-                train_and_clean(spec, out / name, None, quiet)
+                train_and_clean(spec, out / name, None)
         except Stopped:
             raise
         except XcrayError as error:

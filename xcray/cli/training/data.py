@@ -84,7 +84,6 @@ def build(
     *,
     options: Options,
     option: OtherOptions = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Build a data set.
 
@@ -106,12 +105,11 @@ def build(
     }
     values = {**given_options(given), **options, **parse_options(option)}
     how = replace(BuildOptions.from_dict(values), like=None if like is None else str(like))
-    if not json:
-        output.print_note(
-            f"building {target} from {', '.join(str(path) for path in sources.values()) or format}"
-        )
-    with compilation_note(quiet=json):
-        print_dataset(make(format, sources, target, how), json)
+    output.print_note(
+        f"building {target} from {', '.join(str(path) for path in sources.values()) or format}"
+    )
+    with compilation_note():
+        print_dataset(make(format, sources, target, how))
 
 
 def input_files(usage: str, format: str, inputs: list[Path], test: Path | None) -> dict[str, Path]:
@@ -193,7 +191,6 @@ def delta(
         typer.Option(metavar="FILE", help='JSON lines: {"row": id or number, "labels": [...]}.'),
     ] = None,
     option: OtherOptions = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Make a data set of another one, with training rows added, removed and relabelled.
 
@@ -202,7 +199,7 @@ def delta(
     from xcray.cli.terminal.compilation import compilation_note
     from xcray.data.delta.files import delta_from_files
 
-    with compilation_note(quiet=json):
+    with compilation_note():
         made = delta_from_files(
             base,
             out,
@@ -212,7 +209,7 @@ def delta(
             relabel=relabel,
             options=parse_options(option),
         )
-        print_dataset(made, json)
+        print_dataset(made)
 
 
 @app.command()
@@ -221,14 +218,13 @@ def show(
     verify: Annotated[
         bool, typer.Option("--verify", help="Verify the checksum of every file.")
     ] = False,
-    json: output.JsonOption = False,
 ) -> None:
     """Show sizes, frequent labels and warnings of a data set directory."""
     from xcray.cli.terminal.compilation import compilation_note
     from xcray.data.dataset import Dataset
 
-    with compilation_note(quiet=json):
-        print_dataset(Dataset.open(dataset, verify=verify), json)
+    with compilation_note():
+        print_dataset(Dataset.open(dataset, verify=verify))
 
 
 @app.command()
@@ -251,7 +247,6 @@ def upload(
     options: Options,
     option: OtherOptions = None,
     server: ServerOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Upload a file, build a data set from it on the server, and wait until it is ready."""
     from xcray.data.build import name_of
@@ -268,24 +263,20 @@ def upload(
         else:
             record = client.datasets.build(name, format, values)
         ready = client.datasets.wait(record["id"])
-    if json:
-        output.print_json(ready)
-    else:
-        stats = ready["stats"]
-        output.print_line(
-            f"{ready['id']} {ready['name']} {ready['status']}: {stats['n_labels']:,} labels, "
-            f"{stats['n_features']:,} features"
-        )
+    output.print_json(ready)
+    stats = ready["stats"]
+    output.print_line(
+        f"{ready['id']} {ready['name']} {ready['status']}: {stats['n_labels']:,} labels, "
+        f"{stats['n_features']:,} features"
+    )
 
 
 @app.command("list")
-def list_datasets(server: ServerOption = None, json: output.JsonOption = False) -> None:
+def list_datasets(server: ServerOption = None) -> None:
     """List the data sets of a server, newest first."""
     with make_client(server) as client:
         records = list(client.datasets.list())
-    if json:
-        output.print_json({"datasets": records})
-        return
+    output.print_json({"datasets": records})
     rows = [
         [each["id"], each["name"], each["status"], each["stats"].get("n_labels"), each["created"]]
         for each in records
@@ -303,15 +294,14 @@ def set_weights(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Data set directory to write.")],
-    json: output.JsonOption = False,
 ) -> None:
     """Set the sample weights of the training rows, which multiply their losses."""
     from xcray.cli.terminal.compilation import compilation_note
     from xcray.data.dataset import Dataset
     from xcray.data.weights import read_weights, set_weights
 
-    with compilation_note(quiet=json):
-        print_dataset(set_weights(Dataset.open(directory), read_weights(weights), out), json)
+    with compilation_note():
+        print_dataset(set_weights(Dataset.open(directory), read_weights(weights), out))
 
 
 @app.command()
@@ -325,7 +315,6 @@ def labels(
             "(id, name), or SKOS (.ttl, .rdf, .nt).",
         ),
     ],
-    json: output.JsonOption = False,
 ) -> None:
     """Store names and descriptions of labels in a data set; its models show and use them.
 
@@ -337,9 +326,7 @@ def labels(
     dataset = Dataset.open(directory)
     texts = read_label_texts(vocabulary)
     counts = set_label_texts(dataset, texts).manifest["label_texts"]
-    if json:
-        output.print_json({"path": str(directory), **counts})
-        return
+    output.print_json({"path": str(directory), **counts})
     without = dataset.n_labels - counts["labels"]
     output.print_line(
         f"{counts['labels']:,} labels of {dataset.name} have texts, {without:,} have none; "
@@ -350,16 +337,13 @@ def labels(
 @app.command()
 def spectrum(
     directory: DatasetArgument,
-    json: output.JsonOption = False,
 ) -> None:
     """Show eigenvalues of the second moments of the training rows, and which solvers suit them."""
     from xcray.data.dataset import Dataset
     from xcray.data.spectrum import SHARES, show_eigenvalues, spectrum
 
     found = spectrum(Dataset.open(directory).train.X).summary()
-    if json:
-        output.print_json(found)
-        return
+    output.print_json(found)
     values, shares = found["eigenvalues"], found["shares"].items()
     output.print_pairs(
         {
@@ -386,7 +370,6 @@ def index(
         int, typer.Option(min=0, help="Number of Ray's workers; 0 for all cores.")
     ] = 0,
     ray_address: RayAddressOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Build the metric forest of the training rows, for the solver indexed-bcd.
 
@@ -426,18 +409,14 @@ def index(
         "leaf_size": leaf_size,
     }
     size = sum(file.stat().st_size for file in path.iterdir())
-    if json:
-        output.print_json({**summary, "bytes": size})
-    else:
-        output.print_pairs({**summary, "size": format_bytes(size)})
+    output.print_json({**summary, "bytes": size})
+    output.print_pairs({**summary, "size": format_bytes(size)})
 
 
-def print_dataset(dataset: Dataset, as_json: bool) -> None:
+def print_dataset(dataset: Dataset) -> None:
     """Print a data set."""
     summary = dataset_summary(dataset)
-    if as_json:
-        output.print_json(summary)
-        return
+    output.print_json(summary)
     lines = {
         "data set": f"{summary['name']} at {summary['path']}",
         "labels": summary["n_labels"],

@@ -32,7 +32,6 @@ def push(
         typer.Option(help="Name in object storage; default: name of the directory."),
     ] = None,
     resend_all: ResendOption = False,
-    json: output.JsonOption = False,
 ) -> None:
     """Copy a data set with its metric forest to object storage: its files, then its manifest.
 
@@ -43,7 +42,7 @@ def push(
 
     home = StoragePath.parse(uri) / (name or dataset.resolve().name)
     done = push_dataset(dataset, home, resend_all=resend_all)
-    print_pushed(done, "dataset", json)
+    print_pushed(done, "dataset")
 
 
 def pull(
@@ -59,7 +58,6 @@ def pull(
         str | None,
         typer.Option(metavar="HASH", help="Expected content hash or seal of the data set."),
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Copy a data set from object storage and verify every byte.
 
@@ -72,23 +70,21 @@ def pull(
     version, content_hash = plan.remote.version, plan.remote.manifest["content_hash"]
     check_pinned_hash(plan.remote.sealed.seal, content_hash, sha256, version.path.uri)
     path = into or Path(version.name)
-    moved = fetch(plan, path, quiet=json)
-    if json:
-        output.print_json(
-            {
-                "source": plan.uri,
-                "path": str(path),
-                "dataset": version.name,
-                "version": version.number,
-                "content_hash": content_hash,
-                "moved": None if moved is None else moved._asdict(),
-            }
-        )
-    else:
-        print_pulled(str(path), moved, f"content hash {content_hash[:16]}")
+    moved = fetch(plan, path)
+    output.print_json(
+        {
+            "source": plan.uri,
+            "path": str(path),
+            "dataset": version.name,
+            "version": version.number,
+            "content_hash": content_hash,
+            "moved": None if moved is None else moved._asdict(),
+        }
+    )
+    print_pulled(str(path), moved, f"content hash {content_hash[:16]}")
 
 
-def local_dataset(place: str, quiet: bool) -> Path:
+def local_dataset(place: str) -> Path:
     """Return the directory of a data set; one in object storage is copied into the cache first.
 
     place: a directory or a URI.
@@ -98,17 +94,17 @@ def local_dataset(place: str, quiet: bool) -> Path:
     from xcray.data.objectstore.remote_dataset import plan_copy
 
     plan = plan_copy(place)
-    if not quiet and not plan.cached.exists():
+    if not plan.cached.exists():
         size = output.format_bytes(plan.remote.sealed.n_bytes)
         output.print_note(f"copying {plan.uri} to {plan.cached} ({size})")
-    fetch(plan, plan.cached, quiet)
+    fetch(plan, plan.cached)
     return plan.cached
 
 
-def fetch(plan: CopyPlan, target: Path, quiet: bool) -> TransferStats | None:
+def fetch(plan: CopyPlan, target: Path) -> TransferStats | None:
     """Copy a data set, with progress in MB and Ctrl-C handling. Raises Stopped."""
     stop = threading.Event()
-    with stop_on_interrupt(stop), make_reporter(quiet) as show:
+    with stop_on_interrupt(stop), make_reporter() as show:
         return plan.fetch(target, stop, CopyProgress(show))
 
 

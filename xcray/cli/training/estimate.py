@@ -28,7 +28,7 @@ def print_values(spec: Any) -> None:
     raise typer.Exit
 
 
-def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
+def print_estimate(spec: Any, out: Path, run_dir: Path) -> None:
     """Print the estimated memory, disk and time of a training, and exit.
 
     The selection of --auto comes in addition, with its own line. Raises Refused if the
@@ -42,63 +42,56 @@ def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
 
     estimate, limits = estimate_training(spec), memory_limits(spec)
     selection = selection_seconds(spec, Dataset.open(spec.dataset), estimate.core_seconds)
-    if as_json:
-        extra = {} if selection is None else {"selection": {"core_seconds": selection}}
-        output.print_json({"estimate": estimate.as_dict(), "limits": limits, **extra})
-    else:
-        output.print_pairs(
-            {
-                "workers": f"{estimate.workers} of "
-                f"{format_bytes(estimate.worker + estimate.process)}",
-                "total memory": format_bytes(estimate.memory),
-                "available memory": ", ".join(
-                    f"{format_bytes(size)} ({name})" for name, size in limits.items()
-                )
-                or "unknown",
-                "mapped data": format_bytes(estimate.mapped),
-                "weights": f"{estimate.weights:,}",
-                **(
-                    {"disk for checkpoints, at most": format_bytes(estimate.checkpoints)}
-                    if estimate.checkpoints
-                    else {}
-                ),
-                "disk for parts": format_bytes(estimate.parts),
-                "disk for the model": format_bytes(estimate.model),
-                **(
-                    {"core time of --auto, at most": format_duration(selection)}
-                    if selection is not None
-                    else {}
-                ),
-                "core time": format_duration(estimate.core_seconds),
-                "time": format_duration(estimate.seconds),
-                "based on": f"{estimate.probed} solved labels"
-                if estimate.probed
-                else "sizes alone",
-            }
-        )
+    extra = {} if selection is None else {"selection": {"core_seconds": selection}}
+    output.print_json({"estimate": estimate.as_dict(), "limits": limits, **extra})
+    output.print_pairs(
+        {
+            "workers": f"{estimate.workers} of {format_bytes(estimate.worker + estimate.process)}",
+            "total memory": format_bytes(estimate.memory),
+            "available memory": ", ".join(
+                f"{format_bytes(size)} ({name})" for name, size in limits.items()
+            )
+            or "unknown",
+            "mapped data": format_bytes(estimate.mapped),
+            "weights": f"{estimate.weights:,}",
+            **(
+                {"disk for checkpoints, at most": format_bytes(estimate.checkpoints)}
+                if estimate.checkpoints
+                else {}
+            ),
+            "disk for parts": format_bytes(estimate.parts),
+            "disk for the model": format_bytes(estimate.model),
+            **(
+                {"core time of --auto, at most": format_duration(selection)}
+                if selection is not None
+                else {}
+            ),
+            "core time": format_duration(estimate.core_seconds),
+            "time": format_duration(estimate.seconds),
+            "based on": f"{estimate.probed} solved labels" if estimate.probed else "sizes alone",
+        }
+    )
     check_fits(estimate, limits, run_dir, out)
     raise typer.Exit
 
 
-def print_server_estimate(estimate: EstimateView, as_json: bool) -> None:
+def print_server_estimate(estimate: EstimateView) -> None:
     """Print the estimate of a training on a server. Raises Refused if it does not fit."""
-    if as_json:
-        output.print_json(estimate)
-    else:
-        size = output.format_bytes
-        available = (f"{size(free)} ({name})" for name, free in estimate["available_bytes"].items())
-        selection = estimate["selection_core_seconds"]
-        pairs = {
-            "workers": f"{estimate['workers']} of {size(estimate['worker_bytes'])}",
-            "memory": size(estimate["memory_bytes"]),
-            "available": ", ".join(available) or "unknown",
-            "mapped data": size(estimate["mapped_bytes"]),
-            "disk": f"{size(estimate['disk_bytes'])}, {size(estimate['disk_free_bytes'])} free",
-            "core time": format_duration(estimate["core_seconds"]),
-            "time": format_duration(estimate["seconds"]),
-        }
-        if selection is not None:
-            pairs["core time of --auto, at most"] = format_duration(selection)
-        output.print_pairs(pairs)
+    output.print_json(estimate)
+    size = output.format_bytes
+    available = (f"{size(free)} ({name})" for name, free in estimate["available_bytes"].items())
+    selection = estimate["selection_core_seconds"]
+    pairs = {
+        "workers": f"{estimate['workers']} of {size(estimate['worker_bytes'])}",
+        "memory": size(estimate["memory_bytes"]),
+        "available": ", ".join(available) or "unknown",
+        "mapped data": size(estimate["mapped_bytes"]),
+        "disk": f"{size(estimate['disk_bytes'])}, {size(estimate['disk_free_bytes'])} free",
+        "core time": format_duration(estimate["core_seconds"]),
+        "time": format_duration(estimate["seconds"]),
+    }
+    if selection is not None:
+        pairs["core time of --auto, at most"] = format_duration(selection)
+    output.print_pairs(pairs)
     if estimate["problem"] is not None:
         raise Refused(estimate["problem"])

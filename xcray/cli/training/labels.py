@@ -65,13 +65,12 @@ def add(
     *,
     options: Options,
     run_dir: RunDir = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Train labels of a data set that the model lacks (all, or those given) and append them."""
     from xcray.training.edit.labels import add_labels
 
     named = read_names(labels, labels_file)
-    run_edit(lambda how: add_labels(model, dataset, out, named, how), out, json, run_dir, options)
+    run_edit(lambda how: add_labels(model, dataset, out, named, how), out, run_dir, options)
 
 
 @app.command()
@@ -85,13 +84,12 @@ def remove(
     dataset: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Data set to evaluate the new model on.")
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Remove labels."""
     from xcray.training.edit.labels import remove_labels
 
     named = read_names(labels, labels_file)
-    run_edit(lambda how: remove_labels(model, out, named, dataset, how), out, json)
+    run_edit(lambda how: remove_labels(model, out, named, dataset, how), out)
 
 
 @app.command()
@@ -111,7 +109,6 @@ def merge(
     *,
     options: Options,
     run_dir: RunDir = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Merge several labels into one, trained on the rows of all of them."""
     from xcray.training.edit.labels import merge_labels
@@ -119,7 +116,6 @@ def merge(
     run_edit(
         lambda how: merge_labels(model, dataset, out, labels, into, how),
         out,
-        json,
         run_dir,
         options,
     )
@@ -135,13 +131,12 @@ def rename(
     names_file: Annotated[
         Path | None, typer.Option(help="JSON file with an object of old and new names.")
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Rename labels; two labels can swap names."""
     from xcray.training.edit.labels import rename_labels
 
     pairs = read_renames(names, names_file)
-    run_edit(lambda how: rename_labels(model, out, pairs, how), out, json)
+    run_edit(lambda how: rename_labels(model, out, pairs, how), out)
 
 
 @with_options(LocalPoolOptions)
@@ -154,7 +149,6 @@ def retrain(
     *,
     options: Options,
     run_dir: RunDir = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Retrain some labels of a model on a newer data set.
 
@@ -166,7 +160,6 @@ def retrain(
     run_edit(
         lambda how: retrain_labels(model, dataset, out, named, how),
         out,
-        json,
         run_dir,
         options,
     )
@@ -190,7 +183,6 @@ def update(
     *,
     options: Options,
     run_dir: RunDir = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Update a model to changed rows: only labels that the change affects are solved again.
 
@@ -203,7 +195,6 @@ def update(
     run_edit(
         lambda how: update_model(model, dataset, out, how, evaluate=evaluate),
         out,
-        json,
         run_dir,
         options,
     )
@@ -212,7 +203,6 @@ def update(
 def run_edit(
     change: Callable[[EditOptions], TrainResult],
     out: Path,
-    as_json: bool,
     run_dir: Path | None = None,
     options: Options = MappingProxyType({}),
 ) -> None:
@@ -226,18 +216,16 @@ def run_edit(
             if working_directory.exists()
             else None
         ),
-        as_json,
     ) as (show, flag):
         result = change(EditOptions(**options, run_dir=working_directory, progress=show, stop=flag))
     if run_dir is None:
         shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists
     counts = result.report
-    if not as_json:
-        output.print_line(
-            f"{counts['operation']}: {counts['labels_trained']:,} labels trained, "
-            f"{counts['labels_kept']:,} kept, {counts['labels']:,} in total"
-        )
-    print_result(result, as_json)
+    output.print_line(
+        f"{counts['operation']}: {counts['labels_trained']:,} labels trained, "
+        f"{counts['labels_kept']:,} kept, {counts['labels']:,} in total"
+    )
+    print_result(result)
 
 
 def read_names(names: list[str] | None, file: Path | None) -> list[str]:

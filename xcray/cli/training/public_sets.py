@@ -21,7 +21,6 @@ def fetch(
         Path | None,
         typer.Option("--from", metavar="PATH", help="Folder with the files, or the only file."),
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Download a public data set, check its SHA-256 and build it.
 
@@ -31,11 +30,10 @@ def fetch(
     from xcray.data.public_sets import fetch_dataset
 
     if name is None:
-        print_public_sets(json)
+        print_public_sets()
         return
-    note = (lambda _: None) if json else output.print_note
-    with compilation_note(quiet=json):
-        dataset = fetch_dataset(name, out or Path(name), downloaded, note)
+    with compilation_note():
+        dataset = fetch_dataset(name, out or Path(name), downloaded, output.print_note)
     summary = {
         "path": str(dataset.path),
         "rows": {part: split.n_rows for part, split in dataset.splits.items()},
@@ -43,13 +41,11 @@ def fetch(
         "labels": dataset.n_labels,
         **dataset.manifest["source"]["origin"],
     }
-    if json:
-        output.print_json(summary)
-    else:
-        output.print_pairs({key: value for key, value in summary.items() if key != "urls"})
+    output.print_json(summary)
+    output.print_pairs({key: value for key, value in summary.items() if key != "urls"})
 
 
-def print_public_sets(as_json: bool) -> None:
+def print_public_sets() -> None:
     """Print the public sets with their sizes, files and licences."""
     from xcray.data.public_sets import SETS
 
@@ -65,9 +61,7 @@ def print_public_sets(as_json: bool) -> None:
         }
         for name, each in SETS.items()
     ]
-    if as_json:
-        output.print_json({"sets": records})
-        return
+    output.print_json({"sets": records})
     columns = ["name", "train", "test", "features", "labels", "licence"]
     rows = [[each[column] or "own split" for column in columns] for each in records]
     output.print_table(columns, rows)

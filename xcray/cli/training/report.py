@@ -24,7 +24,6 @@ def report(
         Path | None,
         typer.Option("--out", "-o", help="Directory for the pictures; default: MODEL.report."),
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Draw how a model was trained, and write report.json and report.md.
 
@@ -36,9 +35,7 @@ def report(
         raise Conflict(f"{out} is a model or a data set: choose another --out for the report")
     folder = out or model.resolve().with_name(f"{model.resolve().name}.report")
     drawn_report = draw_report(model, folder)
-    if json:
-        output.print_json({"folder": str(folder), **drawn_report})
-        return
+    output.print_json({"folder": str(folder), **drawn_report})
     print_measures(
         {name: value for name, value in drawn_report["measures"].items() if value is not None}
     )
@@ -55,7 +52,6 @@ def timeline(
         typer.Argument(metavar="DIR", help="Model directory, or run directory of a training."),
     ],
     picture: PictureOption = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Show which worker of a local training did what and when.
 
@@ -67,12 +63,10 @@ def timeline(
         raise NotFound(
             f"directory {place} does not exist; for a job of a server use: xcray jobs timeline"
         )
-    print_timeline(timeline_document(read_timeline(place)), place.resolve().name, picture, json)
+    print_timeline(timeline_document(read_timeline(place)), place.resolve().name, picture)
 
 
-def print_timeline(
-    document: Mapping[str, Any], name: str, picture: Path | None, as_json: bool
-) -> None:
+def print_timeline(document: Mapping[str, Any], name: str, picture: Path | None) -> None:
     """Draw a timeline if requested, then print it as JSON or as a table."""
     from xcray.training.report.timeline import describe_timeline
 
@@ -80,9 +74,7 @@ def print_timeline(
         from xcray.plots.trainings import timeline_picture
 
         timeline_picture(document, name, describe_timeline(document)).write(picture)
-    if as_json:
-        output.print_json(document)
-        return
+    output.print_json(document)
     columns = ("batches", "n_labels", "busy", "share", *OTHER_OUTCOMES)
     rows = [
         [each["worker"], *(format_worker_value(column, each.get(column)) for column in columns)]

@@ -19,7 +19,6 @@ def solvers(
             autocompletion=complete_solvers,
         ),
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """List the solvers, or the parameters of one: default, range, meaning."""
     from xcray.solvers import describe_solver, loaded_solvers
@@ -28,12 +27,11 @@ def solvers(
         names, broken = loaded_solvers()
         descriptions = [describe_solver(each) for each in names]
         for error in broken:
-            output.print_note(f"{error.message}; {error.hint}")
+            output.print_note(f"{error.message}; {error.hint}", always=True)
     else:
         descriptions = [describe_solver(name)]
-    if json:
-        output.print_json({"solvers": descriptions})
-    elif name is None:
+    output.print_json({"solvers": descriptions})
+    if name is None:
         for title, is_baseline in (("solver", False), ("baseline", True)):
             rows = [
                 [each["name"], each["family"], each["help"]]

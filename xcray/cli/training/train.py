@@ -89,7 +89,6 @@ def train(
             help="Print --estimate as values of the Helm chart; with --pool ray for mode cluster.",
         ),
     ] = False,
-    json: output.JsonOption = False,
 ) -> None:
     """Train a model on a data set.
 
@@ -111,17 +110,17 @@ def train(
         ray_address=resolve_ray_address(ray_address),
         **options,
     )
-    directory = local_dataset(dataset, quiet=json)
+    directory = local_dataset(dataset)
     spec = replace(spec, dataset=str(directory))
     if values:
         print_values(spec)
     if estimate:
-        print_estimate(spec, out, run_directory(run_dir, out), json)
-    if not json:
+        print_estimate(spec, out, run_directory(run_dir, out))
+    if not output.is_json():
         print_data_warnings(directory)
     finished = None if run_dir is None else find_finished_model(spec, out)
     with ray_with_dashboard(spec) if dashboard and not finished else nullcontext():
-        print_result(finished or train_and_clean(spec, out, run_dir, json), json)
+        print_result(finished or train_and_clean(spec, out, run_dir))
 
 
 @contextmanager
@@ -135,7 +134,8 @@ def ray_with_dashboard(spec: Any) -> Iterator[None]:
         metrics = load_ray().nodes()[0]["MetricsExportPort"]
         output.print_note(
             f"Ray's dashboard: http://127.0.0.1:{port}, its token: "
-            f"cat {os.environ['RAY_AUTH_TOKEN_PATH']}; metrics: http://127.0.0.1:{metrics}/metrics"
+            f"cat {os.environ['RAY_AUTH_TOKEN_PATH']}; metrics: http://127.0.0.1:{metrics}/metrics",
+            always=True,
         )
         yield
 
@@ -148,16 +148,16 @@ def print_data_warnings(path: Path) -> None:
     output.print_warnings(data_warnings(Dataset.open(path), copies=False))
 
 
-def train_and_clean(spec: Any, out: Path, run_dir: Path | None, quiet: bool) -> TrainResult:
+def train_and_clean(spec: Any, out: Path, run_dir: Path | None) -> TrainResult:
     """Train; then remove the default run directory if the model is complete."""
     from xcray.training.report.partial import is_complete
 
     working_directory = run_directory(run_dir, out)
-    result = run_training(spec, out, working_directory, quiet)
+    result = run_training(spec, out, working_directory)
     complete = is_complete(result.report)
     if run_dir is None and complete:
         shutil.rmtree(working_directory, ignore_errors=True)
-    if not complete and not quiet:
+    if not complete:
         output.print_note(
             f"to complete it: the same command with --run-dir {working_directory}, more time and "
             "another --out"
@@ -194,18 +194,20 @@ def find_finished_model(spec: Any, out: Path) -> TrainResult | None:
     except Corrupt as error:
         aside = out.with_name(f"{out.name}.damaged-{uuid.uuid4().hex[:8]}")
         out.rename(aside)
-        output.print_note(f"{error.message}; it is now {aside.name}, {out.name} is written again")
+        output.print_note(
+            f"{error.message}; it is now {aside.name}, {out.name} is written again", always=True
+        )
         return None
     if result is not None:
-        output.print_note(f"{out} exists already: nothing to train")
+        output.print_note(f"{out} exists already: nothing to train", always=True)
     return result
 
 
-def run_training(spec: Any, out: Path, run_dir: Path, quiet: bool) -> TrainResult:
+def run_training(spec: Any, out: Path, run_dir: Path) -> TrainResult:
     """Train with progress and Ctrl-C handling. Raises Stopped with a hint on how to resume."""
     from xcray.training import train
 
-    with resumable_run(lambda: f"finished labels are kept in {run_dir}", quiet) as (show, flag):
+    with resumable_run(lambda: f"finished labels are kept in {run_dir}") as (show, flag):
         return train(spec, run_dir=run_dir, out=out, progress=show, stop=flag)
 
 
@@ -216,18 +218,16 @@ LEFT_OUT = {  # part of a model -> entry of the report with the reason why it is
 }
 
 
-def print_result(result: TrainResult, as_json: bool) -> None:
+def print_result(result: TrainResult) -> None:
     """Print the result of a training."""
-    if as_json:
-        output.print_json(
-            {
-                "model": str(result.model_path),
-                "sha256": result.sha256,
-                "measures": result.measures,
-                "report": result.report,
-            }
-        )
-        return
+    output.print_json(
+        {
+            "model": str(result.model_path),
+            "sha256": result.sha256,
+            "measures": result.measures,
+            "report": result.report,
+        }
+    )
     if "auto" in result.report:
         print_settings(result.report["auto"])
     print_measures(result.measures)

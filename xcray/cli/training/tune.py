@@ -55,7 +55,6 @@ def tune(
             help="Directory for finished points; use it again to resume; default: OUT.run."
         ),
     ] = None,
-    json: output.JsonOption = False,
 ) -> None:
     """Try all combinations, choose the best on held-out rows, and train it on all rows.
 
@@ -72,10 +71,10 @@ def tune(
     training = TrainSpec(str(dataset), solver, output.parse_assignments(param), **options)
     spec = TuneSpec(training, parse_grid(grid), select, holdout, seed)
     working_directory = run_directory(run_dir, out)
-    result = run_search(spec, out, working_directory, json)
+    result = run_search(spec, out, working_directory)
     if run_dir is None:
         shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists
-    print_result(result, select, json)
+    print_result(result, select)
 
 
 def parse_grid(pairs: list[str] | None) -> dict[str, tuple[float, ...]]:
@@ -99,30 +98,28 @@ def _number(name: str, word: str) -> float:
         ) from None
 
 
-def run_search(spec: Any, out: Path, folder_kept: Path, quiet: bool) -> TuneResult:
+def run_search(spec: Any, out: Path, folder_kept: Path) -> TuneResult:
     """Run the search with progress and Ctrl-C handling. Raises Stopped with a hint to resume."""
     from xcray.training.tune import tune
 
-    with resumable_run(lambda: f"finished settings are kept in {folder_kept}", quiet) as (
+    with resumable_run(lambda: f"finished settings are kept in {folder_kept}") as (
         show,
         flag,
     ):
         return tune(spec, run_dir=folder_kept, out=out, progress=show, stop=flag)
 
 
-def print_result(result: TuneResult, select: str, as_json: bool) -> None:
+def print_result(result: TuneResult, select: str) -> None:
     """Print one row per point with the chosen one marked, and its measures on the test part."""
-    if as_json:
-        fields = {"path": str(result.path), "chosen": result.chosen, "settings": result.settings}
-        output.print_json(
-            {
-                **fields,
-                "model": str(result.model.model_path),
-                "sha256": result.model.sha256,
-                "measures": result.model.measures,
-            }
-        )
-        return
+    fields = {"path": str(result.path), "chosen": result.chosen, "settings": result.settings}
+    output.print_json(
+        {
+            **fields,
+            "model": str(result.model.model_path),
+            "sha256": result.model.sha256,
+            "measures": result.model.measures,
+        }
+    )
     names = list(result.chosen)
     rows = [
         [
