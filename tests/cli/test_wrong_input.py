@@ -71,6 +71,7 @@ LOCAL = [
     ("tune data --grid lam=1 -o x --holdout 2", 2, "--holdout is '2.0'"),
     ("calibrate modle data -o x", 2, "no model directory modle; did you mean 'model'"),
     ("evaluate model", 2, "xcray evaluate MODEL... DATA"),
+    ("evaluate model modle data", 2, "no model directory modle; did you mean 'model'"),
     ("report model --out model", 1, "choose another --out"),
     ("predict model x --deadline-ms -1", 2, "--deadline-ms is -1"),
     ("predict model x --allow csv --deny csv", 2, "to --allow that is not in --deny"),

@@ -27,6 +27,7 @@ from xcray.training.edit.calibrate import calibrate
 from xcray.training.evaluation import EvaluationOptions, evaluate_model
 from xcray.training.finished import find_finished
 from xcray.training.part_training import PartTraining, TimedStop
+from xcray.training.ranking.fit import fit_trees
 from xcray.training.run import train_model
 
 
@@ -204,3 +205,10 @@ def test_what_a_ranker_cannot_do_is_refused(data: Dataset, model: Model, tmp_pat
     assert caught.value.code == "NO_LABEL_TEXTS"
     with pytest.raises(Conflict, match="ranker"):
         calibrate(model.path, data.path, tmp_path / "calibrated")
+
+
+def test_trees_are_fitted_if_no_text_has_a_name() -> None:
+    rng = np.random.default_rng(0)
+    features = np.column_stack([rng.normal(size=400), np.full(400, np.nan)])
+    trees, _ = fit_trees(features, features[:, 0] > 0, 0)
+    assert set(trees.feature) == {-1, 0}

@@ -90,7 +90,8 @@ def evaluate(
             with evaluation_rows(*given, by) as rows:
                 document = evaluate_models(models, rows.path, how._replace(by=rows.by))
         else:
-            with model_client(server, models[0]) as client:
+            absent = next(each for each in models if not is_directory(each, server))
+            with model_client(server, absent) as client:
                 usual = client.models.version(*locate_version(client, models[0]))["reading"]
                 with evaluation_rows(dataset, format, options, None, usual, by) as rows:
                     how = how._replace(by=rows.by)

@@ -203,6 +203,9 @@ def fit_trees(features: Float64, correct: NDArray[np.bool_], seed: int) -> tuple
         from sklearn.ensemble import HistGradientBoostingClassifier
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
+    # scikit-learn cannot bin a column without any value, such as places of names that no text has;
+    # no tree reads a constant one
+    features = np.where(np.isnan(features).all(axis=0), 0.0, features)
     fitted = HistGradientBoostingClassifier(early_stopping=False, random_state=seed, **TREES)
     fitted.fit(features, correct)
     # scikit-learn has no public access to the nodes
