@@ -187,17 +187,14 @@ def test_the_command_line_estimates_and_trains(
 
 
 @pytest.mark.parametrize("solver", ["ppdsparse", "dsmlr", "lbfgs", "stagewise"])
-def test_pictures_and_page(references: References, tmp_path: Path, solver: str) -> None:
+def test_pictures_of_the_report(references: References, tmp_path: Path, solver: str) -> None:
     result = references[solver]
     report = draw_report(result.model_path, tmp_path / "report")
     assert {"timeline", "by_frequency"} <= set(report["pictures"])
     assert ("certificates" in report["left_out"]) == (solver != "ppdsparse")
     assert report["timeline"]["batches_total"] == report["training"]["batches"]
-    page = (tmp_path / "report" / "report.md").read_text()
-    assert f"solved by {solver}" in page
-    if solver in ("dsmlr", "lbfgs"):
-        assert "objective" in report["pictures"]
-        assert f"after {report['training']['epochs']} epochs" in page
+    assert report["solver"] == solver
+    assert ("objective" in report["pictures"]) == (solver in ("dsmlr", "lbfgs"))
 
 
 def test_all_softmax_solvers_reach_one_objective(references: References) -> None:

@@ -146,21 +146,17 @@ def test_measures_by_frequency_add_up_to_the_total(trained: TrainResult, tiny: D
     assert precision_at_k(top, tiny.test.Y, 5) == trained.measures["P@5"]
 
 
-def test_the_report_has_pictures_a_page_and_its_figures(
+def test_the_report_has_pictures_and_its_figures(
     trained: TrainResult, tiny: Dataset, tmp_path: Path
 ) -> None:
     report = draw_report(trained.model_path, tmp_path / "out")
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
     assert (set(report["pictures"]), report["left_out"]) == (PICTURES, {})
-    page = (tmp_path / "out" / "report.md").read_text()
     for file in report["pictures"].values():
-        assert f"]({file})" in page
         assert series_of((tmp_path / "out" / file).read_text())
-    assert page.startswith(f"# {tiny.name}\n")
-    assert f"{tiny.n_labels} of {tiny.n_labels} labels certified" in page
-    assert (
-        "| P | " + " | ".join(f"{100 * trained.measures[f'P@{k}']:.2f}" for k in (1, 3, 5)) in page
-    )
+    assert report["name"] == tiny.name
+    assert report["training"]["labels_certified"] == tiny.n_labels
+    assert report["measures"] == trained.measures
     table = Model.open(trained.model_path).label_table
     assert report["labels"]["seconds"]["max"] == pytest.approx(
         max(table.column("seconds").to_pylist())
@@ -177,7 +173,7 @@ def test_missing_parts_of_a_bare_model_are_reported(tmp_path: Path) -> None:
     report = draw_report(tmp_path / "bare", tmp_path / "out")
     assert report["pictures"] == {}
     assert set(report["left_out"]) == PICTURES
-    assert "no timeline.arrow" in (tmp_path / "out" / "report.md").read_text()
+    assert "no timeline.arrow" in report["left_out"]["timeline"]
     with pytest.raises(NotFound):
         draw_report(tmp_path / "nothing", tmp_path / "other")
 
@@ -189,7 +185,7 @@ def test_commands_draw_pictures_and_print_results(
     assert set(read(capsys)["pictures"]) == PICTURES
     assert run("report", trained.model_path) == 0
     assert "certificates.svg" in capsys.readouterr().out
-    assert (trained.model_path.parent / "model.report" / "report.md").is_file()
+    assert (trained.model_path.parent / "model.report" / "report.json").is_file()
     assert run("timeline", trained.model_path, "--picture", tmp_path / "t.svg", "--json") == 0
     assert read(capsys) == json.loads(
         json.dumps(timeline_document(read_timeline(trained.model_path)))

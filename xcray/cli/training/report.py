@@ -25,7 +25,7 @@ def report(
         typer.Option("--out", "-o", help="Directory for the pictures; default: MODEL.report."),
     ] = None,
 ) -> None:
-    """Draw how a model was trained, and write report.json and report.md.
+    """Draw how a model was trained, and write report.json.
 
     Pictures (SVG): measures and cost by label frequency, certificates, timeline.
     """
@@ -43,7 +43,7 @@ def report(
         output.print_line(f"{name:<14}{folder / file}")
     for name, reason in drawn_report["left_out"].items():
         output.print_note(f"no picture {name}: {reason}")
-    output.print_line(f"{'page':<14}{folder / 'report.md'}")
+    output.print_line(f"{'figures':<14}{folder / 'report.json'}")
 
 
 def timeline(
