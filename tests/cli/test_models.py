@@ -52,7 +52,7 @@ def test_splits_and_shadows(server: ServerSetup, capsys: pytest.CaptureFixture[s
         # a copy is queued just after its reply was sent, so by the time this request is answered
         split = client.models.get("docs")["splits"]["prod"]["split"]
         assert split[1] == {"version": 2, "weight": 0.1}
-        server.app_state.prediction.shadows.wait_until_idle()
+        server.app_state.prediction.shadows._pool.submit(lambda: None).result()
         view = client.models.shadow("docs", "prod")
         assert view["shadow"] == {"version": 3, "weight": 1.0}
         assert sum(pair["rows"] for pair in view["pairs"]) == 4 * len(TEXTS)

@@ -57,7 +57,7 @@ def shadow_view(model_service: Service) -> Any:
     A copy is queued just after its reply was sent, so by the time a later request is answered.
     """
     model_service.http.get("/v1/models/docs")
-    model_service.app_state.prediction.shadows.wait_until_idle()
+    model_service.app_state.prediction.shadows._pool.submit(lambda: None).result()
     return model_service.http.get("/v1/models/docs/aliases/prod/shadow").json()
 
 
@@ -238,7 +238,7 @@ def test_statistics_are_kept_while_the_store_is_unavailable(tmp_path: Path) -> N
             0.5,
         )
     )
-    shadows.wait_until_idle()
+    shadows._pool.submit(lambda: None).result()
 
     class Broken:
         """A store that is unavailable."""

@@ -15,6 +15,7 @@ import typer
 from xcray.cli.service.store import HomeOption, StoreOption, open_store
 from xcray.cli.terminal import output
 from xcray.errors import Conflict, InputError, NotFound, excerpt
+from xcray.system.units import parse_seconds
 
 if TYPE_CHECKING:
     from xcray.jobs.store.job_store import JobStore
@@ -41,7 +42,7 @@ def create(
     tenant: Annotated[str, typer.Option(help="Tenant of the key.")] = "default",
     expires: Annotated[
         str | None,
-        typer.Option(metavar="SPAN", help="Lifetime, like 90d or 12h; default: until revoked."),
+        typer.Option(metavar="TIME", help="Lifetime, like 90d or 12h; default: until revoked."),
     ] = None,
     limit: Annotated[
         list[str] | None,
@@ -66,7 +67,7 @@ def create(
     older_expire: Annotated[
         str | None,
         typer.Option(
-            metavar="SPAN",
+            metavar="TIME",
             help="Let older keys of this tenant and name expire after this time, like 24h.",
         ),
     ] = None,
@@ -74,14 +75,14 @@ def create(
     store: StoreOption = None,
 ) -> None:
     """Create a key and show it once. After the first key, the service requires one."""
-    from xcray.jobs.store.tokens import check_limits, check_scopes, create_token, parse_duration
+    from xcray.jobs.store.tokens import check_limits, check_scopes, create_token
     from xcray.storage.atomic import check_name
 
     request: dict[str, Any] = {"tenant": check_name(tenant, "tenant"), "name": name}
     request["scopes"] = check_scopes(each.strip() for each in scopes.split(",") if each.strip())
     request["limits"] = check_limits(dict(_parse_limit(each) for each in limit or []))
-    request["expires"] = None if expires is None else time.time() + parse_duration(expires)
-    grace = None if older_expire is None else parse_duration(older_expire)
+    request["expires"] = None if expires is None else time.time() + parse_seconds(expires)
+    grace = None if older_expire is None else parse_seconds(older_expire)
     if if_absent and secret_file is None:
         raise InputError(
             "--if-absent needs --secret-file: a generated key is always new", code="USAGE"
@@ -168,7 +169,7 @@ def revoke(
     after: Annotated[
         str | None,
         typer.Option(
-            metavar="SPAN",
+            metavar="TIME",
             help="Let the key expire after this time, like 24h, instead of immediately.",
         ),
     ] = None,
@@ -176,9 +177,7 @@ def revoke(
     store: StoreOption = None,
 ) -> None:
     """Revoke a key. Running services stop accepting it within five seconds."""
-    from xcray.jobs.store.tokens import parse_duration
-
-    ends = None if after is None else time.time() + parse_duration(after)
+    ends = None if after is None else time.time() + parse_seconds(after)
     with open_store(home, store) as opened:
         if ends is None:
             key = opened.keys.revoke(key_id)

@@ -20,8 +20,6 @@ from xcray.jobs.job import new_id
 SCOPES: Final = ("read", "predict", "submit", "metrics", "admin")
 TOKEN_PATTERN: Final = re.compile(r"xck_([a-z2-7]{20})_([A-Za-z0-9_-]{43})")
 SECRET_BYTES: Final = 32
-DURATION_PATTERN: Final = re.compile(r"([1-9][0-9]{0,6})([smhdw])")
-UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MAX_LIMIT: Final = 2**60
 # Distinct characters: 43 random letters and digits have 31. Fewer than 16 occur once in 10^11.
 MIN_DISTINCT_CHARS: Final = 16
@@ -122,14 +120,3 @@ def check_limits(limits: Mapping[str, Any]) -> dict[str, int]:
                 f"limit {name} must be an integer from 0 to {MAX_LIMIT}", code="LIMIT"
             )
     return dict(limits)
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of `90d`, `12h`, `30m`, `10s` or `2w`. Raises ParameterError."""
-    match = DURATION_PATTERN.fullmatch(text.strip())
-    if match is None:
-        raise ParameterError(
-            f"{excerpt(text)!r} is not a valid duration: write one like 90d, 12h or 30m",
-            code="SPAN",
-        )
-    return float(int(match[1]) * UNIT_SECONDS[match[2]])

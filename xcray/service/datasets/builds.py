@@ -229,9 +229,7 @@ class Builder:
                 request = await asyncio.to_thread(read_json, folder / "request.json")
                 request_path = await asyncio.to_thread(self._write_request, folder, request)
                 await asyncio.to_thread(_sweep_target, Path(request["target"]))
-                started = time.monotonic()
                 code = await self._run_child(request_path)
-                self._metrics.build_seconds.observe(time.monotonic() - started)
                 outcome = await asyncio.to_thread(_outcome, request_path, code)
                 await asyncio.to_thread(self._record, dataset_id, request["tenant"], outcome)
             except XcrayError as error:

@@ -137,9 +137,6 @@ class Metrics:
             "outcome",
             values=("same", "different", "failed", "dropped"),
         )
-        self.shadow_seconds = self._histogram(
-            "xcray_predict_shadow_duration_seconds", "seconds per request on a shadow version"
-        )
 
     def _add_model_metrics(self) -> None:
         """Add the metrics of models."""
@@ -171,9 +168,6 @@ class Metrics:
         built = "data set builds, by outcome"
         self.builds = self._counter(
             "xcray_dataset_builds", built, "outcome", values=("ready", "failed")
-        )
-        self.build_seconds = self._histogram(
-            "xcray_dataset_build_duration_seconds", "seconds to build a data set", long_running=True
         )
         self.store_seconds = self._histogram(
             "xcray_store_transaction_duration_seconds",

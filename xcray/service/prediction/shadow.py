@@ -112,10 +112,6 @@ class ShadowRunner:
                         self._sums[name] += value
                 raise
 
-    def wait_until_idle(self) -> None:
-        """Wait until all queued copies are computed."""
-        self._pool.submit(lambda: None).result()
-
     def close(self) -> None:
         """Stop; queued copies are cancelled."""
         with self._lock:
@@ -131,7 +127,6 @@ class ShadowRunner:
             outcome = "same" if top1 == copy.n_rows and overlap == copy.n_rows else "different"
             sums = {"requests": 1, "rows": copy.n_rows, "top1": top1, "overlap": overlap}
             sums |= {"answer_seconds": copy.seconds, "shadow_seconds": seconds}
-            self._metrics.shadow_seconds.observe(seconds)
         except Exception as error:  # counted only: a failing shadow affects no reply
             LOGGER.warning(
                 "a shadow failed",
