@@ -35,7 +35,6 @@ from xcray.storage.atomic import (
     publish_directory,
     read_json,
     sha256_file,
-    verify_files,
     write_bytes,
     write_json,
 )
@@ -178,10 +177,7 @@ def read_manifest(path: Path, verify: bool = False) -> dict[str, Any]:
     manifest: dict[str, Any] = read_json(path / MANIFEST)
     try:
         known = manifest["schema_version"] == SCHEMA_VERSION
-        files = {
-            part["file"]: {"bytes": part["bytes"], "sha256": part["sha256"]}
-            for part in manifest["parts"]
-        }
+        parts = [(path / part["file"], part["sha256"]) for part in manifest["parts"]]
     except (KeyError, TypeError) as error:
         raise Corrupt(f"{MANIFEST} of {path.name} lacks {error}") from None
     if not known:
@@ -189,8 +185,9 @@ def read_manifest(path: Path, verify: bool = False) -> dict[str, Any]:
             f"{MANIFEST} has schema version {manifest['schema_version']}, "
             f"this xcray reads {SCHEMA_VERSION}"
         )
-    if verify:
-        verify_files(path, files)
+    for part, digest in parts if verify else ():
+        if not part.is_file() or sha256_file(part) != digest:
+            raise Corrupt(f"{path.name}: {part.name} is not what was written", file=part.name)
     return manifest
 
 

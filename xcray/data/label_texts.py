@@ -28,7 +28,7 @@ from xcray.data.readers.skos import SUFFIXES as SKOS_SUFFIXES
 from xcray.data.readers.skos import read_skos
 from xcray.errors import Corrupt, DataError, InputError
 from xcray.storage.arrow import read_table, write_table
-from xcray.storage.atomic import read_json, sha256_file, write_json
+from xcray.storage.atomic import file_entry, read_json, write_json
 
 STRINGS: Final = pa.large_list(pa.large_string())
 SCHEMA: Final = pa.schema(
@@ -125,10 +125,7 @@ def set_label_texts(data: Dataset, texts: LabelTexts) -> Dataset:
     # The manifest follows the file, so that an interrupted call can be repeated.
     texts.save(data.path / LABEL_TEXTS)
     manifest = read_json(data.path / MANIFEST)
-    manifest["files"][LABEL_TEXTS] = {
-        "bytes": (data.path / LABEL_TEXTS).stat().st_size,
-        "sha256": sha256_file(data.path / LABEL_TEXTS),
-    }
+    manifest["files"][LABEL_TEXTS] = file_entry(data.path / LABEL_TEXTS)
     manifest["label_texts"] = {"labels": n_known, "others": len(texts) - n_known}
     write_json(data.path / MANIFEST, manifest)
     return Dataset.open(data.path)

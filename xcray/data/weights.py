@@ -18,7 +18,7 @@ from xcray.storage.arrow import write_table
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
-    file_digests,
+    file_entry,
     link_file,
     publish_directory,
     sha256_arrays,
@@ -48,7 +48,7 @@ def set_weights(data: Dataset, weights: Any, out: Path) -> Dataset:
             **data.manifest,
             "unweighted_hash": base,
             "content_hash": weighted_hash(base, weights),
-            "files": {**listed, WEIGHTS: file_digests(staged / "train")[Path(WEIGHTS).name]},
+            "files": {**listed, WEIGHTS: file_entry(staged / WEIGHTS)},
         }
         write_json(staged / MANIFEST, manifest)
         publish_directory(staged, Path(out))

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, suggestion
 from xcray.system.cores import available_cores
 
 PARALLEL_BYTES = 64 << 20  # of files, from which they are hashed in parallel
-# Larger files also have checksums of pieces of this size, so that they are verified in parallel.
-CHUNK_BYTES = 256 << 20
+CHUNK_BYTES = 256 << 20  # see `FileHash`
 BLOCK_BYTES = 256 << 10  # that are read at once
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -141,24 +139,54 @@ def sha256_file(path: Path, start: int = 0, size: int | None = None) -> str:
     return digest.hexdigest()
 
 
-def _chunks(path: Path, size: int) -> list[tuple[Path, int, int]]:
-    """Return the chunks of a file, see `sha256_file`; none if it is not larger than one."""
-    return [
-        (path, start, min(CHUNK_BYTES, size - start))
-        for start in range(0, size if size > CHUNK_BYTES else 0, CHUNK_BYTES)
+class FileHash:
+    """Checksum of a file, updated in order: the SHA-256 of at most CHUNK_BYTES.
+
+    That of a larger file is the SHA-256 of the hexadecimal SHA-256 of its chunks, one after the
+    other, so that several cores hash it.
+    """
+
+    def __init__(self) -> None:
+        self._sums: list[str] = []
+        self._chunk, self._left = hashlib.sha256(), CHUNK_BYTES
+
+    def update(self, data: bytes) -> None:
+        """Add the next bytes."""
+        rest = memoryview(data)
+        while len(rest):
+            if not self._left:
+                self._sums.append(self._chunk.hexdigest())
+                self._chunk, self._left = hashlib.sha256(), CHUNK_BYTES
+            part = rest[: self._left]
+            self._chunk.update(part)
+            self._left -= len(part)
+            rest = rest[len(part) :]
+
+    def hexdigest(self) -> str:
+        """Return the checksum of the bytes so far."""
+        return _combine([*self._sums, self._chunk.hexdigest()])
+
+
+def _combine(chunks: Sequence[str]) -> str:
+    """Return the checksum of a file with these SHA-256 of its chunks."""
+    return chunks[0] if len(chunks) == 1 else hashlib.sha256("".join(chunks).encode()).hexdigest()
+
+
+def _checksums(files: Iterable[tuple[Path, int]]) -> Iterator[str]:
+    """Yield the checksums of files with these sizes, see `FileHash`; many bytes in parallel."""
+    chunks = [
+        [(path, at, min(CHUNK_BYTES, size - at)) for at in range(0, max(size, 1), CHUNK_BYTES)]
+        for path, size in files
     ]
-
-
-def _checksums(pieces: Sequence[tuple[Path, int, int]]) -> Iterator[str]:
-    """Yield the SHA-256 of pieces of files, see `sha256_file`; many bytes are read in parallel."""
-    sizes = [size for _, _, size in pieces]
-    if sum(sizes) < PARALLEL_BYTES:
-        yield from (sha256_file(*piece) for piece in pieces)
-        return
-    with ThreadPoolExecutor(available_cores()) as threads:
-        largest_first = sorted(range(len(pieces)), key=lambda i: -sizes[i])
-        started = {i: threads.submit(sha256_file, *pieces[i]) for i in largest_first}
-        yield from (started[i].result() for i in range(len(pieces)))
+    pieces = [piece for each in chunks for piece in each]
+    if sum(size for _, _, size in pieces) < PARALLEL_BYTES:
+        sums = iter([sha256_file(*piece) for piece in pieces])
+    else:
+        with ThreadPoolExecutor(available_cores()) as threads:
+            largest_first = sorted(range(len(pieces)), key=lambda i: -pieces[i][2])
+            started = {i: threads.submit(sha256_file, *pieces[i]) for i in largest_first}
+            sums = iter([started[i].result() for i in range(len(pieces))])
+    yield from (_combine([next(sums) for _ in each]) for each in chunks)
 
 
 def sha256_arrays(arrays: Mapping[str, Any]) -> str:
@@ -177,26 +205,25 @@ def sha256_arrays(arrays: Mapping[str, Any]) -> str:
 
 
 def file_digests(directory: Path, skip: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of every file below `directory`, except those in `skip`.
+    """Return size and checksum, `sha256`, of every file below `directory`, except those in `skip`.
 
-    Files of more than CHUNK_BYTES also have `chunks`, the SHA-256 of each. Keys are relative POSIX
-    paths.
+    Checksums are those of `FileHash`. Keys are relative POSIX paths.
     """
     skipped = set(skip)
     files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
     names = sorted(name for name, path in files.items() if path.is_file() and name not in skipped)
     sizes = [files[name].stat().st_size for name in names]
-    chunks = [_chunks(files[name], size) for name, size in zip(names, sizes, strict=True)]
-    whole = [(files[name], 0, size) for name, size in zip(names, sizes, strict=True)]
-    checksums = _checksums([*whole, *(chunk for each in chunks for chunk in each)])
-    digests: dict[str, dict[str, Any]] = {
-        name: {"bytes": size, "sha256": next(checksums)}
-        for name, size in zip(names, sizes, strict=True)
+    checksums = _checksums(zip(map(files.__getitem__, names), sizes, strict=True))
+    return {
+        name: {"bytes": size, "sha256": checksum}
+        for name, size, checksum in zip(names, sizes, checksums, strict=True)
     }
-    for name, each in zip(names, chunks, strict=True):
-        if each:
-            digests[name]["chunks"] = list(islice(checksums, len(each)))
-    return digests
+
+
+def file_entry(path: Path) -> dict[str, Any]:
+    """Return size and checksum of one file, as `file_digests`."""
+    size = path.stat().st_size
+    return {"bytes": size, "sha256": next(_checksums([(path, size)]))}
 
 
 def verify_files(directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
@@ -204,21 +231,14 @@ def verify_files(directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> N
 
     Raises Corrupt with the name of the first file that differs.
     """
-    pieces, expected = [], []
     for name, entry in digests.items():
-        path, size = directory / name, entry["bytes"]
-        if not path.is_file():
+        if not (directory / name).is_file():
             raise Corrupt(f"{directory.name}: file {name} is missing", file=name)
-        if path.stat().st_size != size:
+        if (directory / name).stat().st_size != entry["bytes"]:
             raise _not_as_written(directory, name)
-        chunks = _chunks(path, size) if "chunks" in entry else []
-        checksums = entry["chunks"] if chunks else [entry["sha256"]]
-        if chunks and not (isinstance(checksums, list) and len(checksums) == len(chunks)):
-            raise _not_as_written(directory, name)
-        pieces += chunks or [(path, 0, size)]
-        expected += [(name, checksum) for checksum in checksums]
-    for checksum, (name, written) in zip(_checksums(pieces), expected, strict=True):
-        if checksum != written:
+    files = [(directory / name, entry["bytes"]) for name, entry in digests.items()]
+    for (name, entry), checksum in zip(digests.items(), _checksums(files), strict=True):
+        if checksum != entry["sha256"]:
             raise _not_as_written(directory, name)
 
 

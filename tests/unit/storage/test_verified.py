@@ -110,22 +110,33 @@ def test_a_removed_file_is_named(directory: Path, tmp_path: Path) -> None:
         files.verify(directory, digests)
 
 
-def test_a_large_file_is_verified_by_chunks(
+def test_a_large_file_is_hashed_by_chunks(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both checksums are recorded; every byte is in a chunk, and every chunk is compared."""
+    """Every byte is read once, by files and by downloads; the checksum covers every chunk."""
     monkeypatch.setattr(atomic, "CHUNK_BYTES", 300)
     monkeypatch.setattr(atomic, "PARALLEL_BYTES", 1)
+    read, whole = list[tuple[object, ...]](), atomic.sha256_file
+    monkeypatch.setattr(atomic, "sha256_file", lambda *piece: read.append(piece) or whole(*piece))
     digests, path = file_digests(directory), directory / "a"
+    assert sorted(piece[1:] for piece in read if piece[0] == path) == [
+        (0, 300),
+        (300, 300),
+        (600, 300),
+        (900, 100),
+    ]
     content = path.read_bytes()
-    assert digests["a"]["sha256"] == hashlib.sha256(content).hexdigest()
     pieces = [content[i : i + 300] for i in range(0, 1000, 300)]
-    assert digests["a"]["chunks"] == [hashlib.sha256(piece).hexdigest() for piece in pieces]
-    assert "chunks" not in digests["b"]
+    sums = "".join(hashlib.sha256(piece).hexdigest() for piece in pieces)
+    assert digests["a"]["sha256"] == hashlib.sha256(sums.encode()).hexdigest()
+    assert digests["a"] == atomic.file_entry(path)
+    for step in (1, 7, 300, 450, 1000):
+        digest = atomic.FileHash()
+        for at in range(0, 1000, step):
+            digest.update(content[at : at + step])
+        assert digest.hexdigest() == digests["a"]["sha256"]
+    assert digests["b"]["sha256"] == hashlib.sha256((directory / "b").read_bytes()).hexdigest()
     atomic.verify_files(directory, digests)
-    for chunks in (digests["a"]["chunks"][:-1], [], "abcd", 4):
-        with pytest.raises(Corrupt, match="file a is not what was written"):
-            atomic.verify_files(directory, {"a": {**digests["a"], "chunks": chunks}})
     for at in (0, 299, 300, 899, 900, 999):
         path.write_bytes(content[:at] + b"?" + content[at + 1 :])
         with pytest.raises(Corrupt, match="file a is not what was written"):

@@ -8,7 +8,6 @@ bytes on disk are always a prefix, and an interrupted transfer resumes at its en
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import threading
@@ -20,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, NotFound, Refused, Stopped, Unavailable
-from xcray.storage.atomic import sync_path, verify_files
+from xcray.storage.atomic import FileHash, sync_path, verify_files
 from xcray.storage.objectstore.client import NO_BUCKET, StoragePath, with_retries
 
 # bytes per request, large enough to hide the latency
@@ -213,11 +212,11 @@ def _download_file(
     target.parent.mkdir(parents=True, exist_ok=True)
     size = int(entry["bytes"])
     with open(target, "r+b" if target.exists() else "x+b") as out:
-        digest = hashlib.sha256()
+        digest = FileHash()
         begin = _hash_existing(out, size, digest)
         sent = _download_range(source, begin, size, out, digest, readers, stop, counter)
         if digest.hexdigest() != entry["sha256"] and begin:
-            digest = hashlib.sha256()
+            digest = FileHash()
             out.seek(0)
             out.truncate()
             sent += _download_range(source, 0, size, out, digest, readers, stop, counter)
@@ -233,7 +232,7 @@ def _download_file(
     return sent
 
 
-def _hash_existing(out: IO[bytes], size: int, digest: Any) -> int:
+def _hash_existing(out: IO[bytes], size: int, digest: FileHash) -> int:
     """Hash the bytes on disk, and return their number."""
     if os.fstat(out.fileno()).st_size > size:
         out.truncate(0)
@@ -247,7 +246,7 @@ def _download_range(
     begin: int,
     size: int,
     out: IO[bytes],
-    digest: Any,
+    digest: FileHash,
     readers: ThreadPoolExecutor,
     stop: threading.Event | None,
     counter: _ByteCounter,
