@@ -69,7 +69,7 @@ LOCAL = [
     ("retrain model --dataset data -o x --labels nothing", 2, "names like 'csv', 'json'"),
     ("tune data --grid lam=1 -o x --select F1@3", 2, "the measure 'F1@3' must be", "P@1+nDCG@5"),
     ("tune data --grid lam=1 -o x --holdout 2", 2, "--holdout is '2.0'"),
-    ("calibrate modle data -o x", 2, "no model directory modle; did you mean 'model'"),
+    ("calibrate modle data -o x", 2, "no model at modle", "did you mean 'model'"),
     ("evaluate model", 2, "xcray evaluate MODEL... DATA"),
     ("evaluate model modle data", 2, "no model directory modle; did you mean 'model'"),
     ("report model --out model", 1, "choose another --out"),

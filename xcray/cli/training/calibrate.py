@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.training.train import format_percent
-from xcray.errors import InputError, NotFound, excerpt
 
-if TYPE_CHECKING:
-    from xcray.model.model import Model
-    from xcray.model.registry import Registry
-
-
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Model directory, or NAME, NAME:VERSION, NAME@ALIAS in the home directory of a "
-        "service.",
-    ),
-]
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")]
 DatasetArgument = Annotated[
     Path,
     typer.Argument(
@@ -32,19 +19,7 @@ DatasetArgument = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Model directory to write; it must not exist."),
-]
-PublishOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Publish as the next version of this name in the home directory instead.",
-    ),
-]
-HomeOption = Annotated[
-    Path | None,
-    typer.Option(help="Home directory of the service; default: XCRAY_HOME, else ~/.xcray."),
+    Path, typer.Option("--out", "-o", help="Model directory to write; it must not exist.")
 ]
 PartOption = Annotated[
     str,
@@ -57,9 +32,7 @@ PartOption = Annotated[
 def calibrate(
     model: ModelArgument,
     dataset: DatasetArgument,
-    out: OutputOption = None,
-    publish: PublishOption = None,
-    home: HomeOption = None,
+    out: OutputOption,
     part: PartOption = "test",
     seed: Annotated[
         int,
@@ -72,21 +45,17 @@ def calibrate(
     """
     from xcray.training.edit.calibrate import calibrate as make
 
-    calibration, where = edit(make, model, dataset, out, publish, home, part=part, seed=seed)
-    output.print_json(
-        {
-            "model": where,
-            "sha256": calibration.sha256,
-            "calibration": calibration.calibration_report,
-        }
-    )
-    print_calibration(calibration.calibration_report)
-    output.print_line(f"model {where}, sha256 {calibration.sha256[:16]}")
+    made = make(model, dataset, out, part=part, seed=seed)
+    report = made.calibration_report
+    output.print_json({"model": str(out), "sha256": made.sha256, "calibration": report})
+    print_calibration(report)
+    output.print_line(f"model {out}, sha256 {made.sha256[:16]}")
 
 
 def thresholds(
     model: ModelArgument,
     dataset: DatasetArgument,
+    out: OutputOption,
     objective: Annotated[
         str,
         typer.Option(
@@ -96,9 +65,6 @@ def thresholds(
     precision: Annotated[
         float | None, typer.Option(help="Least precision per label, for --objective precision.")
     ] = None,
-    out: OutputOption = None,
-    publish: PublishOption = None,
-    home: HomeOption = None,
     part: PartOption = "test",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
 ) -> None:
@@ -109,81 +75,15 @@ def thresholds(
     """
     from xcray.training.edit.calibrate import fit_thresholds
 
-    how: dict[str, Any] = {"objective": objective, "precision": precision}
-    made, where = edit(
-        fit_thresholds, model, dataset, out, publish, home, part=part, seed=seed, **how
+    made = fit_thresholds(
+        model, dataset, out, objective=objective, precision=precision, part=part, seed=seed
     )
     fitted = made.manifest["label_thresholds"]
-    output.print_json({"model": where, "sha256": made.sha256, "label_thresholds": fitted})
+    output.print_json({"model": str(out), "sha256": made.sha256, "label_thresholds": fitted})
     measures = {name: format_percent(value) for name, value in fitted["measures"].items()}
     output.print_line(f"fitted on {fitted['rows']['fitted']:,} held-out rows; cross-validated:")
     output.print_pairs({**measures, "labels per row": f"{fitted['labels_per_row']:.2f}"})
-    output.print_line(f"model {where}, sha256 {made.sha256[:16]}")
-
-
-def edit(
-    make: Any,
-    model: str,
-    dataset: Path,
-    out: Path | None,
-    publish: str | None,
-    home: Path | None,
-    **how: Any,
-) -> tuple[Model, str]:
-    """Write the model that `make` returns, or publish it; return it and where it is."""
-    if (out is None) == (publish is None):
-        raise InputError("choose the target: --output DIR or --publish NAME", code="USAGE")
-    source = find_model(model, home)
-    if out is not None:
-        return make(source, dataset, out, **how), str(out)
-    return edit_and_publish(make, source, dataset, open_registry(home), str(publish), **how)
-
-
-def find_model(model: str, home: Path | None) -> Path:
-    """Return a model directory, or the directory of a model in the local registry.
-
-    Raises NotFound, which names both.
-    """
-    from xcray.storage.atomic import similar_directory
-
-    if (Path(model) / "manifest.json").is_file():
-        return Path(model)
-    try:
-        return open_registry(home).resolve(model)
-    except NotFound as error:
-        raise NotFound(
-            f"there is no model directory {excerpt(model)}"
-            f"{similar_directory(Path(model), 'manifest.json')}",
-            hint=f"in the local registry: {error.message}",
-        ) from None
-
-
-def open_registry(home: Path | None) -> Registry:
-    """Open the model registry of the local service."""
-    from xcray.jobs.home import Home
-    from xcray.model.registry import Registry
-    from xcray.service.settings import Settings
-
-    chosen: dict[str, Any] = {} if home is None else {"home": home}
-    return Registry(Home(Settings(**chosen).home).models)
-
-
-def edit_and_publish(
-    make: Any, source: Path, dataset: Path, registry: Registry, name: str, **how: Any
-) -> tuple[Model, str]:
-    """Edit a model in a staging directory and publish it; return the model and its reference."""
-    from xcray.model.model import Model
-    from xcray.storage.atomic import check_name, create_staging_directory, discard_directory
-
-    staging = create_staging_directory(
-        registry.root / check_name(name, "model name")
-    )  # hidden, on the registry's file system
-    try:
-        make(source, dataset, staging / "model", **how)
-        reference = f"{name}:{registry.publish(name, staging / 'model')}"
-        return Model.open(registry.resolve(reference), verify=False), reference
-    finally:
-        discard_directory(staging)
+    output.print_line(f"model {out}, sha256 {made.sha256[:16]}")
 
 
 def print_calibration(report: Mapping[str, Any]) -> None:
