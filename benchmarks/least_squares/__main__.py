@@ -6,7 +6,7 @@ python -m benchmarks.least_squares --data DIR --features "" --held-out --setting
 DIR holds `mnist.npz`; without it, the small digits of scikit-learn are used. Prints JSON lines with
 the error on the 10,000 test rows in percent, and processor seconds of one core. The seconds of a
 training contain the creation of the features, but not the projection on 50 components before it.
-Lines of "stagewise" are a curve: one for each block, with the seconds so far. LIBLINEAR
+Lines of "stagewise" are a curve: one for each block, and one with the seconds of all. LIBLINEAR
 (scikit-learn) gets the features for free, in double precision. A line per number of features has
 the rate of the second moments, and the peak rate of syrk measured in the same run. It counts n d^2
 operations for n rows of d features.
@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,18 +34,12 @@ from sklearn.svm import LinearSVC
 from threadpoolctl import threadpool_limits
 
 from benchmarks.harness import run_benchmark
-from xcray.arrays import Float32, csr, frozen
+from xcray import CalibratedLeastSquares, StagewiseRegression
+from xcray.arrays import Float32
 from xcray.features.fourier import RandomFourier, median_distance, random_fourier
 from xcray.features.pca import fit_pca
-from xcray.solvers.declarations import Link
 from xcray.solvers.least_squares.gram import gram_of_chunks
-from xcray.solvers.least_squares.stage_worker import StageWorker
-from xcray.solvers.least_squares.stages import FittedStage, calibrate, feature_chunks
-from xcray.solvers.least_squares.stagewise import StageFitter
-from xcray.solvers.row_shards import Shard
-from xcray.workers.calls import GroupCalls
-from xcray.workers.local_group import SerialGroup
-from xcray.workers.parts import ShareWorker
+from xcray.solvers.least_squares.stages import FittedStage, StageScores, feature_chunks
 
 LIBLINEAR = {  # by the number of its option -s: the six of Figure 2, C = 1
     0: OneVsRestClassifier(LogisticRegression(solver="liblinear")),
@@ -88,31 +82,6 @@ class Rows(NamedTuple):
     y: Any
 
 
-class StageWork:
-    """Creates the only worker of a training."""
-
-    def __init__(self, rows: Rows, link: Link) -> None:
-        self._rows, self._link = rows, link
-
-    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShareWorker:
-        """Return a worker with all shards."""
-        parts = np.array_split(np.arange(len(self._rows.y)), SHARDS)
-        shards = [shard_of(self._rows, part) for part in parts]
-        return ShareWorker(lambda share: StageWorker(shards, self._link, stopped))
-
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
-        random_fourier(2, 2, 1.0, seed=0).transform(np.zeros((1, 2), np.float32))
-
-
-def shard_of(rows: Rows, part: Any) -> Shard:
-    """Return some of the rows as a dense shard."""
-    n, X = len(part), frozen(rows.X[part], np.float32)
-    no_entries = csr(np.zeros(n + 1), [], [], X.shape[1])
-    targets = csr(np.arange(n + 1), rows.y[part], np.ones(n), 10)
-    return Shard(no_entries, X, targets, frozen(np.full(n, 1 / len(rows.y)), np.float64), part)
-
-
 def load(path: Path, held_out: bool) -> tuple[Rows, Rows]:
     """Return training and test rows: pixels from 0 to 1.
 
@@ -137,49 +106,28 @@ def append_one(rows: Rows) -> Rows:
     return Rows(np.insert(rows.X, rows.X.shape[1], 1.0, axis=1), rows.y)
 
 
-def curve(
-    method: StageFitter, blocks: Sequence[RandomFourier | None], train: Rows, test: Rows
-) -> Iterator[tuple[float, float]]:
-    """Yield the test error in percent and the processor seconds after each stage."""
-    group = SerialGroup(StageWork(train, method.link), 1)
-    group.open()
-    stages = method.fit(GroupCalls(group), blocks)
-    yhat, seconds = np.zeros((len(test.y), 10), np.float32), 0.0
-    while True:
-        begin = time.process_time()
-        stage = next(stages, None)
-        seconds += time.process_time() - begin
-        if stage is None:
-            return
-        yhat = advance(yhat, stage, test.X)
-        yield 100.0 * float((yhat.argmax(axis=1) != test.y).mean()), seconds
+def measure_block(name: str, train: Rows, test: Rows, effort: Effort) -> Iterator[dict[str, Any]]:
+    """Yield the final error and seconds of each method on one block of features.
 
-
-def advance(yhat: Float32, stage: FittedStage, X: Float32) -> Float32:
-    """Return the predictions of rows X after one more stage."""
-    z = yhat.copy()
-    for lo, Z in feature_chunks(X, stage.features):
-        z[lo : lo + len(Z)] += Z @ stage.W
-    return calibrate(z, stage.calibration)
-
-
-def methods(n_rows: int, effort: Effort) -> dict[str, tuple[StageFitter, int]]:
-    """Return the methods for one block of features, and how often the block is used."""
-    lam = RIDGE / math.sqrt(n_rows)
-    return {
-        "linear": (StageFitter("linear", lam, SHARDS), 1),
-        "calibrated": (StageFitter("calibrated", lam, SHARDS), effort.rounds),
-        "logistic": (StageFitter("logistic", lam, SHARDS, effort.steps), 1),
+    name: "raw" for the rows as they are, or the number of random Fourier features.
+    """
+    lam = RIDGE / math.sqrt(len(train.y))
+    raw = name == "raw"
+    size = {"block_size": train.X.shape[1] if raw else int(name), "lam": lam, "shards": SHARDS}
+    stage = {"features": "columns" if raw else "fourier", "stages": 1, **size}
+    if not raw:
+        stage["bandwidth"] = 1.0
+    source = "input" if raw else "fourier"
+    calibrated = {"features": source, "rounds": effort.rounds, "held_out": 0.0, **size}
+    methods = {
+        "linear": StagewiseRegression(rule="linear", **stage),
+        "calibrated": CalibratedLeastSquares(**calibrated),
+        "logistic": StagewiseRegression(rule="logistic", inner_steps=effort.steps, **stage),
     }
-
-
-def measure_block(
-    features: RandomFourier | None, train: Rows, test: Rows, effort: Effort
-) -> Iterator[dict[str, Any]]:
-    """Yield the final error and seconds of each method on one block of features."""
-    for name, (method, count) in methods(len(train.y), effort).items():
-        *_, (error, seconds) = curve(method, [features] * count, train, test)
-        yield {"method": name, "error": round(error, 2), "seconds": round(seconds, 2)}
+    for method, model in methods.items():
+        seconds = cpu_seconds(lambda model=model: model.fit(train.X, train.y))
+        error = 100.0 * float((model.predict(test.X) != test.y).mean())
+        yield {"method": method, "error": round(error, 2), "seconds": round(seconds, 2)}
 
 
 def measure_liblinear(
@@ -225,23 +173,28 @@ def cpu_seconds(run: Callable[[], Any]) -> float:
 
 def measure_stages(train: Rows, test: Rows, settings: StageSettings, count: int, add: Add) -> None:
     """Print the curve of stagewise logistic regression."""
-    bandwidth = median_distance(train.X, seed=0) * settings.bandwidth
-    blocks = [
-        random_fourier(COMPONENTS, BLOCK, bandwidth, seed=0, block=number)
-        for number in range(count)
-    ]
-    lam = settings.ridge / math.sqrt(len(train.y))
-    method = StageFitter("logistic", lam, SHARDS, settings.steps)
-    name = {"method": "stagewise logistic", "settings": list(settings)}
-    for number, (error, seconds) in enumerate(curve(method, blocks, train, test)):
-        at = BLOCK * (number + 1)
-        add(features=at, **name, error=round(error, 2), seconds=round(seconds, 2))
+    model = StagewiseRegression(
+        stages=count,
+        block_size=BLOCK,
+        bandwidth=settings.bandwidth,
+        lam=settings.ridge / math.sqrt(len(train.y)),
+        inner_steps=settings.steps,
+        shards=SHARDS,
+    )
+    seconds = cpu_seconds(lambda: model.fit(train.X, train.y))
+    at = StageScores(test.X, len(model.classes_))
+    for number, stage in enumerate(model.stages_, 1):
+        at.add(FittedStage(stage.W, stage.features, stage.calibration))
+        error = 100.0 * float((at.scores.argmax(axis=1) != test.y).mean())
+        name = {"features": BLOCK * number, "method": "stagewise logistic"}
+        add(**name, settings=list(settings), error=round(error, 2))
+    add(method="stagewise logistic", settings=list(settings), seconds=round(seconds, 2))
 
 
 def measure_features(train: Rows, test: Rows, n_features: int, seed: int, add: Add) -> None:
     """Print the lines of one number of random Fourier features."""
     features = fourier(train, n_features, seed)
-    for line in measure_block(features, train, test, FOURIER):
+    for line in measure_block(str(n_features), train, test, FOURIER):
         add(features=n_features, seed=seed, **line)
     add(features=n_features, **gram_rate(features, train))
 
@@ -262,7 +215,7 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
         print(json.dumps(line), flush=True)
 
     with threadpool_limits(limits=1, user_api="blas"):
-        for line in measure_block(None, *(append_one(each) for each in raw), RAW):
+        for line in measure_block("raw", *(append_one(each) for each in raw), RAW):
             add(features="raw", **line)
         pca = fit_pca(raw[0].X, COMPONENTS, centred=False)
         train, test = (Rows(pca.transform(each.X), each.y) for each in raw)
