@@ -207,7 +207,8 @@ class WarmStartSolver(IndependentSolver, Protocol):
         """Solve `labels`, see `IndependentSolver`.
 
         start: (n, N) float32, dual variables of a similar problem for each of the labels.
-        keep_duals: return the dual variables of this problem.
+        keep_duals: return the dual variables of this problem. Raises ParameterError for a start of
+        another shape.
         """
 
 

@@ -274,12 +274,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         return TaskNeeds(own, process_bytes=shared)
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> PPDSparseState:
-        """Return the state of a worker.
-
-        X: (N, D); XT: (D, N), its transpose; YT: (K, N), the samples of each label. weights: (N,)
-        float32 above 0, factors of the sample losses; None for 1. Raises ParameterError for another
-        length or a weight that is not above 0.
-        """
+        """Return the state of a worker, see `IndependentSolver`."""
         none = frozen(np.empty(0), np.float32)  # for the kernel, all weights are 1
         weights = none if weights is None else check_weights(weights, X.n_rows)
         if self.row_norm != "none":
@@ -343,14 +338,10 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         start: CSR | None = None,
         keep_duals: bool = False,
     ) -> SolvedLabels:
-        """Solve `labels` (n,) int32 one after the other; the rows of the result are in their order.
+        """Solve `labels` one after the other, see `WarmStartSolver`.
 
-        start: (n, N) float32, dual variables of a similar problem for each of the labels, as a warm
-        start. It changes the time to the certificate and the bits, not what the certificate
-        guarantees. keep_duals: return the dual variables of this problem. `stopped` is called
-        between slices of at most 200 ms. If it returns True, Stopped is raised and the labels of
-        this call are discarded. Raises ParameterError for a label that does not exist, or a start
-        of another shape.
+        A start changes the time to the certificate and the bits, not what the certificate
+        guarantees.
         """
         labels = check_labels(labels, local.problem.YT.n_rows)
         start_duals = NO_DUALS if start is None else start

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from xcray.schedule.calls import Call
 from xcray.telemetry.progress import Progress
 
 
@@ -35,11 +36,21 @@ class Workers(Protocol):
     """Workers in threads or processes, used by one thread; others may only call `stop`."""
 
     @property
+    def available(self) -> tuple[str, ...]:
+        """Workers that can be called, in order where they have one."""
+
+    @property
     def nodes(self) -> dict[str, str]:
         """Name of each worker's node, past workers included; empty for workers in this process."""
 
     def open(self) -> None:
         """Start the workers. Raises Unavailable if they cannot be started."""
+
+    def now(self) -> float:
+        """Return the seconds since they were opened: the clock of `started` of their replies."""
+
+    def submit(self, call: Call[Any, Any]) -> int:
+        """Run a call; return the ticket that one reply of `wait` will carry."""
 
     def memory_usage(self) -> dict[str, int]:
         """Return the latest anonymous bytes of workers in other processes, and request new ones.

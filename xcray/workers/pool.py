@@ -11,7 +11,6 @@ import numpy as np
 
 from xcray.arrays import Int32
 from xcray.schedule.autoscaling import Forecast
-from xcray.schedule.calls import Call
 from xcray.schedule.events import Joined, Left, NodeLost, Task
 from xcray.workers.contract import Workers
 from xcray.workers.worker_group import Reply
@@ -102,20 +101,10 @@ Report: TypeAlias = Reply | Joined | Left | NodeLost
 
 
 class Pool(Workers, Protocol):
-    """Workers of class `TaskWorker` that come and go; any of them can solve any task."""
+    """Workers of class `TaskWorker` that come and go; any of them can solve any task.
 
-    @property
-    def available(self) -> tuple[str, ...]:
-        """Workers that can be called."""
-
-    def now(self) -> float:
-        """Return the seconds since the pool was opened: the clock of `started`."""
-
-    def submit(self, call: Call[Any, Any]) -> int:
-        """Run a call; return the ticket that one reply of `wait` will carry.
-
-        A worker that is leaving or gone gives no reply: its end is reported.
-        """
+    A worker that is leaving or gone gives no reply to a call: its end is reported.
+    """
 
     def cancel(self, worker: str, ticket: int) -> None:
         """Cancel a call, not its worker.

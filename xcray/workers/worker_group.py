@@ -85,29 +85,17 @@ class WorkerGroup(Workers, Protocol):
 
     A worker runs its calls one after the other, in submission order. A lost worker is reported
     once, none of its tickets is reported later, and it gets no calls until it is replaced.
+    `submit` raises ParameterError for a worker that is not here.
     """
 
     @property
     def workers(self) -> tuple[str, ...]:
         """Names, in order; constant."""
 
-    @property
-    def available(self) -> tuple[str, ...]:
-        """Workers that can be called, in order."""
-
-    def now(self) -> float:
-        """Return the seconds since the group was opened: the clock of `started`."""
-
     def open(self) -> None:
         """Start the workers and wait until all initial ones are ready.
 
         Raises Unavailable if they cannot be started, and what creating a worker object raised.
-        """
-
-    def submit(self, call: Call[Any, Any]) -> int:
-        """Run a call; return the ticket that one reply of `wait` will carry.
-
-        Raises ParameterError for a worker that is not here.
         """
 
     def wait(self, seconds: float) -> list[Reply]:

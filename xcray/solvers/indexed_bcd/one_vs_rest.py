@@ -82,12 +82,7 @@ class HingeOneVsRest(Parameters, IndependentSolver):
         raise NotImplementedError
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> HingeState:
-        """Return the state of a worker.
-
-        X: (N, D); XT: (D, N), not used; YT: (K, N), the rows of each label. weights: (N,) float32
-        above 0, factors of the row losses; None for 1. Raises ParameterError for another length or
-        a weight that is not above 0.
-        """
+        """Return the state of a worker, see `IndependentSolver`; XT is not used."""
         selection = ExactScan(X)
         costs = self.row_costs(weights, X.n_rows)
         store = RowsInMemory(X, selection.pages.rows, extended_norms(X), costs, self.is_squared)
@@ -104,11 +99,7 @@ class HingeOneVsRest(Parameters, IndependentSolver):
     def solve(
         self, local: HingeState, labels: Int32, stopped: Callable[[], bool] = lambda: False
     ) -> SolvedLabels:
-        """Solve `labels` (n,) one after the other; the rows of the result are in their order.
-
-        `stopped` is called every 200 ms or more often; if it returns True, Stopped is raised.
-        Raises ParameterError for a label that does not exist.
-        """
+        """Solve `labels` one after the other, see `IndependentSolver`."""
         labels = frozen(labels, np.int32)
 
         def solve_one(i: int, record: np.ndarray, check: Callable[[], None]) -> Float64:

@@ -184,12 +184,7 @@ class IndexedBCDSolver(HingeOneVsRest):
         return certified
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> HingeState:
-        """Return the state of a worker; builds the forest if it is selected.
-
-        X: (N, D); XT: (D, N), not used; YT: (K, N), the rows of each label. weights: (N,) float32
-        above 0, factors of the row losses; None for 1. Raises ParameterError for another length or
-        a weight that is not above 0.
-        """
+        """Return the state of a worker; builds the forest if it is selected. XT is not used."""
         indexed = build_forest(X, self.leaf_rows) if self.selection == "forest" else None
         return self._state_in_memory(X, YT, self.row_costs(weights, X.n_rows), indexed)
 
@@ -291,13 +286,10 @@ class IndexedBCDSolver(HingeOneVsRest):
         start: CSR | None = None,
         keep_duals: bool = False,
     ) -> SolvedLabels:
-        """Solve `labels` (n,) one after the other; the rows of the result are in their order.
+        """Solve `labels` one after the other, see `WarmStartSolver`.
 
-        start: (n, N) float32, dual variables of a similar problem, with another C or s, for each of
-        the labels, as a warm start. The first outliers are those of its weights, so the result can
-        be another stationary point. keep_duals: return the dual variables of the last convex
-        problem. `stopped` is called every 200 ms or more often; if it returns True, Stopped is
-        raised. Raises ParameterError for a label that does not exist, or a start of another shape.
+        start: can be of another C or s. The first outliers are those of its weights, so the result
+        can be another stationary point. Duals are those of the last convex problem.
         """
         labels = frozen(labels, np.int32)
         duals = DualRows(local, labels, start)
