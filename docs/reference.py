@@ -175,19 +175,33 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     )
 
 
+KINDS = {
+    "array": "JSON list",
+    "boolean": "true, false",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+}
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """Return the values of a setting for readers, from its JSON schema."""
+    schema = next(each for each in schema.get("anyOf", [schema]) if each.get("type") != "null")
+    if schema.get("format") in ("path", "directory-path"):
+        return "path"
+    return ", ".join(schema["enum"]) if "enum" in schema else KINDS[schema["type"]]
+
+
 def settings() -> str:
     """Return the settings of the service, with types and defaults."""
-    rows = [
-        (
-            f"`XCRAY_{name.upper()}`",
-            f"`{getattr(field.annotation, '__name__', field.annotation)}`",
-            f"`{field.get_default()!r}`" if field.default_factory is None else "see the text",
-            field.description,
-        )
-        for name, field in Settings.model_fields.items()
-    ]
+    rows = []
+    for name, schema in Settings.model_json_schema()["properties"].items():
+        default = schema.get("default")
+        text = default if isinstance(default, str) else json.dumps(default)
+        shown = f"`{text}`" if default not in (None, "") else ""
+        rows.append((f"`XCRAY_{name.upper()}`", _kind(schema), shown, schema["description"]))
     head = "# Settings\n\nEnvironment variables of `xcray serve` and `xcray runner`.\n\n"
-    return head + table("variable,type,default,meaning", rows)
+    return head + table("variable,values,default,meaning", rows)
 
 
 def listed_metrics() -> list[tuple[Metric, tuple[str, ...]]]:
