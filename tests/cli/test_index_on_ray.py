@@ -30,5 +30,5 @@ def test_ray_builds_the_same_pages(tmp_path: Path) -> None:
     command = ["data", "index", str(dataset.path), "--memory-limit", "100GiB", "--json"]
     for options in ([], ["--pool", "ray", "--workers", "2"]):
         assert main([*command, *options]) == 0
-        pages.append((dataset.path / "metric-forest" / "pages.arrow").read_bytes())
+        pages.append((dataset.path / "metric-forest" / "pages.bin").read_bytes())
     assert pages[0] == pages[1]

@@ -283,7 +283,7 @@ class _PlaceholderSink:
         """Do nothing: no data is buffered."""
 
 
-def _column_offsets(path: Path, names: Iterable[str] = ("indices", "values")) -> list[int]:
+def _column_offsets(path: Path, names: Iterable[str]) -> list[int]:
     """Return the file offsets of the entries of list columns, in a file of one batch.
 
     Arrow itself parses the file.
@@ -296,14 +296,6 @@ def _column_offsets(path: Path, names: Iterable[str] = ("indices", "values")) ->
         return [
             column.chunk(0).values.buffers()[1].address - first for column in columns if len(column)
         ]
-
-
-def blob_offset(path: Path) -> int:
-    """Return the position in its file of the bytes of `BlobWriter`. Raises NotFound or Corrupt."""
-    if read_table(path).column_names[-1:] != ["blocks"]:
-        raise Corrupt(f"{path.name} has no column 'blocks' at its end")
-    (offset,) = _column_offsets(path, ("blocks",))
-    return offset
 
 
 def read_csr(path: Path) -> CSR:

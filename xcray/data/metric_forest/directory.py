@@ -4,21 +4,20 @@ metric-forest/
   manifest.json   content hash of the data set, rows of a leaf, sizes, SHA-256 of the files
   forest.arrow    nodes, order of the rows, norms; position and CRC-32 of every page
   pivots.arrow    the rows that represent nodes
-  pages.arrow     the rows in the order of the leaves; a page is contiguous: indices, then values
+  pages.bin       the rows in the order of the leaves; a page is contiguous: indices, then values
 """
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from xcray.arrays import CSR, Int32, Int64, csr, frozen
+from xcray.arrays import CSR, Int32, Int64
 from xcray.data.dataset import FOREST, Dataset
 from xcray.data.metric_forest.check import check_forest, check_page_sizes
 from xcray.data.metric_forest.forest import (
@@ -31,12 +30,13 @@ from xcray.data.metric_forest.forest import (
     build_tree,
     extended_norms,
 )
+from xcray.data.row_spill import RowSpill
 from xcray.errors import Corrupt, ParameterError, XcrayError
 from xcray.kernels.sparse import row_range, take_rows
 from xcray.kernels.training.dual_hinge import Pages
 from xcray.kernels.training.metric_forest import PIVOTS, Forest
 from xcray.storage.array_files import read_arrays, write_arrays
-from xcray.storage.arrow import BlobWriter, blob_offset, read_csr, write_matrix
+from xcray.storage.arrow import read_csr, write_matrix
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
@@ -46,12 +46,11 @@ from xcray.storage.atomic import (
     verify_files,
     write_json,
 )
-from xcray.storage.positional import read_array, write_all
 from xcray.system.units import format_bytes
 
 DIRECTORY: Final = FOREST
-MANIFEST, NODES, PIVOT_ROWS, PAGES = "manifest.json", "forest.arrow", "pivots.arrow", "pages.arrow"
-SCHEMA_VERSION: Final = 1
+MANIFEST, NODES, PIVOT_ROWS, PAGES = "manifest.json", "forest.arrow", "pivots.arrow", "pages.bin"
+SCHEMA_VERSION: Final = 2
 MIN_LEAF_ROWS, MAX_LEAF_ROWS = 16, TREE_ROWS
 DEFAULT_LIMIT: Final = 1 << 30
 BYTES_PER_ROW: Final = 64  # of the data set, during a build
@@ -134,8 +133,7 @@ def open_forest(dataset: Dataset, leaf_rows: int) -> StoredForest:
         arrays = read_arrays(folder / NODES)
         indexed = _indexed_rows(arrays, read_csr(folder / PIVOT_ROWS))
         check_forest(indexed, (dataset.train.n_rows, dataset.n_features))
-        _check_page_file(manifest, arrays)
-        offsets = frozen(_first_byte(folder, manifest) + arrays["offsets"], np.int64)
+        _check_page_file(folder / PAGES, arrays)
     except (Corrupt, OSError, LookupError, TypeError, XcrayError) as error:
         if isinstance(error, ParameterError):
             raise
@@ -147,7 +145,7 @@ def open_forest(dataset: Dataset, leaf_rows: int) -> StoredForest:
         ) from error
     file = PageFile(
         folder / PAGES,
-        offsets,
+        arrays["offsets"],
         arrays["checksums"],
         arrays["lengths"],
         dataset.n_features,
@@ -177,22 +175,14 @@ def damaged_page(file: PageFile, page: int, problem: str) -> Corrupt:
     )
 
 
-def _check_page_file(manifest: Any, arrays: dict[str, np.ndarray]) -> None:
+def _check_page_file(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Raise Corrupt unless positions, lengths and checksums are those of the pages in the file."""
     offsets = arrays["offsets"]
     check_page_sizes(arrays["lengths"], offsets, arrays["indptr"], BYTES_PER_ENTRY)
     if len(arrays["checksums"]) != len(offsets) - 1 or offsets[0] != 0:
         raise Corrupt("it has other checksums than pages")
-    if offsets[-1] > manifest["files"][PAGES]["bytes"]:
-        raise Corrupt(f"{PAGES} is shorter than its pages")
-
-
-def _first_byte(folder: Path, manifest: Any) -> int:
-    """Return the position of the pages in their file on disk. Raises Corrupt for another size."""
-    n_bytes = manifest["files"][PAGES]["bytes"]
-    if (folder / PAGES).stat().st_size != n_bytes:
-        raise Corrupt(f"{PAGES} does not have the {n_bytes} bytes of its size")
-    return blob_offset(folder / PAGES)
+    if offsets[-1] != path.stat().st_size:
+        raise Corrupt(f"{PAGES} does not have the bytes of its pages")
 
 
 def _check_manifest(dataset: Dataset, manifest: Any) -> None:
@@ -243,9 +233,8 @@ def build_forest_directory(
     chunk_bytes = _check_limit(X, memory_limit, tree_map.in_flight)
     staged = create_staging_directory(target)
     try:
-        with TemporaryFile(dir=staged) as spill:
-            blocks = _group_by_tree(X, spill.fileno(), chunk_bytes)
-            _write_forest(X, tree_map(blocks, leaf_rows), staged)
+        blocks = _group_by_tree(X, staged, chunk_bytes)
+        _write_forest(X, tree_map(blocks, leaf_rows), staged)
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "content_hash": dataset.content_hash,
@@ -277,82 +266,40 @@ def _check_limit(X: CSR, memory_limit: int, in_flight: int) -> int:
     return max(1 << 16, (memory_limit - BYTES_PER_ROW * X.n_rows) // 8)
 
 
-class _TreeFile(NamedTuple):
-    """A file of rows grouped by tree: all column indices, then all values.
-
-    starts: (trees + 1,) first entry of each tree.
-    """
-
-    handle: int
-    starts: Int64
-
-    def position(self, entry: int, values: bool) -> int:
-        """Return the position in the file of an entry's column index or value."""
-        return 4 * (entry + int(self.starts[-1]) * values)
-
-
-def _group_by_tree(X: CSR, handle: int, chunk_bytes: int) -> Iterator[tuple[Int64, CSR]]:
-    """Write the rows to a file in one pass, and yield the rows of every tree.
+def _group_by_tree(X: CSR, folder: Path, chunk_bytes: int) -> Iterator[tuple[Int64, CSR]]:
+    """Write the rows to temporary files in one pass, and yield the rows of every tree.
 
     Yields row numbers (n,), ascending, and the rows (n, D), in the order of the trees.
     """
     tree_of, lengths = assign_trees(X.n_rows), np.diff(X.indptr).astype(np.int32)
-    entries = np.bincount(tree_of, lengths).astype(np.int64)
-    spill = _TreeFile(handle, np.concatenate([[0], np.cumsum(entries)]))
-    fill, lo = spill.starts[:-1].copy(), 0
+    spill, lo = RowSpill(tree_of, lengths, X.n_cols, folder), 0
     while lo < X.n_rows:
         limit = X.indptr[lo] + chunk_bytes // BYTES_PER_ENTRY
         hi = max(lo + 1, int(np.searchsorted(X.indptr, limit, "right")) - 1)
-        _write_chunk(row_range(X, lo, hi), tree_of[lo:hi], spill, fill)
+        spill.add(np.arange(lo, hi), row_range(X, lo, hi))
         lo = hi
-    ends = np.cumsum(np.bincount(tree_of))
-    order = np.argsort(tree_of, kind="stable").astype(np.int32)
-    for tree, end in enumerate(ends):
-        rows = order[ends[tree - 1] if tree else 0 : end].astype(np.int64)
-        yield rows, _read_tree(spill, tree, lengths[rows], X.n_cols)
-
-
-def _write_chunk(X: CSR, tree_of: Int32, spill: _TreeFile, fill: Int64) -> None:
-    """Append rows to their trees. fill: (trees,) next entry of each tree, changed in place."""
-    order = np.argsort(tree_of, kind="stable")
-    grouped, trees = take_rows(X, order), tree_of[order]
-    first = np.append(np.flatnonzero(np.diff(trees, prepend=-1)), len(trees))
-    for a, b in pairwise(first):
-        tree, lo, hi = trees[a], grouped.indptr[a], grouped.indptr[b]
-        for is_value, array in enumerate((grouped.indices, grouped.data)):
-            place = spill.position(int(fill[tree]), bool(is_value))
-            write_all(spill.handle, array[lo:hi], place)
-        fill[tree] += hi - lo
-
-
-def _read_tree(spill: _TreeFile, tree: int, lengths: Int32, n_cols: int) -> CSR:
-    """Return the rows of a tree. lengths: (n,) entries of its rows."""
-    first, last = int(spill.starts[tree]), int(spill.starts[tree + 1])
-    indices, values = (
-        read_array(spill.handle, kind, last - first, spill.position(first, v))
-        for v, kind in ((False, np.int32), (True, np.float32))
-    )
-    return csr(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), indices, values, n_cols)
+    for tree in range(int(tree_of.max(initial=0)) + 1):
+        yield spill.read_zone(tree)
 
 
 def _write_forest(X: CSR, trees: Iterator[tuple[Int64, CSR, Tree]], folder: Path) -> None:
     """Write all files except the manifest. trees: row numbers, rows and tree of each block."""
     merged, norms = ForestBuilder(X.n_cols), np.empty(X.n_rows)
     rows, lengths, sizes, checksums = list[Int32](), list[Int32](), [0], list[int]()
-    with BlobWriter(folder / PAGES, BYTES_PER_ENTRY * X.nnz, {}, {}) as writer:
-        end = 0
+    with open(folder / PAGES, "xb") as out:
         for members, block, tree in trees:
             norms[members] = extended_norms(block)
             for leaf in tree.leaves:
                 page = take_rows(block, leaf)
                 data = page.indices.tobytes() + page.data.tobytes()
-                writer.write(end, np.frombuffer(data, np.uint8))
-                end += len(data)
-                sizes.append(end)
+                out.write(data)
+                sizes.append(sizes[-1] + len(data))
                 checksums.append(zlib.crc32(data))
                 rows.append(members[leaf].astype(np.int32))
                 lengths.append(np.diff(page.indptr).astype(np.int32))
             merged.add(tree)
+        out.flush()
+        os.fsync(out.fileno())
     indexed = merged.finish(np.concatenate(rows), norms)
     forest = indexed.forest
     write_matrix(folder / PIVOT_ROWS, forest.pivots)

@@ -176,7 +176,7 @@ def test_a_damaged_page_is_refused_by_number(tmp_path: Path) -> None:
     file.path.write_bytes(content)
     solver = IndexedBCDSolver(**SMALL, selection="exact")
     local = paged(solver, dataset, n_bytes(dataset) // 4)
-    with pytest.raises(Corrupt, match=r"page 3 of pages.arrow .*`xcray data index .*svm`"):
+    with pytest.raises(Corrupt, match=r"page 3 of pages.bin .*`xcray data index .*svm`"):
         solver.solve(local, FIRST)
 
 
