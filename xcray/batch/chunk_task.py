@@ -7,7 +7,6 @@ worker.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,21 +36,13 @@ from xcray.workers.pool import StopFlag
 ROWS_PER_STEP: Final = 256  # rows between two checks of the stop flag
 PART_KEY: Final = b"xcray.part"  # key of a part's summary in its schema's metadata
 MAX_REASONS: Final = 20  # invalid rows whose reasons are stored
-PHASES: Final = ("reading", "features", "search", "writing")
 
 
 class AnswerPart(NamedTuple):
-    """The answers of a chunk.
-
-    content: Parquet file, (n,) uint8. rows, skipped: answered and skipped rows. seconds: CPU
-    seconds of each of PHASES.
-    """
+    """The answers of a chunk. content: Parquet file, (n,) uint8, with a summary."""
 
     chunk: int
     content: NDArray[np.uint8]
-    rows: int
-    skipped: int
-    seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -139,60 +130,40 @@ class ChunkTask:
         self, state: ChunkState, chunk: Chunk, stopped: Callable[[], bool]
     ) -> AnswerPart:
         """Return the part of one chunk, predicted a slice of rows at a time."""
-        spec, timer = self.spec, _PhaseTimer()
+        spec, width = self.spec, state.predictor.model.n_features
         tally = ErrorCollector(MAX_REASONS, spec.on_error == "skip")
         ids, answers = list[pa.Array](), list[SearchResult]()
         counts = InputCounts()
-        width = state.predictor.model.n_features
-        batches = read_parquet(self.plan, chunk, width, tally, state.cursor)
-        for read in timer.iterate("reading", batches):
+        for read in read_parquet(self.plan, chunk, width, tally, state.cursor):
             for step in _split_steps(read):
                 if stopped():
                     raise Stopped(
                         "stopped on request; finished parts are kept, the next run does the rest"
                     )
-                with timer("features"):
-                    rows = state.predictor.encode(step.rows)
-                    X = state.predictor.features(rows)
-                    counts = self._count(chunk, counts, step, X, state)
-                with timer("search"):
-                    answers.append(
-                        state.predictor.search(
-                            rows,
-                            spec.top_k,
-                            allow=state.label_filter,
-                            probabilities=spec.needs_probabilities,
-                        )
+                rows = state.predictor.encode(step.rows)
+                counts = self._count(chunk, counts, step, state.predictor.features(rows), state)
+                answers.append(
+                    state.predictor.search(
+                        rows,
+                        spec.top_k,
+                        allow=state.label_filter,
+                        probabilities=spec.needs_probabilities,
                     )
-                ids.append(step.ids)
-        with timer("writing"):
-            reasons = [error.as_dict() for error in tally.errors[:MAX_REASONS]]
-            summary: dict[str, Any] = {
-                "chunk": chunk.number,
-                "first_row": chunk.first_row,
-                "rows_read": chunk.n_rows,
-            }
-            summary |= {
-                "rows": sum(map(len, ids)),
-                "skipped": tally.n_bad,
-                "skipped_reasons": reasons,
-                "inputs": counts._asdict(),
-            }
-            table = (
-                self._to_table(state, ids, answers) if ids else self._output_schema().empty_table()
-            )
-            content = encode_parquet(
-                table.replace_schema_metadata(
-                    {PART_KEY: json.dumps(summary, sort_keys=True).encode()}
                 )
-            )
-        return AnswerPart(
-            chunk.number,
-            content,
-            summary["rows"],
-            tally.n_bad,
-            tuple(timer.seconds[name] for name in PHASES),
-        )
+                ids.append(step.ids)
+        summary: dict[str, Any] = {
+            "chunk": chunk.number,
+            "first_row": chunk.first_row,
+            "rows_read": chunk.n_rows,
+            "rows": sum(map(len, ids)),
+            "skipped": tally.n_bad,
+            "skipped_reasons": [error.as_dict() for error in tally.errors[:MAX_REASONS]],
+            "inputs": counts._asdict(),
+        }
+        table = self._to_table(state, ids, answers) if ids else self._output_schema().empty_table()
+        head = {PART_KEY: json.dumps(summary, sort_keys=True).encode()}
+        content = encode_parquet(table.replace_schema_metadata(head))
+        return AnswerPart(chunk.number, content)
 
     def _count(
         self, chunk: Chunk, counts: InputCounts, step: RowBatch, X: CSR, state: ChunkState
@@ -236,35 +207,6 @@ class ChunkTask:
         table, schema = to_arrow(answer, names, probabilities, keep), self._output_schema()
         columns = [pa.concat_arrays(ids), *(table.column(name) for name in schema.names[1:])]
         return pa.Table.from_arrays(columns, schema.names).cast(schema)
-
-
-class _PhaseTimer:
-    """CPU seconds per phase of one worker, without other processes and disk waits."""
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._phase = ""
-        self._began = 0.0
-
-    def __call__(self, phase: str) -> Self:
-        """Set the phase: `with timer(phase)`."""
-        self._phase = phase
-        return self
-
-    def __enter__(self) -> None:
-        self._began = time.thread_time()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self._phase] += time.thread_time() - self._began
-
-    def iterate(self, phase: str, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
-        """Yield from an iterator; its own time belongs to the phase."""
-        while True:
-            with self(phase):
-                rows = next(batches, None)
-            if rows is None:
-                return
-            yield rows
 
 
 def warm_kernels(state: ChunkState, spec: BatchPredictSpec) -> None:

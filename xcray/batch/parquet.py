@@ -36,6 +36,7 @@ from xcray.batch.spec import BatchPredictSpec
 from xcray.data.readers.columns import Mask, dense_rows, read_texts, sparse_rows
 from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.parquet import is_list, is_string
 from xcray.data.readers.parquet_file import check_slice, open_parquet, translate_arrow_errors
 from xcray.errors import DataError, NotFound
 
@@ -227,27 +228,21 @@ def _check_schema(
     row_schema = infer_schema(schema.names, spec, text_fields, file)
     for name in row_schema.columns:
         kind = schema.field(name).type
+        entry = kind.value_type if is_list(kind) else kind
+        numbers = pa.types.is_integer(entry) or pa.types.is_floating(entry)
         if name == row_schema.id:
             valid, expected = (
-                pa.types.is_integer(kind) or _is_string(kind),
+                pa.types.is_integer(kind) or is_string(kind),
                 "whole numbers or strings",
             )
         elif name in row_schema.text:
-            entry = kind.value_type if _is_list(kind) else kind
-            numbers = pa.types.is_integer(entry) or pa.types.is_floating(entry)
-            valid = _is_string(kind) or (name in row_schema.value_fields and numbers)
+            valid = is_string(kind) or (name in row_schema.value_fields and numbers)
             expected = "strings"
+        elif name == row_schema.indices:
+            valid = is_list(kind) and pa.types.is_integer(entry)
+            expected = "lists of whole numbers"
         else:
-            numbers = _is_list(kind) and (
-                pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)
-            )
-            integers = name != row_schema.indices or (
-                _is_list(kind) and pa.types.is_integer(kind.value_type)
-            )
-            valid, expected = (
-                numbers and integers,
-                f"lists of {'whole ' if name == row_schema.indices else ''}numbers",
-            )
+            valid, expected = is_list(kind) and numbers, "lists of numbers"
         if not valid:
             raise DataError(
                 "FIELD_TYPE",
@@ -258,22 +253,7 @@ def _check_schema(
     if row_schema.id is None:
         return row_schema
     kind = schema.field(row_schema.id).type
-    return row_schema._replace(id_type="string" if _is_string(kind) else str(kind))
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    """Return whether values are strings in any encoding."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    """Return whether values are lists."""
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+    return row_schema._replace(id_type="string" if is_string(kind) else str(kind))
 
 
 def _decode_rows(

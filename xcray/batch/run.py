@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, frozen
-from xcray.batch.chunk_task import PHASES, ChunkTask, warm_kernels
+from xcray.arrays import frozen
+from xcray.batch.chunk_task import ChunkTask, warm_kernels
 from xcray.batch.lines import plan_lines
 from xcray.batch.output import OutputParts
 from xcray.batch.parquet import plan_parquet
@@ -119,7 +119,6 @@ class _BatchRun:
         self.fingerprint = self._fingerprint()
         self.parts = OutputParts(run_dir, self.fingerprint, self.plan)
         self.kept_rows = self.parts.rows_read
-        self.cpu_seconds: Float64 = np.zeros(len(PHASES))
         self.phase_seconds["LOADING"] = time.monotonic() - self.start_time
 
     def predict(self) -> None:
@@ -231,7 +230,6 @@ class _BatchRun:
         """Make the parts of a task durable."""
         for part in result.value:
             self.parts.commit(part)
-            self.cpu_seconds += part.seconds
 
     def report_rows(self, began: float) -> None:
         """Report the rate in rows, and the remaining time."""
@@ -249,10 +247,6 @@ class _BatchRun:
             "pool": self.spec.pool,
             "workers": self.workers,
             "seconds": {phase: round(took, 3) for phase, took in self.phase_seconds.items()},
-            "cpu_seconds": {
-                name: round(took, 3)
-                for name, took in zip(PHASES, self.cpu_seconds.tolist(), strict=True)
-            },
             "rows_per_second": round(rows / seconds, 1) if rows and seconds > 0.0 else None,
             "rows_kept": self.kept_rows,
             "damaged_parts": self.parts.damaged,
