@@ -15,12 +15,12 @@ LOG := $(VENV)/install.log
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test drills kernels check bench docs dist clean
+.PHONY: help install demo serve test drills kernels check bench docs dist release clean
 
 help:  ## print this list
 	@echo "make VERB, where VERB is one of:"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "options: PYTHON=python3.12 (the Python of $(VENV)), ARGS='...' (arguments of demo, serve, test, bench)"
+	@echo "options: PYTHON=python3.12 (the Python of $(VENV)), ARGS='...' (arguments of demo, serve, test, bench, release)"
 
 install: $(STAMP)  ## create .venv with xcray (editable) and everything needed to run and test it
 
@@ -57,6 +57,9 @@ dist: $(STAMP)  ## source distribution and wheel, checked, in build/dist
 	@rm -rf build/dist
 	@$(BIN)/python -m build --outdir build/dist . > $(VENV)/build.log 2>&1 || { tail -n 30 $(VENV)/build.log >&2; exit 1; }
 	@$(BIN)/python -m twine check --strict build/dist/*
+
+release: dist  ## what dist makes, installed and tried with each Python on the PATH; SBOM and licences in build
+	@$(BIN)/python -m tests.deployment.release $(ARGS)
 
 clean:  ## remove .venv, build and caches
 	@if [ -e $(MADE) ]; then rm -rf $(VENV); else rm -f $(STAMP) $(SERVE_STAMP) $(LOG); fi

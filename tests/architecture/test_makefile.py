@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-VERBS = ("demo", "serve", "test", "drills", "check", "bench", "docs", "clean")
+VERBS = ("demo", "serve", "test", "drills", "check", "bench", "docs", "release", "clean")
 
 
 @pytest.fixture

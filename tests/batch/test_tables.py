@@ -67,7 +67,7 @@ def semicolon_model(folder: Path) -> None:
     rows = "".join(f"{i};about {words[i % 3]};text;l{i % 3}\n" for i in range(60))
     (folder / "rows.csv").write_text("key;title;body;tags\n" + rows)
     data = f"data build csv {folder}/rows.csv {folder}/data --text-fields title,body"
-    assert main([*data.split(), "--label-field", "tags", "-o", "delimiter=;"]) == 0
+    assert main([*data.split(), "--label-field", "tags", "--option", "delimiter=;"]) == 0
     train = f"train {folder}/data --out {folder}/model --pool serial"
     assert main(train.split()) == 0
 

@@ -286,12 +286,23 @@ def test_help_is_shown_as_it_is_written() -> None:
             assert Text.from_markup(text).plain == text, (command.name, each.name)
 
 
-@pytest.mark.parametrize("name", ["train", "labels", "keys"])
-def test_flags_have_no_type_in_the_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(name, "create" if name == "keys" else "--help", "--help") == 0
+def test_values_are_described_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "build", "--help") == 0
     shown = capsys.readouterr().out
-    assert "--help" in shown
-    assert "<bool>" not in shown
+    assert re.search(r"--n-features +N \[1<=x", shown)
+    assert re.search(r"--test +PATH +File", shown)
+    assert "<" not in shown.replace("<=x<=", "")  # neither <list[Path]> nor <bool>
+
+
+def test_a_short_option_means_the_same_everywhere() -> None:
+    options = [
+        each.opts
+        for command in every_command(cli.commands_for(["--help"]))
+        for each in command.params
+        if any(len(name) == 2 for name in each.opts)
+    ]
+    for short, long in {"-o": "--out", "-p": "--param"}.items():
+        assert {long in names for names in options if short in names} == {True}
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

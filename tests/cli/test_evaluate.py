@@ -78,7 +78,7 @@ def test_models_of_other_fields_are_compared_on_one_data_set(
     rows = "".join(f"word{i % 3},about {i},en,l{i % 3};m{i % 2}\n" for i in range(60))
     Path("rows.csv").write_text("title,body,lang,tags\n" + rows)
     labels = "--label-field tags --label-separator ;"
-    more = "--text-fields body,title:2 -o text.language=lang"
+    more = "--text-fields body,title:2 --option text.language=lang"
     assert run(f"data build csv rows.csv titles --text-fields title {labels}") == 0
     assert run(f"data build csv rows.csv documents {more} {labels}") == 0
     assert run("data build csv rows.csv again --like m1") == 2

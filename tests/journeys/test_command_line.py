@@ -105,7 +105,7 @@ def test_a_data_set_is_built_and_shown(shell: Shell, tmp_path: Path) -> None:
     shown = shell.out("data show data")
     assert "content hash" in shown
     assert "thing (" in shown
-    sizes = "-o synthetic.rows=50 -o synthetic.labels=7 -o synthetic.features=30"
+    sizes = "--option synthetic.rows=50 --option synthetic.labels=7 --option synthetic.features=30"
     document = shell.json(f"data build synthetic {tmp_path}/out {sizes} --seed 3")
     rows = sum(split["n_rows"] for split in document["splits"].values())
     assert (document["n_labels"], document["n_features"], rows) == (7, 30, 50)
@@ -198,14 +198,15 @@ def test_models_are_described_and_compared(shell: Shell, tmp_path: Path) -> None
 # in separate processes, which get real signals
 
 
-def command(line: str) -> subprocess.Popen[str]:
+def command(line: str, folder: Path | None = None) -> subprocess.Popen[str]:
     """Start a command in its own process."""
     words = [sys.executable, "-m", "xcray", *shlex.split(line)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, cwd=folder)
 
 
 def test_an_interrupted_training_resumes_to_the_same_model(shell: Shell, tmp_path: Path) -> None:
-    sizes = "-o synthetic.rows=12000 -o synthetic.labels=6000 -o synthetic.features=4000"
+    sizes = "--option synthetic.rows=12000 --option synthetic.labels=6000 --option synthetic.features=4000"
     shell.json(f"data build synthetic {tmp_path}/data {sizes}")
     work = f"train {tmp_path}/data --out {tmp_path}/model --pool serial -p eps=0.0001"
     begun = command(work)
@@ -331,6 +332,18 @@ def test_doctor_tells_compilation_from_training(monkeypatch: pytest.MonkeyPatch)
     check = check_training()
     assert check.status == "ok"
     assert ", 40.0 of them to compile, once, for 500 rows" in check.found
+
+
+@pytest.mark.drill
+def test_the_small_demo_answers_beside_files_that_are_named_like_modules(tmp_path: Path) -> None:
+    (tmp_path / "six.py").write_text("raise SystemExit('a script of the user')\n")
+    demo = command("demo --small --json", tmp_path)  # on Ray, whose programs import six
+    out, err = demo.communicate(timeout=PATIENCE)
+    assert demo.returncode == 0, err
+    result = json.loads(out)
+    assert result["dataset"]["stats"]["splits"]["train"]["n_rows"] < 20_000
+    best = [answer["labels"][0]["label"] for answer in result["answers"]]
+    assert (best[0].split(".")[0], best[1]) == ("csv", "gzip")
 
 
 @pytest.mark.drill

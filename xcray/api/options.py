@@ -201,7 +201,7 @@ class ReadingOptions:
 
     text_fields: str | None = parameter(
         None,
-        "jsonl, csv, tsv, parquet: fields that form the text, separated by commas; title:2 also "
+        "fields that form the text (jsonl, csv, tsv, parquet), separated by commas; title:2 also "
         "counts the words of the title alone, with weight 2; default: text",
         kind=str,
     )
@@ -226,10 +226,10 @@ class ReadingOptions:
         None, "separator of labels in one field; default: |", kind=str
     )
     delimiter: str | None = parameter(
-        None, "csv, tsv: separator of fields; default: a comma, a tab", kind=str
+        None, "separator of fields (csv, tsv); default: a comma, a tab", kind=str
     )
     zero_based: bool = parameter(
-        False, "svmlight: feature indices start at 0", flags=("--zero-based",)
+        False, "feature indices start at 0 (svmlight)", flags=("--zero-based",)
     )
     n_features: int | None = parameter(
         None, "maximum number of features; more is an error", kind=int, low=1

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -60,6 +61,7 @@ COMMANDS: Final = {
 }
 
 HELP_OPTIONS: Final = ["-h", "--help"]
+VALUES: Final = {"int": "N", "float": "NUMBER", "path": "PATH", "str": "TEXT"}  # types of Python
 
 
 def show_version(is_requested: bool) -> None:
@@ -129,9 +131,9 @@ def _json_option() -> Any:
 
 
 def _complete(command: Any) -> None:
-    """Give all commands --json; remove the type column of flags, which take no value, in the help.
+    """Give all commands --json, and describe values of options in plain words in the help.
 
-    Groups have no --json.
+    Groups have no --json. Typer shows types of Python; flags take no value, arguments have names.
     """
     inner = getattr(command, "commands", None)
     if inner is None:
@@ -140,6 +142,11 @@ def _complete(command: Any) -> None:
     for option in [*command.params, command.get_help_option(context)]:
         if getattr(option, "is_flag", False):
             option.metavar = ""
+        elif option.param_type_name == "argument":
+            option.display_type = lambda _context: ""
+        elif option.metavar is None:
+            (kind,) = re.findall(r"int|float|path|str", option.display_type(context).lower())
+            option.metavar = VALUES[kind]
     for each in (inner or {}).values():
         _complete(each)
 

@@ -226,8 +226,8 @@ def _text_warnings(data: Dataset) -> Iterator[DataWarning]:
         yield DataWarning(
             "NO_BLANKS",
             "the texts have no blanks between words, so that whole sentences are read as words: "
-            f"build the data set with runs of characters, -o text.char_ngrams={[*UNSPACED_RUNS]}, "
-            "or train with --auto",
+            "build the data set with runs of characters, "
+            f"--option text.char_ngrams={[*UNSPACED_RUNS]}, or train with --auto",
         )
     if 2 * sum(map(bool, map(MARKUP.search, starts))) > len(starts):
         yield DataWarning(

@@ -44,6 +44,8 @@ def compare(
     """Measure a new model and an old one on held-out rows, and check a gate.
 
     Differences are new minus old, with 95 % bootstrap intervals.
+
+    Example: xcray models compare OLD NEW --dataset DATA --gate "P@1 >= -0.2"
     """
     models = [old, new]
     local = [is_directory(each, server) for each in models]

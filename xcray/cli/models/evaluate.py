@@ -69,6 +69,8 @@ def evaluate(
 
     F1 is that of the sets of the first k labels. Differences are to the first model, on the same
     bootstrap samples. Label frequencies are those of the training part of DATA, or of the file.
+
+    Example: xcray evaluate MODEL MODEL-2 DATA
     """
     if not models or dataset is None:
         raise InputError(

@@ -33,7 +33,10 @@ def explain(
     top: Annotated[int, typer.Option(min=1, help="Number of features to show.")] = 10,
     server: ServerOption = None,
 ) -> None:
-    """Show the features that contribute most to the score of a label, largest first."""
+    """Show the features that contribute most to the score of a label, largest first.
+
+    Example: xcray explain MODEL "the printer needs paper" --label paper
+    """
     if bool(text) == bool(field):
         raise InputError("give a text or --field", code="USAGE")
     row = read_inputs([text] if text else None, field)[0]

@@ -202,7 +202,10 @@ def alias(
     ] = None,
     server: ServerOption = None,
 ) -> None:
-    """Point an alias to a version, or to several by weight, from the next request on."""
+    """Point an alias to a version, or to several by weight, from the next request on.
+
+    Example: xcray models alias tickets prod 3
+    """
     if (version is None) == (split is None):
         raise InputError("give either VERSION or --split V=W,...", code="USAGE")
     if share is not None and shadow is None:

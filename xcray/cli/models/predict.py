@@ -119,7 +119,10 @@ def predict(
     ] = False,
     server: ServerOption = None,
 ) -> None:
-    """Predict the best labels with their scores, best first."""
+    """Predict the best labels with their scores, best first.
+
+    Example: xcray predict MODEL "the printer needs paper" -k 3
+    """
     if sum(map(bool, (text, field, file))) > 1:
         raise InputError("give texts, --field or --file, not two of them", code="USAGE")
     inputs = read_inputs(text, field) if file is None else []

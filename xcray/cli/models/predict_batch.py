@@ -55,6 +55,8 @@ def predict_batch(
     """Predict the best labels of every row of a file.
 
     Ctrl-C keeps finished parts; the same command resumes.
+
+    Example: xcray predict-batch MODEL new.jsonl answers.csv -k 3
     """
     if not file.exists():
         raise NotFound(f"there is no file {file}")

@@ -60,7 +60,10 @@ def submit(
     ] = False,
     server: ServerOption = None,
 ) -> None:
-    """Submit a training."""
+    """Submit a training.
+
+    Example: xcray jobs submit tickets --model tickets --auto P@1 --watch
+    """
     request = {"dataset": dataset, "model": model, "solver": solver, **options}
     request["params"] = parse_solver_parameters(solver, param)
     with make_client(server) as client:
@@ -96,8 +99,7 @@ def update(
         str | None, typer.Option(help="Alias that then points to the new version.")
     ] = None,
     weight: Annotated[
-        float | None,
-        typer.Option(help="Share of the requests to --alias that it gets; default: all."),
+        float | None, typer.Option(help="Share of the requests to --alias; default: all.")
     ] = None,
     *,
     options: Options,
@@ -107,7 +109,7 @@ def update(
 ) -> None:
     """Submit a change of a version, by default to changed rows; see --change.
 
-    Of changed rows, only the labels that they affect are solved again.
+    Example: xcray jobs update tickets@prod --dataset tickets-2 --alias prod --gate "P@1 >= -0.2"
     """
     with make_client(server) as client:
         named: dict[str, Any] = {"model": model, "gate": gate, "alias": alias, "weight": weight}
@@ -156,8 +158,7 @@ def list_jobs(
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME",
-            help="Only jobs submitted since: 2h or 7d ago, or 2026-01-31T12:00:00Z.",
+            metavar="TIME", help="Only jobs since: 2h or 7d ago, or 2026-01-31T12:00:00Z."
         ),
     ] = None,
     limit: Annotated[

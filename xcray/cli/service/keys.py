@@ -74,7 +74,10 @@ def create(
     home: HomeOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Create a key and show it once. After the first key, the service requires one."""
+    """Create a key and show it once. After the first key, the service requires one.
+
+    Example: xcray keys create --scopes read,predict --expires 90d
+    """
     from xcray.jobs.store.tokens import check_limits, check_scopes, create_token
     from xcray.storage.atomic import check_name
 

@@ -42,6 +42,8 @@ def calibrate(
     """Fit probabilities to the scores of a model, on rows it was not trained on.
 
     Rankings stay the same; files are shared with the source model.
+
+    Example: xcray calibrate MODEL DATA --out CALIBRATED
     """
     from xcray.training.edit.calibrate import calibrate as make
 
@@ -72,6 +74,8 @@ def thresholds(
 
     Predictions use them with --label-thresholds. Rankings stay the same; files are shared with the
     source model.
+
+    Example: xcray thresholds MODEL DATA --objective macro-F1 --out MODEL-2
     """
     from xcray.training.edit.calibrate import fit_thresholds
 

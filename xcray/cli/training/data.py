@@ -36,15 +36,18 @@ Format = Annotated[str, typer.Argument(metavar="FORMAT", help=FORMATS)]
 TestFile = Annotated[Path | None, typer.Option("--test", help="File of held-out rows.")]
 TestFraction = Annotated[
     float | None,
-    typer.Option(min=0.0, max=0.9, help="Share of rows to hold out, chosen by hash."),
+    typer.Option(
+        min=0.0,
+        max=0.9,
+        help="Share of rows to hold out, chosen by hash; default: 0, of pydocs and synthetic 0.1.",
+    ),
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of the split.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the split; default: 0.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip and count invalid lines.")]
 LabelsFile = Annotated[Path | None, typer.Option(help="xc, npy: separate file with the labels.")]
 OtherOptions = Annotated[
     list[str] | None,
     typer.Option(
-        "-o",
         "--option",
         metavar="NAME=VALUE",
         help="Any other option; nested like text.min_df=2 or synthetic.rows=1000.",
@@ -248,7 +251,10 @@ def upload(
     option: OtherOptions = None,
     server: ServerOption = None,
 ) -> None:
-    """Upload a file, build a data set from it on the server, and wait until it is ready."""
+    """Upload a file, build a data set from it on the server, and wait until it is ready.
+
+    Example: xcray data upload csv tickets.csv --test-fraction 0.2
+    """
     from xcray.data.build import name_of
 
     sources = input_files(f"data upload {format} INPUT", format, [file] if file else [], test)

@@ -66,7 +66,10 @@ def add(
     options: Options,
     run_dir: RunDir = None,
 ) -> None:
-    """Train labels of a data set that the model lacks (all, or those given) and append them."""
+    """Train labels of a data set that the model lacks (all, or those given) and append them.
+
+    Example: xcray labels add MODEL --dataset DATA --out MODEL-2
+    """
     from xcray.training.edit.labels import add_labels
 
     named = read_names(labels, labels_file)

@@ -93,6 +93,8 @@ def train(
     """Train a model on a data set.
 
     Ctrl-C keeps finished work; the same command resumes.
+
+    Example: xcray train DATA --auto P@1 --out MODEL
     """
     if out.exists() and run_dir is None and not (estimate or values):
         raise Conflict(

@@ -90,6 +90,7 @@ class LocalRayDaemon:
             self.ray = subprocess.Popen(
                 self._command(dashboard),
                 env=environment,
+                cwd=self.directory,  # Ray's programs import from it: a user's six.py is not theirs
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
