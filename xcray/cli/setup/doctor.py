@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -20,11 +19,29 @@ from xcray.cli.terminal import output
 from xcray.system.cores import available_cores
 from xcray.system.memory import available_bytes
 
-LIBRARIES = ("numpy", "numba", "pyarrow", "typer", "rich")
-EXTRAS = {  # purpose -> extra and its libraries
-    "service": ("serve", ("fastapi", "uvicorn", "SQLAlchemy", "httpx")),
-    "scikit-learn": ("sklearn", ("scikit-learn", "scipy")),
-}
+# name of the check, libraries, status if one is missing, and the fix. Prediction and training on
+# threads need the first check only.
+LIBRARIES = (
+    (
+        "libraries",
+        ("numpy", "numba", "pyarrow", "typer", "rich"),
+        "fail",
+        "reinstall: pip install xcray",
+    ),
+    (
+        "service",
+        ("fastapi", "uvicorn", "SQLAlchemy", "httpx"),
+        "warn",
+        "only needed if used: pip install 'xcray[serve]'",
+    ),
+    (
+        "scikit-learn",
+        ("scikit-learn", "scipy"),
+        "warn",
+        "only needed if used: pip install 'xcray[sklearn]'",
+    ),
+    ("ray", ("ray",), "warn", "only needed for --pool ray: pip install 'xcray[ray]'"),
+)
 GB = 1e9
 
 
@@ -49,37 +66,13 @@ def check_python() -> Check:
     )
 
 
-def check_libraries() -> Check:
-    """Check the required libraries."""
-    versions = {name: version_of(name) for name in LIBRARIES}
-    missing = [name for name, number in versions.items() if number is None]
-    if missing:
-        return Check(
-            "libraries",
-            "fail",
-            f"missing: {', '.join(missing)}",
-            "reinstall: pip install xcray",
-        )
-    return Check(
-        "libraries", "ok", ", ".join(f"{name} {number}" for name, number in versions.items())
-    )
-
-
-def check_extra(name: str) -> Check:
-    """Check the libraries of one extra; prediction and training on threads do not need them."""
-    extra, libraries = EXTRAS[name]
+def check_libraries(name: str, libraries: Sequence[str], missing_is: str, fix: str) -> Check:
+    """Check that libraries are installed, without importing them."""
     versions = {library: version_of(library) for library in libraries}
     missing = [library for library, number in versions.items() if number is None]
     if missing:
-        return Check(
-            name,
-            "warn",
-            f"not installed: {', '.join(missing)}",
-            f"only needed if used: pip install 'xcray[{extra}]'",
-        )
-    return Check(
-        name, "ok", ", ".join(f"{library} {number}" for library, number in versions.items())
-    )
+        return Check(name, missing_is, f"not installed: {', '.join(missing)}", fix)
+    return Check(name, "ok", ", ".join(f"{each} {number}" for each, number in versions.items()))
 
 
 def version_of(distribution: str) -> str | None:
@@ -88,16 +81,6 @@ def version_of(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def check_ray() -> Check:
-    """Check that Ray is installed, without importing it (that takes seconds)."""
-    ray_version = version_of("ray")
-    if ray_version is None or importlib.util.find_spec("ray") is None:
-        return Check(
-            "ray", "warn", "not installed", "only needed for --pool ray: pip install 'xcray[ray]'"
-        )
-    return Check("ray", "ok", ray_version)
 
 
 def check_cores() -> Check:
@@ -236,17 +219,12 @@ def doctor(
     port: Annotated[int, typer.Option(envvar="XCRAY_PORT", help="Port of the service.")] = 8000,
 ) -> None:
     """Check this machine: one line per check, with a fix. Exits with 1 if a check failed."""
-    extras = [*map(check_extra, EXTRAS), check_ray()]
-    quick = [
+    checks = [
         check_python(),
-        check_libraries(),
-        *extras,
+        *(check_libraries(*each) for each in LIBRARIES),
         check_cores(),
         check_memory(),
         check_shared_memory(),
-    ]
-    checks = [
-        *quick,
         check_disk(home.expanduser()),
         run_check("kernel cache", check_kernel_cache),
         check_port(port),

@@ -30,7 +30,7 @@ from xcray.jobs.runner import batch_job
 from xcray.jobs.runner.monitor import AttemptMonitor, LogLimit, MonitorOptions
 from xcray.jobs.runner.promotion import promote
 from xcray.jobs.runner.publish import Outcome, Publisher
-from xcray.jobs.states import FAILED, STOPPED, SUCCEEDED
+from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.jobs.store.attempts import DISK_FULL, MAX_LAUNCH_ATTEMPTS
 from xcray.jobs.store.job_store import JobStore
 from xcray.kernels.compilation import counted_compilation
@@ -149,7 +149,8 @@ class _Attempt:
         except Fenced:
             raise
         except Stopped:
-            return self._end_stopped()
+            self.monitor.stop()
+            return self.monitor.record_stop()
         except Unavailable as error:
             return self._retry_later(error)
         except XcrayError as error:
@@ -251,22 +252,6 @@ class _Attempt:
         LOG.error("%s: %s", reason, message)
         self._finish(FAILED, reason=reason, message=message)
         return FAILED
-
-    def _end_stopped(self) -> str:
-        """End a stopped job and return its status.
-
-        STOPPED if a stop was requested, FAILED if its time was up, else released to continue
-        elsewhere.
-        """
-        self.monitor.stop()
-        if self.monitor.fenced:
-            raise Fenced(f"attempt {self.job.attempt} of {self.job.id} lost its job")
-        if self.monitor.stop_requested:
-            self._finish(STOPPED)
-            return STOPPED
-        if self.monitor.overtime_reason is not None:
-            return self._fail(self.monitor.overtime_reason, self.monitor.overtime_message())
-        return self.store.attempts.release(self.job.id, self.job.attempt).status
 
     def _retry_later(self, error: Unavailable) -> str:
         """Release the job for a retry after a pause. It FAILED after the last attempt."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from xcray.errors import Fenced, Stopped, XcrayError
-from xcray.jobs.job import TIMEOUT
+from xcray.jobs.job import EXPIRED, TIMEOUT
 from xcray.jobs.runner.log_truncation import truncate_log
 from xcray.jobs.states import FAILED, RUNNING, STOPPED
 from xcray.jobs.store.job_store import JobStore
@@ -33,14 +33,11 @@ STOP_POLL_SECONDS: Final = 0.4
 # Time for a training to save its current work when its job is released.
 RELEASE_GRACE_SECONDS: Final = 8.0
 OVERTIME_MESSAGES: Final = {
-    TIMEOUT: (
-        "its running time is used up; finished work is kept: resume it to run for as long again"
-    ),
+    TIMEOUT: "its running time is used up; finished work is kept: resume it to run for as long "
+    "again",
+    EXPIRED: "the time by which it had to end has passed; finished work is kept: submit it again "
+    "with a later one",
 }
-EXPIRED_MESSAGE: Final = (
-    "the time by which it had to end has passed; finished work is kept:"
-    " submit it again with a later one"
-)
 
 
 class LogLimit(NamedTuple):
@@ -199,6 +196,23 @@ class AttemptMonitor:
             raise Stopped("stopped before its result was published; finished work is kept")
         self._is_committed = True
 
+    def record_stop(self) -> str:
+        """Record why the attempt ends before its work is done, and return the job's status.
+
+        STOPPED if a stop was requested, FAILED if its time was up, else released to continue
+        elsewhere. Raises Fenced.
+        """
+        if self.fenced:
+            raise Fenced(f"attempt {self._attempt} of {self._job_id} lost its job")
+        attempts, mine = self._store.attempts, (self._job_id, self._attempt)
+        if self.stop_requested:
+            return attempts.finish(*mine, STOPPED).status
+        if self.overtime_reason is None:
+            return attempts.release(*mine).status
+        message = OVERTIME_MESSAGES[self.overtime_reason]
+        LOG.error("%s: %s", self.overtime_reason, message)
+        return attempts.finish(*mine, FAILED, reason=self.overtime_reason, message=message).status
+
     def _run_heartbeat(self) -> None:
         """Write reports often and send heartbeats (first thread)."""
         due = time.monotonic() + self._heartbeat_seconds
@@ -233,7 +247,7 @@ class AttemptMonitor:
         if job.stop_requested or overtime is not None:
             self.stop_flag.set()
 
-    def _run_step(self, step: Callable[[], None]) -> None:
+    def _run_step(self, step: Callable[[], object]) -> None:
         """Run a step. Set the stop flag if fenced; log other errors, to retry later."""
         try:
             step()
@@ -279,26 +293,5 @@ class AttemptMonitor:
         )
         if time.monotonic() - self._stop_seen_at > grace:
             LOG.error("the training did not stop within %.1f s: ending the process", grace)
-            self._run_step(self._record_forced_end)
+            self._run_step(self.record_stop)
             self._options.exit_process(70)
-
-    def _record_forced_end(self) -> None:
-        """Record the outcome that the training would have recorded."""
-        if self.fenced:
-            return
-        if self.stop_requested:
-            self._store.attempts.finish(self._job_id, self._attempt, STOPPED)
-        elif self.overtime_reason is not None:
-            self._store.attempts.finish(
-                self._job_id,
-                self._attempt,
-                FAILED,
-                reason=self.overtime_reason,
-                message=self.overtime_message(),
-            )
-        else:
-            self._store.attempts.release(self._job_id, self._attempt)
-
-    def overtime_message(self) -> str:
-        """Return the error message for `overtime_reason`."""
-        return OVERTIME_MESSAGES.get(self.overtime_reason or "", EXPIRED_MESSAGE)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from xcray.jobs.database.engine import Table, retry_once
 from xcray.jobs.database.schema import AUDIT
 from xcray.jobs.job import format_utc
-from xcray.jobs.store.paging import page_start, page_token_after
+from xcray.jobs.store.paging import read_page
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,10 @@ class AuditTable(Table):
 
         Filtered by tenant and by action if given.
         """
-        query = sa.select(AUDIT).order_by(AUDIT.c.seq.desc())
-        start = page_start(page_token, limit)
-        if start is not None:
-            query = query.where(AUDIT.c.seq < start)
-        if tenant is not None:
-            query = query.where(AUDIT.c.tenant == tenant)
-        if action is not None:
-            query = query.where(AUDIT.c.action == action)
-        with self._database.read() as connection:
-            rows = connection.execute(query.limit(limit + 1)).mappings().all()
-        return [AuditEntry(**row) for row in rows[:limit]], page_token_after(rows, limit)
+        same = {"tenant": tenant, "action": action}
+        conditions = [AUDIT.c[name] == value for name, value in same.items() if value is not None]
+        rows, token = read_page(self._database, AUDIT, conditions, limit, page_token)
+        return [AuditEntry(**row) for row in rows], token
 
     @retry_once
     def trim(self, keep: int) -> int:

@@ -11,7 +11,7 @@ from xcray.errors import Conflict, NotFound
 from xcray.jobs.database.engine import Table, first_row, retry_once
 from xcray.jobs.database.schema import DATASETS
 from xcray.jobs.job import DatasetRecord, format_utc, new_id
-from xcray.jobs.store.paging import page_start, page_token_after
+from xcray.jobs.store.paging import read_page
 
 
 class DatasetTable(Table):
@@ -119,15 +119,9 @@ class DatasetTable(Table):
 
         `tenant` None lists those of all tenants.
         """
-        query = sa.select(DATASETS).order_by(DATASETS.c.seq.desc())
-        if tenant is not None:
-            query = query.where(DATASETS.c.tenant == tenant)
-        start = page_start(page_token, limit)
-        if start is not None:
-            query = query.where(DATASETS.c.seq < start)
-        with self._database.read() as connection:
-            rows = connection.execute(query.limit(limit + 1)).mappings().all()
-        return [_to_record(row) for row in rows[:limit]], page_token_after(rows, limit)
+        conditions = [] if tenant is None else [DATASETS.c.tenant == tenant]
+        rows, token = read_page(self._database, DATASETS, conditions, limit, page_token)
+        return [_to_record(row) for row in rows], token
 
     @retry_once
     def update(self, dataset_id: str, tenant: str = "default", **changes: Any) -> DatasetRecord:

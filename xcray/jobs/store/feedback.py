@@ -12,7 +12,7 @@ from xcray.errors import Conflict, NotFound, Refused, excerpt
 from xcray.jobs.database.engine import Table, first_row, retry_once
 from xcray.jobs.database.schema import FEEDBACK
 from xcray.jobs.job import format_utc
-from xcray.jobs.store.paging import page_start, page_token_after
+from xcray.jobs.store.paging import read_page
 
 BATCH_ROWS: Final = 100  # read at a time: an instance can have a megabyte
 
@@ -99,13 +99,9 @@ class FeedbackTable(Table):
         self, tenant: str, model: str, *, limit: int = 50, page_token: str | None = None
     ) -> tuple[list[Feedback], str | None]:
         """Return the feedback of a model, newest first, and the token of the next page or None."""
-        query = sa.select(FEEDBACK).where(_of_model(tenant, model)).order_by(FEEDBACK.c.seq.desc())
-        start = page_start(page_token, limit)
-        if start is not None:
-            query = query.where(FEEDBACK.c.seq < start)
-        with self._database.read() as connection:
-            rows = connection.execute(query.limit(limit + 1)).mappings().all()
-        return [Feedback(**row) for row in rows[:limit]], page_token_after(rows, limit)
+        conditions = [_of_model(tenant, model)]
+        rows, token = read_page(self._database, FEEDBACK, conditions, limit, page_token)
+        return [Feedback(**row) for row in rows], token
 
     def all_after(self, tenant: str, model: str, seq: int = 0) -> Iterator[Feedback]:
         """Yield the feedback of a model after an entry, oldest first. Memory: `BATCH_ROWS`."""

@@ -15,7 +15,7 @@ from xcray.jobs.database.engine import Table, first_row, retry_once
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, format_utc, new_id
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL
-from xcray.jobs.store.paging import page_start, page_token_after
+from xcray.jobs.store.paging import read_page
 from xcray.jobs.store.transitions import (
     JOB_COLUMNS,
     append_event,
@@ -199,19 +199,8 @@ class JobTable(Table):
         Raises ParameterError for an invalid page.
         """
         conditions = selection.conditions()
-        start = page_start(page_token, limit)
-        if start is not None:
-            conditions.append(JOBS.c.seq < start)
-        # The inner query uses an index only; just the rows of the page are read.
-        page = sa.select(JOBS.c.seq).where(*conditions).order_by(JOBS.c.seq.desc()).limit(limit + 1)
-        query = (
-            sa.select(*JOB_COLUMNS, JOBS.c.seq)
-            .where(JOBS.c.seq.in_(page))
-            .order_by(JOBS.c.seq.desc())
-        )
-        with self._database.read() as connection:
-            rows = connection.execute(query).mappings().all()
-        return [to_job(row) for row in rows[:limit]], page_token_after(rows, limit)
+        rows, token = read_page(self._database, JOBS, conditions, limit, page_token)
+        return [to_job(row) for row in rows], token
 
     @retry_once
     def list_events(

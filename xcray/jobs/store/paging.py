@@ -7,7 +7,10 @@ import binascii
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
+
 from xcray.errors import ParameterError
+from xcray.jobs.database.engine import Database
 
 MAX_PAGE_ROWS = 1000
 
@@ -46,6 +49,29 @@ def page_token_after(rows: Sequence[Any], limit: int) -> str | None:
         if len(rows) > limit
         else None
     )
+
+
+def read_page(
+    database: Database,
+    table: sa.Table,
+    conditions: Sequence[sa.ColumnElement[bool]],
+    limit: int,
+    page_token: str | None,
+) -> tuple[Sequence[sa.RowMapping], str | None]:
+    """Return the rows of a table that meet all conditions, newest first, and the next token.
+
+    The token is None after the last page. Raises ParameterError for an invalid page.
+    """
+    start = page_start(page_token, limit)
+    if start is not None:
+        conditions = [*conditions, table.c.seq < start]
+    # The inner query uses an index only; just the rows of the page are read.
+    newest = table.c.seq.desc()
+    page = sa.select(table.c.seq).where(*conditions).order_by(newest).limit(limit + 1)
+    query = sa.select(table).where(table.c.seq.in_(page)).order_by(newest)
+    with database.read() as connection:
+        rows = connection.execute(query).mappings().all()
+    return rows[:limit], page_token_after(rows, limit)
 
 
 def all_rows(list_page: Callable[..., tuple[list[T], str | None]], *args: Any) -> Iterator[T]:
