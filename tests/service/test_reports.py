@@ -149,6 +149,8 @@ def test_pictures_are_those_of_the_report(service: Service) -> None:
     missing = service.http.get(f"{path}/pictures/calibration")
     assert missing.status_code == 404
     assert "there is no picture calibration" in missing.json()["detail"]
+    unknown = service.http.get(f"{path}/pictures/nothing").json()["detail"]
+    assert unknown.endswith("there are: by_frequency, costs, certificates, timeline")
     assert service.http.get(f"{path}/pictures/timeline?width=10").status_code == 422
     whole, recall = (
         service.http.get(f"{path}/pictures/by_frequency?{query}") for query in ("", "panel=2")

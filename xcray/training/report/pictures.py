@@ -41,7 +41,8 @@ def model_picture(model: Model, picture: str, name: str) -> Picture:
     """Return one picture of a model. Raises NotFound with the reason if there is none."""
     functions = _pictures_of(model)
     if picture not in functions:
-        raise NotFound(f"there is no picture {picture} of this model; there are {list(functions)}")
+        names = ", ".join(functions)
+        raise NotFound(f"there is no picture {picture} of this model; there are: {names}")
     found = functions[picture](model, name)
     if isinstance(found, str):
         raise NotFound(f"there is no picture {picture} of this model: {found}")
