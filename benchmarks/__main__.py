@@ -28,7 +28,6 @@ QUICK: Final = (  # with --quick, seconds each
     "training.auto",
     "training.certificates",
     "training.estimates",
-    "training.quality",
     "training.sparsification",
     "training.thresholds",
 )
