@@ -95,7 +95,7 @@ def run(command: str) -> None:
 
 def write_models() -> None:
     """Write the data sets and models that the guides name."""
-    run("data build jsonl train.jsonl DIR --test test.jsonl -o id_field=id")
+    run("data build jsonl train.jsonl DIR --test test.jsonl --option id_field=id")
     run("train DIR --out OLD --calibrate --keep-duals --pool serial")
     run("labels remove OLD extra --out LACKS")
     run("data delta DIR CHANGED --add new.jsonl")
