@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from xcray.errors import ParameterError, Unavailable
-from xcray.storage.atomic import check_name
+from xcray.storage.atomic import NAME_PATTERN, check_name
 
 # The store's URL if it holds a password, because command lines are visible to everybody.
 STORE_VARIABLE: Final = "XCRAY_STORE"
@@ -57,6 +57,12 @@ class Home:
     def models(self) -> Path:
         """The root of the model registry."""
         return self.path / "models"
+
+    def tenants(self) -> list[str]:
+        """Return all tenants that can have models, `default` first."""
+        folders = (self.path / "tenants").glob("*")
+        names = {path.name for path in folders if NAME_PATTERN.fullmatch(path.name)}
+        return [DEFAULT_TENANT, *sorted(names - {DEFAULT_TENANT})]
 
     def models_of(self, tenant: str) -> Path:
         """Return the root of a tenant's models. Raises ParameterError if the name is invalid.

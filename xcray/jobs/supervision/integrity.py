@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, NotFound, XcrayError
-from xcray.jobs.home import DEFAULT_TENANT, Home
+from xcray.jobs.home import Home
 from xcray.jobs.job import TRAIN
 from xcray.jobs.states import PENDING, RUNNING, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
@@ -67,11 +67,11 @@ def _iter_references(
     """Yield every reference as (kind, what, why it dangles or "")."""
     yield from _iter_datasets(store, home, check_content)
     highest_versions: dict[tuple[str, str], int] = {}
-    for tenant, root in _iter_registry_roots(home):
-        registry = Registry(root)
-        for name in sorted(
-            path.name for path in root.iterdir() if NAME_PATTERN.fullmatch(path.name)
-        ):
+    for tenant in home.tenants():
+        registry = Registry(home.models_of(tenant))
+        # also names without a version: all of them can be missing
+        folders = registry.root.glob("*")
+        for name in sorted(each.name for each in folders if NAME_PATTERN.fullmatch(each.name)):
             versions, highest = _expected_versions(registry, name)
             highest_versions[tenant, name] = highest
             for version, sha256 in versions.items():
@@ -179,17 +179,3 @@ def _iter_jobs(
             lost = version > highest_versions.get((job.tenant, name), 0)
             fault = f"published {name}:{version}, which is unknown to the registry in the home"
             yield "job", job.id, fault if lost else ""
-
-
-def _iter_registry_roots(home: Home) -> Iterator[tuple[str, Path]]:
-    """Yield tenants and the roots of their registries."""
-    others = home.path / "tenants"
-    names = (
-        sorted(path.name for path in others.iterdir() if NAME_PATTERN.fullmatch(path.name))
-        if others.is_dir()
-        else []
-    )
-    for tenant in (DEFAULT_TENANT, *(name for name in names if name != DEFAULT_TENANT)):
-        root = home.models_of(tenant)
-        if root.is_dir():
-            yield tenant, root

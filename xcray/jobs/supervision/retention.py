@@ -164,8 +164,8 @@ class Retention:
 
     def _process_leftovers(self) -> Iterator[Path]:
         """Yield unpublished models, and status files of dead replicas of this host."""
-        for models in (self._home.models, *sorted(self._home.path.glob("tenants/*/models"))):
-            yield from sorted(models.glob("*/versions/.*.part"))
+        for tenant in self._home.tenants():
+            yield from sorted(self._home.models_of(tenant).glob("*/versions/.*.part"))
         for path in sorted(self._home.path.glob("*-*-*.json")):
             if (
                 (match := REPLICA_FILE.fullmatch(path.name))

@@ -6,7 +6,6 @@ from typing import Final
 
 from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.model.registry import Registry
-from xcray.storage.atomic import NAME_PATTERN
 
 MAX_REGISTRIES: Final = 4096  # registries that are cached
 
@@ -21,17 +20,11 @@ class Registries:
         """
         self._home = home
         self._default = default or Registry(home.models_of(DEFAULT_TENANT))
-        self._tenants = home.path / "tenants"
         self._by_tenant: dict[str, Registry] = {}
 
     def tenants(self) -> list[str]:
         """Return all tenants that can have models."""
-        others = (
-            [path.name for path in self._tenants.iterdir() if NAME_PATTERN.fullmatch(path.name)]
-            if self._tenants.is_dir()
-            else []
-        )
-        return [DEFAULT_TENANT, *sorted(others)]
+        return self._home.tenants()
 
     def of(self, tenant: str) -> Registry:
         """Return the registry of a tenant. Raises ParameterError for an invalid tenant name."""
