@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,6 +30,7 @@ from xcray.predict.input_warnings import InputCounts, input_warnings
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
+    link_file,
     publish_directory,
     read_json,
     sha256_file,
@@ -112,7 +111,7 @@ class OutputParts:
         staged.mkdir()
         try:
             for number, part in sorted(self._committed.items()):
-                _link_or_copy(part.path, staged / part_file_name(number))
+                link_file(part.path, staged / part_file_name(number))
             write_json(staged / MANIFEST, manifest)
             check()
             publish_directory(staged, out)
@@ -246,14 +245,6 @@ def _read_committed(path: Path, digest: str) -> CommittedPart:
         raise Corrupt(
             f"{path.name} is not a part of an output: {type(error).__name__}; remove it"
         ) from None
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """Create a hard link to a part if the file system supports it, otherwise a durable copy."""
-    with suppress(OSError):
-        os.link(source, target)
-        return
-    write_bytes(target, source.read_bytes())
 
 
 def _same_disk(directory: Path, out: Path) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from xcray.kernels.canonical import FAULTS, first_fault, pattern_fault
 from xcray.kernels.sparse import pattern_range, row_range
 from xcray.parameters import require_type
 from xcray.storage.arrow import read_column, read_csr, read_names, read_pattern, read_table
-from xcray.storage.atomic import read_json, similar_directory, verify_files
+from xcray.storage.atomic import is_file_entry, read_json, similar_directory, verify_files
 from xcray.storage.git_lfs import lfs_hint
 from xcray.storage.names import Names
 from xcray.storage.verified import VERIFIED_FILE, VerifiedFiles
@@ -304,9 +304,8 @@ def _check_file(path: Path, name: str, expected: Mapping[str, Any]) -> None:
 
     The check is cheap, so it runs on every opening.
     """
-    parts = PurePosixPath(name)
-    if parts.is_absolute() or ".." in parts.parts:
-        raise Corrupt(f"{path.name}: {MANIFEST} lists a file outside the data set")
+    if not is_file_entry(name, expected):
+        raise Corrupt(f"{path.name}: {MANIFEST} lists a file outside the data set, or without size")
     if not (path / name).is_file():
         raise Corrupt(f"{path.name}: file {name} is missing", file=name)
     if (path / name).stat().st_size != expected["bytes"]:

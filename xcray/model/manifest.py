@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, InputError, NotFound, ParameterError
 from xcray.kernels.row_norm import ROW_NORMS
-from xcray.storage.atomic import NAME_PATTERN, similar_directory
+from xcray.storage.atomic import NAME_PATTERN, is_file_entry, similar_directory
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -129,7 +129,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         if is_linear:
             needed |= {WEIGHTS, BIAS, LISTS}
         files = needed <= set(manifest["files"])
-        safe = all(_is_valid_entry(name, entry) for name, entry in manifest["files"].items())
+        safe = all(is_file_entry(name, entry) for name, entry in manifest["files"].items())
         numbers = (
             all(type(size) is int and size >= 0 for size in sizes)
             and max(n_labels, n_features) <= MAX_SIZE
@@ -148,15 +148,6 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
             f"{MANIFEST} claims {n_labels} labels, {n_features} features, {nnz} weights; "
             "its files can't hold these"
         )
-
-
-def _is_valid_entry(name: str, entry: Any) -> bool:
-    """Whether an entry is a file below the directory, with size and checksum."""
-    parts = name.split("/")
-    safe = "\0" not in name and all(
-        part not in ("", ".", "..") and len(part) < 256 for part in parts
-    )
-    return safe and type(entry["bytes"]) is int and type(entry["sha256"]) is str
 
 
 def _first_stage(manifest: Mapping[str, Any]) -> dict[str, Any]:

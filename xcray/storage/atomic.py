@@ -226,6 +226,20 @@ def file_entry(path: Path) -> dict[str, Any]:
     return {"bytes": size, "sha256": next(_checksums([(path, size)]))}
 
 
+def is_file_entry(name: str, entry: Any) -> bool:
+    """Return whether an entry of a manifest is a file below its directory, with size and checksum.
+
+    A manifest can come from anywhere: nothing is opened by its claims before they are checked.
+    """
+    safe = (
+        "\0" not in name
+        and "\\" not in name
+        and all(part not in ("", ".", "..") and len(part) < 256 for part in name.split("/"))
+    )
+    sized = isinstance(entry, Mapping) and type(entry.get("bytes")) is int and entry["bytes"] >= 0
+    return safe and sized and type(entry.get("sha256")) is str
+
+
 def verify_files(directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
     """Compare files with their recorded sizes and checksums.
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, NotFound, Refused, Stopped, Unavailable
-from xcray.storage.atomic import FileHash, sync_path, verify_files
+from xcray.storage.atomic import FileHash, is_file_entry, sync_path, verify_files
 from xcray.storage.objectstore.client import NO_BUCKET, StoragePath, with_retries
 
 # bytes per request, large enough to hide the latency
@@ -61,9 +61,7 @@ class TransferStats(NamedTuple):
 def check_files(files: Digests, what: str) -> Digests:
     """Return the files of a manifest.
 
-    Raises Corrupt if a path is outside the directory or an entry is invalid. A manifest comes
-    from an untrusted storage: nothing is written and no memory is allocated before its claims
-    are checked.
+    Raises Corrupt if a path is outside the directory or an entry is invalid.
     """
     if not 0 < len(files) <= MAX_FILES:
         raise Corrupt(
@@ -71,23 +69,7 @@ def check_files(files: Digests, what: str) -> Digests:
             file=MANIFEST,
         )
     for name, entry in files.items():
-        path = PurePosixPath(name)
-        is_safe = (
-            path.as_posix() == name
-            and not path.is_absolute()
-            and ".." not in path.parts
-            and "\0" not in name
-            and "\\" not in name
-        )
-        has_size = (
-            isinstance(entry, Mapping) and type(entry.get("bytes")) is int and entry["bytes"] >= 0
-        )
-        if not (
-            is_safe
-            and has_size
-            and name not in ("", ".", MANIFEST)
-            and isinstance(entry.get("sha256"), str)
-        ):
+        if name == MANIFEST or not is_file_entry(name, entry):
             raise Corrupt(
                 f"the manifest of {what} lists an invalid file {name[:80]!r}: "
                 "it was not made by xcray",
