@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,9 @@ def test_a_stopped_selection_resumes_to_the_same_choice(
             stop=stop,
         )
     assert len(list((tmp_path / "run" / "auto").glob("*.json"))) == 2
-    assert notes[0].note == "C=1.0 positives=equal lam=0.01 positive_weight=1.0"
+    setting = "C=1.0 positives=equal lam=0.01 positive_weight=1.0"
+    assert notes[0].note == f"parameters, step 1: {setting}"
+    assert re.match(r"parameters, step 3, \d+% of the budget: ", notes[2].note)
     resumed = train(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     assert resumed.sha256 == selected.sha256
     assert resumed.report["auto"]["settings"] == selected.report["auto"]["settings"]

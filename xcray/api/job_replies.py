@@ -24,6 +24,7 @@ class DatasetView(TypedDict):
     """A data set.
 
     `stats` has its sizes when READY, and `warnings` (code, message) about data that look wrong.
+    `waiting` is true while another build is first.
     When FAILED, it has the reason in `problem` and the first 20 invalid lines in `errors`.
     """
 

@@ -36,6 +36,7 @@ from xcray.errors import ParameterError, excerpt, similar_or_all
 from xcray.storage.atomic import read_json
 
 GENERATED_FORMATS = ("pydocs", "synthetic")
+FORMATS_WITH_FIELDS = ("jsonl", "csv", "tsv", "parquet")
 # of generated formats, which have no test file
 DEFAULT_TEST_FRACTION = 0.1
 
@@ -69,6 +70,18 @@ class BuildOptions:
     synthetic: SyntheticParams = field(default_factory=SyntheticParams)
     like: str | None = None
     origin: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ParameterError for a name or seed of another type, and for fields in `text`."""
+        if not isinstance(self.name, str | None):
+            raise ParameterError(f"name is {self.name!r}; it must be a string")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ParameterError(f"seed is {self.seed!r}; it must be a whole number")
+        if self.text is not None and self.text.fields:
+            raise ParameterError(
+                "text.fields is no option of a build; name the fields with text_fields, "
+                "category_fields, number_fields and vector_fields"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BuildOptions:
@@ -145,10 +158,25 @@ def build(
             f"sources are 'train' and 'test', not {sorted(set(sources) - {'train', 'test'})[0]!r}"
         )
     target = Path(target)
+    _check_texts(format, options)
     options = _with_language(_read_like(format, options))
     names = LabelNames.read(options.label_names_file)
     with DatasetWriter(target, name=options.name or name_of(target.name)) as writer:
         return BUILDERS[format](_BuildInputs(format, sources, writer, options, names))
+
+
+def _check_texts(format: str, options: BuildOptions) -> None:
+    """Raise ParameterError for options of texts or fields that the format does not have."""
+    if options.text is not None and BUILDERS[format] in (_matrix_files, _synthetic):
+        raise ParameterError(
+            f"format {format} has features, not texts; leave out the options of `text`"
+        )
+    own = options.fields or options.read.text_fields != ReadOptions().text_fields
+    if own and format not in FORMATS_WITH_FIELDS:
+        raise ParameterError(
+            f"format {format} has no named fields; leave out text_fields and the fields of other "
+            f"kinds, or give the rows as {', '.join(FORMATS_WITH_FIELDS)}"
+        )
 
 
 def _read_like(format: str, options: BuildOptions) -> BuildOptions:

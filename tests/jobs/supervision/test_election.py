@@ -188,6 +188,33 @@ def test_a_build_passes_to_the_next_leader_and_the_old_outcome_is_dropped(
     asyncio.run(story())
 
 
+def test_a_build_says_that_it_waits_for_another(
+    stores: list[JobStore], clock: Clock, home: Home, stub: Path
+) -> None:
+    async def story() -> None:
+        process = MaintenanceProcess(home, stores[0], posts(stores, clock)[0], stub)
+        new = NewDataset("default", "a", "pydocs", {}, None, None)
+        first, second = (process.builder.accept(new, {}, move_sources=True)[0] for _ in range(2))
+        for each in (first, second):
+            (home.path / "builds" / each.id / "wait").touch()
+
+        def stats() -> list[Any]:
+            records = [stores[1].datasets.get(each.id) for each in (first, second)]
+            return [each.stats.get("waiting", False) for each in records if each.status != READY]
+
+        await until(lambda: True in stats(), process)
+        assert sorted(stats()) == [False, True]
+        for each in (first, second):
+            (home.path / "builds" / each.id / "wait").unlink()
+        await until(lambda: stats() == [], process)
+        assert all(
+            "waiting" not in stores[1].datasets.get(each.id).stats for each in (first, second)
+        )
+        await process.keeper.close()
+
+    asyncio.run(story())
+
+
 def test_recent_uploads_of_other_processes_are_kept(
     stores: list[JobStore], home: Home, stub: Path
 ) -> None:

@@ -222,9 +222,12 @@ class Builder:
         self._recorded.discard(dataset_id)
 
     async def _run(self, dataset_id: str) -> None:
-        """Build one data set and record its outcome."""
+        """Build one data set and record its outcome, and meanwhile whether it waits for another."""
         folder = self._root / dataset_id
+        if self._slots.locked():
+            await asyncio.to_thread(self._note, dataset_id, waiting=True)
         async with self._slots:
+            await asyncio.to_thread(self._note, dataset_id, waiting=False)
             try:
                 request = await asyncio.to_thread(read_json, folder / "request.json")
                 request_path = await asyncio.to_thread(self._write_request, folder, request)
@@ -238,6 +241,20 @@ class Builder:
                     "a build could not be recorded",
                     extra={"dataset": dataset_id, "detail": error.message},
                 )
+
+    def _note(self, dataset_id: str, *, waiting: bool) -> None:
+        """Record whether a build waits for another one; the build does not depend on it."""
+        try:
+            tenant = read_json(self._root / dataset_id / "request.json")["tenant"]
+            record = self._records.get(dataset_id, tenant)
+            is_noted = record.status != BUILDING or record.stats.get("waiting", False) == waiting
+            if not is_noted and self._leadership.acquire_or_renew():
+                stats = {**record.stats, "waiting": waiting}
+                self._records.update(dataset_id, tenant, stats=stats)
+        except XcrayError as error:
+            LOGGER.warning(
+                "a waiting build is not noted", extra={"dataset": dataset_id, "detail": str(error)}
+            )
 
     def _write_request(self, folder: Path, request: dict[str, Any]) -> Path:
         """Write the request for the child and return its path.
@@ -283,6 +300,7 @@ class Builder:
             # otherwise it was recorded by a process that died before it removed the request
             if record.status == BUILDING:
                 stats = {**record.stats, **outcome.get("stats", outcome)}
+                stats.pop("waiting", None)
                 self._records.update(dataset_id, tenant, status=status, stats=stats)
         except NotFound:
             # deleted meanwhile, or a crash came between the request and its record, which then was

@@ -172,7 +172,9 @@ class Selector:
     def _evaluate(self, setting: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
         """Solve and measure a setting, or read its stored result. Raises OutOfBudget."""
         text = " ".join(f"{name}={value}" for name, value in setting.items())
-        self.tick(len(self.results), text)
+        limit = self.meter.limit
+        spent = "" if limit is None else f", {self.meter.spent / max(limit, 1):.0%} of the budget"
+        self.tick(len(self.results), f"parameters, step {len(self.results) + 1}{spent}: {text}")
         result = self.evaluator.evaluate(setting, start, self.meter)
         self.evaluator.keep_duals((start, setting, self.best.get("params")))
         self.results[repr(setting)] = result

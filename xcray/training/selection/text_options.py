@@ -177,7 +177,7 @@ class TextSelector:
 
     def _evaluate(self, new: TextTry, number: int) -> dict[str, Any]:
         """Fit a pipeline, train and measure, or return the stored result."""
-        self.tick(number, new.name)
+        self.tick(number, f"text options, step {number + 1} of at most {MAX_TRIES}: {new.name}")
         key = sha256_arrays({"try": repr((self.identity, new.params, new.solver))})
         if key not in self.results:
             learn, held = ([self.texts[i] for i in rows] for rows in (self.learn, self.held))
