@@ -69,7 +69,7 @@ class Browsing:
 
 
 def accessibility_faults(page: Any) -> list[str]:
-    """Return the serious and critical violations that axe-core finds, with everything unfolded."""
+    """Return the violations that axe-core finds, with everything unfolded."""
     # axe-core is imported here: only drills need it.
     from axe_playwright_python.sync_playwright import Axe
 
@@ -78,7 +78,6 @@ def accessibility_faults(page: Any) -> list[str]:
     return [
         f"{each['id']}: {node['html'][:200]} {node['any'][:1]}"
         for each in found
-        if each["impact"] in ("serious", "critical")
         for node in each["nodes"]
     ]
 

@@ -24,7 +24,7 @@ class DatasetView(TypedDict):
     """A data set.
 
     `stats` has its sizes when READY, and `warnings` (code, message) about data that look wrong.
-    `waiting` is true while another build is first.
+    While it waits for another build, `stats.waiting` is true.
     When FAILED, it has the reason in `problem` and the first 20 invalid lines in `errors`.
     """
 

@@ -6,7 +6,6 @@ set; after an error nothing is published.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -31,14 +30,12 @@ from xcray.data.text.fields import LANGUAGE, Field, reading_options
 from xcray.data.text.pipeline import TextPipeline
 from xcray.data.text.stems import AUTO, algorithm
 from xcray.data.text.tokenizer import TextParams
-from xcray.data.writer import DatasetWriter
+from xcray.data.writer import DatasetWriter, name_of
 from xcray.errors import ParameterError, excerpt, similar_or_all
 from xcray.storage.atomic import read_json
 
 GENERATED_FORMATS = ("pydocs", "synthetic")
-FORMATS_WITH_FIELDS = ("jsonl", "csv", "tsv", "parquet")
-# of generated formats, which have no test file
-DEFAULT_TEST_FRACTION = 0.1
+DEFAULT_TEST_FRACTION = 0.1  # of generated formats, which have no test file
 
 
 @dataclass(frozen=True)
@@ -70,18 +67,6 @@ class BuildOptions:
     synthetic: SyntheticParams = field(default_factory=SyntheticParams)
     like: str | None = None
     origin: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        """Raise ParameterError for a name or seed of another type, and for fields in `text`."""
-        if not isinstance(self.name, str | None):
-            raise ParameterError(f"name is {self.name!r}; it must be a string")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ParameterError(f"seed is {self.seed!r}; it must be a whole number")
-        if self.text is not None and self.text.fields:
-            raise ParameterError(
-                "text.fields is no option of a build; name the fields with text_fields, "
-                "category_fields, number_fields and vector_fields"
-            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BuildOptions:
@@ -167,16 +152,14 @@ def build(
 
 def _check_texts(format: str, options: BuildOptions) -> None:
     """Raise ParameterError for options of texts or fields that the format does not have."""
-    if options.text is not None and BUILDERS[format] in (_matrix_files, _synthetic):
-        raise ParameterError(
-            f"format {format} has features, not texts; leave out the options of `text`"
-        )
+    text = options.text
+    if text is not None and BUILDERS[format] in (_matrix_files, _synthetic):
+        raise ParameterError(f"format {format} has features; leave out the options of `text`")
+    if text is not None and text.fields:
+        raise ParameterError("text.fields cannot be given; name the fields with text_fields")
     own = options.fields or options.read.text_fields != ReadOptions().text_fields
-    if own and format not in FORMATS_WITH_FIELDS:
-        raise ParameterError(
-            f"format {format} has no named fields; leave out text_fields and the fields of other "
-            f"kinds, or give the rows as {', '.join(FORMATS_WITH_FIELDS)}"
-        )
+    if own and format not in ("jsonl", "csv", "tsv", "parquet"):
+        raise ParameterError(f"format {format} has no named fields; leave out text_fields")
 
 
 def _read_like(format: str, options: BuildOptions) -> BuildOptions:
@@ -211,16 +194,6 @@ def _with_language(options: BuildOptions) -> BuildOptions:
         value_fields=(*options.read.value_fields, language),
     )
     return replace(options, fields=(*texts, Field(language, LANGUAGE)), read=read)
-
-
-def name_of(text: str) -> str:
-    """Return a valid name of a data set, made from the name of a file or directory."""
-    name = (
-        re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._-]", "-", text.lower()))
-        .strip("._-")[:64]
-        .rstrip(".")
-    )
-    return name or "data"
 
 
 class _BuildInputs(NamedTuple):

@@ -32,6 +32,8 @@ class HashSplit:
             raise ParameterError(
                 f"test_fraction is {fraction!r}; it must be at least 0 and below 1"
             )
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise ParameterError(f"seed is {seed!r}; it must be a whole number")
         self.fraction = fraction
         self.seed = seed
         self._limit = int(fraction * 2**64)

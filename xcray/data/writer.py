@@ -6,6 +6,7 @@ transpose (as large as one matrix) is made in memory before it is written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ SPILL_DTYPES = {
     "y_counts": np.int64,
     "y_indices": np.int32,
 }
+
+
+def name_of(text: str) -> str:
+    """Return a valid name of a data set, made from the name of a file or directory."""
+    name = (
+        re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._-]", "-", text.lower()))
+        .strip("._-")[:64]
+        .rstrip(".")
+    )
+    return name or "data"
 
 
 class _Spill:

@@ -40,13 +40,14 @@ def check_name(name: str, what: str = "name") -> str:
     Names are data, never paths.
     """
     if (
-        not NAME_PATTERN.fullmatch(name)
+        not isinstance(name, str)
+        or not NAME_PATTERN.fullmatch(name)
         or name.endswith(".")
         or ".." in name
         or RESERVED_NAMES.fullmatch(name.split(".")[0])
     ):
         raise ParameterError(
-            f"{what} {name[:80]!r} is not allowed: use 1 to 64 of a-z 0-9 . _ -,"
+            f"{what} {str(name)[:80]!r} is not allowed: use 1 to 64 of a-z 0-9 . _ -,"
             " starting with a letter or digit",
             code="BAD_NAME",
         )

@@ -26,7 +26,7 @@ TABS = ("labels", "cost", "versions", "calibration", "feedback", "change", "file
 PAGES = (
     *("", "datasets", "train", "jobs", "models", "models/topics", "ask", "admin"),
     *(f"models/topics?tab={tab}" for tab in TABS),
-    "compare?models=topics:1",
+    *(f"compare?models={','.join(['topics:1'] * number)}" for number in (1, 5)),
 )
 
 
@@ -154,6 +154,8 @@ def test_pages_fit_the_width_and_are_accessible(
     page.get_by_role("heading", name="Overview").wait_for()
     job = live.http.get("/v1/jobs", params={"model": "topics"}).json()["jobs"][-1]
     question = str(httpx.QueryParams({"model": "topics", "text": "csv rows", "k": 3}))
+    judged = {"id": "fb_1", "instance": {"text": "csv rows"}, "right": ["csv"], "wrong": ["json"]}
+    live.http.post("/v1/models/topics/feedback", json=judged).raise_for_status()
     details = (
         *(f"jobs/{job['id']}{tab}" for tab in ("", "?tab=result", "?tab=log", "?tab=calls")),
         *(f"datasets/{job['spec']['dataset']}{tab}" for tab in ("", "?tab=runs", "?tab=details")),

@@ -417,11 +417,11 @@ def test_files_of_names_are_checked(data: str, code: str, line: int | None, tmp_
 @pytest.mark.parametrize(
     ("format", "options", "message"),
     [
-        ("jsonl", {"text": {"fields": [{"name": "title"}]}}, "text.fields is no option"),
-        ("svmlight", {"text": {"ngram_max": 2}}, "has features, not texts"),
+        ("jsonl", {"text": {"fields": [{"name": "title"}]}}, "text.fields cannot be given"),
+        ("svmlight", {"text": {"ngram_max": 2}}, "svmlight has features"),
         ("fasttext", {"text_fields": ["title:2"]}, "fasttext has no named fields"),
         ("xc", {"text_fields": ["title"]}, "xc has no named fields"),
-        ("svmlight", {"name": 5}, "name is 5"),
+        ("svmlight", {"name": 5}, "data set name '5'"),
         ("svmlight", {"seed": "x"}, "seed is 'x'"),
     ],
 )

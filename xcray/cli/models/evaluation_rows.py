@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from xcray.batch.spec import guess_format
-from xcray.data.build import BuildOptions, build, name_of
+from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import READING
 from xcray.data.feature_space import reads_zero_based
 from xcray.data.readers.error_log import ErrorCollector
@@ -18,6 +18,7 @@ from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet import parquet_layout, parquet_records
 from xcray.data.readers.records import FORMATS, read_records
 from xcray.data.text.fields import SEPARATOR
+from xcray.data.writer import name_of
 from xcray.errors import InputError
 
 

@@ -255,7 +255,7 @@ def upload(
 
     Example: xcray data upload csv tickets.csv --test-fraction 0.2
     """
-    from xcray.data.build import name_of
+    from xcray.data.writer import name_of
 
     sources = input_files(f"data upload {format} INPUT", format, [file] if file else [], test)
     name = name or name_of(file.name.partition(".")[0] if file else format)

@@ -22,11 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import Float32, Int64, Pattern, distinct, frozen, pattern
-from xcray.data.build import name_of
 from xcray.data.dataset import FEATURES, LABEL_TEXTS, Dataset, Split, default_names
 from xcray.data.text.pipeline import TextPipeline
 from xcray.data.texts import TEXTS, TextWriter, read_ids, read_texts, texts_of
-from xcray.data.writer import DatasetWriter
+from xcray.data.writer import DatasetWriter, name_of
 from xcray.errors import InputError, NotFound, ParameterError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.storage.arrow import read_table, write_table

@@ -22,7 +22,7 @@ function refuse(status, text, sent) {
   try { body = JSON.parse(text); } catch { body = { detail: text.slice(0, 300) || `status ${status}` }; }
   const problem = new Problem(status, body);
   const isOurs = sent.Authorization === authorization().Authorization;
-  if (status === 401 && isOurs) window.dispatchEvent(new CustomEvent("sign-in", { detail: problem.message }));
+  if (status === 401 && isOurs) window.dispatchEvent(new CustomEvent("sign-in", { detail: sent.Authorization ? problem.message : "" }));
   return problem;
 }
 

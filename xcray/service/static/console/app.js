@@ -37,6 +37,8 @@ function place() {
 const keyOf = ({ page, id, query: { tab, version, ...question } }) => JSON.stringify([page, id, question]);
 const focusMain = () => document.querySelector("main")?.focus();
 
+const Icon = () => html`<img src="static/icon.svg" alt="" />`;
+
 function SignIn({ reason, onKey }) {
   useEffect(() => document.getElementById("key").focus(), []);
   const submit = (event) => {
@@ -44,14 +46,14 @@ function SignIn({ reason, onKey }) {
     onKey(new FormData(event.target).get("key"));
   };
   return html`<main class="sign-in">
-    <h1>xcray</h1>
+    <h1 class="name"><${Icon} />xcray</h1>
     <p>Exact classification into many labels.</p>
     <h2>Sign in</h2>
-    <p role="alert">${reason}</p>
+    ${reason && html`<p role="alert" class="problem">${reason}</p>`}
     <form onSubmit=${submit}>
       <div class="field"><label for="key">Key (xck_...)</label>
         <input id="key" name="key" type="password" required autocomplete="off" />
-        <small>It is kept in this tab only and sent as a header. An operator creates one with xcray keys create.</small></div>
+        <small>An operator creates one with <code>xcray keys create</code>. It is kept in this tab only.</small></div>
       <button class="main">Sign in</button>
     </form></main>`;
 }
@@ -67,7 +69,7 @@ function Content({ at }) {
 }
 
 function Header({ current, onSignOut }) {
-  return html`<header><a class="name" href="#/">xcray</a>
+  return html`<header><a class="name" href="#/"><${Icon} />xcray</a>
     <nav aria-label="Pages">${Object.entries(PAGES).map(([page, { name }]) => html`
       <a href=${`#/${page}`} aria-current=${page === current ? "page" : undefined}>${name}</a>`)}</nav>
     <span class="last">${me.tenant !== "default" && html`<span title="tenant">${me.tenant}</span> `}<a href="docs">API</a>

@@ -3,7 +3,7 @@ import { html, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment } from "./api.js";
 import { Batch } from "./batch.js";
 import { aliasesOf } from "./models.js";
-import { Button, count, Field, Table, Trouble, useAction, useLoaded } from "./parts.js";
+import { Button, count, Field, percent, Table, Trouble, useAction, useLoaded } from "./parts.js";
 
 // Between the fields of a document, which is one text to the service.
 const SEPARATOR = "\u001f";
@@ -76,7 +76,7 @@ function Answer({ question }) {
   return html`<h2>Answer</h2><p role="status">Version ${found.reply.model.version} of ${found.reply.model.name}, ${found.ms.toFixed(0)} ms with the network. ${!certificate.exact ? "Not proven exact." : origins ? "A ranker ordered labels of an exact search and names in the text." : `Proven exact: no other ${question.allow.length || question.deny.length ? "allowed " : ""}label has a larger score.`} <a href=${link}>Link to this question</a></p>
     ${found.reply.warnings?.map((warning) => html`<div class="problem">${warning.message}</div>`)}
     <${Table} caption="Labels" columns=${["label", ...(names ? ["name"] : []), "score#", ...(probabilities ? ["probability#"] : []), ...(origins ? ["found"] : [])]} rows=${labels.map((name, i) => [
-      html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, ...(names ? [names[i]] : []), scores[i].toFixed(3), ...(probabilities ? [probabilities[i].toFixed(3)] : []), ...(origins ? [originOf(origins[i])] : [])])} empty="No label is allowed, or none reaches the least score or probability." />
+      html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, ...(names ? [names[i]] : []), scores[i].toFixed(3), ...(probabilities ? [html`<span class="level" style=${{ "--share": percent(probabilities[i]).replace(" ", "") }}></span>${probabilities[i].toFixed(3)}`] : []), ...(origins ? [originOf(origins[i])] : [])])} empty="No label is allowed, or none reaches the least score or probability." />
     <${Judge} key=${`${pinned} ${question.text}`} text=${question.text} labels=${labels} model=${pinned} />
     <form onSubmit=${whyNot} aria-label="Why not"><label>Another label <input name="label" required maxlength="10000" /></label> <button>Why not?</button></form>
     ${shown !== undefined && html`<h2>${isAnswer ? "Why" : "Why not"} ${shown}</h2>`}<${Trouble} error=${whyError} />${why && why.label === shown && html`<${Words} text=${question.text} why=${why} />`}`;

@@ -43,7 +43,7 @@ function Versions({ models, versions, reports }) {
   const names = [...new Set(reports.flatMap(({ params }) => Object.keys(params)))].sort();
   const value = (each) => (each === undefined ? "" : each === null ? "none" : String(each));
   const params = names.map((name) => [name, ...reports.map((report) => value(report.params[name]))]).filter(([, ...values]) => new Set(values).size > 1);
-  return html`<h2>Recorded</h2><${Table} caption="Recorded" columns=${["", ...models]} rows=${[...rows.map(([name, show]) => [name, ...versions.map(show)]), ["core time", ...cost]]} />
+  return html`<h2>Recorded</h2><${Table} caption="Recorded" columns=${["recorded", ...models]} rows=${[...rows.map(([name, show]) => [name, ...versions.map(show)]), ["core time", ...cost]]} />
     ${models.length > 1 && html`<h2>Parameters that differ</h2><${Table} caption="Parameters that differ" columns=${["parameter", ...models]} empty="All parameters are equal." rows=${params} />`}`;
 }
 
@@ -75,7 +75,7 @@ function OnRows({ models, versions, sets }) {
 
 function Outcome({ of }) {
   const [first, ...others] = of.models, names = Object.keys(first.measures);
-  const cell = (each, name) => (name in (each.differences ?? {}) ? html`${percent(each.measures[name], 2)} <span class=${verdict(each.differences[name]).split(" ")[0]}>${difference(each.differences[name])}</span>` : percent(each.measures[name], 2));
+  const cell = (each, name) => (name in (each.differences ?? {}) ? html`${percent(each.measures[name], 2)}<small class=${verdict(each.differences[name]).split(" ")[0]}>${difference(each.differences[name])}</small>` : percent(each.measures[name], 2));
   const difference = (each) => `${each.difference >= 0 ? "+" : "−"}${Math.abs(100 * each.difference).toFixed(2)} ± ${(50 * (each.high - each.low)).toFixed(2)}, ${verdict(each)}`;
   const table = (caption, shown) => html`<${Table} caption=${caption} columns=${["measure", ...of.models.map((each) => `${each.model}#`)]} rows=${shown.map((name) => [name, ...of.models.map((each) => cell(each, name))])} />`;
   const main = FIRST.filter((name) => names.includes(name)), rest = names.filter((name) => !main.includes(name));
@@ -85,7 +85,7 @@ function Outcome({ of }) {
       rows=${first.by_frequency.map((group, i) => [`${group.group}: ${count(group.labels)}`, ...of.models.map((each) => percent(each.by_frequency[i][Object.keys(group).filter((name) => name.startsWith("recall@")).pop()], 2))])} />
     ${others.map((each) => html`<h2>Labels that changed from ${first.model} to ${each.model}</h2><${Table} caption=${`Labels that changed to ${each.model}`} sortable=${true} columns=${["label", "change#", "right before#", "right after#", "rows#"]} empty="Every label is answered rightly as often as before."
       rows=${[...each.labels_gained, ...each.labels_lost].map(({ label, hits: [before, after], rows }) => [label, after - before, before, after, rows])} />`)}
-    <h2>Time of an answer</h2><${Table} caption="Time of an answer" columns=${["", ...of.models.map((each) => `${each.model}#`)]} rows=${[["per row", ...of.models.map((each) => duration(each.ms_per_row / 1000))]]} />`;
+    <h2>Time of an answer</h2><${Table} caption="Time of an answer" columns=${["time", ...of.models.map((each) => `${each.model}#`)]} rows=${[["per row", ...of.models.map((each) => duration(each.ms_per_row / 1000))]]} />`;
 }
 
 // Labels of the first two, if they are versions of one model: which have other weights.
@@ -93,7 +93,7 @@ function Weights({ models: [first, second] }) {
   const [name, from] = first.split(":"), [other, to] = second.split(":");
   const [of, error] = useLoaded(async () => (name === other ? get(`/v1/models/${segment(name)}:diff?from=${from}&to=${to}`) : null), [first, second]);
   if (!of) return html`<${Trouble} error=${error} />`;
-  const names = ({ count: n, first: shown }) => `${shown.join(", ")}${n > shown.length ? ", ..." : ""}`;
+  const names = ({ count: n, first: shown }) => `${shown.slice(0, 12).join(", ")}${n > 12 ? ", ..." : ""}`;
   return html`<h2>Weights of ${first} and ${second}</h2><p>${of.same_content ? "Both versions have the same content." : `${count(of.identical)} labels have the same weights, bit for bit.`}</p>
     <${Table} caption="Labels that differ" columns=${["labels", "number#", "names"]} rows=${["added", "removed", "changed"].map((kind) => [kind, count(of[kind].count), names(of[kind])])} />`;
 }

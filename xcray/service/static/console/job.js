@@ -3,7 +3,7 @@ import { html, useEffect, useState } from "../vendor/htm-3.1.1/standalone.module
 import { change, download, get, getText, readEvents, segment } from "./api.js";
 import { isOver, ModelLink, secondsOf } from "./jobs.js";
 import { Picture } from "./pictures.js";
-import { Button, bytes, count, duration, Details, Figures, Menu, percent, phaseOf, setOptions, Status, Table, Tabs, Time, Trouble, useAction, useLoaded } from "./parts.js";
+import { Button, bytes, count, duration, Details, Figures, Measures, Menu, setOptions, Status, Table, Tabs, Time, Trouble, useAction, useLoaded } from "./parts.js";
 import { Events, Timeline } from "./timeline.js";
 
 // Follow the events of a job: [latest progress, epochs, other events, error].
@@ -31,6 +31,9 @@ export function Job({ id, query }) {
   const [turn, setTurn] = useState(0);  // another attempt has another stream
   const [progress, epochs, events, streamError] = useEvents(id, turn);
   const [job, error, reload] = useLoaded(() => get(`/v1/jobs/${segment(id)}`), [id, events.length]);
+  const own = job?.result?.report?.data?.name, used = job?.spec.dataset;
+  // Of the list: a data set that was deleted meanwhile would be a 404.
+  const [named = own ?? used] = useLoaded(async () => own ?? (used && (await get("/v1/datasets?limit=1000")).datasets.find((set) => set.id === used)?.name), [own, used]);
   if (!job) return html`<h1>Job</h1><${Trouble} error=${error} />`;
   const isTraining = job.kind === "train";
   const tabs = { progress: "Progress", ...(job.status === "SUCCEEDED" && { result: "Result" }), log: "Events and log", ...(isTraining && { calls: "Command and REST" }) };
@@ -38,7 +41,7 @@ export function Job({ id, query }) {
   const now = { ...job, progress: (!isOver(job.status) && progress) || job.progress };
   const restart = () => { setTurn(turn + 1); reload(); };
   return html`<h1>Job ${job.name}</h1>
-    <${Trouble} error=${error || streamError} /><${Summary} job=${now} reload=${reload} restart=${restart} />
+    <${Trouble} error=${error || streamError} /><${Summary} job=${now} dataset=${named} reload=${reload} restart=${restart} />
     <${Tabs} tabs=${tabs} current=${tab} path=${`#/jobs/${segment(id)}`} />
     ${tab === "progress" && html`<${Course} job=${now} epochs=${epochs} />`}
     ${tab === "result" && (isTraining ? html`<${Measures} of=${job.result.measures} />${job.result.report?.labels_certified !== undefined && html`<${Gaps} id=${id} />`}` : html`<${Output} id=${id} />`)}
@@ -46,7 +49,7 @@ export function Job({ id, query }) {
     ${tab === "calls" && html`<${Calls} job=${job} />`}`;
 }
 
-function Summary({ job, reload, restart }) {
+function Summary({ job, dataset, reload, restart }) {
   const [failed, perform] = useAction();
   const { status, progress: now, spec, result } = job, path = `/v1/jobs/${segment(job.id)}`;
   const act = async (method, action, then) => { if (await perform(() => change(method, `${path}${action}`))) then(); };
@@ -56,13 +59,13 @@ function Summary({ job, reload, restart }) {
     ${job.message && html`<div class="problem">${job.reason}: ${job.message}</div>`}<${Notes} result=${result} />
     ${isRunning && html`<p>${now.total > 0 ? html`<progress class="wide" max=${now.total} value=${now.done} aria-label="progress"></progress> ${count(now.done)} of ${count(now.total)}` : html`<progress class="wide" aria-label="progress"></progress>`}${" "}${now.note}</p>`}
     ${job.kind === "train" && status === "SUCCEEDED" && html`<${Figures} measures=${result.measures} rows=${result.report?.data?.held_out} />`}
-    <p>${job.kind === "train" && status === "SUCCEEDED" && html`<a class="button main" href=${`#/ask?model=${segment(`${result.model}:${result.version}`)}`}>Ask the model</a> `}
+    <p class="bar">${job.kind === "train" && status === "SUCCEEDED" && html`<a class="button main" href=${`#/ask?model=${segment(`${result.model}:${result.version}`)}`}>Ask the model</a> `}
       ${isRunning && html`<${Button} scope="submit" disabled=${job.stop_requested} onClick=${() => act("POST", "/stop", reload)}>Stop<//>`}
       ${canResume && html`<${Button} class="main" scope="submit" onClick=${() => act("POST", "/resume", restart)}>Resume<//>`}
       ${job.kind === "train" && html`<a class="button" href=${`#/train?from=${segment(job.id)}`}>Train again with changes</a> `}
       ${!isRunning && html`<${Menu}><${Button} scope="submit" onClick=${remove}>Delete<//><//>`}</p><${Trouble} error=${failed} />
-    <${Details} of=${[["Model", result?.model && html`<${ModelLink} result=${result} />`], ["Data set", spec.dataset && html`<a href=${`#/datasets/${spec.dataset}`}>${result?.report?.data?.name ?? spec.dataset}</a>`],
-      ["Phase", phaseOf(job)], ["Time left", status === "RUNNING" ? duration(now.eta) : ""], ["Rate", isRunning && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
+    <${Details} of=${[["Model", result?.model && html`<${ModelLink} result=${result} />`], ["Data set", spec.dataset && html`<a href=${`#/datasets/${spec.dataset}`}>${dataset}</a>`],
+      ["Phase", isRunning ? job.phase : ""], ["Time left", status === "RUNNING" && typeof now.eta === "number" ? duration(now.eta) : ""], ["Rate", isRunning && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
       ["Duration", secondsOf(job) === null ? "" : duration(secondsOf(job))], ["Created", html`<${Time} at=${job.created} />`], ["Finished", job.finished && html`<${Time} at=${job.finished} />`],
       ["Attempt", job.attempt > 1 ? job.attempt : ""], ["Solver", spec.solver], ["Version of", spec.update], ["Change", spec.change],
       ["Gate", result?.comparison && (result.comparison.passed ? "passed" : "not passed")],
@@ -86,11 +89,6 @@ function Notes({ result }) {
   if (partial) notes.push(`The time limit ended the training: ${Object.entries(partial).map(([name, value]) => `${name} ${value}`).join(", ")}.`);
   return notes.map((note) => html`<div class="problem">${note}</div>`);
 }
-
-const Measures = ({ of }) => {
-  const rows = Object.entries(of || {}).filter(([, value]) => typeof value === "number");
-  return html`<h2>Measures</h2><${Table} caption="Measures" columns=${["measure", "value#"]} empty="None: no rows were held out." rows=${rows.map(([name, value]) => [name, percent(value, 2)])} />`;
-};
 
 function Gaps({ id }) {
   const [page, error] = useLoaded(() => get(`/v1/jobs/${segment(id)}/labels?limit=100`), [id]);

@@ -39,7 +39,8 @@ export function Jobs() {
     html`<${ModelLink} result=${job.result} />`, { show: html`<${Time} at=${job.created} />`, by: job.created }, job.spec.solver ?? job.kind];
   return html`<h1>Jobs</h1><form class="bar" role="search" onSubmit=${submit}>
       <label>Part of the name <input type="search" name="contains" maxlength="128" /></label>
-      <label>Status <select name="status" onChange=${(event) => event.target.form.requestSubmit()}>${STATES.map((name) => html`<option value=${name}>${name || "all"}</option>`)}</select></label> <button>Search</button></form>
+      <label>Status <select name="status" onChange=${(event) => event.target.form.requestSubmit()}>${STATES.map((name) => html`<option value=${name}>${name || "all"}</option>`)}</select></label> <button>Search</button>
+      <a class="button main" href="#/train">Train</a></form>
     <${Trouble} error=${error} />${list && html`<${Table} caption="Jobs" sortable=${true} columns=${["name", "status", "progress", "duration#", "result", "model", "created", "solver"]}
       empty=${Object.keys(filter).length ? "No job matches." : html`There is no job yet: <a href="#/train">train a model</a>.`} rows=${list.jobs.map(row)} />
     <${Pager} page=${page} setPage=${setPage} next=${list.next_page_token} />`}`;

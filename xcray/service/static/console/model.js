@@ -5,7 +5,7 @@ import { Aliases } from "./aliases.js";
 import { Change } from "./change.js";
 import { Feedback } from "./feedback.js";
 import { Picture } from "./pictures.js";
-import { Button, bytes, count, Details, duration, Figures, Menu, Pager, percent, Status, Table, Tabs, Time, Trouble, useAction, useLoaded } from "./parts.js";
+import { Button, bytes, count, Details, duration, Figures, Measures, Menu, Pager, percent, Status, Table, Tabs, Time, Trouble, useAction, useLoaded } from "./parts.js";
 
 const TABS = { accuracy: "Accuracy", labels: "Labels", cost: "Cost and certificate", versions: "Versions and traffic", calibration: "Calibration", feedback: "Feedback", change: "Change", files: "Files and API" };
 const PARTS = { accuracy: Accuracy, labels: Labels, cost: Cost, versions: Versions, calibration: Calibration, feedback: Feedback, change: Change, files: Files };
@@ -47,7 +47,7 @@ function Summary({ model, of, report, path }) {
   };
   return html`<div class="summary"><div>
       <${Figures} measures=${of.measures} rows=${of.held_out} />
-      <p><a class="button main" href=${`#/ask?model=${segment(reference)}`}>Ask this version</a>
+      <p class="bar"><a class="button main" href=${`#/ask?model=${segment(reference)}`}>Ask this version</a>
         <a class="button" href=${`#/compare?models=${segment(reference)}`}>Compare</a>
         <${Menu}><${Button} scope="submit" onClick=${remove}>Delete version ${of.version}<//><//></p><${Trouble} error=${failed} />
       <${Details} of=${[["Created", html`<${Time} at=${of.created} />`], ["Size", bytes(of.n_bytes)], ["Labels", count(of.n_labels)], ["Solver", of.solver],
@@ -60,16 +60,14 @@ const Pictures = ({ names, report, path }) => names.filter((name) => report.pict
   ${PICTURES[name][1] && html`<p>${PICTURES[name][1]}</p>`}<${Picture} key=${name} path=${`${path}/pictures/${name}`} />`);
 
 function Accuracy({ of, report, path }) {
-  const rank = (name) => ["P", "nDCG", "PSP"].indexOf(name.split("@")[0]);
-  const names = Object.keys(of.measures).filter((name) => typeof of.measures[name] === "number").sort((a, b) => (rank(b) >= 0) - (rank(a) >= 0) || rank(a) - rank(b));
-  return html`<h2>Measures</h2><${Table} caption="Measures" columns=${["measure", "value#"]} empty="None: no rows were held out." rows=${names.map((name) => [name, percent(of.measures[name], 2)])} />
+  return html`<${Measures} of=${of.measures} />
     <${Pictures} names=${["by_frequency"]} report=${report} path=${path} />`;
 }
 
 function Cost({ report, path }) {
   const { training } = report, known = (name, show) => (training[name] === undefined ? "" : show(training[name]));
   return html`<h2>Training</h2><${Details} of=${[["Time", known("makespan", duration)], ["Core time", known("core_seconds", duration)], ["Workers", training.workers],
-      ["Labels with a certificate", known("labels_certified", (n) => `${count(n)} of ${count(training.labels)}`)], ["Epochs", count(training.epochs)], ["Why it ended", training.stopped]]} />
+      ["Labels with a certificate", known("labels_certified", (n) => `${count(n)} of ${count(training.labels)}`)], ["Epochs", count(training.epochs)]]} />${training.stopped && html`<p class="note">It ended because ${training.stopped}.</p>`}
     <details><summary>Parameters</summary><${Table} caption="Parameters" columns=${["parameter", "value"]} rows=${Object.entries(report.params).map(([name, each]) => [name, String(each)])} /></details>
     <${Pictures} names=${["certificates", "objective", "stages", "oracle", "costs", "timeline"]} report=${report} path=${path} />`;
 }
@@ -81,13 +79,21 @@ function Calibration({ of, report, path }) {
     <${Pictures} names=${["calibration"]} report=${report} path=${path} />`;
 }
 
+const SHOWN = 30;  // versions of the table: each is a request
+
 function Versions({ model, of, reload }) {
   const compared = model.versions.slice(-5).map((each) => `${model.name}:${each}`).join(",");
   const state = (version) => model.states.find((each) => each.version === version) ?? {};
+  const open = (event) => { event.preventDefault(); location.hash = `#/models/${segment(model.name)}?version=${new FormData(event.target).get("version")}&tab=versions`; };
+  const newest = [...model.versions].reverse().slice(0, SHOWN);
+  // A version that cannot be read is a row without figures.
+  const [found = []] = useLoaded(() => Promise.all(newest.map((each) => get(`/v1/models/${segment(model.name)}/versions/${each}`).catch(() => null))), [String(newest)]);
   return html`<h2>Versions</h2>
     ${model.versions.length > 1 && html`<p><a class="button" href=${`#/compare?models=${segment(compared)}`}>Compare the newest ${Math.min(5, model.versions.length)}</a></p>`}
-    <${Table} caption="Versions" columns=${["version#", "state", "reason"]} rows=${[...model.versions].reverse().map((each) => [
-      html`<a href=${`#/models/${segment(model.name)}?version=${each}&tab=versions`} aria-current=${each === of.version ? "true" : undefined}>${each}</a>`, html`<${Status} value=${state(each).state} />`, state(each).reason ?? ""])} />
+    <${Table} caption="Versions" columns=${["version#", "P@1#", "size#", "solver", "created", "state", "aliases"]} rows=${newest.map((each, i) => [
+      html`<a href=${`#/models/${segment(model.name)}?version=${each}&tab=versions`} aria-current=${each === of.version ? "true" : undefined}>${each}</a>`, percent(found[i]?.measures["P@1"]), found[i] && bytes(found[i].n_bytes), found[i]?.solver, html`<${Time} at=${found[i]?.created} />`,
+      html`<${Status} value=${state(each).state} /> ${state(each).reason}`, found[i]?.aliases.filter((alias) => alias !== "latest").join(", ")])} />
+    ${model.versions.length > SHOWN && html`<form class="bar" onSubmit=${open}><label>One of the ${count(model.versions.length - SHOWN)} older versions <input name="version" type="number" required min=${model.versions[0]} max=${newest[SHOWN - 1] - 1} /></label> <button>Open</button></form>`}
     <${Aliases} model=${model} version=${of.version} reload=${reload} />`;
 }
 

@@ -40,10 +40,10 @@ export function Models() {
     disabled=${!chosen.includes(reference) && chosen.length >= MAX_COMPARED} onChange=${() => change(reference)} />`;
   return html`<h1>Models</h1>
     <form role="search" onSubmit=${submit} class="bar"><label>Part of the name <input type="search" name="search" /></label> <button>Search</button>
-      <label>Sort by <select value=${sort} onChange=${(event) => { setPage([]); setSort(event.target.value); }}>${Object.entries(ORDERS).map(([value, name]) => html`<option value=${value}>${name}</option>`)}</select></label></form>
+      <label>Sort by <select value=${sort} onChange=${(event) => { setPage([]); setSort(event.target.value); }}>${Object.entries(ORDERS).map(([value, name]) => html`<option value=${value}>${name}</option>`)}</select></label>
+      ${list?.total > 1 && (chosen.length < 2 ? html`<span class="note">Tick two to five models to compare them.</span>` : html`<a class="button main" href=${`#/compare?models=${segment(chosen.join(","))}`}>Compare ${chosen.length} models</a>`)}</form>
     <${Trouble} error=${error} />
-    ${list?.total > 1 && html`<p>${chosen.length < 2 ? "Tick two to five models to compare them." : html`<a class="button main" href=${`#/compare?models=${segment(chosen.join(","))}`}>Compare ${chosen.length} models</a>`}</p>`}
-    ${list && html`<${Table} caption="Models" sortable=${true} columns=${["", "name", "P@1#", "labels#", "size#", "solver", "created", "aliases and traffic", "versions#"]}
+    ${list && html`<${Table} caption="Models" sortable=${true} columns=${["compare", "name", "P@1#", "labels#", "size#", "solver", "created", "aliases and traffic", "versions#"]}
       empty=${search ? "No model matches." : html`There is no model yet: <a href="#/train">train one</a>.`} rows=${list.models.map((model) => row(model, tick))} />
     <${Pager} page=${page} setPage=${setPage} next=${list.next_page_token} names=${["Previous", "Next"]} />
     ${list.total > 50 && html`<p class="note">${count(list.total)} models.</p>`}`}`;

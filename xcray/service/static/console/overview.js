@@ -26,7 +26,7 @@ export function Overview() {
   const [jobs, jobsError] = useLoaded(async () => can("read") && ({
     running: await get("/v1/jobs?status=RUNNING&limit=100"), waiting: await get("/v1/jobs?status=PENDING&limit=100"),
   }), [], 3);
-  const [models, modelsError] = useLoaded(async () => (can("read") || can("predict") ? { loaded: (await get("/v1/models?loaded=true&limit=100")).models, newest: await get("/v1/models?limit=5&sort=created") } : null), [], 10);
+  const [models, modelsError] = useLoaded(async () => (can("read") || can("predict") ? { loaded: (await get("/v1/models?loaded=true&limit=1")).total, newest: await get("/v1/models?limit=5&sort=created") } : null), [], 10);
   const [metrics, metricsError] = useLoaded(async () => {
     if (!can("metrics")) return null;
     const found = samples(await getText("/metrics")), now = performance.now() / 1000;
@@ -37,24 +37,20 @@ export function Overview() {
     return { rate, p99: p99(found), free: total(found, "xcray_disk_free_bytes"), size: total(found, "xcray_disk_size_bytes") };
   }, [], 5);
   const number = (page) => page && `${count(page.jobs.length)}${page.next_page_token ? " or more" : ""}`;
-  const live = models?.loaded ?? [];
   return html`<h1>Overview</h1>
     ${[readyError, jobsError, modelsError].map((error) => html`<${Trouble} error=${error} />`)}
     ${ready && html`<${Details} of=${[
       ["Service", ready.ready ? "ready" : `not ready: ${ready.reasons.join(", ") || "sign in for the reasons"}`],
       ["Degraded", ready.degraded.join(", ")],
       ["Waiting jobs", number(jobs?.waiting)], ["Running jobs", number(jobs?.running)],
-      ["Models", models && `${count(models.newest.total)}, ${count(live.length)} in memory`],
+      ["Models", models && `${count(models.newest.total)}, ${count(models.loaded)} in memory`],
       ["Requests", metrics?.rate], ["p99 of predictions", metrics?.p99],
       ["Disk", metrics && `${bytes(metrics.free)} free of ${bytes(metrics.size)}`],
     ]} />`}
     ${metricsError && html`<p class="note">Requests, p99 and disk: ${metricsError.message}.</p>`}
     ${models?.newest.total === 0 && html`<h2>First steps</h2><ol><li><a href="#/datasets">Upload a file</a> of texts with labels, or use demo data.</li><li><a href="#/train">Train</a> a model on it.</li><li><a href="#/ask">Ask</a> the model.</li></ol><${DemoData} />`}
-    ${models?.newest.total > 0 && html`<h2>Newest models</h2><${Table} caption="Newest models" columns=${["name", "P@1#", "created", ""]} rows=${models.newest.models.map(({ name, latest }) => [
-      html`<a href=${`#/models/${segment(name)}`}>${name}</a>`, percent(latest?.measures["P@1"]), html`<${Time} at=${latest?.created} />`, html`<a href=${`#/ask?model=${segment(name)}`}>Ask</a>`])} />`}
+    ${models?.newest.total > 0 && html`<h2>Newest models</h2><${Table} caption="Newest models" columns=${["name", "P@1#", "labels#", "solver", "created", "ask"]} rows=${models.newest.models.map(({ name, latest }) => [
+      html`<a href=${`#/models/${segment(name)}`}>${name}</a>`, percent(latest?.measures["P@1"]), count(latest?.n_labels), latest?.solver, html`<${Time} at=${latest?.created} />`, html`<a href=${`#/ask?model=${segment(name)}`}>Ask</a>`])} />`}
     ${jobs && html`<h2>Running jobs</h2><${Table} caption="Running jobs" columns=${["name", "status", "progress"]} empty="No job is running." rows=${jobs.running.jobs.map((job) => [
-      html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, html`<${Status} value=${job.status} /> ${phaseOf(job)}`, html`<${Progress} job=${job} />`])} />`}
-    <h2>Models in memory</h2>
-    ${models && html`<${Table} caption="Models in memory" columns=${["name", "versions"]} empty="None; the first request loads a model." rows=${live.map((model) => [
-      html`<a href=${`#/models/${model.name}`}>${model.name}</a>`, model.states.filter((state) => state.state === "LOADED").map((state) => state.version).join(", ")])} />`}`;
+      html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, html`<${Status} value=${job.status} /> ${phaseOf(job)}`, html`<${Progress} job=${job} />`])} />`}`;
 }

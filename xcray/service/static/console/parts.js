@@ -13,8 +13,8 @@ export const bytes = (n) => {
 export const duration = (s) => (s === null || s === undefined ? "unknown" : s < 0.0995 ? `${Number((1000 * s).toPrecision(2))} ms`
   : s < 90 ? `${s.toFixed(s < 10 ? 1 : 0)} s` : s < 5400 ? `${Math.round(s / 60)} min` : s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${count(Math.round(s / 86400))} days`);
 
-// A time of the API: local, with UTC under the pointer.
-export const Time = ({ at }) => at && html`<time datetime=${at} title=${`${at.slice(0, 10)} ${at.slice(11, 19)} UTC`}>${new Date(at).toLocaleString("sv")}</time>`;
+// A time of the API: local, to the minute, with UTC and seconds under the pointer.
+export const Time = ({ at }) => at && html`<time datetime=${at} title=${`${at.slice(0, 10)} ${at.slice(11, 19)} UTC`}>${new Date(at).toLocaleString("sv").slice(0, 16)}</time>`;
 
 // Call `load` now and every `seconds` (0: once); return [value, error, reload].
 export function useLoaded(load, keys, seconds = 0) {
@@ -56,10 +56,10 @@ export function useAction() {
 // The phase of a job that is not over, and what it waits for: the note before anything is counted, and compilation.
 export function phaseOf({ status, phase, progress: { total, note } }) {
   if (!["PENDING", "RUNNING"].includes(status)) return "";
-  return status === "RUNNING" && note && (!total || note.startsWith("compiling")) ? `${phase}: ${note}` : phase;
+  return status === "RUNNING" && note && (!total || note.startsWith("compiling")) ? `${phase}: ${note.split(": ")[0]}` : phase;
 }
 
-export const Status = ({ value }) => html`<span class=${value}>${value}</span>`;
+export const Status = ({ value, waiting }) => html`<span class=${value}>${value}</span>${waiting && " waits for another build"}`;
 export const Trouble = ({ error }) => error && html`<div class="problem" role="alert">${error.message}${error.hint && html`<br />${error.hint}`}</div>`;
 export const Refused = ({ scope }) => html`<p class="problem" role="alert">this needs a key with the scope ${scope}</p>`;
 export const Details = ({ of }) => html`<dl class="details">${of.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
@@ -73,6 +73,16 @@ export function Figures({ measures = {}, rows }) {
   return html`<dl class="figures">${shown.map((name) => html`<div><dt>${name}</dt><dd>${percent(measures[name])}<small>${half(measures[name])}</small></dd></div>`)}</dl>
     <p class="note">On ${rows ? count(rows) : "the"} held-out rows${rows ? "; ± half of the 95 % interval at most" : ""}.</p>`;
 }
+
+// All measures of a summary: a row of each name, a column of each k.
+export function Measures({ of = {} }) {
+  const found = Object.entries(of).filter(([, value]) => typeof value === "number").map(([name, value]) => [...name.split("@"), value]);
+  const cuts = [...new Set(found.filter((each) => each.length > 2).map(([, k]) => k))], rank = (name) => (FIRST.indexOf(name) + FIRST.length + 1) % (FIRST.length + 1);
+  const names = [...new Set(found.map(([name]) => name))].sort((a, b) => rank(a) - rank(b));
+  const cell = (name, k) => percent(found.find((each) => each[0] === name && (each.length > 2 ? each[1] === k : k === cuts[0]))?.at(-1), 2);
+  return html`<h2>Measures</h2><${Table} caption="Measures" columns=${["measure", ...(cuts.length ? cuts.map((k) => `k = ${k}#`) : ["value#"])]} empty="None: no rows were held out." rows=${names.map((name) => [name, ...(cuts.length ? cuts : [undefined]).map((k) => cell(name, k))])} />`;
+}
+const FIRST = ["P", "nDCG", "PSP"];
 
 // Tabs of a page, each with its own address. tabs: {id: name}; path: address of the page.
 export function Tabs({ tabs, current, path, query = {} }) {
@@ -98,7 +108,7 @@ export function Table({ caption, columns, rows, empty, sortable = false }) {
   const toggle = (i) => setOrder([i, direction(i) ? -direction(i) : columns[i].endsWith("#") ? -1 : 1]);
   const head = (name, i) => (sortable && name ? html`<button type="button" class="sort" onClick=${() => toggle(i)}>${name}${["▾", "", "▴"][direction(i) + 1]}</button>` : name);
   const sort = (i) => ["descending", undefined, "ascending"][direction(i) + 1];
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table class=${columns.length < 5 ? "narrow" : ""}>
     <thead><tr>${columns.map((name, i) => html`<th scope="col" aria-sort=${sort(i)} class=${name.endsWith("#") ? "number" : ""}>${head(name.replace("#", ""), i)}</th>`)}</tr></thead>
     <tbody>${sorted.map((cells) => html`<tr>${cells.map((cell, i) => html`<td class=${columns[i].endsWith("#") ? "number" : ""}>${shown(cell)}</td>`)}</tr>`)}</tbody>
   </table></div>`;

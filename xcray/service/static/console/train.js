@@ -56,7 +56,7 @@ function Auto({ of, value }) {
   const help = `${of.help[0].toUpperCase()}${of.help.slice(1)}. It takes the work of about two more trainings, and more for options of the texts: Estimate says how much.`;
   return html`<fieldset><legend>Parameters</legend>
     <label><input type="checkbox" checked=${isOn} onChange=${(event) => setOn(event.target.checked)} /> Choose parameters and text options for me</label>
-    ${isOn && html`<${Field} id=${id} label="for this measure" help=${help}><input id=${id} name=${id} required pattern="[A-Za-z0-9@+]+" maxlength=${of.high} defaultValue=${value || AUTO_MEASURE} /><//>`}</fieldset>`;
+    ${isOn && html`<${Field} id=${id} label="Measure" help=${help}><input id=${id} name=${id} required pattern="[A-Za-z0-9@+]+" maxlength=${of.high} defaultValue=${value || AUTO_MEASURE} /><//>`}</fieldset>`;
 }
 
 export function Train({ query }) {
@@ -115,6 +115,6 @@ export function Train({ query }) {
     ${solver.name === AUTO_SOLVER && html`<${Auto} key=${isLarge} of=${auto} value=${job ? given[AUTO] ?? "" : isLarge ? AUTO_MEASURE : ""} />`}
     <details open=${Object.keys(old.params || {}).length > 0}><summary>Parameters of ${solver.name}</summary><div class="fields" key=${solver.name}>${solver.parameters.map((each) => html`<${Parameter} of=${each} value=${solver.name === old.solver ? old.params?.[each.name] : undefined} />`)}</div></details>
     <details open=${Object.keys(given).some((name) => name !== AUTO)}><summary>Options</summary><div class="fields">${options.map((each) => html`<${Parameter} of=${each} id=${`option-${each.name}`} value=${given[each.name]} />`)}</div></details>
-    <p><${Button} type="submit" class="main" scope="submit" disabled=${sending}>Train<//> <${Button} scope="submit" disabled=${sending} onClick=${(event) => showEstimate(event.target.form)}>Estimate<//></p>
+    <p class="bar"><${Button} type="submit" class="main" scope="submit" disabled=${sending}>Train<//> <${Button} scope="submit" disabled=${sending} onClick=${(event) => showEstimate(event.target.form)}>Estimate<//></p>
     <${Trouble} error=${failed} />${estimate && html`<${Estimate} of=${estimate} />`}</form>`;
 }
