@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from xcray.arrays import CSR, Float64
 from xcray.certificate import relative_gaps
 from xcray.index.label_groups import LabelGroups
+from xcray.index.packed import row_ranges
 from xcray.model.model import Model
 from xcray.predict.explain import GROUP_NAMES
 
@@ -99,7 +100,7 @@ def cosine_similarities(W: CSR, label: int) -> Float64:
     row = np.zeros(int(W.n_cols), np.float64)
     row[features] = weights
     dots, squares = np.zeros(W.n_rows), np.zeros(W.n_rows)
-    for start, stop in _blocks(W):
+    for start, stop in row_ranges(W.indptr, BLOCK_WEIGHTS):
         first, last = int(W.indptr[start]), int(W.indptr[stop])
         filled = start + np.flatnonzero(np.diff(W.indptr[start : stop + 1]))
         if len(filled):
@@ -110,16 +111,6 @@ def cosine_similarities(W: CSR, label: int) -> Float64:
     lengths = np.sqrt(squares * squares[label])
     out: Float64 = np.divide(dots, lengths, out=np.zeros(W.n_rows), where=lengths > 0)
     return out
-
-
-def _blocks(W: CSR) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows with about BLOCK_WEIGHTS weights each."""
-    start = 0
-    while start < W.n_rows:
-        end = int(np.searchsorted(W.indptr, W.indptr[start] + BLOCK_WEIGHTS, side="right")) - 1
-        stop = min(max(end, start + 1), W.n_rows)
-        yield start, stop
-        start = stop
 
 
 def _summary(model: Model, number: int) -> LabelSummary:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,10 @@ from benchmarks.search.cases import FAMILIES, LARGE, NARROW
 from benchmarks.search.equality import by_rows, check
 from tests.naive import normaliser as naive_sum
 from tests.naive import search as naive
-from tests.support.flat_models import write_fields
-from tests.support.live_service import client_of, settings_for
 from xcray.arrays import CSR, csr_from
 from xcray.index.log_partition import LogPartition
 from xcray.index.search import SearchIndex
 from xcray.kernels.search import dense as kernels
-from xcray.model.model import Model
-from xcray.predict import Predictor
-from xcray.service.app import create_app
 
 SOME = [*sorted(NARROW.keys() - set(LARGE) - {"alike", "long_queries"}), "dense_spread_out"]
 
@@ -98,50 +92,6 @@ def test_a_deadline_that_is_too_short_is_kept() -> None:
     whole = index.query(X, 5, deadline_ms=60_000)
     assert whole.exact.all()
     np.testing.assert_array_equal(whole.scores, naive.best(naive.all_scores(X, W, b), 5).scores)
-
-
-@pytest.mark.parametrize(("n_labels", "n_features"), [(63, 80)])
-def test_from_the_file_to_the_reply(n_labels: int, n_features: int, tmp_path: Path) -> None:
-    W, b = full(n_labels, n_features)
-    names = {
-        "label_names": [f"c{i}" for i in range(n_labels)],
-        "feature_names": [f"f{j}" for j in range(n_features)],
-    }
-    write_fields(
-        tmp_path / "staged",
-        W=W,
-        b=b,
-        solver="ds-mlr",
-        params={},
-        dataset_hash="d",
-        link="softmax",
-        **names,
-    )
-    model = Model.open(tmp_path / "staged", verify=True)
-    assert model.search.dense is not None
-    X = rows(20, n_features, 0.5)
-    scores = naive.all_scores(X, W, b)
-    expected = naive.best(scores, 5)
-    predictor = Predictor(model)
-    answer = predictor.search(X, 5, probabilities=True)
-    np.testing.assert_array_equal(answer.labels, expected.labels)
-    np.testing.assert_array_equal(answer.scores.view(np.int64), expected.scores.view(np.int64))
-    parts = predictor.explain(csr_from(X.to_scipy()[0]), int(expected.labels[0, 0]))
-    assert (parts.score, parts.rank) == (expected.scores[0, 0], 1)
-    app = create_app(settings_for(tmp_path / "home"))
-    app.state.app_state.registry.publish("dense", model.path)
-    instances = [{"values": row} for row in X.to_scipy().toarray().tolist()]
-    with client_of(app) as http:
-        reply = http.post(
-            "/v1/models/dense:predict", json={"instances": instances, "probabilities": True}
-        )
-        assert reply.status_code == 200, reply.text
-    result = reply.json()["predictions"]
-    assert [one["labels"] for one in result] == [
-        [f"c{j}" for j in row] for row in expected.labels.tolist()
-    ]
-    assert [one["scores"] for one in result] == expected.scores.tolist()
-    assert [one["probabilities"] for one in result] == predictor.probabilities(answer).tolist()
 
 
 def test_one_signature_each() -> None:

@@ -412,16 +412,6 @@ def test_filters_of_any_size_leave_the_order_of_the_rest(
         assert same(denied.top, naive.best(scores, k, allowed))
 
 
-def test_denying_the_best_repeatedly_gives_the_ranking(model: Case) -> None:
-    index, X = searcher(model.W, model.b), csr_from(model.X.to_scipy()[:1])
-    ranking = index.query(X, 40).labels[0].tolist()
-    results: list[int] = []
-    while len(results) < 40:
-        among = LabelFilter.of(model.W.n_rows, deny=results) if results else None
-        results.append(int(index.query(X, 1, label_filter=among).labels[0, 0]))
-    assert results == ranking
-
-
 def test_no_rows_give_an_empty_answer(model: Case) -> None:
     answer = searcher(model.W, model.b).query(csr([0], [], [], model.X.n_cols), 5, threads=2)
     assert answer.labels.shape == answer.scores.shape == (0, 5)

@@ -144,39 +144,6 @@ def test_a_version_number_belongs_to_one_model(uri: str, model: Model, tmp_path:
     ]
 
 
-def test_a_partial_push_is_not_a_model_and_is_completed(
-    uri: str, model: Model, tmp_path: Path
-) -> None:
-    place = pushed(uri, model)
-    place.filesystem.delete_file((place / "manifest.json").path)
-    place.filesystem.delete_file((place / "bias.arrow").path)
-    with pytest.raises(NotFound) as error:
-        pull_to_registry(Registry(tmp_path / "models"), place.uri)
-    assert code_of(error) == "HALF_PUSHED"
-    with pytest.raises(NotFound, match="no complete version"):
-        pull_to_registry(Registry(tmp_path / "models"), f"{uri}/news")
-    result = push(model.path, StoragePath.parse(uri) / "news")
-    assert result.moved.sent == (model.path / "bias.arrow").stat().st_size
-    assert result.number == 1
-
-
-@on_s3
-def test_a_damaged_object_is_refused_by_name_and_sent_again(
-    uri: str, model: Model, tmp_path: Path
-) -> None:
-    place = pushed(uri, model)
-    weights = place / "weights.arrow"
-    raw = bytearray(weights.read(1 << 20))
-    raw[len(raw) // 2] ^= 1
-    weights.write(bytes(raw))
-    registry = Registry(tmp_path / "models")
-    with pytest.raises(Corrupt, match=r"weights\.arrow"):
-        pull_to_registry(registry, uri)
-    assert registry.names() == []
-    push(model.path, StoragePath.parse(uri) / "news", resend_all=True)
-    assert pull_to_registry(registry, uri)[0].sha256 == model.sha256
-
-
 def test_a_truncated_object_and_a_missing_one_are_distinguished(
     uri: str, model: Model, tmp_path: Path
 ) -> None:

@@ -120,13 +120,6 @@ def test_a_query_has_few_python_layers(random: Predictor) -> None:
     assert len(calls) <= 125
 
 
-def test_threads_do_not_change_answers(random: Predictor, rng: np.random.Generator) -> None:
-    rows = rng.normal(size=(700, 30)).astype(np.float32)
-    one, three = random.predict(rows, 7), Predictor(random.model, threads=3).predict(rows, 7)
-    np.testing.assert_array_equal(one.labels, three.labels)
-    np.testing.assert_array_equal(one.scores, three.scores)
-
-
 def test_k_is_clipped_to_the_labels(random: Predictor) -> None:
     assert random.predict(np.zeros((2, 30)), k=99).labels.shape == (2, 50)
     assert random.predict(np.zeros((0, 30)), k=3).labels.shape == (0, 3)

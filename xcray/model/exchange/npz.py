@@ -6,7 +6,6 @@ import errno
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -16,6 +15,7 @@ from xcray.arrays import CSR, csr
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet_file import check_unpacked_size
 from xcray.errors import DataError, InputError, ShapeMismatch
+from xcray.index.packed import row_ranges
 from xcray.kernels.canonical import first_fault
 from xcray.model.exchange.checks import checked_numbers, checked_size
 from xcray.model.exchange.weights import (
@@ -101,7 +101,7 @@ def _copy_matrix(archive: zipfile.ZipFile, indptr: Any, D: int, target: Path) ->
                 f"there are {len(indices)} indices and {len(data)} values for {indptr[-1]} entries"
             )
         with MatrixWriter(target, indptr, D) as writer:
-            for first, last in _row_blocks(indptr):
+            for first, last in row_ranges(indptr, BLOCK_ENTRIES):
                 begin, end = int(indptr[first]), int(indptr[last])
                 columns = indices.read(end - begin)
                 if len(columns) and not 0 <= columns.min() <= columns.max() < D:
@@ -109,16 +109,6 @@ def _copy_matrix(archive: zipfile.ZipFile, indptr: Any, D: int, target: Path) ->
                 values = to_float32(data.read(end - begin))
                 block = _canonical(csr(indptr[first : last + 1] - begin, columns, values, D))
                 writer.write(begin, block.indices, block.data)
-
-
-def _row_blocks(indptr: Any) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows with at most BLOCK_ENTRIES entries, or of one row."""
-    first, n_rows = 0, len(indptr) - 1
-    while first < n_rows:
-        fitting = int(np.searchsorted(indptr, indptr[first] + BLOCK_ENTRIES, side="right")) - 1
-        last = min(max(fitting, first + 1), n_rows)
-        yield first, last
-        first = last
 
 
 def _canonical(W: CSR) -> CSR:
