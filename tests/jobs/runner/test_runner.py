@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from xcray.arrays import csr
-from xcray.errors import Fenced, ParameterError, Refused, Stopped, Unavailable
+from xcray.errors import ParameterError, Refused, Stopped, Unavailable
 from xcray.jobs.home import check_id
 from xcray.jobs.runner.main import FENCED, MAX_ENTRY_CHARS, run_attempt, shorten_report
 from xcray.jobs.runner.monitor import AttemptMonitor, MonitorOptions
@@ -491,8 +491,3 @@ def test_a_name_in_rays_dashboard_is_harmless_and_readable(store):
     assert name.endswith(f"-{job.id}-a0")
     assert len(name) < 90
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_")
-
-
-def test_fenced_is_an_error_of_its_own(store, job):
-    with pytest.raises(Fenced):
-        AttemptMonitor(store, job.id, 2, StopFlag(), QUICK).start()

@@ -6,24 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from xcray.errors import Unavailable
 from xcray.jobs.store.leader_leases import LeaderLeaseTable
 
 LOG: Final = logging.getLogger(__name__)
-
-
-class Leadership(Protocol):
-    """A process's view of a leader role."""
-
-    term: int | None
-
-    def acquire_or_renew(self) -> bool:
-        """Return whether this process is the leader now."""
-
-    def release(self) -> None:
-        """Release the role."""
 
 
 class LeaderElection:
@@ -106,3 +94,6 @@ class AlwaysLeader:
 
     def release(self) -> None:
         """Do nothing: no other process waits for the role."""
+
+
+Leadership: TypeAlias = LeaderElection | AlwaysLeader  # a process's view of a leader role
