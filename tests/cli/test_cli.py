@@ -328,6 +328,19 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_a_text_that_names_a_file_is_answered_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from xcray.cli.models.predict import read_texts
+
+    file = tmp_path / "new.txt"
+    file.write_text("a text\n")
+    assert read_texts([str(file)]) == [str(file)]
+    assert f"xcray predict MODEL < {file}" in capsys.readouterr().err
+    assert read_texts(["a text"]) == ["a text"]
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("call", ['main(["--help"])', "import xcray.client"])
 def test_help_and_the_client_load_no_heavy_library(call: str) -> None:
     code = f"""

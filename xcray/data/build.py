@@ -54,6 +54,7 @@ class BuildOptions:
     like: a model or data set directory whose features the new data set must have. Text goes
     through its fitted pipeline. It is a local path and is never read from JSON.
     origin: addresses, checksums and licence of a public set, for the manifest; not from JSON.
+    given: names of options that hold against `like`, also with their default values.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -67,6 +68,7 @@ class BuildOptions:
     synthetic: SyntheticParams = field(default_factory=SyntheticParams)
     like: str | None = None
     origin: Mapping[str, Any] | None = None
+    given: frozenset[str] = frozenset()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BuildOptions:
@@ -93,6 +95,7 @@ class BuildOptions:
             text=None if text is None else TextParams.from_dict(dict(text)),
             fields=document_fields,
             synthetic=SyntheticParams(**synthetic),
+            given=frozenset(values),
             **own,
         )
 
@@ -170,6 +173,7 @@ def _read_like(format: str, options: BuildOptions) -> BuildOptions:
     if options.like is None or not (Path(options.like) / MANIFEST).is_file():
         return options  # a missing `like` is reported with the features
     reading, read = reading_of(read_json(Path(options.like) / MANIFEST)), options.read
+    reading = {name: value for name, value in reading.items() if name not in options.given}
     if read.text_fields == ReadOptions().text_fields and "text_fields" in reading:
         values = tuple(reading.get("value_fields", ()))
         read = replace(read, text_fields=tuple(reading["text_fields"]), value_fields=values)

@@ -106,6 +106,8 @@ def test_errors_have_their_locations(server: ServerSetup) -> None:
         "instances[1].values[1]",
     ]
     assert two["detail"] == "instances[1].indices[1]: an integer was expected"
+    plain = problem(b'{"instances": ["a text"]}')
+    assert plain["detail"] == 'instances[0]: an object was expected, such as {"text": "..."}'
     third = problem(
         b'{"instances": [{"values": [1, 2, 3, 4, 5, 6]}, {"indices": [1], "values": []}]}'
     )

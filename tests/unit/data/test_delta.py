@@ -89,6 +89,20 @@ def test_weights_of_added_rows_are_one(numbers: Dataset, tmp_path: Path):
     np.testing.assert_array_equal(data.train.weights[n - 1 :], 1.0)
 
 
+def test_given_fields_hold_against_those_of_the_base(tmp_path: Path):
+    """Also if they are the defaults, which count as not given elsewhere."""
+    rows = [{"body": each["text"], "tags": each["labels"]} for each in DOCUMENTS]
+    how = BuildOptions.from_dict({"text_fields": "body", "label_field": "tags"})
+    build("jsonl", {"train": write(tmp_path / "base.jsonl", rows)}, tmp_path / "base", how)
+    data = delta_from_files(
+        tmp_path / "base",
+        tmp_path / "changed",
+        add=write(tmp_path / "more.jsonl", DOCUMENTS[:3]),
+        options={"text_fields": "text", "label_field": "labels"},
+    )
+    assert data.train.n_rows == 15
+
+
 def test_texts_are_changed_by_id_and_removed_from_all_files(texts: Dataset, tmp_path: Path):
     """A removed text and its id are in no file; added ones pass the pipeline of the base."""
     secret = write(

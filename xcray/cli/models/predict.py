@@ -297,6 +297,11 @@ def read_texts(texts: Sequence[str] | None) -> list[str]:
     Raises InputError if there are none.
     """
     if texts:
+        if len(texts) == 1 and Path(texts[0]).is_file():
+            output.print_note(
+                f"{texts[0]!r} is taken as a text; the lines of the file: "
+                f"xcray predict MODEL < {texts[0]}; many rows: xcray predict-batch"
+            )
         return list(texts)
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError(

@@ -261,6 +261,8 @@ def _error_entry(item: Any, model: type[BaseModel] | None) -> dict[str, str]:
     loc = [part for part in item["loc"] if part != "body"]
     loc, known = (loc, []) if model is None else _resolve(model, loc)
     code, sentence = VALIDATION_RULES.get(item["type"], ("TYPE", _type_sentence(str(item["type"]))))
+    if code == "TYPE" and loc[:1] == ["instances"] and len(loc) == 2:
+        sentence += ', such as {{"text": "..."}}'
     if code == "TYPE" and not loc:
         code = "BODY_TYPE"
     fields = [part for part in loc if isinstance(part, str)]
