@@ -45,8 +45,7 @@ class BuildOptions:
     read: how files are read. name: name of the data set; by default derived from the target.
     test_fraction: share of rows held out by a hash of their id (or row number) if there is no
     test file. None means 0, or 0.1 for pydocs and synthetic. seed: selects the split.
-    test_rows_file: file of row numbers from 1 (a split file of the XC repository) to hold out
-    instead.
+    test_rows_file: row numbers from 1 to hold out instead (a split file of the XC repository).
     label_names_file: one label name per line, in the order of the ids. For text, other labels
     are errors; whole numbers are ids, if no name is a whole number or with `label_ids`.
     fields: of documents, if they have more than plain texts. text: tf-idf parameters; None takes
@@ -166,10 +165,7 @@ def _check_texts(format: str, options: BuildOptions) -> None:
 
 
 def _read_like(format: str, options: BuildOptions) -> BuildOptions:
-    """Return the options with the fields, separator and delimiter of `like`, unless others are set.
-
-    The first index of svmlight is chosen where its features are known.
-    """
+    """Return the options with the fields and separators of `like`, unless others are set."""
     if options.like is None or not (Path(options.like) / MANIFEST).is_file():
         return options  # a missing `like` is reported with the features
     reading, read = reading_of(read_json(Path(options.like) / MANIFEST)), options.read
