@@ -25,7 +25,7 @@ def test_a_name_is_given_once() -> None:
 
 
 def test_the_page_shows_the_files() -> None:
-    place = SimpleNamespace(file=SimpleNamespace(src_uri=DOCS.name))
+    place = SimpleNamespace(file=SimpleNamespace(src_uri=DOCS.name), meta={})
     page = hooks.on_page_markdown(DOCS.read_text(), place)
     for name in ("centroid", "gradient"):
         assert (ROOT / f"tests/support/toy_solvers/{name}.py").read_text() in page, name
