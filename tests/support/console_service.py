@@ -63,12 +63,10 @@ def served(folder: Path) -> Iterator[Live]:
 
 def _train(live: Live) -> None:
     """Upload the rows and train the model `topics`."""
-    answer = live.http.post(
-        "/v1/datasets",
-        params={"name": "topics", "format": "jsonl", "options": '{"test_fraction": 0.1}'},
-        content=question_lines(),
-        headers={"content-type": "application/octet-stream"},
-    )
+    binary = {"content-type": "application/octet-stream"}
+    upload = live.http.post("/v1/uploads", content=question_lines(), headers=binary).json()["id"]
+    body = {"name": "topics", "format": "jsonl", "options": {"test_fraction": 0.1}}
+    answer = live.http.post("/v1/datasets", json={**body, "uploads": {"train": upload}})
     wait_for(live, answer.headers["location"], "READY")
     job = live.http.post("/v1/jobs", json={"dataset": "topics", "model": "topics"})
     wait_for(live, job.headers["location"], "SUCCEEDED")

@@ -21,7 +21,7 @@ export const ModelLink = ({ result }) => result?.model && html`<a href=${`#/mode
 function resultOf({ kind, result, message }) {
   if (!result) return message ?? "";
   if (kind === "predict") return `${count(result.answered ?? result.rows)} rows answered`;
-  return typeof result.measures?.["P@1"] === "number" ? `P@1 ${percent(result.measures["P@1"])}` : "not measured";
+  return typeof result.measures?.["P@1"] === "number" ? html`<span class="number">P@1 ${percent(result.measures["P@1"])}</span>` : "not measured";
 }
 
 export function Jobs() {
