@@ -118,16 +118,18 @@ class SearchOutput(NamedTuple):
 
 
 class QueryRow(NamedTuple):
-    """A query.
+    """A query: row `number` of the results.
 
-    indices: (m,) int32, ascending; values: (m,) float32; places: (2, m) int64, scratch memory
-    of scores; terms, n_terms: see `Terms`; n_postings: weights of all its features; n_dense:
-    features that are dense or split; positive: whether no value is negative; dropped: maximum
-    contribution of the weights left out of the lists, and of groups left out of the bounds;
-    max_sum: bound of all partial sums, the largest |bias| and |x| times the largest |weight| of
-    each term.
+    allowed: (K,) uint8, 1 for labels that can be returned, or empty for all. indices: (m,) int32,
+    ascending; values: (m,) float32; places: (2, m) int64, scratch memory of scores; terms, n_terms:
+    see `Terms`; n_postings: weights of all its features; n_dense: features that are dense or split;
+    positive: whether no value is negative; dropped: maximum contribution of the weights left out of
+    the lists, and of groups left out of the bounds; max_sum: bound of all partial sums, the largest
+    |bias| and |x| times the largest |weight| of each term.
     """
 
+    number: int
+    allowed: Bytes
     indices: Int32
     values: Float32
     places: NDArray[np.int64]
@@ -141,8 +143,8 @@ class QueryRow(NamedTuple):
 
 
 @inner()
-def read_row(X: CSR, i: int, engine: SearchEngine) -> QueryRow:
-    """Return row i of X with the terms of its features."""
+def read_row(X: CSR, i: int, allowed: Bytes, engine: SearchEngine) -> QueryRow:
+    """Return row i of X with the terms of its features, for a search of allowed labels."""
     lo, hi = X.indptr[i], X.indptr[i + 1]
     indices, values, lists = X.indices[lo:hi], X.data[lo:hi], engine.lists
     terms = new_terms(hi - lo)
@@ -157,7 +159,9 @@ def read_row(X: CSR, i: int, engine: SearchEngine) -> QueryRow:
         positive &= value >= 0
         hidden -= min(0.0, float64(value)) * lists.dropped_below
     places = np.empty((2, hi - lo), np.int64)
-    return QueryRow(indices, values, places, terms, n, reach, n_dense, positive, hidden, most)
+    return QueryRow(
+        i, allowed, indices, values, places, terms, n, reach, n_dense, positive, hidden, most
+    )
 
 
 @inner(allocates=False)
@@ -334,7 +338,7 @@ def offer_label(out: SearchOutput, i: int, size: int, label: int, value: float) 
 
 @inner(allocates=False)
 def offer_by_bias(
-    listed: Int32, bias: Float32, skip: Bytes, allowed: Bytes, out: SearchOutput, i: int, size: int
+    row: QueryRow, listed: Int32, bias: Float32, skip: Bytes, out: SearchOutput, size: int
 ) -> int:
     """Offer labels whose score is their bias, best first, until one is not good enough.
 
@@ -342,13 +346,13 @@ def offer_by_bias(
     """
     for number in listed:
         label = int64(number)
-        if (len(skip) and skip[label]) or (len(allowed) and not allowed[label]):
+        if (len(skip) and skip[label]) or (len(row.allowed) and not row.allowed[label]):
             continue
         # 0.0 +: an empty sum, so that a bias of -0.0 gives the same bits
         value = 0.0 + float64(bias[label])
         full = size == out.labels.shape[1]
-        size = offer_label(out, i, size, label, value)
-        if full and out.runner_up[i] >= value:
+        size = offer_label(out, row.number, size, label, value)
+        if full and out.runner_up[row.number] >= value:
             break
     return size
 
@@ -363,7 +367,6 @@ def rescore(
     n: int,
     budget: int,
     out: SearchOutput,
-    i: int,
     size: int,
 ) -> int:
     """Score labels in order of descending bounds until no other can be among the best.
@@ -371,6 +374,7 @@ def rescore(
     Returns the size of the heap. bounds + more: upper bounds of the scores. budget: entries of rows
     that can be read. Counters in `out` are updated.
     """
+    i = row.number
     labels, scores = out.labels[i], out.scores[i]
     found = int64(0)
     for c in range(min(n, FIRST_RESCORED)):
@@ -476,7 +480,6 @@ def rescore_candidates(
     more: float,
     budget: int,
     out: SearchOutput,
-    i: int,
     size: int,
 ) -> int:
     """Score the n candidates that are not seen yet, best bounds first; return the heap's size.
@@ -486,7 +489,7 @@ def rescore_candidates(
     """
     if n == 0:
         return size
-    k, kept = out.labels.shape[1], int64(0)
+    i, k, kept = row.number, out.labels.shape[1], int64(0)
     room = min(n, max(FIRST_RESCORED, 2 * k))
     first, best = np.empty(room, np.int32), np.empty(room, np.float64)
     for c in range(n):
@@ -494,7 +497,7 @@ def rescore_candidates(
         if not work.seen[label] and (kept < room or bound > best[0]):
             kept = offer(first, best, kept, int64(label), bound)
     sort_best_first(first[:kept], best[:kept])
-    size = rescore(row, engine, first, best, more, kept, budget, out, i, size)
+    size = rescore(row, engine, first, best, more, kept, budget, out, size)
     if kept < room or not out.exact[i] or (size == k and best[kept - 1] + more < out.scores[i, 0]):
         return size
     for c in range(kept):
@@ -517,7 +520,6 @@ def rescore_candidates(
         others,
         budget,
         out,
-        i,
         size,
     )
     for c in range(kept):
@@ -527,25 +529,19 @@ def rescore_candidates(
 
 @numba.njit(nogil=True, cache=True)
 def scan(
-    row: QueryRow,
-    engine: SearchEngine,
-    allowed: Bytes,
-    budget: int,
-    work: SearchScratch,
-    out: SearchOutput,
-    i: int,
+    row: QueryRow, engine: SearchEngine, budget: int, work: SearchScratch, out: SearchOutput
 ) -> None:
     """Compute bounds of all labels from all lists, then score the best of them."""
-    labels, scores = out.labels[i], out.scores[i]
-    k, sums = len(labels), work.sums
-    size = offer_by_bias(engine.empty_labels, engine.bias, work.seen[:0], allowed, out, i, int64(0))
-    initialise_sums(engine.initial_bounds, allowed, sums)
+    i, k, sums = row.number, out.labels.shape[1], work.sums
+    scores = out.scores[i]
+    size = offer_by_bias(row, engine.empty_labels, engine.bias, work.seen[:0], out, int64(0))
+    initialise_sums(engine.initial_bounds, row.allowed, sums)
     more, read = add_terms(row, engine.lists, budget, sums)
     out.postings_read[i] += read
     room = min(len(sums), k + max(8, k >> 2))
     first, bounds = np.empty(room, np.int32), np.empty(room, np.float64)
     n = best_bounds(sums, first, bounds)
-    size = rescore(row, engine, first, bounds, more, n, budget - read, out, i, size)
+    size = rescore(row, engine, first, bounds, more, n, budget - read, out, size)
     if n < room or not out.exact[i] or (size == k and bounds[n - 1] + more < scores[0]):
         if n == room:
             out.runner_up[i] = max(out.runner_up[i], bounds[n - 1] + more)
@@ -557,7 +553,7 @@ def scan(
     others = labels_above(sums, bar, work.candidates, work.bounds)
     others = keep_closer(engine, work, int64(0), others, bar)
     out.runner_up[i] = max(out.runner_up[i], bar + more)
-    rescore_candidates(row, engine, work, others, more, budget - read, out, i, size)
+    rescore_candidates(row, engine, work, others, more, budget - read, out, size)
     for c in range(n):
         work.seen[first[c]] = 0
 
@@ -599,47 +595,35 @@ def add_touched_bounds(
 
 @inner(allocates=False)
 def scan_touched(
-    row: QueryRow,
-    engine: SearchEngine,
-    allowed: Bytes,
-    work: SearchScratch,
-    out: SearchOutput,
-    i: int,
+    row: QueryRow, engine: SearchEngine, work: SearchScratch, out: SearchOutput
 ) -> None:
     """Run `scan` for few postings: untouched labels have their bias as score."""
     n, more = add_touched_bounds(row, engine, work)
-    out.postings_read[i] += row.n_postings
-    size = offer_by_bias(engine.bias_order, engine.bias, work.seen, allowed, out, i, int64(0))
+    out.postings_read[row.number] += row.n_postings
+    size = offer_by_bias(row, engine.bias_order, engine.bias, work.seen, out, int64(0))
     work.seen[work.touched[:n]] = 0
     kept = int64(0)
     for t in range(n):
         label = work.touched[t]
-        if len(allowed) == 0 or allowed[label]:
+        if len(row.allowed) == 0 or row.allowed[label]:
             work.candidates[kept], work.bounds[kept] = label, work.sums[label]
             kept += 1
-    rescore_candidates(row, engine, work, kept, more, UNLIMITED, out, i, size)
+    rescore_candidates(row, engine, work, kept, more, UNLIMITED, out, size)
 
 
 @inner()
-def scan_exact(
-    row: QueryRow,
-    engine: SearchEngine,
-    allowed: Bytes,
-    work: SearchScratch,
-    out: SearchOutput,
-    i: int,
-) -> None:
+def scan_exact(row: QueryRow, engine: SearchEngine, work: SearchScratch, out: SearchOutput) -> None:
     """Compute the scores of all labels from the weights in narrow lists."""
     terms, totals = row.terms, work.totals
     for t in range(row.n_terms):
         add_exact(engine.lists.blocks, terms.all[t], terms.n_all[t], terms.x[t], totals)
     if engine.members.shape[1] == 0:
-        take_best(totals, engine.bias, allowed, out, i)
+        take_best(totals, engine.bias, row.allowed, out, row.number)
     else:
         for label in range(len(totals)):
             work.bounds[label] = bias_of(engine, label)
-        take_best(totals, work.bounds, allowed, out, i)
-    out.postings_read[i] += row.n_postings
+        take_best(totals, work.bounds, row.allowed, out, row.number)
+    out.postings_read[row.number] += row.n_postings
 
 
 @inner(allocates=False)
@@ -678,18 +662,16 @@ def take_best(
 
 
 @numba.njit(nogil=True, cache=True)
-def score_all(
-    row: QueryRow, engine: SearchEngine, allowed: Bytes, out: SearchOutput, i: int
-) -> None:
+def score_all(row: QueryRow, engine: SearchEngine, out: SearchOutput) -> None:
     """Score every allowed label.
 
     For numbers beyond float32, and for short lists of allowed labels.
     """
     size = int64(0)
     for label in range(len(engine.bias)):
-        if len(allowed) == 0 or allowed[label]:
-            size = offer_label(out, i, size, label, score(row, engine, label))
-            out.labels_scored[i] += 1
+        if len(row.allowed) == 0 or row.allowed[label]:
+            size = offer_label(out, row.number, size, label, score(row, engine, label))
+            out.labels_scored[row.number] += 1
 
 
 @numba.njit(nogil=True, cache=True)
@@ -698,9 +680,9 @@ def rank_of(X: CSR, i: int, label: int, engine: SearchEngine, work: SearchScratc
 
     Labels that could beat it are scored.
     """
-    row = read_row(X, i, engine)
+    row = read_row(X, i, work.seen[:0], engine)
     own, better = score(row, engine, label), 0
-    initialise_sums(engine.bias, work.seen[:0], work.sums)
+    initialise_sums(engine.bias, row.allowed, work.sums)
     more = add_terms(row, engine.lists, UNLIMITED, work.sums)[0]
     for other in range(len(work.sums)):
         # not <: also true for sums that are not numbers
@@ -712,4 +694,4 @@ def rank_of(X: CSR, i: int, label: int, engine: SearchEngine, work: SearchScratc
 @numba.njit(nogil=True, cache=True)
 def score_one(X: CSR, i: int, label: int, engine: SearchEngine) -> float:
     """Return the score of one label for row i of X, bit-identical to a search."""
-    return score(read_row(X, i, engine), engine, label)
+    return score(read_row(X, i, np.empty(0, np.uint8), engine), engine, label)

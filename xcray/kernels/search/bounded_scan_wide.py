@@ -78,15 +78,9 @@ CHECK_FEWER = 64  # of these, sums that are checked together if one of them is l
 
 @inner()
 def wide_search(
-    row: QueryRow,
-    engine: SearchEngine,
-    allowed: Bytes,
-    budget: int,
-    work: SearchScratch,
-    out: SearchOutput,
-    i: int,
+    row: QueryRow, engine: SearchEngine, budget: int, work: SearchScratch, out: SearchOutput
 ) -> None:
-    """Search row i, with at most MAX_TERMS terms, none dense.
+    """Search a row with at most MAX_TERMS terms, none dense.
 
     budget: number of postings that can be read.
     """
@@ -94,42 +88,32 @@ def wide_search(
     picked = np.empty(k + THRESHOLD_EXTRA, np.int32)
     n, size = int64(0), int64(0)
     if k <= MAX_THRESHOLD_K and row.positive and budget >= row.n_postings:
-        n, size = find_threshold(row, engine, allowed, work, picked, out, i)
+        n, size = find_threshold(row, engine, work, picked, out)
     else:
-        size = offer_by_bias(engine.empty_labels, engine.bias, work.seen, allowed, out, i, int64(0))
-    if (
-        n == 0
-        or size < k
-        or not scan_above_cuts(row, engine, allowed, MAX_CANDIDATES, work, out, i)
-    ):
-        scan_all(row, engine, allowed, budget, work, out, i, size)
+        size = offer_by_bias(row, engine.empty_labels, engine.bias, work.seen, out, int64(0))
+    if n == 0 or size < k or not scan_above_cuts(row, engine, MAX_CANDIDATES, work, out):
+        scan_all(row, engine, budget, work, out, size)
     for c in range(n):
         work.seen[picked[c]] = 0
 
 
 @numba.njit(nogil=True, cache=True)
 def search_above_cuts(
-    row: QueryRow,
-    engine: SearchEngine,
-    allowed: Bytes,
-    max_candidates: int,
-    work: SearchScratch,
-    out: SearchOutput,
-    i: int,
+    row: QueryRow, engine: SearchEngine, max_candidates: int, work: SearchScratch, out: SearchOutput
 ) -> bool:
-    """Search row i of narrow lists by a threshold and cuts; x must not be negative.
+    """Search a row of narrow lists by a threshold and cuts; x must not be negative.
 
     Returns False, with an empty heap, if another method should be used: no threshold is useful, or
     more than max_candidates labels reach it.
     """
-    k = out.labels.shape[1]
+    i, k = row.number, out.labels.shape[1]
     picked = np.empty(k + THRESHOLD_EXTRA, np.int32)
-    n, size = find_threshold(row, engine, allowed, work, picked, out, i)
+    n, size = find_threshold(row, engine, work, picked, out)
     done = (
         n > 0
         and size == k
         and out.scores[i, 0] - engine.max_other_bias > engine.min_gap
-        and scan_above_cuts(row, engine, allowed, max_candidates, work, out, i)
+        and scan_above_cuts(row, engine, max_candidates, work, out)
     )
     for c in range(n):
         work.seen[picked[c]] = 0
@@ -140,29 +124,23 @@ def search_above_cuts(
 
 @inner()
 def find_threshold(
-    row: QueryRow,
-    engine: SearchEngine,
-    allowed: Bytes,
-    work: SearchScratch,
-    picked: Int32,
-    out: SearchOutput,
-    i: int,
+    row: QueryRow, engine: SearchEngine, work: SearchScratch, picked: Int32, out: SearchOutput
 ) -> tuple[int, int]:
-    """Score labels with strong postings into the heap of row i, and mark them as seen.
+    """Score labels with strong postings into the heap of the row, and mark them as seen.
 
     Returns (number of these labels, size of the heap).
     """
-    size = offer_by_bias(engine.empty_labels, engine.bias, work.seen, allowed, out, i, int64(0))
-    read, n = pick_by_strongest(row, engine, allowed, work, picked)
-    out.postings_read[i] += read
+    size = offer_by_bias(row, engine.empty_labels, engine.bias, work.seen, out, int64(0))
+    read, n = pick_by_strongest(row, engine, work, picked)
+    out.postings_read[row.number] += read
     # inf: score each of them
-    size = rescore(row, engine, picked, np.full(n, np.inf), 0.0, n, UNLIMITED, out, i, size)
+    size = rescore(row, engine, picked, np.full(n, np.inf), 0.0, n, UNLIMITED, out, size)
     return n, size
 
 
 @inner()
 def pick_by_strongest(
-    row: QueryRow, engine: SearchEngine, allowed: Bytes, work: SearchScratch, picked: Int32
+    row: QueryRow, engine: SearchEngine, work: SearchScratch, picked: Int32
 ) -> tuple[int, int]:
     """Select the labels with the largest bias + sum over the strongest postings, marked as seen.
 
@@ -205,7 +183,7 @@ def pick_by_strongest(
                 chunk += 1
             next_[t] = chunk
         bar *= 0.6
-    return read, pick_by_tally(work, n, 0.01 * best, engine, allowed, picked)
+    return read, pick_by_tally(work, n, 0.01 * best, engine, row.allowed, picked)
 
 
 @inner()
@@ -275,21 +253,15 @@ def add_large_bias(
 
 @inner()
 def scan_above_cuts(
-    row: QueryRow,
-    engine: SearchEngine,
-    allowed: Bytes,
-    max_candidates: int,
-    work: SearchScratch,
-    out: SearchOutput,
-    i: int,
+    row: QueryRow, engine: SearchEngine, max_candidates: int, work: SearchScratch, out: SearchOutput
 ) -> bool:
-    """Run steps 2 to 4, with the threshold in the heap of row i.
+    """Run steps 2 to 4, with the threshold in the heap of the row.
 
     Returns False, without further scored labels, if all of the lists should be read instead, or
     more than max_candidates labels reach the threshold. With groups, the bounds of all labels are
     compared with it, because also labels without a posting can reach it.
     """
-    terms, scores = row.terms, out.scores[i]
+    i, terms, scores = row.number, row.terms, out.scores[row.number]
     gap = scores[0] - float64(engine.max_other_bias)
     rest = rounding_slack(row)
     if not gap > 2.0 * rest:
@@ -313,11 +285,11 @@ def scan_above_cuts(
         if engine.lists.width != NARROW_BYTES:
             read += add_range(engine.lists, row, r, cuts, 1.0 / unit, work.tally[begin:stop])
         n = add_large_bias(
-            engine, allowed, unit, scores[0] - rest, rest, work, begin, stop, n, out, i
+            engine, row.allowed, unit, scores[0] - rest, rest, work, begin, stop, n, out, i
         )
         before = n
         n = take_tallies_above(
-            work, engine, allowed, bar, float32(unit), float32(least), begin, stop, n
+            work, engine, row.allowed, bar, float32(unit), float32(least), begin, stop, n
         )
         n = keep_closer(engine, work, before, n, least)
         if n > max_candidates:
@@ -329,7 +301,7 @@ def scan_above_cuts(
         return False
     below_bar = float64(engine.max_other_bias) + rest + (bar - 1) * unit
     out.runner_up[i] = max(out.runner_up[i], least + rest, below_bar)
-    rescore_candidates(row, engine, work, n, rest, UNLIMITED, out, i, len(scores))
+    rescore_candidates(row, engine, work, n, rest, UNLIMITED, out, len(scores))
     return True
 
 
@@ -459,18 +431,16 @@ def prefetch_range(blocks: Bytes, terms: Terms, t: int, r: int) -> None:
 def scan_all(
     row: QueryRow,
     engine: SearchEngine,
-    allowed: Bytes,
     budget: int,
     work: SearchScratch,
     out: SearchOutput,
-    i: int,
     size: int,
 ) -> None:
     """Read all lists, as far as the budget allows, and score the labels of the best bounds.
 
-    size: of the heap of row i, whose labels are seen.
+    size: of the heap of the row, whose labels are seen.
     """
-    terms, lists, scores = row.terms, engine.lists, out.scores[i]
+    i, terms, lists, scores = row.number, row.terms, engine.lists, out.scores[row.number]
     k, left, rest, up, down = len(scores), budget, rounding_slack(row), 0.0, 0.0
     for t in range(row.n_terms):
         high, low = terms.x[t] * terms.high[t], terms.x[t] * terms.low[t]
@@ -498,9 +468,11 @@ def scan_all(
             1.0 / unit,
             work.tally[r * RANGE_LABELS : min((r + 1) * RANGE_LABELS, len(work.tally))],
         )
-        n = best_tallies(work, engine, allowed, float32(unit), r * RANGE_LABELS, first, bounds, n)
+        n = best_tallies(
+            work, engine, row.allowed, float32(unit), r * RANGE_LABELS, first, bounds, n
+        )
     sort_best_first(first[:n], bounds[:n])
-    size = rescore(row, engine, first, bounds, rest, n, left, out, i, size)
+    size = rescore(row, engine, first, bounds, rest, n, left, out, size)
     last = bounds[n - 1] + rest if n else -np.inf
     if out.exact[i] and n == room and not (size == k and last < scores[0]):
         for c in range(n):
@@ -512,7 +484,7 @@ def scan_all(
         others = take_tallies_above(
             work,
             engine,
-            allowed,
+            row.allowed,
             int64(min(max(low, -MAX_TALLY), MAX_TALLY)) - 1,  # 1: rounding of `low`
             float32(unit),
             float32(bar),
@@ -522,7 +494,7 @@ def scan_all(
         )
         others = keep_closer(engine, work, int64(0), others, bar)
         out.runner_up[i] = max(out.runner_up[i], bar + rest)
-        rescore_candidates(row, engine, work, others, rest, left, out, i, size)
+        rescore_candidates(row, engine, work, others, rest, left, out, size)
         for c in range(n):
             work.seen[first[c]] = 0
         return

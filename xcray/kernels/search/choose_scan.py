@@ -65,31 +65,25 @@ def search_narrow_rows(
     """
     limit = budget if budget >= 0 else UNLIMITED
     for i in range(first, stop):
-        row = begin_row(X, i, engine, out)
-        if not search_simple_row(row, engine, allowed, n_allowed, limit, work, out, i):
-            search_narrow_row(row, engine, allowed, limit, work, out, i)
+        row = begin_row(X, i, allowed, engine, out)
+        if not search_simple_row(row, engine, n_allowed, limit, work, out):
+            search_narrow_row(row, engine, limit, work, out)
         end_row(out, i)
 
 
 @inner()
 def search_narrow_row(
-    row: QueryRow,
-    engine: SearchEngine,
-    allowed: Bytes,
-    limit: int,
-    work: SearchScratch,
-    out: SearchOutput,
-    i: int,
+    row: QueryRow, engine: SearchEngine, limit: int, work: SearchScratch, out: SearchOutput
 ) -> None:
     """Search a row of narrow lists by the fastest method; its result is a heap."""
     k = out.labels.shape[1]
     if row.n_postings > limit:
-        scan(row, engine, allowed, limit, work, out, i)
-    elif not search_by_cuts(row, engine, allowed, work, out, i):
+        scan(row, engine, limit, work, out)
+    elif not search_by_cuts(row, engine, work, out):
         if exact_cost(row, engine) < bounded_cost(row, engine, k):
-            scan_exact(row, engine, allowed, work, out, i)
+            scan_exact(row, engine, work, out)
         else:
-            scan(row, engine, allowed, limit, work, out, i)
+            scan(row, engine, limit, work, out)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -110,27 +104,21 @@ def search_wide_rows(
     """
     limit = budget if budget >= 0 else UNLIMITED
     for i in range(first, stop):
-        row = begin_row(X, i, engine, out)
-        if not search_simple_row(row, engine, allowed, n_allowed, limit, work, out, i):
-            search_wide_row(row, engine, allowed, limit, work, out, i)
+        row = begin_row(X, i, allowed, engine, out)
+        if not search_simple_row(row, engine, n_allowed, limit, work, out):
+            search_wide_row(row, engine, limit, work, out)
         end_row(out, i)
 
 
 @inner()
 def search_wide_row(
-    row: QueryRow,
-    engine: SearchEngine,
-    allowed: Bytes,
-    limit: int,
-    work: SearchScratch,
-    out: SearchOutput,
-    i: int,
+    row: QueryRow, engine: SearchEngine, limit: int, work: SearchScratch, out: SearchOutput
 ) -> None:
     """Search a row of wide lists by bounds; its result is a heap."""
     if row.n_terms <= MAX_TERMS:
-        wide_search(row, engine, allowed, limit, work, out, i)
+        wide_search(row, engine, limit, work, out)
     else:
-        scan(row, engine, allowed, limit, work, out, i)
+        scan(row, engine, limit, work, out)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -171,10 +159,10 @@ def search_short_rows(
 
 
 @inner()
-def begin_row(X: CSR, i: int, engine: SearchEngine, out: SearchOutput) -> QueryRow:
+def begin_row(X: CSR, i: int, allowed: Bytes, engine: SearchEngine, out: SearchOutput) -> QueryRow:
     """Return row i of X, and initialise its certificate."""
     begin_certificate(out, i)
-    return read_row(X, i, engine)
+    return read_row(X, i, allowed, engine)
 
 
 @inner(allocates=False)
@@ -199,12 +187,10 @@ def end_row(out: SearchOutput, i: int) -> None:
 def search_simple_row(
     row: QueryRow,
     engine: SearchEngine,
-    allowed: Bytes,
     n_allowed: int,
     limit: int,
     work: SearchScratch,
     out: SearchOutput,
-    i: int,
 ) -> bool:
     """Search a row that needs no bounds, by a method of both kinds of lists; its result is a heap.
 
@@ -213,16 +199,16 @@ def search_simple_row(
     # otherwise a label that no list touches can have weights
     lists_complete = engine.lists.dropped_below == 0.0
     if row.n_terms == 0 and (lists_complete or not row.values.any()):
-        offer_by_bias(engine.bias_order, engine.bias, work.seen[:0], allowed, out, i, int64(0))
+        offer_by_bias(row, engine.bias_order, engine.bias, work.seen[:0], out, int64(0))
     elif needs_scores_of_all(row, engine, n_allowed, limit):
-        score_all(row, engine, allowed, out, i)
+        score_all(row, engine, out)
     elif (
         row.n_postings * TOUCHED_DIVISOR < len(engine.bias)
         and row.n_postings <= limit
         and row.n_dense == 0
         and lists_complete
     ):
-        scan_touched(row, engine, allowed, work, out, i)
+        scan_touched(row, engine, work, out)
     else:
         return False
     return True
@@ -238,12 +224,7 @@ def needs_scores_of_all(row: QueryRow, engine: SearchEngine, n_allowed: int, lim
 
 @inner()
 def search_by_cuts(
-    row: QueryRow,
-    engine: SearchEngine,
-    allowed: Bytes,
-    work: SearchScratch,
-    out: SearchOutput,
-    i: int,
+    row: QueryRow, engine: SearchEngine, work: SearchScratch, out: SearchOutput
 ) -> bool:
     """Run `search_above_cuts` if scores of k labels are cheap, compared with bounds of all labels.
 
@@ -255,7 +236,7 @@ def search_by_cuts(
     if CUTS_DIVISOR * k * engine.row_cost > n_labels:
         return False
     max_candidates = int64(CANDIDATES_FACTOR * n_labels / engine.row_cost)
-    return bool(search_above_cuts(row, engine, allowed, max_candidates, work, out, i))
+    return bool(search_above_cuts(row, engine, max_candidates, work, out))
 
 
 @inner(allocates=False)

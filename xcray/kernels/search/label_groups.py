@@ -156,12 +156,12 @@ def search_grouped_rows(
             scratch.scores,
             rest,
         )
-        row = begin_row(X, i, own, out)
+        row = begin_row(X, i, allowed, own, out)
         if needs_scores_of_all(row, own, n_allowed, limit):
-            score_all(row, own, allowed, out, i)
+            score_all(row, own, out)
         elif narrow:
-            search_narrow_row(row, own, allowed, limit, work, out, i)
+            search_narrow_row(row, own, limit, work, out)
         else:
-            search_wide_row(row, own, allowed, limit, work, out, i)
+            search_wide_row(row, own, limit, work, out)
         end_row(out, i)
         out.postings_read[i] += n_read
