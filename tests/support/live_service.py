@@ -157,13 +157,3 @@ def raw(url: str, data: bytes, *, seconds: float = 10.0) -> bytes:
         except (TimeoutError, ConnectionResetError):
             return out
     return out
-
-
-def upload_dataset(
-    http: httpx.Client, content: bytes | str, name: str = "docs", **more: Any
-) -> httpx.Response:
-    """Upload a file of JSON lines and request a data set of it; return the reply."""
-    upload = http.post("/v1/uploads", content=content, headers=OCTETS)
-    assert upload.status_code == 201, upload.text
-    body = {"name": name, "format": "jsonl", "uploads": {"train": upload.json()["id"]}, **more}
-    return http.post("/v1/datasets", json=body)

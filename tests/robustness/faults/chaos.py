@@ -215,23 +215,19 @@ def _uploads(cast: Cast, mine: random.Random) -> None:
         f'{{"text": "row {mine.randrange(99)} of file {i}", "labels": ["a", "b{i % 7}"]}}\n'
         for i in range(200)
     )
-    key = {"Idempotency-Key": f"up-{mine.getrandbits(60):x}"}
-    headers = {**OCTETS, **key}
-
-    def send(http: httpx.Client) -> httpx.Response:
-        return http.post("/v1/uploads", content=lines.encode(), headers=headers)
-
-    upload = ok(_anyone(cast, mine, send, "upload"))["id"]
-    request = {
-        "name": f"up{mine.randrange(5)}",
-        "format": "jsonl",
-        "uploads": {"train": upload},
-    }
-
-    def build(http: httpx.Client) -> httpx.Response:
-        return http.post("/v1/datasets", json=request, headers=key)
-
-    body = ok(_anyone(cast, mine, build, "data set"))
+    path, key = (
+        f"/v1/datasets?name=up{mine.randrange(5)}&format=jsonl",
+        f"up-{mine.getrandbits(60):x}",
+    )
+    headers = {**OCTETS, "Idempotency-Key": key}
+    body = ok(
+        _anyone(
+            cast,
+            mine,
+            lambda http: http.post(path, content=lines.encode(), headers=headers),
+            "upload",
+        )
+    )
     cast.here.ledger.acknowledged("dataset", body["id"])
     cast.count("uploaded")
     cast.ending.wait(2.0)

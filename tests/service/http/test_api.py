@@ -144,6 +144,19 @@ def test_a_replay_of_a_data_set_does_not_need_its_uploads(
     assert service.http.post("/v1/datasets", json=body).status_code == 404
 
 
+def test_keys_apply_to_raw_bodies_too(service: Service) -> None:
+    def send(content: bytes, query: str = "name=a&format=svmlight") -> httpx.Response:
+        return service.http.post(
+            f"/v1/datasets?{query}", content=content, headers={**OCTETS, "Idempotency-Key": "k"}
+        )
+
+    first, again, other = send(b"1 1:1\n"), send(b"1 1:1\n"), send(b"1 1:2\n")
+    assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
+    assert again.json()["id"] == first.json()["id"]
+    assert send(b"1 1:1\n", "name=b&format=svmlight").status_code == 409
+    assert not list((service.app_state.home.path / "uploads").iterdir())
+
+
 def test_invalid_keys_are_refused(service: Service) -> None:
     for key in ("", "a b", "x" * 256):
         answer = submit(service, key)

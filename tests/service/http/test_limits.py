@@ -455,12 +455,15 @@ def upload_names(app: FastAPI) -> list[str]:
     return sorted(path.name for path in (app.state.app_state.home.path / "uploads").iterdir())
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize(
+    ("path", "share"),
+    [("/v1/uploads", 0.0), ("/v1/uploads", 0.99), ("/v1/datasets?name=a&format=jsonl", 0.5)],
+)
 def test_an_interrupted_upload_leaves_nothing(
-    http: httpx.Client, app: FastAPI, share: float
+    http: httpx.Client, app: FastAPI, path: str, share: float
 ) -> None:
     parts = httpx.URL(str(http.base_url))
-    head = "POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 100000\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 100000\r\n\r\n"
     connection = socket.create_connection((parts.host, parts.port or 80))
     connection.sendall(head.encode() + b"x" * int(100_000 * share))
     until(lambda: len(upload_names(app)) == 1)  # it is being received under a hidden name

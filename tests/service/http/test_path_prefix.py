@@ -16,6 +16,9 @@ from xcray.service.app import AppParts, create_app
 from xcray.service.routes.health import PAGES
 
 PREFIX = "/team/ml"
+ROWS = {"content": b'{"text": "a", "labels": ["b"]}\n'}
+UPLOAD = "/v1/datasets?name=d&format=jsonl"
+OCTETS = {"content-type": "application/octet-stream"}
 MODULE = re.compile(r'"(\.\.?/[^"]+\.js)"')
 LINK = re.compile(r'(?:href|src)="([^"]+)"')
 
@@ -31,7 +34,7 @@ def test_pages_links_and_the_description_keep_the_prefix(tmp_path: Path) -> None
         loaded = reachable(http, [url + path for path in PAGES])
         assert {f"{url}/openapi.json", f"{url}/static/console/api.js"} <= loaded
         assert http.get(f"{url}/openapi.json").json()["servers"] == [{"url": PREFIX}]
-        made = http.post(f"{url}/v1/datasets", json={"name": "d", "format": "pydocs"})
+        made = http.post(url + UPLOAD, headers=OCTETS, **ROWS)
         assert made.headers["location"] == f"{PREFIX}/v1/datasets/{made.json()['id']}"
         assert http.get(urljoin(url, made.headers["location"])).status_code == 200
         with Client(url) as client:

@@ -86,7 +86,7 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
     ),
     (
         *("POST", "/v1/datasets?name=d&format=csv&label_separator=,", {}, 422, "UNKNOWN_FIELD"),
-        ("unknown query parameter 'name'; there are: none",),
+        ("unknown query parameter 'label_separator'; there are: name, format",),
     ),
     (
         *("PUT", f"{ALIAS}?version=1", {"version": 1}, 422, "UNKNOWN_FIELD"),

@@ -110,9 +110,7 @@ def work(url: str, key: str, home: Path) -> list[bytes]:
             )
 
         octets = {"Content-Type": "application/octet-stream"}
-        upload = ask("POST", "/v1/uploads", content=LINES, headers=octets)["id"]
-        body = {"name": "docs", "format": "jsonl", "uploads": {"train": upload}}
-        data = ask("POST", "/v1/datasets", json=body)
+        data = ask("POST", "/v1/datasets?name=docs&format=jsonl", content=LINES, headers=octets)
         until(lambda: ask("GET", f"/v1/datasets/{data['id']}")["status"] == "READY", home)
         job = ask("POST", "/v1/jobs", json={"dataset": "docs", "model": "docs", "pool": "serial"})
         until(lambda: ask("GET", f"/v1/jobs/{job['id']}")["status"] == "SUCCEEDED", home)

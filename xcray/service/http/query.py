@@ -19,15 +19,23 @@ async def refuse_unknown_parameters(request: Request) -> None:
     if not request.query_params or not isinstance(route, APIRoute):
         return
     known = _parameters(route)
-    more = {} if request.method in SAFE_METHODS else {"hint": "fields belong in the JSON body"}
     for name in request.query_params:
         if name not in known and name not in COMMON_PARAMETERS:
             raise InputError(
                 f"unknown query parameter {excerpt(name)!r}{similar_or_all(name, known)}",
                 code="UNKNOWN_FIELD",
                 loc=excerpt(name),
-                **more,
+                **_hint(request.method, known),
             )
+
+
+def _hint(method: str, known: tuple[str, ...]) -> dict[str, str]:
+    """Return where a change has its other fields."""
+    if method in SAFE_METHODS:
+        return {}
+    if "options" in known:
+        return {"hint": 'options of the file belong in `options`, as JSON: options={"NAME": VALUE}'}
+    return {"hint": "fields belong in the JSON body"}
 
 
 def _parameters(route: APIRoute) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.delta.feedback import last_feedback
 from xcray.errors import (
     Conflict,
+    InputError,
     NotFound,
     ParameterError,
     Refused,
@@ -28,6 +29,7 @@ from xcray.service.datasets import builds as building
 from xcray.service.datasets.builds import NewDataset
 from xcray.service.datasets.fetching import fetch
 from xcray.service.datasets.statistics import statistics
+from xcray.service.datasets.uploads import Upload
 from xcray.service.http.auth import Caller
 from xcray.service.http.etags import to_json
 from xcray.service.schemas.datasets import DatasetRequest
@@ -173,6 +175,13 @@ def accept_uri(
     received = app_state.uploads.receive_blocks(
         caller, fetch(str(body.uri), app_state.settings), body.sha256
     )
+    return accept_received(app_state, new, received)
+
+
+def accept_received(
+    app_state: AppState, new: NewDataset, received: Upload
+) -> tuple[DatasetRecord, bool]:
+    """Accept a file that was just received as the training file."""
     app_state.metrics.uploaded.inc(received.n_bytes)
     try:
         return accept_upload(app_state, new, {"train": received.path})
@@ -263,11 +272,13 @@ def check_quota(app_state: AppState, tenant: str) -> None:
         )
 
 
-def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_options(options: Any) -> Mapping[str, Any]:
     """Return reader options after checking that a remote caller is allowed to set them.
 
     Raises ParameterError.
     """
+    if not isinstance(options, dict):
+        raise InputError("options must be a JSON object", code="TYPE")
     closed = CLOSED_OPTIONS & (
         set(options)
         | {name for value in options.values() if isinstance(value, dict) for name in value}

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from xcray.api.job_replies import DatasetView
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict
-from xcray.jobs.job import DatasetRecord
+from xcray.errors import Conflict, ParameterError
+from xcray.jobs.job import DatasetRecord, body_digest
 from xcray.jobs.store.jobs import JobFilter
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets import builds as building
@@ -21,9 +21,13 @@ from xcray.service.http.auth import Reader, Submitter
 from xcray.service.http.body import check_media_type, json_body, openapi_body
 from xcray.service.http.etags import NOT_MODIFIED, check_if_match, counter_etag, reply
 from xcray.service.http.idempotency import IdempotencyKey, creation_reply, replay_response
+from xcray.service.http.strict_json import loads
 from xcray.service.routes.dataset_requests import (
     RAW_CONTENT_TYPES,
+    UPLOAD_FORMATS,
+    accept_received,
     accept_request,
+    check_options,
     require_ready,
 )
 from xcray.service.schemas.base import SHA256_PATTERN
@@ -33,6 +37,7 @@ from xcray.service.schemas.datasets import (
     DatasetRequest,
     UploadView,
 )
+from xcray.storage.atomic import check_name
 
 router = APIRouter(tags=["data sets"])
 
@@ -41,6 +46,12 @@ _BYTES = {
     for kind in RAW_CONTENT_TYPES[:3]
 }
 _RAW_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
+_BOTH_BODIES: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": openapi_body(DatasetRequest)["requestBody"]["content"] | _BYTES,
+    }
+}
 
 
 @router.post("/v1/uploads", status_code=201, openapi_extra=_RAW_BODY)
@@ -72,25 +83,45 @@ async def upload(
 @router.post(
     "/v1/datasets",
     status_code=201,
-    openapi_extra=openapi_body(DatasetRequest),
+    openapi_extra=_BOTH_BODIES,
     responses=replay_response(DatasetView),
     response_model=DatasetView,
 )
 async def create(
     request: Request,
     caller: Submitter,
-    body: Annotated[DatasetRequest, Depends(json_body(DatasetRequest))],
+    name: Annotated[
+        str | None, Query(description="Raw body: name of the data set.", max_length=128)
+    ] = None,
+    format: Annotated[
+        str | None,
+        Query(description=f"Raw body: one of {', '.join(UPLOAD_FORMATS)}.", max_length=20),
+    ] = None,
+    options: Annotated[
+        str | None,
+        Query(description="Raw body: reader options, a JSON object.", max_length=8192),
+    ] = None,
+    sha256: Annotated[
+        str | None, Query(description="Raw body: its SHA-256.", max_length=64)
+    ] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Create a data set: built in, generated, from uploads, a URI, or a path that is allowed.
+    """Create a data set from the raw body (name and format in the query), or from a JSON request.
 
     The reply is immediate, with status BUILDING. With an Idempotency-Key, sending the same request
     again returns the same data set (200), and another body is refused (409).
     """
     app_state = app_state_of(request)
-    record, created = await asyncio.to_thread(
-        accept_request, app_state, caller, body, idempotency_key
-    )
+    kind = check_media_type(request, ("application/json", *RAW_CONTENT_TYPES))
+    if kind == "application/json" and format is None:
+        body = await json_body(DatasetRequest)(request)
+        record, created = await asyncio.to_thread(
+            accept_request, app_state, caller, body, idempotency_key
+        )
+    else:
+        record, created = await _from_body(
+            request, app_state, caller.tenant, name, format, options, sha256, idempotency_key
+        )
     if created and record.status == building.BUILDING:
         app_state.builder.start(record.id)
     fields, etag = dataset_fields(record), counter_etag(record.version)
@@ -159,6 +190,33 @@ async def delete(request: Request, caller: Submitter, dataset_id: str) -> None:
 def dataset_fields(record: DatasetRecord) -> dict[str, Any]:
     """Return a record as described by `DatasetView`, without its path."""
     return {name: getattr(record, name) for name in DatasetView.__annotations__}
+
+
+async def _from_body(
+    request: Request,
+    app_state: AppState,
+    tenant: str,
+    name: str | None,
+    format: str | None,
+    options: str | None,
+    sha256: str | None,
+    key: str | None,
+) -> tuple[DatasetRecord, bool]:
+    """Receive the raw body and accept it as the training file; return whether it is new."""
+    if name is None or format not in UPLOAD_FORMATS:
+        raise ParameterError(
+            f"a raw body needs ?name=...&format=..., the format one of {', '.join(UPLOAD_FORMATS)}",
+            code="FORMAT",
+        )
+    check_name(name)
+    reader_options = check_options(
+        {} if options is None else loads(options.encode("utf-8", "surrogatepass"))
+    )
+    received = await app_state.uploads.receive(request, sha256)
+    content = {"name": name, "format": format, "options": reader_options, "sha256": received.sha256}
+    digest = body_digest(content) if key else None
+    new = building.NewDataset(tenant, name, format, reader_options, key, digest)
+    return await asyncio.to_thread(accept_received, app_state, new, received)
 
 
 def _check_unused(app_state: AppState, record: DatasetRecord, tenant: str) -> None:

@@ -21,7 +21,10 @@ UploadId = Annotated[str, Field(json_schema_extra={"pattern": ID_PATTERN})]
 
 
 class DatasetRequest(Strict):
-    """A data set: built in, generated, of uploads, a URI, or a server path that is allowed."""
+    """A data set from another source than the request body.
+
+    Sources: built in, generated, uploads, a URI, or a server path that the operator allows.
+    """
 
     name: Name
     format: Literal[
