@@ -509,13 +509,16 @@ def test_pages_load_nothing_from_other_servers(shared: Service) -> None:
 
 
 def asset_texts(service: Service, path: str, page: str) -> tuple[str, str]:
-    """Return the scripts and styles that a page and its modules refer to: own and vendored."""
-    waiting, seen = [(path, page)], set[str]()
+    """Return the scripts and styles that a page and its modules refer to: own and vendored.
+
+    Modules import by paths from their own place; other addresses are relative to the page.
+    """
+    root, waiting, seen = path, [(path, page)], set[str]()
     texts = {False: "", True: ""}
     while waiting:
         place, text = waiting.pop()
         for reference in re.findall(r'"((?:static|\.\.?)/[^"]+\.[a-z]+)"', text):
-            path = urljoin(place, reference)
+            path = urljoin(place if reference.startswith(".") else root, reference)
             if path not in seen:
                 seen.add(path)
                 answer = service.http.get(path)
