@@ -13,12 +13,14 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.batch_inputs import D, digests, run, sparse, table_of, written
 from tests.support.live_service import plain_model, text_model
 from xcray.arrays import csr_from
 from xcray.batch import BatchPredictSpec, predict_batch, read_manifest
+from xcray.batch.lines import plan_lines
 from xcray.data.readers.error_log import DataErrors
 from xcray.errors import Conflict, Corrupt, DataError, InputError, NotFound, ParameterError, Stopped
 from xcray.predict import Predictor
@@ -515,6 +517,34 @@ def test_bad_features_of_json_lines_are_skipped_in_their_order(tmp_path, model, 
     assert reasons == [(2, "INDEX_RANGE"), (3, "JSON_INVALID"), (8, "ROW_LENGTHS")]
 
 
+def test_numbers_beyond_the_exact_integers_are_values(tmp_path, model):
+    rows, path = [[1e30, 2**53 + 1, 3, 0.5, 0, 0]], tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"values": rows[0]}))
+    check_answers(run(tmp_path, model, path)[1], model, csr_from(np.array(rows, np.float32)))
+
+
+def test_errors_of_values_are_reported_in_the_order_of_the_lines(tmp_path, model):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"values": [1]}\nno JSON\n')
+    with pytest.raises(DataErrors) as raised:
+        run(tmp_path, model, path)
+    assert [(each.line, each.code) for each in raised.value.errors] == [
+        (1, "DIM"),
+        (2, "JSON_INVALID"),
+    ]
+    path.write_text("2 6 2\n0 0:x\n0 1:1\n0 1:1\n")
+    with pytest.raises(DataErrors) as raised:
+        run(tmp_path, model, path, format="xc")
+    assert [each.line for each in raised.value.errors] == [2, 4]
+
+
+def test_many_blank_lines_of_svmlight_are_no_rows(tmp_path, model):
+    path = tmp_path / "in.svm"
+    path.write_text("1 1:1\n" + "\n" * 30 + "1 2:1\n")
+    manifest, result = run(tmp_path, model, path, on_error="skip")
+    assert (manifest["rows"], result.column("row").to_pylist()) == (2, [0, 1])
+
+
 # --- the same bytes for every schedule and after every failure
 
 
@@ -599,6 +629,45 @@ def test_an_input_that_changes_during_the_run_is_rejected(tmp_path, model, big):
     with pytest.raises(InputError, match="was changed"):
         predict_batch(spec, run_dir=tmp_path / "run", out=tmp_path / "out", progress=progress)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["input.svm", "input.parquet"])
+def test_an_input_in_the_run_directory_is_kept(tmp_path, model, name):
+    """Also after an error, when a run directory without finished work is removed."""
+    path = tmp_path / "out.run" / name
+    path.parent.mkdir()
+    (written(path, table_of(sparse(3))) if "parquet" in name else svmlight(sparse(3), path))
+    content = path.read_bytes()
+    with pytest.raises(DataError):
+        run(tmp_path, model, path, format="xc")
+    run(tmp_path, model, path)
+    assert path.read_bytes() == content
+
+
+def test_lines_that_change_while_they_are_copied_are_rejected(tmp_path, model):
+    path = svmlight(sparse(3), tmp_path / "in.svm")
+    spec = BatchPredictSpec(str(model.path), str(path))
+
+    def change():
+        os.utime(path, (1, 1))
+
+    with pytest.raises(InputError, match="was changed"):
+        plan_lines(spec, None, D, tmp_path / "rows", change)
+
+
+def test_two_attempts_copy_the_lines_at_the_same_time(tmp_path, model):
+    path = svmlight(sparse(9), tmp_path / "in.svm")
+    spec = BatchPredictSpec(str(model.path), str(path))
+    calls, plans = [], []
+
+    def attempt():
+        calls.append(None)
+        if len(calls) == 2:  # the first rows are written
+            plans.append(plan_lines(spec, None, D, tmp_path / "rows"))
+
+    assert plan_lines(spec, None, D, tmp_path / "rows", attempt) == plans[0]
+    assert pq.read_table(tmp_path / "rows").num_rows == 9
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in.svm", "rows"]
 
 
 def test_two_runs_that_publish_the_same_output_agree(tmp_path, model, big):

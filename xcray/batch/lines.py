@@ -9,7 +9,6 @@ its chunk counts.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 
 from xcray.arrays import CSR, csr
 from xcray.batch.parquet import plan_chunks
-from xcray.batch.plan import BatchPlan, make_input_file
+from xcray.batch.plan import BatchPlan, changed_error, file_stamp, make_input_file
 from xcray.batch.row_schema import DENSE, SPARSE, TEXT, RowSchema, TextColumns, infer_schema
 from xcray.batch.spec import BatchPredictSpec
 from xcray.data.readers.blocks import Source
@@ -36,6 +35,7 @@ from xcray.data.readers.svmlight import read_svmlight
 from xcray.data.readers.xc import read_xc_file
 from xcray.data.text.fields import cell_text
 from xcray.errors import DataError
+from xcray.storage.atomic import replacing
 
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 MATRICES: Final = ("svmlight", "xc")
@@ -63,15 +63,17 @@ def plan_lines(
     options = ReadOptions(
         zero_based=spec.zero_based, n_features=width, skip_bad=spec.on_error == "skip"
     )
-    is_matrix, partial = format in MATRICES, target.with_suffix(".partial")
+    is_matrix, stamp = format in MATRICES, file_stamp(path)
     source = Source(path, options, text=not is_matrix, format=None if format == "xc" else format)
-    with _RowWriter(partial, options, tick) as out:
+    # another attempt can write the file at the same time, and its workers read it
+    with replacing(target) as partial, _RowWriter(partial, options, tick) as out:
         if is_matrix:
             schema = _write_matrix(source, out)
         else:
             schema = _write_records(spec, text_fields, source, out)
-    os.replace(partial, target)  # workers of another attempt can read the file
-    file = make_input_file(target, out.n_rows + out.n_bad, 0, source=path)
+    file = make_input_file(target, out.n_written, 0, source=path)
+    if file.stamp != stamp:
+        raise changed_error(file.name)
     return BatchPlan((file,), plan_chunks([file], spec), schema)
 
 
@@ -82,7 +84,8 @@ class _RowWriter(ErrorCollector):
         super().__init__(options.max_errors, options.skip_bad)
         self._path = path
         self._tick = tick
-        self._errors: list[tuple[int, DataError]] = []  # with the number of pending rows before it
+        self._errors: list[tuple[int, str]] = []  # with the number of pending rows before it
+        self.n_written = 0
         self._writer: pq.ParquetWriter | None = None
 
     def __enter__(self) -> _RowWriter:
@@ -98,7 +101,7 @@ class _RowWriter(ErrorCollector):
         """Count and keep the error of a row. Blank lines of svmlight are not rows."""
         if error.code != "SVM_BLANK_LINE" or not self.skip_bad:
             super().add(error)
-            self._errors.append((self.pending_rows, error))
+            self._errors.append((self.pending_rows, _to_json(error)))
 
     def write(self, columns: Mapping[str, pa.Array], valid: Mask) -> None:
         """Write rows, and the errors between them, as one row group.
@@ -112,11 +115,12 @@ class _RowWriter(ErrorCollector):
         self._errors, self.pending_rows = [], 0
         table = pa.table(columns).take(pa.array(row_of, mask=row_of < 0))
         details = np.full(len(row_of), None)
-        details[row_of < 0] = [_to_json(error) for _, error in errors]
+        details[row_of < 0] = [error for _, error in errors]
         table = table.append_column("error", pa.array(details, pa.string()))
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._path, table.schema, use_dictionary=False)
         self._writer.write_table(table)
+        self.n_written += len(row_of)
 
 
 def _matrix_columns(rows: CSR) -> dict[str, pa.Array]:
@@ -148,8 +152,9 @@ def _write_matrix(source: Source, out: _RowWriter) -> RowSchema:
         chunks = read_xc_file(source, out)
     else:
         chunks = read_svmlight(source.path, source.options, out)
-    for X, _ in chunks:
-        out.write(_matrix_columns(X), np.ones(X.n_rows, np.bool_))
+    with out.reading():
+        for X, _ in chunks:
+            out.write(_matrix_columns(X), np.ones(X.n_rows, np.bool_))
     out.write(_matrix_columns(csr([0], [], [], 1)), np.ones(0, np.bool_))  # the last errors
     return FEATURES
 
@@ -180,6 +185,7 @@ def _write_records(
                 _write_group(rows, schema, source, out)
                 rows, cells = [], 0
         _write_group(rows, schema, source, out)
+        out.errors.sort(key=lambda error: error.line or 0)  # features were checked after the lines
         out.finish(source)
     written = FEATURES
     if schema.kind == TEXT:
@@ -238,7 +244,8 @@ def _write_group(
     if schema.kind == TEXT:
         written = {str(i): _text_column(column(name)) for i, name in enumerate(schema.text)}
     else:
-        values = pa.array(column(schema.values), pa.list_(pa.float64()))
+        numbers = [list(map(float, row)) for row in column(schema.values)]
+        values = pa.array(numbers, pa.list_(pa.float64()))
         if schema.kind == DENSE:
             X, valid = dense_rows(values, width, report)
         else:
@@ -273,7 +280,9 @@ def _check_field(
         kinds: Any = int if integers else int | float
         expected = "a list of whole numbers" if integers else "a list of numbers"
         valid = isinstance(value, list) and all(
-            isinstance(each, kinds) and not isinstance(each, bool) and abs(each) < 1 << 62
+            isinstance(each, kinds)
+            and not isinstance(each, bool)
+            and (isinstance(each, float) or abs(each) < 1 << 62)
             for each in value
         )
     if not valid:

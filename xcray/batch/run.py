@@ -25,6 +25,7 @@ from xcray.parameters import require_type
 from xcray.predict import Predictor
 from xcray.predict.thresholds import require_label_thresholds
 from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.storage.run_directory import BATCH_ROWS
 from xcray.system.cores import available_cores
 from xcray.telemetry.progress import EMPTY, ROWS_ANSWERED, Progress
 from xcray.training.run_lock import hold_run_directory
@@ -38,7 +39,6 @@ from xcray.workers.timeline import Span, Timeline, balance, read_streams
 # Increased when the bytes of parts change, so that no output mixes two formats.
 PART_FORMAT: Final = 1
 SECONDS_PER_ROW: Final = 1e-4  # first guess
-ROWS_NAME: Final = "input.parquet"  # rows of a file of lines
 
 
 class BatchPredictResult(NamedTuple):
@@ -160,7 +160,8 @@ class _BatchRun:
             check()
 
         manifest = self.parts.publish(out, self._manifest_entries(), last)
-        (self.run_dir / ROWS_NAME).unlink(missing_ok=True)
+        for path in self.run_dir.glob(f"*{BATCH_ROWS}*"):  # also what killed attempts left
+            path.unlink(missing_ok=True)
         return BatchPredictResult(out, manifest)
 
     def report_progress(
@@ -197,7 +198,7 @@ class _BatchRun:
             self.spec,
             text_fields,
             self.model.n_features,
-            self.run_dir / ROWS_NAME,
+            self.run_dir / BATCH_ROWS,
             lambda: self.report_progress("LOADING", 0, 0),
         )
 

@@ -10,8 +10,9 @@ from typing import Final
 LOCK_FILE: Final = "lock"
 TOKEN_FILE: Final = "directory.json"  # another directory of this path has another token
 REBUILT: Final = "data"  # a data set with the text options that `auto` chose
+BATCH_ROWS: Final = "xcray-rows.parquet"  # rows that a batch prediction copied from lines
 # files of a run before its first finished part
-UNFINISHED_FILES: Final = (LOCK_FILE, TOKEN_FILE, "run.json", "timeline-*", "input.*")
+UNFINISHED_FILES: Final = (LOCK_FILE, TOKEN_FILE, "run.json", "timeline-*", f"*{BATCH_ROWS}*")
 
 
 def remove_unused(run_dir: Path) -> None:
