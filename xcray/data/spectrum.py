@@ -108,4 +108,4 @@ def _gram(B: Any) -> Float64:
 
 def show_eigenvalues(values: Sequence[float], places: Sequence[int]) -> str:
     """Return some of the values as text: `1: 0.9, 10: 0.01`."""
-    return ", ".join(f"{n}: {values[n - 1]:.3g}" for n in places if n <= len(values))
+    return ", ".join(f"{n}: {values[n - 1]:.3g}" for n in places if 0 < n <= len(values))

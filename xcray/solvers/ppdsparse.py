@@ -12,8 +12,9 @@ from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, csr_
 from xcray.certificate import is_certified, largest_gap
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.row_norm import ROW_NORMS, normalize_columns, normalize_rows, row_lengths
-from xcray.kernels.sparse import row_norms_sq
+from xcray.kernels.sparse import row_norms_sq, take_pattern_rows
 from xcray.kernels.training import pruning
+from xcray.kernels.training.changed_rows import added_losses
 from xcray.kernels.training.hinge import CHUNK, HINGE, SQUARED_HINGE, Objective
 from xcray.kernels.training.newton import Rows as NewtonRows
 from xcray.kernels.training.newton import rows_of
@@ -54,6 +55,8 @@ MAX_RATIO = 1e20  # of the weights of losses and of the regularisation, in float
 INITIAL_CAPACITY = 1 << 16  # weights in the output of a batch
 # from this eps on, scores in single precision suffice: they are rounded to 1e-7 of a margin
 MIN_FLOAT32_EPS = 1e-3
+# of the square of a row; above it scores pass values whose rounding in single precision exceeds 1
+MAX_FLOAT32_SQUARE = 1e19
 POSITIVE_WEIGHTINGS = ("equal", "balanced", "propensity")
 # weights, records and dual variables of a batch
 BatchResult = tuple[CSR, np.ndarray, CSR | None]
@@ -290,9 +293,9 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
             self._positive_factors(np.diff(YT.indptr), YT.n_cols),
             float(weights.sum(dtype=np.float64)) if len(weights) else float(X.n_rows),
         )
+        suffices = self.eps >= MIN_FLOAT32_EPS and not _has_extreme_rows(problem)
         return PPDSparseState(
-            problem,
-            _new_scratch(problem, np.float32 if self.eps >= MIN_FLOAT32_EPS else np.float64),
+            problem, _new_scratch(problem, np.float32 if suffices else np.float64)
         )
 
     def check_updatable(self) -> None:
@@ -358,6 +361,8 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
                 raise Stopped("stopped between two slices of a label; finished batches are kept")
 
         W, records, duals = self._method(local)(local, labels, start_duals, check, keep_duals)
+        if _has_extreme_rows(local.problem):
+            self._measure_again(local.problem, W, records)
         self._add_norms(W, records)
         if self._prunes:
             W = self._prune(local, W, records, check)
@@ -478,6 +483,25 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         ends = np.concatenate([[0], np.cumsum(stay)])[W.indptr]
         return csr(ends, W.indices[stay], W.data[stay], W.n_cols)
 
+    def _measure_again(self, problem: PPDSparseProblem, W: CSR, records: np.ndarray) -> None:
+        """Replace the primal objectives by those of the exported weights, in float64.
+
+        Scores that are updated step by step keep the rounding errors of the largest ones so far.
+        """
+        o, labels, n = self._objective(), records["label"], len(records)
+        some = problem._replace(YT=take_pattern_rows(problem.YT, labels))
+        if len(problem.factors):
+            some = some._replace(factors=frozen(problem.factors[labels], np.float64))
+        bias, losses = frozen(records["bias"], np.float32), np.empty(n)
+        added_losses(some, o, W, bias, problem.XT, 0, (0, n), losses)
+        w = W.data[: W.nnz].astype(np.float64)
+        norms = o.lam * np.abs(w) + 0.5 * o.tau * w * w
+        primal = np.bincount(np.repeat(np.arange(n), np.diff(W.indptr)), norms, n) + losses
+        primal += 0.5 * o.tau_bias * np.square(bias, dtype=np.float64)
+        solved = records["positives"] > 0
+        records["loss"][solved], records["primal"][solved] = losses[solved], primal[solved]
+        records["gap"][solved] = np.maximum(0.0, primal - records["dual"])[solved]
+
     def _add_norms(self, W: CSR, records: np.ndarray) -> None:
         """Write |w|_1 and |alpha|_1 of each label into its record.
 
@@ -521,6 +545,11 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
             seed=self.seed,
             keep_duals=keep_duals,
         )
+
+
+def _has_extreme_rows(problem: PPDSparseProblem) -> bool:
+    """Return whether a row is so long that scores need double precision."""
+    return bool(problem.row_sq.max(initial=0.0) > MAX_FLOAT32_SQUARE)
 
 
 def _postings_per_row(X: CSR, XT: CSR) -> Float64:

@@ -76,6 +76,24 @@ def test_certificate_is_true(loss, eps, penalty):
         assert record["null"] <= solver.C * X.n_rows + 1e-9
 
 
+@pytest.mark.parametrize("largest", [1e15, 1e20])
+def test_certificate_is_true_beside_an_extreme_value(largest):
+    """Scores pass values whose rounding exceeds the margin; the primal is that of the weights."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(120, 12)).astype(np.float32)
+    Y = pattern_from(X @ rng.normal(size=(12, 8)) > 1.0)
+    X[:2, 0] = largest, -largest
+    solver = PPDSparseSolver(positive_weight=2.0)
+    block = solved(solver, csr_from(X), Y)
+    for label, w in enumerate(block.W.to_scipy().toarray().astype(float)):
+        y, record, b = signs(Y, label), block.records[label], float(np.float32(block.bias[label]))
+        z = np.maximum(1.0 - y * (X.astype(float) @ w + b), 0.0)
+        C = np.where(y > 0, 2.0, 1.0)
+        value = 0.01 * abs(w).sum() + 0.5 * (w @ w + 0.1 * b * b) + C @ (z * z)
+        assert record["primal"] == pytest.approx(value, rel=1e-9)
+        assert record["gap"] == pytest.approx(max(0.0, value - record["dual"]), rel=1e-6, abs=1e-9)
+
+
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
 def test_records_have_the_norms_of_the_paper_and_these_keep_its_bounds(loss):
     """|w|_1 and |alpha|_1 are those of the solution, at most null / lam and 2 null."""
