@@ -42,7 +42,8 @@ ENTRY_NAMES: Final = ("features", "sparse", "cubic")
 def not_finite(what: str) -> ParameterError:
     """Return the error of a training whose results are not finite numbers."""
     return ParameterError(
-        f"{what} is not finite: feature values, or parameters of the training, are too large; "
+        f"{what} is not finite: feature values are too large or too small, or "
+        "parameters of the training too large; "
         "scale the features, for example to rows of length 1",
         code="NOT_FINITE",
     )

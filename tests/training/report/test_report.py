@@ -14,9 +14,11 @@ import pytest
 
 from tests.support.live_service import serving, settings_for, text_model
 from tests.support.report_data import series_of
+from xcray.arrays import csr_from, pattern
 from xcray.cli.main import main
 from xcray.client import Client
 from xcray.data.dataset import Dataset
+from xcray.data.writer import DatasetWriter
 from xcray.errors import InputError, NotFound, Stopped
 from xcray.jobs.states import SUCCEEDED
 from xcray.measures import precision_at_k
@@ -176,6 +178,17 @@ def test_missing_parts_of_a_bare_model_are_reported(tmp_path: Path) -> None:
     assert "no timeline.arrow" in report["left_out"]["timeline"]
     with pytest.raises(NotFound):
         draw_report(tmp_path / "nothing", tmp_path / "other")
+
+
+def test_an_objective_that_was_never_finite_has_no_picture(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32) * np.float32(1e-42)
+    with DatasetWriter(tmp_path / "data", name="data", n_labels=2) as writer:
+        writer.add("train", csr_from(X), pattern(np.arange(41), np.arange(40) % 2, 2))
+        writer.finish(source={"format": "made"})
+    spec = TrainSpec(str(tmp_path / "data"), "dsmlr", pool="serial")
+    train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    report = draw_report(tmp_path / "model", tmp_path / "out")
+    assert "not a finite number" in report["left_out"]["objective"]
 
 
 def test_commands_draw_pictures_and_print_results(

@@ -146,6 +146,8 @@ def _calibration(model: Model, name: str) -> Drawing | str:
 def _objective(model: Model, name: str) -> Drawing | str:
     """Draw the objective and the held-out measures over time and epochs."""
     training = model.manifest["report"]
+    if training["objective"] is None:
+        return f"the objective was not a finite number; {training['stopped']}"
     note = (
         f"objective {training['objective']:.6g} after {training['epochs']:,} epochs; "
         f"{training['stopped']}"
