@@ -227,6 +227,7 @@ def _build_app(
         lifespan=lifespan,
     )
     app.state.app_state, app.state.settings = app_state, settings
+    app.state.authenticate = authenticate
     if all_routes:
         fast_routes = (*predict.FAST_ROUTES, *inference.FAST_ROUTES)
         app.add_middleware(

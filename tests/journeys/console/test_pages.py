@@ -13,7 +13,7 @@ import pytest
 from tests.support.browser import Browsing, accessibility_faults, browsing, chromium
 from tests.support.chain_models import staged_content
 from tests.support.console_service import Live
-from tests.support.service_processes import until
+from tests.support.service_processes import process, read_process_file, until
 from tests.support.stripping_proxy import stripping_proxy
 from xcray.data.text.pipeline import TextPipeline
 from xcray.jobs.home import Home
@@ -143,6 +143,24 @@ def test_an_admin_creates_and_revokes_a_key(live: Live, pages: Browsing | None) 
     rows.filter(has_text="key.create").first.wait_for(state="detached")
 
 
+def test_the_secret_of_the_first_key_stays_until_sign_in(tmp_path: Path) -> None:
+    program = chromium()
+    if program is None:
+        return
+    home = tmp_path / "home"
+    with process(home, "serve") as child:
+        url = read_process_file(home, child, "serve")["url"]
+        with browsing(url, program) as pages:
+            page = pages.open("/#/admin")
+            page.get_by_label("Name", exact=True).fill("me")
+            page.get_by_role("button", name="Create the key").click()
+            secret = page.get_by_label("secret").inner_text()
+            page.get_by_role("button", name="Sign in").click()
+            page.get_by_label("Key (xck_...)").fill(secret)
+            page.get_by_role("button", name="Sign in").click()
+            page.get_by_role("button", name="Revoke me").wait_for()  # its scope is admin
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_fit_the_width_and_are_accessible(
@@ -166,6 +184,8 @@ def test_pages_fit_the_width_and_are_accessible(
         page.get_by_role("heading", level=1).wait_for()
         page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        links = page.get_by_role("navigation", name="Pages").get_by_role("link").all()
+        assert len({link.bounding_box()["y"] for link in links}) == 1, name
         for control in page.locator("main input, main select, main textarea").all():
             named = control.evaluate("node => node.labels.length > 0 || Boolean(node.ariaLabel)")
             assert named, (name, control.get_attribute("name"))

@@ -451,8 +451,8 @@ def test_a_whole_file_is_answered(live: Live, pages: Browsing | None, tmp_path: 
     assert page.get_by_label("Format").input_value() == "text"
     page.get_by_role("button", name="Predict", exact=True).click()
     page.get_by_text("Status: SUCCEEDED").wait_for()
-    page.get_by_role("link", name="Result").click()
     page.get_by_text("2 of 2 rows were answered.").wait_for()
+    assert page.get_by_role("link", name="topics:1", exact=True).is_visible()
     with page.expect_download() as download:
         page.get_by_role("button", name=".parquet").click()
     with page.expect_download() as lines:

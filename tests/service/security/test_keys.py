@@ -400,6 +400,16 @@ def test_commands_create_list_and_revoke_keys(
     assert main(["keys", "revoke", "key_none"]) != 0
 
 
+def test_the_first_key_is_needed_at_once(own_home: Path) -> None:
+    with client_of(create_app(settings_for(own_home))) as http:
+        assert http.get("/v1/me").json()["key_id"] is None
+        created = http.post("/v1/keys", json={"name": "me", "scopes": ["admin"]})
+        assert created.status_code == 201
+        assert http.get("/v1/me").status_code == 401
+        own = {"Authorization": f"Bearer {created.json()['key']}"}
+        assert http.get("/v1/me", headers=own).json()["key_id"] == created.json()["id"]
+
+
 def test_routes_create_list_and_revoke_keys(http: httpx.Client, app: FastAPI) -> None:
     request = {
         "name": "ci",

@@ -140,6 +140,10 @@ class Authenticator:
             )
         return lookup.caller
 
+    def note_key(self) -> None:
+        """Refuse requests without a key from now on: this process has stored one."""
+        self._has_keys = True
+
     def peek(self, request: Request) -> Caller | None:
         """Return the caller of a public path from the cache, without querying the store.
 

@@ -11,7 +11,7 @@ from xcray.jobs.job import format_utc
 from xcray.jobs.store.keys import Key
 from xcray.jobs.store.tokens import SCOPES, check_limits, check_scopes, create_token
 from xcray.service.app_state import app_state_of
-from xcray.service.http.auth import Admin, Caller
+from xcray.service.http.auth import Admin, Authenticator, Caller
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.schemas.keys import AuditPage, KeyPage, KeyRequest, KeyView, Me, NewKey
 from xcray.storage.atomic import check_name
@@ -37,7 +37,7 @@ def create(
     caller: Admin,
     body: Annotated[KeyRequest, Depends(json_body(KeyRequest))],
 ) -> NewKey:
-    """Create a key. Its secret is only in this reply."""
+    """Create a key. Its secret is only in this reply. After the first, every request needs one."""
     token = create_token()
     expires = None if body.expires_seconds is None else time.time() + body.expires_seconds
     key = app_state_of(request).store.keys.add(
@@ -49,6 +49,8 @@ def create(
         expires=expires,
         limits=check_limits(body.limits),
     )
+    if isinstance(authenticate := request.app.state.authenticate, Authenticator):
+        authenticate.note_key()
     response.headers["Location"] = f"/v1/keys/{key.id}"
     request.scope["audited"] = {"of": key.tenant, "scopes": list(key.scopes)}
     return NewKey(**_key_fields(key), key=token.token)

@@ -11,7 +11,7 @@ const isValid = (key) => !key.revoked && !(key.expires && new Date(key.expires) 
 export function Admin() {
   const [keys, error, reload] = useLoaded(async () => (await get("/v1/keys")).keys, []);
   return html`<h1>Admin</h1><${Trouble} error=${error} />${keys && html`<${Keys} keys=${keys} reload=${reload} /><${Tenants} keys=${keys} />`}
-    <${NewKey} reload=${reload} />${keys && html`<${Audit} />`}`;
+    <${NewKey} isFirst=${keys?.length === 0} reload=${reload} />${keys && html`<${Audit} />`}`;
 }
 
 function Keys({ keys, reload }) {
@@ -38,7 +38,8 @@ function Tenants({ keys }) {
   })} />`;
 }
 
-function NewKey({ reload }) {
+// isFirst: the service admits everyone until this key. Its tab shows the secret before it has to sign in.
+function NewKey({ isFirst, reload }) {
   const [made, setMade] = useState(null);
   const [failed, perform] = useAction();
   const submit = async (event) => {
@@ -50,17 +51,17 @@ function NewKey({ reload }) {
     await perform(async () => {
       setMade(await change("POST", "/v1/keys", body));
       form.reset();
-      reload();
+      if (!isFirst) reload();
     });
   };
   return html`<h2>New key</h2><form onSubmit=${submit} aria-label="New key"><div class="fields">
       <${Field} id="key-name" label="Name"><input id="key-name" name="name" required maxlength="128" autocomplete="off" /><//>
       <${Field} id="key-tenant" label="Tenant" help="Its data sets, jobs and models are separate"><input id="key-tenant" name="tenant" required pattern=${NAME} defaultValue="default" /><//>
       <${Field} id="key-days" label="Valid for days" help="Empty: until it is revoked"><input id="key-days" name="days" type="number" min="0.01" step="any" /><//></div>
-    <fieldset><legend>Scopes</legend>${Object.entries(SCOPES).map(([scope, help]) => html`<label><input type="checkbox" name="scope" value=${scope} defaultChecked=${scope === "predict"} /> ${scope}: ${help}</label>`)}</fieldset>
+    <fieldset><legend>Scopes</legend>${Object.entries(SCOPES).map(([scope, help]) => html`<label><input type="checkbox" name="scope" value=${scope} defaultChecked=${scope === (isFirst ? "admin" : "predict")} /> ${scope}: ${help}</label>`)}</fieldset>
     <details><summary>Limits of this key</summary><div class="fields">${Object.entries(LIMITS).map(([name, label]) => html`<${Field} id=${`limit-${name}`} label=${label}><input id=${`limit-${name}`} name=${name} type="number" min="0" step="1" /><//>`)}</div></details>
     <p><${Button} type="submit" class="main" scope="admin">Create the key<//></p></form><${Trouble} error=${failed} />
-    ${made && html`<div role="status"><p>The secret of the key ${made.name}. It is shown only now and not stored: copy it.</p><pre tabindex="0" aria-label="secret">${made.key}</pre><${Button} onClick=${() => setMade(null)}>Hide it<//></div>`}`;
+    ${made && html`<div role="status"><p>The secret of the key ${made.name}. It is shown only now and not stored: copy it.${isFirst && " Every request needs a key now: sign in with this one."}</p><pre tabindex="0" aria-label="secret">${made.key}</pre><${Button} onClick=${() => { setMade(null); reload(); }}>${isFirst ? "Sign in" : "Hide it"}<//></div>`}`;
 }
 
 function Audit() {

@@ -37,7 +37,7 @@ export function Job({ id, query }) {
   if (!job) return html`<h1>Job</h1><${Trouble} error=${error} />`;
   const isTraining = job.kind === "train";
   const tabs = { progress: "Progress", ...(job.status === "SUCCEEDED" && { result: "Result" }), log: "Events and log", ...(isTraining && { calls: "Command and REST" }) };
-  const tab = query.tab in tabs ? query.tab : "progress";
+  const tab = query.tab in tabs ? query.tab : tabs.result && !isTraining ? "result" : "progress";
   const now = { ...job, progress: (!isOver(job.status) && progress) || job.progress };
   const restart = () => { setTurn(turn + 1); reload(); };
   return html`<h1>Job ${job.name}</h1>
@@ -77,7 +77,7 @@ function Course({ job, epochs }) {
   const path = `/v1/jobs/${segment(job.id)}/pictures`, over = isOver(job.status);
   if (job.kind !== "train" || !job.started) return html`<p>${over ? "" : "The job waits for its turn."}</p>`;
   return html`${epochs.length > 1 && html`<${Picture} path=${`${path}/objective`} turn=${over} seconds=${over ? 0 : 3} />`}
-    ${(job.progress.done > 0 || job.status === "SUCCEEDED") && html`<${Timeline} id=${job.id} running=${!over} />`}`;
+    ${((job.progress.done > 0 && job.progress.phase !== "SELECTING") || job.status === "SUCCEEDED") && html`<${Timeline} id=${job.id} running=${!over} />`}`;
 }
 
 // What the reader of a result must know: unfinished labels, data that look wrong, no probabilities.

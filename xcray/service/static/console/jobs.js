@@ -16,7 +16,11 @@ export function Progress({ job: { status, progress: { total, done, eta } } }) {
   return html`<progress max=${total} value=${done} aria-label="progress"></progress> ${percent(done / total, 0)}${left}`;
 }
 
-export const ModelLink = ({ result }) => result?.model && html`<a href=${`#/models/${segment(result.model)}?version=${result.version}`}>${result.model}:${result.version}</a>`;
+export function ModelLink({ result }) {
+  if (!result?.model) return null;
+  const [name, version = result.version] = result.model.split(":");  // of a batch prediction: both in one
+  return html`<a href=${`#/models/${segment(name)}?version=${version}`}>${name}:${version}</a>`;
+}
 
 function resultOf({ kind, result, message }) {
   if (!result) return message ?? "";

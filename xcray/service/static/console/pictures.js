@@ -27,6 +27,7 @@ export function Picture({ path, panel, turn = 0, seconds = 0 }) {
     setListed(values(drawing));
     place.current.replaceChildren(drawing);
   }, [text]);
+  const caption = `Values: ${path.split("/").pop().replaceAll("_", " ")}${panel ? ", summary" : ""}`;  // unique on the page
   return html`<figure class="picture"><div ref=${place}></div><${Trouble} error=${error && error.status !== 404 && error} />
-    ${listed.length > 0 && listed.length <= MAX_VALUES && html`<details><summary>Values</summary><${Table} caption="Values" columns=${["series", "value"]} rows=${listed} /></details>`}</figure>`;
+    ${listed.length > 0 && listed.length <= MAX_VALUES && html`<details><summary>Values</summary><${Table} caption=${caption} columns=${["series", "value"]} rows=${listed} /></details>`}</figure>`;
 }
