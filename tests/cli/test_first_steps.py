@@ -47,6 +47,8 @@ def test_labels_are_listed_and_shown(model: Path, capsys: pytest.CaptureFixture[
     assert (document["label"], len(document["features"])) == (first["label"], 1)
     assert run("labels", "show", model, first["label"]) == 0
     assert "similar label" in capsys.readouterr().out
+    assert run("labels", "show", model, first["label"], "--similar", "0") == 0
+    assert "none\t-" in capsys.readouterr().out
 
 
 def test_solvers_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[str]) -> None:

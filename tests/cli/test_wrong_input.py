@@ -28,6 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (place / "rows.csv").write_text("text,labels\nread rows,csv\n")
     (place / "semicolon.csv").write_text("text;labels\nread rows;csv\n")
+    (place / "untitled.csv").write_text("title,labels\nread rows,csv\n")
+    (place / "texts.txt").write_text("read rows\nparse json\n")
     (place / "rows.svm").write_text("1 1:1\n")
     (place / "file").write_text("x\n")
     (place / "empty").mkdir()
@@ -59,6 +61,7 @@ LOCAL = [
     ("train data -o x --pool thread", 2, "--pool must be one of serial, threads, ray"),
     ("train data -o x -p lam=abc", 2, "lam must be a number, not 'abc'"),
     ("data build rows.jsonl x", 2, "comes before it: xcray data build jsonl rows.jsonl DIR"),
+    ("data delta data x --add untitled.csv", 2, "name the fields with --option text_fields=..."),
     ("data upload file", 2, "comes before it: xcray data upload FORMAT file"),
     ("train data -o x --lam 1", 2, "--param lam=VALUE sets a parameter of ppdsparse"),
     ("train data -o x --solve 1", 2, "xcray train --help"),
@@ -82,7 +85,8 @@ LOCAL = [
     ("report tuned", 2, "did you mean 'tuned/model'?"),
     ("predict-batch nosuch rows.csv x", 2, "no model directory nosuch"),
     ("predict-batch model nosuch x", 2, "there is no file nosuch"),
-    ("predict-batch model file x", 2, "--format, one of parquet, svmlight"),
+    ("predict model --file texts.txt", 2, "no INDEX:VALUE", "xcray predict MODEL < "),
+    ("predict-batch model file x", 2, "--format, one of parquet, svmlight", "one text per line"),
     ("predict-batch model rows.csv x --on-error no", 2, "--on-error must be one of fail, skip"),
     ("predict-batch model rows.csv x --text-fields no", 2, "--text-fields; --indices-field"),
     ("predict-batch model rows.jsonl x --format svmlight", 2, "--format jsonl?"),

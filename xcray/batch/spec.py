@@ -137,7 +137,7 @@ def guess_format(path: str) -> str:
     if suffix not in SUFFIXES:
         raise ParameterError(
             f"the name {place.name[:80]!r} does not determine a format: "
-            f"give `format`, one of {', '.join(FORMATS)}"
+            f"give `format`, one of {', '.join(FORMATS)} (text: one text per line)"
         )
     return SUFFIXES[suffix]
 

@@ -61,10 +61,8 @@ def show(
     output.print_table(
         ["feature", "weight"], [[each["feature"], each["weight"]] for each in details["features"]]
     )
-    output.print_table(
-        ["similar label", "cosine"],
-        [[each["label"], each["cosine"]] for each in details["similar"]],
-    )
+    similar_labels = [[each["label"], each["cosine"]] for each in details["similar"]]
+    output.print_table(["similar label", "cosine"], similar_labels or [["none", "-"]])
     for group in details["groups"]:
         names = ", ".join(group["labels"])
         output.print_line(f"in a group of {group['n_labels']:,} labels: {names}")

@@ -333,8 +333,21 @@ def read_rows(file: Path, zero_based: bool, n_features: int, first_index: int | 
     except DataError as error:
         if error.code == "FORMAT_MISMATCH" and str(error.hint).startswith("format="):
             error.hint = "--file reads svmlight; `xcray predict-batch` reads other formats"
+        elif not has_features(file):
+            raise InputError(
+                f"{file} is not svmlight: its first line has no INDEX:VALUE",
+                code="FORMAT_MISMATCH",
+                hint=f"texts, one per line: xcray predict MODEL < {file}; "
+                "many rows, and other formats: xcray predict-batch",
+            ) from None
         raise
     return stack_rows(chunks, n_features)
+
+
+def has_features(file: Path) -> bool:
+    """Return whether the first line of a file has a feature of svmlight, right or wrong."""
+    with file.open("rb") as lines:
+        return b":" in lines.readline(1 << 16)
 
 
 def to_instances(rows: CSR) -> list[dict[str, Any]]:

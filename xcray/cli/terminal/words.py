@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 FIELD_ALIASES: Final = {"top_k": "k", "max_features": "n_features"}
+READING_FIELDS: Final = ("text_fields", "label_field", "label_columns", "max_field_bytes")
 COMMANDS: Final = {
     "GET /v1/jobs": "`xcray jobs list`",
     "GET /v1/datasets": "`xcray data list`",
@@ -66,6 +67,9 @@ def _parameter_names(command: Any) -> dict[str, str]:
     for field, parameter in FIELD_ALIASES.items():
         if parameter in names:
             names.setdefault(field, names[parameter])
+    if "option" in names:  # takes every field of reading, also without an option of its own
+        for field in READING_FIELDS:
+            names.setdefault(field, f"{names['option']} {field}=...")
     return names
 
 

@@ -248,7 +248,7 @@ def print_result(result: TrainResult) -> None:
 def print_settings(auto: Mapping[str, Any]) -> None:
     """Print the settings that were tried, one per row, the chosen one, and why it ended."""
     if "text" in auto:
-        print_text_options(auto["text"], auto["select"])
+        print_text_options(auto["text"])
     settings = auto["settings"]
     names = list(settings[0]["params"])
     rows = [
@@ -260,15 +260,19 @@ def print_settings(auto: Mapping[str, Any]) -> None:
         ]
         for row in settings
     ]
-    output.print_table([*names, f"{auto['select']} held out", "weights", ""], rows)
+    measured = f"{auto['select']} of {auto['held_out']:,} rows held out, {auto['labels']:,} labels"
+    output.print_table([*names, measured, "weights", ""], rows)
     output.print_line(
         f"selection ended because {auto['ended']}; "
         f"its work is that of {auto['trainings']:.1f} trainings with the first setting"
     )
 
 
-def print_text_options(text: Mapping[str, Any], measure: str) -> None:
-    """Print the text options that were tried, one per row, each with those kept before it."""
+def print_text_options(text: Mapping[str, Any]) -> None:
+    """Print the text options that were tried, one per row, each with those kept before it.
+
+    The values differ from those of `print_settings`: terms are those of the other rows alone.
+    """
     rows = [
         [
             row["name"],
@@ -279,7 +283,8 @@ def print_text_options(text: Mapping[str, Any], measure: str) -> None:
         ]
         for row in text["tried"]
     ]
-    output.print_table(["texts", f"{measure} held out", "gain (error)", "weights", ""], rows)
+    measured = f"{text['select']} of {text['held_out']:,} rows held out, terms of the others"
+    output.print_table(["texts", measured, "gain (error)", "weights", ""], rows)
     for line in text["not_tried"]:
         output.print_line(f"not tried: {line}")
 
