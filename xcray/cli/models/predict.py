@@ -320,34 +320,29 @@ def read_rows(file: Path, zero_based: bool, n_features: int, first_index: int | 
     the first index is another one.
     """
     from xcray.arrays import stack_rows
+    from xcray.batch.spec import COMPRESSED_SUFFIXES
     from xcray.data.feature_space import reads_zero_based
     from xcray.data.readers.error_log import ErrorCollector
     from xcray.data.readers.options import ReadOptions
     from xcray.data.readers.svmlight import read_svmlight
 
-    options = ReadOptions(
-        zero_based=reads_zero_based(zero_based, first_index), n_features=n_features
-    )
+    zero_based = reads_zero_based(zero_based, first_index)
+    options = ReadOptions(zero_based=zero_based, n_features=n_features)
     try:
         chunks = [X for X, _ in read_svmlight(file, options, ErrorCollector())]
     except DataError as error:
+        with file.open("rb") as lines:
+            is_svmlight = b":" in lines.readline(1 << 16) or file.suffix in COMPRESSED_SUFFIXES
         if error.code == "FORMAT_MISMATCH" and str(error.hint).startswith("format="):
             error.hint = "--file reads svmlight; `xcray predict-batch` reads other formats"
-        elif not has_features(file):
+        elif error.code != "FORMAT_MISMATCH" and not is_svmlight:
             raise InputError(
                 f"{file} is not svmlight: its first line has no INDEX:VALUE",
                 code="FORMAT_MISMATCH",
-                hint=f"texts, one per line: xcray predict MODEL < {file}; "
-                "many rows, and other formats: xcray predict-batch",
+                hint=f"texts, one per line: xcray predict MODEL < {file}; or xcray predict-batch",
             ) from None
         raise
     return stack_rows(chunks, n_features)
-
-
-def has_features(file: Path) -> bool:
-    """Return whether the first line of a file has a feature of svmlight, right or wrong."""
-    with file.open("rb") as lines:
-        return b":" in lines.readline(1 << 16)
 
 
 def to_instances(rows: CSR) -> list[dict[str, Any]]:
