@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import zipfile
@@ -142,6 +143,17 @@ def test_wrong_input_is_explained(
         assert run(*words) == 2, words
         err = capsys.readouterr().err
         assert all(part in err for part in parts), err
+
+
+def test_a_full_disk_names_the_fix(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("xcray.cli.models.label_details.open_model", fail)
+    assert run("labels", "list", model) == 1
+    assert "hint: free space on the disk" in capsys.readouterr().err
 
 
 def test_every_command_has_json() -> None:

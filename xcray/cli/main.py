@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import importlib
 import os
@@ -235,7 +236,10 @@ def problem_from(error: Exception) -> tuple[dict[str, Any], int]:
     if isinstance(error, OSError):
         file = error.filename2 or error.filename  # of a rename: the name that was asked for
         place = f": {file}" if file else ""
-        return {"code": "SYSTEM", "message": f"{error.strerror or error}{place}"}, FAILURE
+        failure = {"code": "SYSTEM", "message": f"{error.strerror or error}{place}"}
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            failure["hint"] = "free space on the disk of the output, then run the command again"
+        return failure, FAILURE
     message = f"{type(error).__name__}: {error}"
     return {
         "code": "INTERNAL",
