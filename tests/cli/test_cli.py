@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from rich.text import Text
+from typer.core import TyperOption
 
 from xcray.cli import main as cli
 from xcray.cli.terminal import output
@@ -379,6 +380,18 @@ def test_the_first_interrupt_stops_gracefully_and_the_second_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         twice()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_commands_run_with_a_typer_that_does_not_describe_types(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With typer 0.12 to 0.27, every command ended with an AttributeError."""
+    for each in TyperOption.__mro__:
+        if "display_type" in vars(each):
+            monkeypatch.delattr(each, "display_type")
+    monkeypatch.setattr(cli, "_commands_named", cli._commands_named.__wrapped__)
+    assert run("keys", "secret", "--json") == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"key"}
 
 
 # a terminal

@@ -143,6 +143,8 @@ def _complete(command: Any) -> None:
     for option in [*command.params, command.get_help_option(context)]:
         if getattr(option, "is_flag", False):
             option.metavar = ""
+        elif not hasattr(option, "display_type"):
+            continue  # typer before 0.28 writes INTEGER and TEXT, no types of Python
         elif option.param_type_name == "argument":
             option.display_type = lambda _context: ""
         elif option.metavar is None:
