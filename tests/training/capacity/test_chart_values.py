@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,9 @@ def test_the_chart_accepts_the_printed_values(
     assert main(["train", str(tiny.path), "--pool", pool, "--workers", "6", "--values"]) == 0
     values = yaml.safe_load(capsys.readouterr().out)
     assert values["mode"] == mode
+    words = ["train", str(tiny.path), "--pool", pool, "--workers", "6", "--values", "--json"]
+    assert main(words) == 0
+    assert yaml.safe_load(json.loads(capsys.readouterr().out)["values"]).keys() == values.keys()
     assert unknown_keys(values, yaml.safe_load((CHART / "values.yaml").read_text())) == []
     if not helm.helms():
         say(

@@ -24,7 +24,9 @@ def print_values(spec: Any) -> None:
     values = chart_values(
         estimate_training(spec), Dataset.open(spec.dataset), cluster=spec.pool == "ray"
     )
-    typer.echo(values, nl=False)
+    output.print_json({"values": values})
+    if not output.is_json():
+        typer.echo(values, nl=False)
     raise typer.Exit
 
 
