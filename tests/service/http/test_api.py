@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -155,6 +156,39 @@ def test_keys_apply_to_raw_bodies_too(service: Service) -> None:
     assert again.json()["id"] == first.json()["id"]
     assert send(b"1 1:1\n", "name=b&format=svmlight").status_code == 409
     assert not list((service.app_state.home.path / "uploads").iterdir())
+
+
+def test_a_request_repeated_before_its_record_exists_gets_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two requests with one key and one upload was answered by 404, or by 500."""
+    upload = service.http.post("/v1/uploads", content=b"1 1:1\n", headers=OCTETS).json()["id"]
+    body = {"name": "docs", "format": "svmlight", "uploads": {"train": upload}}
+    table, repeated, replies = service.app_state.store.datasets, threading.Event(), []
+    add, find_by_key = table.add, table.find_by_key
+
+    def find(*key: Any) -> Any:
+        found = find_by_key(*key)
+        if replies:
+            repeated.set()
+        return found
+
+    def add_later(*values: Any, **more: Any) -> Any:
+        if not replies:  # the files are moved, and the record is not written
+            replies.append(pool.submit(send))
+            assert repeated.wait(30)
+        return add(*values, **more)
+
+    def send() -> httpx.Response:
+        return service.http.post("/v1/datasets", json=body, headers={"Idempotency-Key": "k"})
+
+    monkeypatch.setattr(table, "find_by_key", find)
+    monkeypatch.setattr(table, "add", add_later)
+    with ThreadPoolExecutor(1) as pool:
+        first = send()
+        again = replies[0].result()
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json()["id"] == first.json()["id"]
 
 
 def test_invalid_keys_are_refused(service: Service) -> None:

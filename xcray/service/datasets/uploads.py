@@ -59,6 +59,7 @@ class UploadStore:
         self._n_active = 0
         self._incoming_bytes: dict[str, int] = {}  # reserved bytes of incomplete uploads, by tenant
         self._lock = threading.Lock()
+        self.taking = threading.Lock()  # held while a request takes uploads for a data set
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def receive(

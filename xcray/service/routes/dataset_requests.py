@@ -102,14 +102,18 @@ def accept_request(
             "'remove' and 'relabel' need a `base`",
             code="FORMAT",
         )
-    sources = {
-        part: app_state.uploads.path(upload_id, tenant) for part, upload_id in uploads.items()
-    }
-    if len(set(sources.values())) < len(sources):
-        raise ParameterError("two parts are the same upload: send one file each", code="FORMAT")
-    record, created = accept_upload(app_state, new, sources)
-    for upload_id in uploads.values():
-        app_state.uploads.remove(upload_id)
+    with app_state.uploads.taking:  # a request that is repeated meanwhile waits for its record
+        existing = app_state.store.datasets.find_by_key(tenant, key, digest)
+        if existing is not None:
+            return existing, False
+        sources = {
+            part: app_state.uploads.path(upload_id, tenant) for part, upload_id in uploads.items()
+        }
+        if len(set(sources.values())) < len(sources):
+            raise ParameterError("two parts are the same upload: send one file each", code="FORMAT")
+        record, created = accept_upload(app_state, new, sources)
+        for upload_id in uploads.values():
+            app_state.uploads.remove(upload_id)
     return record, created
 
 
