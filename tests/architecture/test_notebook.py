@@ -174,7 +174,7 @@ def test_a_notebook_repeats_a_papers_claims(paper: str, tmp_path: Path) -> None:
     [
         ("tuning", r"^auto +P@1 9\d\.\d %", 1),
         ("serving", r"^2 SUCCEEDED", 0),
-        ("training_report", r"labels certified", 5),
+        ("training_report", r"'relative_gap': 0.00", 5),
     ],
 )
 def test_a_notebook_runs(name: str, pattern: str, pictures: int, tmp_path: Path) -> None:
