@@ -128,7 +128,7 @@ def test_weights_that_are_not_finite_are_the_fault_of_the_values(
 ) -> None:
     params = {"stages": 1, "block_size": 50}
     spec = TrainSpec(str(directories[HUGE]), solver="stagewise", pool="serial", params=params)
-    with pytest.raises(ParameterError, match="feature values, or parameters") as caught:
+    with pytest.raises(ParameterError, match="feature values are too large or too small") as caught:
         train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     assert caught.value.code == "NOT_FINITE"
     assert not (tmp_path / "model").exists()
