@@ -164,7 +164,11 @@ def test_the_secret_of_the_first_key_stays_until_sign_in(tmp_path: Path) -> None
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_fit_the_width_and_are_accessible(
-    live: Live, pages: Browsing | None, width: int, scheme: str
+    live: Live,
+    pages: Browsing | None,
+    width: int,
+    scheme: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     if pages is None:
         return
@@ -174,6 +178,7 @@ def test_pages_fit_the_width_and_are_accessible(
     question = str(httpx.QueryParams({"model": "topics", "text": "csv rows", "k": 3}))
     judged = {"id": "fb_1", "instance": {"text": "csv rows"}, "right": ["csv"], "wrong": ["json"]}
     live.http.post("/v1/models/topics/feedback", json=judged).raise_for_status()
+    request.addfinalizer(lambda: live.http.delete("/v1/models/topics/feedback/fb_1"))
     details = (
         *(f"jobs/{job['id']}{tab}" for tab in ("", "?tab=result", "?tab=log", "?tab=calls")),
         *(f"datasets/{job['spec']['dataset']}{tab}" for tab in ("", "?tab=runs", "?tab=details")),
