@@ -68,6 +68,15 @@ class Browsing:
             self.refused.append((response.status, response.url.removeprefix(self.url)))
 
 
+def expect(found: Any) -> Any:
+    """Return Playwright's assertions about a page or a locator: they wait until they hold."""
+    # Playwright is imported here: only drills need it.
+    from playwright.sync_api import expect as assertions
+
+    assertions.set_options(timeout=PATIENCE_MS)
+    return assertions(found)
+
+
 def accessibility_faults(page: Any) -> list[str]:
     """Return the violations that axe-core finds, with everything unfolded."""
     # axe-core is imported here: only drills need it.

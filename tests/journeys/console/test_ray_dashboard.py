@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.support.browser import Browsing
+from tests.support.browser import Browsing, expect
 from tests.support.console_service import Live, wait_for
 from tests.support.service_processes import until
 from xcray.workers.ray.local_cluster import ManagedLocalRay
@@ -43,7 +43,7 @@ def test_the_link_of_a_job_opens_its_page_in_the_dashboard(
         return
     shown = pages.open(f"/#/jobs/{job['id']}", key=live.keys["read"])
     shown_link = shown.get_by_role("link", name="job in Ray's dashboard")
-    assert shown_link.get_attribute("href") == link
+    expect(shown_link).to_have_attribute("href", link)
     dashboard = pages.open_other_site(link, info.headers)
     dashboard.get_by_text(submission).first.wait_for()
     dashboard.get_by_text("SUCCEEDED").first.wait_for()

@@ -11,7 +11,7 @@ import { Jobs } from "./jobs.js";
 import { Model } from "./model.js";
 import { Models } from "./models.js";
 import { Overview } from "./overview.js";
-import { Refused, Trouble } from "./parts.js";
+import { focusMain, Refused, Trouble } from "./parts.js";
 import { Train } from "./train.js";
 
 // Pages: name, component, component of one item, scope without which the page shows nothing.
@@ -35,7 +35,6 @@ function place() {
 
 // A page is made again for another item or question, not for another tab or version.
 const keyOf = ({ page, id, query: { tab, version, ...question } }) => JSON.stringify([page, id, question]);
-const focusMain = () => document.querySelector("main")?.focus();
 
 const Icon = () => html`<img src="static/icon.svg" alt="" />`;
 

@@ -1,5 +1,5 @@
 // Parts that several pages use. Values are set as text, never as markup.
-import { html, useEffect, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { can } from "./api.js";
 
 export const count = (n) => (n === undefined || n === null ? "" : n.toLocaleString("en"));
@@ -114,10 +114,16 @@ export function Table({ caption, columns, rows, empty, sortable = false }) {
   </table></div>`;
 }
 
-// A control that the key of this tab cannot use is disabled and says why.
+export const focusMain = () => document.querySelector("main")?.focus();
+
+// A control that the key of this tab cannot use is disabled and says why. One that is removed while it has the
+// focus, as with the row that it deletes, leaves the focus to the page.
 export const Button = ({ scope, disabled, label, children, ...rest }) => {
-  const refused = scope !== undefined && !can(scope);
-  return html`<button type="button" aria-label=${label} ...${rest} disabled=${disabled || refused} title=${refused ? `needs a key with the scope ${scope}` : undefined}>${children}</button>`;
+  const refused = scope !== undefined && !can(scope), node = useRef(null);
+  useLayoutEffect(() => () => {
+    if (document.activeElement === node.current) setTimeout(() => document.activeElement === document.body && focusMain());
+  }, []);
+  return html`<button ref=${node} type="button" aria-label=${label} ...${rest} disabled=${disabled || refused} title=${refused ? `needs a key with the scope ${scope}` : undefined}>${children}</button>`;
 };
 
 // Rare and destructive actions.

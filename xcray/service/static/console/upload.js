@@ -6,6 +6,7 @@ import { DELIMITERS, firstRows, guessDelimiter, guessSeparator, longestColumn, r
 
 const FORMATS = ["jsonl", "csv", "tsv", "fasttext", "svmlight", "xc", "parquet", "npz"];
 const TEXTS = ["jsonl", "csv", "tsv", "parquet"];
+const LIKELY_LABELS = ["labels", "label", "tags", "categories", "category", "subjects", "topics"];
 const DELIMITER_NAMES = { ",": "comma", ";": "semicolon", "|": "|", "\t": "tab" };
 const LABELS = {
   text_fields: "Text columns", label_field: "Label column", label_columns: "Columns of 0 and 1", label_separator: "Separator of labels", delimiter: "Delimiter", header: "The first line is a header",
@@ -24,7 +25,7 @@ export const formError = (error) => error && { message: inFormWords(error.messag
 
 // The columns that a file most likely means: those of the defaults, else the longest for the text.
 function suggestColumns(shown) {
-  const { columns } = shown, label = columns?.includes("labels") ? "labels" : "";
+  const { columns } = shown, label = LIKELY_LABELS.find((name) => columns?.includes(name)) ?? "";
   if (!columns?.length) return { texts: [], label, separator: "" };
   return { texts: columns.includes("text") ? ["text"] : [longestColumn(shown)], label, separator: guessSeparator(shown, label) };
 }
@@ -81,29 +82,32 @@ const START = { format: "jsonl", name: "", texts: [], label: "", labelColumns: "
 export function Upload() {
   const last = useRef({});  // the latest request: repeated after an error, it has the same key
   const uploads = useRef({});  // ids of files that were sent, so that other options do not send them again
-  const head = useRef(null);
+  const [head, setHead] = useState(null);
   const [how, setHow] = useState(START);
   const [files, setFiles] = useState({});
-  const [shown, setShown] = useState(null);
   const [sent, setSent] = useState(null);  // share of the files, null: nothing is being sent
   const [error, setError] = useState(null);
   const set = (changes) => setHow((old) => ({ ...old, ...changes }));
-  // Read the first rows again, after the file or a setting that changes the columns.
-  const read = (next) => {
-    const rows = head.current === null ? null : firstRows(head.current, next);
-    setShown(rows);
-    setHow({ ...next, ...suggestColumns(rows ?? {}) });
-  };
+  const rowsOf = (text, next) => (text === null ? null : firstRows(text, next));
+  const shown = rowsOf(head, how);
+  // Suggest columns again, after the file or a setting that changes them.
+  const read = (changes, text = head) => setHow((old) => {
+    const next = { ...old, ...changes(old) };
+    return { ...next, ...suggestColumns(rowsOf(text, next) ?? {}) };
+  });
   const choose = async ({ target }) => {
     const file = target.files[0];
     setFiles((old) => ({ ...old, train: file }));
     setError(null);
-    if (!file) return setShown(null);
-    head.current = await readHead(file);
+    const text = file ? await readHead(file) : null;
+    if (target.files[0] !== file) return;  // another one was chosen meanwhile
+    setHead(text);
+    if (!file) return;
     const endings = file.name.toLowerCase().split(".").slice(1);
-    const format = FORMATS.find((each) => endings.includes(each)) ?? how.format;
-    const delimiter = DELIMITERS[format] && head.current ? guessDelimiter(head.current, format) : (DELIMITERS[format] ?? [","])[0];
-    read({ ...how, name: how.name || suggestName(file.name), format, delimiter });
+    read((old) => {
+      const format = FORMATS.find((each) => endings.includes(each)) ?? old.format, marks = DELIMITERS[format];
+      return { name: old.name || suggestName(file.name), format, delimiter: marks && text ? guessDelimiter(text, format) : (marks ?? [","])[0] };
+    }, text);
   };
   const submit = async (event) => {
     event.preventDefault();
@@ -136,15 +140,15 @@ export function Upload() {
   return html`<form onSubmit=${submit} aria-label="Upload"><div class="fields">
       <${Field} label="File" id="file"><input id="file" type="file" required onChange=${choose} /><//>
       <${Field} label="Name" id="name" help="Lower-case letters, digits, . _ -"><input id="name" required pattern=${NAME} title="Lower-case letters, digits, . _ -" value=${how.name} onInput=${(event) => set({ name: event.target.value })} /><//>
-      <${Field} label="Format" id="format"><select id="format" value=${how.format} onChange=${(event) => read({ ...how, format: event.target.value, delimiter: (DELIMITERS[event.target.value] ?? [","])[0] })}>${FORMATS.map((name) => html`<option value=${name}>${name}</option>`)}</select><//>
-      ${isTable && DELIMITERS[how.format].length > 1 && html`<${Field} label=${LABELS.delimiter} id="delimiter"><select id="delimiter" value=${how.delimiter} onChange=${(event) => read({ ...how, delimiter: event.target.value })}>${DELIMITERS[how.format].map((mark) => html`<option value=${mark}>${DELIMITER_NAMES[mark]}</option>`)}</select><//>`}
+      <${Field} label="Format" id="format"><select id="format" value=${how.format} onChange=${({ target }) => read(() => ({ format: target.value, delimiter: (DELIMITERS[target.value] ?? [","])[0] }))}>${FORMATS.map((name) => html`<option value=${name}>${name}</option>`)}</select><//>
+      ${isTable && DELIMITERS[how.format].length > 1 && html`<${Field} label=${LABELS.delimiter} id="delimiter"><select id="delimiter" value=${how.delimiter} onChange=${({ target }) => read(() => ({ delimiter: target.value }))}>${DELIMITERS[how.format].map((mark) => html`<option value=${mark}>${DELIMITER_NAMES[mark]}</option>`)}</select><//>`}
       ${TEXTS.includes(how.format) && html`<${Columns} shown=${shown} how=${how} set=${set} />
         <${Field} label=${LABELS.label_separator} id="separator" help="Between labels in one field; default: |"><input id="separator" maxlength="20" value=${how.separator} onInput=${(event) => set({ separator: event.target.value })} /><//>`}
       <${Field} label="Held-out rows" id="test" help="A second file to measure accuracy"><input id="test" type="file" onChange=${({ target }) => setFiles((old) => ({ ...old, test: target.files[0] }))} /><//>
       <${Field} label="Vocabulary" id="labels" help="Names of labels: a file of an id, a tab and a name per line, or JSON lines"><input id="labels" type="file" onChange=${({ target }) => setFiles((old) => ({ ...old, labels: target.files[0] }))} /><//>
       <${Field} label=${LABELS.test_fraction} id="held_out" help=${files.test ? "There is a file of held-out rows" : "To measure accuracy; 0: none"}><input id="held_out" type="number" min="0" max="0.9" step="any" disabled=${Boolean(files.test)} value=${how.share} onInput=${(event) => set({ share: event.target.value })} /><//>
       <fieldset class="field"><legend>Lines</legend>
-        ${isTable && html`<label><input type="checkbox" checked=${how.header} onChange=${() => read({ ...how, header: !how.header })} /> ${LABELS.header}</label>`}
+        ${isTable && html`<label><input type="checkbox" checked=${how.header} onChange=${() => read((old) => ({ header: !old.header }))} /> ${LABELS.header}</label>`}
         ${how.format === "svmlight" && html`<label><input type="checkbox" checked=${how.zeroBased} onChange=${() => set({ zeroBased: !how.zeroBased })} /> ${LABELS.zero_based}</label>`}
         <label><input type="checkbox" checked=${how.skipBad} onChange=${() => set({ skipBad: !how.skipBad })} /> ${LABELS.skip_bad}</label></fieldset>
     </div>${shown && html`<${Preview} shown=${shown} how=${how} />`}
