@@ -53,7 +53,7 @@ function Estimate({ of }) {
 function Auto({ of, value }) {
   const [isOn, setOn] = useState(Boolean(value));
   const id = `option-${of.name}`;
-  const help = `${of.help[0].toUpperCase()}${of.help.slice(1)}. It takes the work of about two more trainings, and more for options of the texts: Estimate says how much.`;
+  const help = "P, recall, nDCG, PSP or PSnDCG with @k, or a sum of them, on held-out training rows. It takes the work of about two more trainings, and more for options of the texts: Estimate says how much.";
   return html`<fieldset><legend>Parameters</legend>
     <label><input type="checkbox" checked=${isOn} onChange=${(event) => setOn(event.target.checked)} /> Choose parameters and text options for me</label>
     ${isOn && html`<${Field} id=${id} label="Measure" help=${help}><input id=${id} name=${id} required pattern="[A-Za-z0-9@+]+" maxlength=${of.high} defaultValue=${value || AUTO_MEASURE} /><//>`}</fieldset>`;
