@@ -31,7 +31,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from tests.robustness.faults.rows_ray import SOON
 from tests.robustness.faults.service import environment as clean
 from tests.robustness.faults.stage import PR_SET_PDEATHSIG, SPACES, kill, namespaces, until
 from xcray.cli.terminal.processes import find_descendants
@@ -49,6 +48,13 @@ STARTED: Final = "Ray runtime started"
 START_SECONDS: Final = 240.0  # joining a head that has just started can hang
 TRIES: Final = 4
 LINKS: Final = count()
+SOON: Final = {  # a node with killed processes counts as dead after two seconds, not thirteen
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    # A dead node refuses connections at once; a slow one has half a minute to answer.
+    "RAY_health_check_timeout_ms": "10000",
+    "RAY_health_check_failure_threshold": "3",
+}
 OWN: Final = tuple(space for space in SPACES if space != "--user")
 
 

@@ -4,6 +4,7 @@ import itertools
 import re
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -478,6 +479,30 @@ def test_threads_never_claim_one_job_twice(store):
     with ThreadPoolExecutor(8) as pool:
         claimed = [job.id for job in pool.map(lambda _: claim(store), range(70)) if job]
     assert len(claimed) == len(set(claimed)) == 60
+
+
+@pytest.mark.parametrize("status", [STOPPED, FAILED])
+def test_a_race_of_stop_and_finish_has_the_result_of_one_order(store, status):
+    go = threading.Barrier(2)
+
+    def finish(job):
+        go.wait()
+        store.attempts.finish(job.id, job.attempt, status, reason="RACE")
+
+    def stop(job):
+        go.wait()
+        store.jobs.request_stop(job.id)
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(8):
+            submit(store)
+            job = claim(store)
+            for end in [pool.submit(finish, job), pool.submit(stop, job)]:
+                end.result()
+            after = store.jobs.get(job.id)
+            assert (after.status in (STOPPED, FAILED), after.stop_requested) == (True, False)
+            with pytest.raises((Conflict, Fenced)):
+                store.attempts.finish(job.id, job.attempt, SUCCEEDED, result={})
 
 
 def test_concurrent_submits_do_not_exceed_the_queue_limit_of_a_tenant(store):

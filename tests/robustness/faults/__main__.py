@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.robustness.faults import (
     rows_serving,
     rows_store,
 )
-from tests.robustness.faults.catalogue import ROWS, Row, in_order
+from tests.robustness.faults.catalogue import ROWS, TESTED, Row, in_order
 from tests.robustness.faults.measurements import Measurements, table_line
 from tests.robustness.faults.stage import LAST_WORDS, ROOT, enter, stage
 
@@ -37,7 +38,9 @@ FILES = (chaos, rows_api, rows_disk, rows_ray, rows_runners, rows_serving, rows_
 def main(values: list[str]) -> int:
     """Run the command; return 0 if every promise was kept, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.robustness.faults", description=__doc__)
-    parser.add_argument("row", help="F1 to F31, all or chaos", choices=[*ROWS, "all", "chaos"])
+    parser.add_argument(
+        "row", help="F1 to F31, all or chaos", choices=[*ROWS, *TESTED, "all", "chaos"]
+    )
     parser.add_argument("--runs", type=int, default=5, help="how often a fault is injected")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the measurements there, too")
@@ -47,8 +50,11 @@ def main(values: list[str]) -> int:
         "--store", choices=("postgres", "sqlite"), default="postgres", help="chaos: which store"
     )
     chosen = parser.parse_args(values)
+    if chosen.row in TESTED:
+        return run_tests(TESTED[chosen.row].tests)
     if chosen.row == "all":
-        return play_all(chosen)
+        failed = play_all(chosen)
+        return run_tests([test for row in TESTED.values() for test in row.tests]) or failed
     enter(values)
     if chosen.row == "chaos":
         measurements = chaos.play(chosen.minutes, chosen.seed, chosen.store)
@@ -60,6 +66,12 @@ def main(values: list[str]) -> int:
     if chosen.json is not None:
         (ROOT / chosen.json).write_text(measurements.line() + "\n")
     return 0 if measurements.ok else 1
+
+
+def run_tests(tests: Sequence[str]) -> int:
+    """Run tests of the suite and return the exit status."""
+    command = [sys.executable, "-m", "pytest", "-q", *dict.fromkeys(tests)]
+    return subprocess.run(command, cwd=ROOT).returncode
 
 
 def play(row: Row, chosen: Any) -> Measurements:

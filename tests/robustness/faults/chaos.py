@@ -22,7 +22,6 @@ import httpx
 from tests.robustness.faults import invariants
 from tests.robustness.faults.measurements import Measurements, percentile
 from tests.robustness.faults.rows_api import OCTETS
-from tests.robustness.faults.rows_store import postgres
 from tests.robustness.faults.service import (
     Process,
     Service,
@@ -34,7 +33,7 @@ from tests.robustness.faults.service import (
 from tests.robustness.faults.stage import Stage, kill, stage, until
 from tests.robustness.faults.work import MIDDLE, QUICK, SLOW, again, dataset, ended, ok
 from tests.support.live_service import text_model
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import PostgresServer, private_postgres
 from xcray.jobs.home import Home
 from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.model.registry import Registry
@@ -53,9 +52,7 @@ class Cast:
     def __init__(self, here: Stage, store: str) -> None:
         self.here = here
         self.home = Home(here.folder / "home")
-        self.server: PostgresServer | None = (
-            postgres(here, durable=True) if store == "postgres" else None
-        )
+        self.server: PostgresServer | None = _postgres(here) if store == "postgres" else None
         how: dict[str, Any] = {"lease_seconds": 8.0, "max_running_jobs": 2, "max_attempts": 10}
         if self.server is not None:
             self.url = how["store"] = self.server.database()
@@ -99,6 +96,21 @@ class Cast:
         """Increment a counter."""
         with self.lock:
             self.tally[what] += 1
+
+
+def _postgres(here: Stage) -> PostgresServer | None:
+    """Start a private PostgreSQL that ends with the stage.
+
+    Returns None and adds a note if its binaries are missing.
+    """
+    manager = private_postgres(durable=True)
+    try:
+        server = manager.__enter__()
+    except FileNotFoundError as error:
+        here.measurements.note(str(error))
+        return None
+    here.closing.append(lambda: manager.__exit__(None, None, None))
+    return server
 
 
 def play(minutes: float, seed: int, store: str) -> Measurements:

@@ -1,9 +1,8 @@
-"""Rows about storage: full disks, damaged files, crashes at every system call of publishing."""
+"""Rows about storage: full disks, crashes at every system call of publishing."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,7 @@ from tests.robustness.faults.rows_runners import drained
 from tests.robustness.faults.service import Service
 from tests.robustness.faults.stage import Stage, namespaces, small_disk, until
 from tests.robustness.faults.work import MIDDLE, QUICK, SLOW, ok
-from tests.support.live_service import text_model
-from xcray.errors import XcrayError
 from xcray.jobs.states import SUCCEEDED
-from xcray.model.manifest import MANIFEST
-from xcray.model.model import Model
-from xcray.model.registry import Registry
 
 
 @row(
@@ -182,104 +176,6 @@ def _while_training(
         (done["result"] or {}).get("sha256") == sha, "after a full disk the model has other bits"
     )
     stage.measurements.runs += 1
-
-
-@row(
-    "F10",
-    "damaged files",
-    "every file of a model: cut, bits flipped, emptied, zeroed, longer, missing, of another model or version; "
-    "parts and checkpoints in the suite",
-    "tests/unit/model/test_model.py",
-    "tests/training/test_block_store.py",
-    "tests/training/shards/test_checkpoints.py",
-)
-def harmed(stage: Stage) -> None:
-    model = text_model(stage.folder / "model", seed=1)
-    flips = (200 if stage.small else 2000) * stage.runs
-    stage.measurements.runs += _flip(stage, stage.folder / "model", flips)
-    stage.measurements.details["flips"] = flips
-    stage.measurements.details["sha256"] = model.sha256[:12]
-    _classes_of_harm(stage, stage.folder / "model")
-    _served(stage)
-
-
-def _files(model: Path) -> list[Path]:
-    return sorted(path for path in model.rglob("*") if path.is_file())
-
-
-def _refused(model: Path) -> bool:
-    """Return whether a model is refused with an error of xcray."""
-    try:
-        Model.open(model, verify=True)
-    except XcrayError:
-        return True
-    return False
-
-
-def _flip(stage: Stage, model: Path, times: int) -> int:
-    """Flip one bit, open the model, flip the bit back; repeat for `times` bits."""
-    files = [path for path in _files(model) if path.stat().st_size]
-    for _ in range(times):
-        path = stage.random.choice(files)
-        content = bytearray(path.read_bytes())
-        place, bit = stage.random.randrange(len(content)), 1 << stage.random.randrange(8)
-        content[place] ^= bit
-        path.write_bytes(content)
-        stage.expect(_refused(model), f"a flipped bit {place} of {path.name} was not seen")
-        content[place] ^= bit
-        path.write_bytes(content)
-    return times
-
-
-def _classes_of_harm(stage: Stage, model: Path) -> None:
-    """Check files that are cut, emptied, longer, zeroed, missing or from another model."""
-    other = stage.folder / "other"
-    text_model(other, seed=2)
-    for path in _files(model):
-        whole, theirs = path.read_bytes(), (other / path.relative_to(model)).read_bytes()
-        harms = {
-            "cut": whole[: len(whole) // 2],
-            "empty": b"",
-            "longer": whole + b"\0",
-            "zeroed": b"\0" * len(whole),
-        }
-        if theirs != whole:
-            harms["of another model"] = theirs
-        for what, content in harms.items():
-            path.write_bytes(content)
-            stage.expect(_refused(model), f"{path.name} {what} was not seen")
-            stage.measurements.runs += 1
-        path.unlink()
-        stage.expect(_refused(model), f"{path.name} missing was not seen")
-        path.write_bytes(whole)
-    stage.expect(not _refused(model), "the repaired model is refused")
-    manifest = json.loads((model / MANIFEST).read_text())
-    (model / MANIFEST).write_text(json.dumps({**manifest, "schema_version": 99}))
-    stage.expect(_refused(model), "a model of a newer format was not seen")
-
-
-def _served(stage: Stage) -> None:
-    """Check that a damaged version is reported as CORRUPT and the previous one still works."""
-    service = Service(stage)
-    registry = Registry(service.home.models)
-    for seed in (1, 2):
-        text_model(stage.folder / f"v{seed}", seed=seed)
-        registry.publish("docs", stage.folder / f"v{seed}")
-    weights = registry.resolve("docs:2") / "weights.arrow"
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 1
-    weights.write_bytes(content)
-    service.up()
-    body = {"instances": [{"text": "read a csv file"}]}
-    bad = service.http.post("/v1/models/docs:2:predict", json=body)
-    stage.expect(
-        bad.status_code in (500, 503) and bad.json()["code"] == "CORRUPT",
-        f"a harmed version: {bad.status_code} {bad.text[:200]}",
-    )
-    good = service.http.post("/v1/models/docs:1:predict", json=body)
-    stage.expect(good.status_code == 200, f"the version before: {good.status_code}")
-    stage.measurements.runs += 1
-    service.end()
 
 
 def _crash(stage: Stage, verb: str, what: str, calls: tuple[str, ...], most: int) -> None:
