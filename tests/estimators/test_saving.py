@@ -36,6 +36,25 @@ def test_lists_of_label_names_are_labels() -> None:
         PPDSparse().fit(X, [["csv"], 3, *LISTS[2:]])
 
 
+def test_columns_of_a_data_frame_are_labels(tmp_path: Path) -> None:
+    column = np.empty(20, object)
+    column[:] = [np.array(own) for own in LISTS]  # as pandas reads lists of Parquet
+    assert PPDSparse(eps=1e-4).fit(X, column).predict(X[::5]) == [sorted(own) for own in NAMES]
+
+    class Frame(np.ndarray):
+        columns = ("csv", "files", "mail")
+
+    model = PPDSparse().fit(X, INDICATOR.view(Frame))
+    assert Model.open(model.save(tmp_path / "model")).labels == ["csv", "files", "mail"]
+    assert np.array_equal(model.predict(X), INDICATOR)
+    assert model.score(X, INDICATOR.view(Frame)) == 1.0
+
+
+def test_a_parameter_without_its_name_is_refused_by_the_name_of_the_estimator() -> None:
+    with pytest.raises(TypeError, match=r"^PPDSparse\.__init__\(\)"):
+        PPDSparse(0.1)  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("y", [LISTS, INDICATOR, CLASSES, CLASSES.astype(str)])
 @pytest.mark.parametrize("kind", [PPDSparse, DSMLR])
 def test_a_saved_estimator_predicts_the_same(kind: Any, y: Any, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             used = cls._solver_fields()
             defaults = {field.name: field.default for field in used}
             constructor = make_constructor({**defaults, **cls.OPTIONS, "n_jobs": None})
+            constructor.__qualname__ = f"{cls.__name__}.__init__"  # in messages of Python
             cls.__init__ = constructor  # type: ignore[method-assign]
             lines = "".join(f"    {each.name}: {each.metadata['help']}.\n" for each in used)
             cls.__doc__ = f"{cls.__doc__ or ''}\n    Parameters of the solver:\n\n{lines}"
@@ -310,12 +311,14 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _validate(self, X: Any, Y: Any) -> tuple[CSR, Pattern]:
         """Return X and Y as xcray arrays; set classes_, multilabel_ and n_features_in_."""
         if getattr(Y, "ndim", 0) == 1 and getattr(Y, "dtype", None) == np.dtype(object):
-            column = list(Y)  # of a data frame
+            # of a data frame, whose rows are arrays if Parquet was read
+            column = [own.tolist() if isinstance(own, np.ndarray) else own for own in Y]
             Y = column if column and isinstance(column[0], list | tuple | set) else Y
         self.label_lists_ = is_label_lists(Y)
         if self.label_lists_:
             X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
             return csr_from(X), self._read_label_lists(Y, X.shape[0])
+        names = getattr(Y, "columns", None)  # of a data frame with a column of 0 and 1 per label
         self.sparse_labels_ = sp.issparse(Y)
         if not self.sparse_labels_ and Y is not None:
             Y = np.asarray(Y)
@@ -328,7 +331,9 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"X has {X.shape[0]} rows, Y has {labels.n_rows}; "
                     "give one row of labels for each row of X"
                 )
-            self.classes_ = np.arange(labels.n_cols)
+            self.classes_ = (
+                np.arange(labels.n_cols) if names is None else np.array([str(n) for n in names])
+            )
             return csr_from(X), labels
         self.multilabel_ = False
         X, y = validate_data(self, X, Y, accept_sparse="csr", dtype=np.float32)

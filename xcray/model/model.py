@@ -37,7 +37,7 @@ from xcray.storage.verified import VerifiedFiles
 MAX_SEARCHED_LABELS = 100_000  # labels of a model that are searched for a similar name
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Model:
     """A linear model, score = W x + b, or a chain of stages, with provenance.
 
@@ -79,6 +79,10 @@ class Model:
             "feature_names": Names(parts.feature_names),
         }
         return cls(path=Path(path), manifest=manifest, **{**parts._asdict(), **names})
+
+    def __repr__(self) -> str:
+        """Return what a notebook shows of it."""
+        return f"Model({str(self.path)!r}, labels={self.n_labels}, features={self.n_features})"
 
     @property
     def W(self) -> CSR:

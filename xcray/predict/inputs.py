@@ -8,21 +8,32 @@ from typing import Any
 from xcray.arrays import CSR, csr_from
 from xcray.data.text.fields import document
 from xcray.data.text.pipeline import TextPipeline
-from xcray.errors import InputError
+from xcray.errors import InputError, excerpt
 from xcray.model.model import Model
 
 
 def texts_of(rows: Any, model: Model) -> list[str] | None:
-    """Return a text or document, or a list of them, as texts; None for other rows.
+    """Return a text or document, or a list or column of them, as texts; None for other rows.
 
-    Raises ParameterError for a field that the model does not have.
+    Raises ParameterError for a field that the model does not have, InputError if only some rows are
+    texts or documents.
     """
     if isinstance(rows, CSR):  # a tuple, but not of texts
         return None
     if isinstance(rows, str | Mapping):
         rows = [rows]
-    if isinstance(rows, (list, tuple)) and all(isinstance(row, str | Mapping) for row in rows):
+    if getattr(rows, "ndim", 0) == 1 and hasattr(rows, "tolist"):  # of a data frame, or an array
+        rows = rows.tolist()
+    if not isinstance(rows, (list, tuple)):
+        return None
+    other = [i for i, row in enumerate(rows) if not isinstance(row, str | Mapping)]
+    if not other:
         return [row if isinstance(row, str) else document(row, model.text_fields) for row in rows]
+    if len(other) < len(rows):
+        raise InputError(
+            f"row {other[0]} is {excerpt(repr(rows[other[0]]))}: give a text for each row",
+            code="ROWS",
+        )
     return None
 
 
@@ -33,7 +44,8 @@ def matrix_of(rows: Any, n_features: int) -> CSR:
     except (TypeError, ValueError) as error:
         raise InputError(
             f"rows of type {type(rows).__name__} can't be read ({error}); use a CSR, a scipy "
-            "sparse matrix, a 2-d array of numbers or a list of texts",
+            "sparse matrix, a 2-d array of numbers, a list of texts, or documents as of "
+            "frame.to_dict('records')",
             code="ROWS",
         ) from None
 

@@ -138,11 +138,14 @@ def test_texts_in_names_out(reader: Predictor) -> None:
     assert answers[2] == [ScoredLabel("csv", -0.25), ScoredLabel("time", -0.5)]
     assert reader.scored_labels(reader.predict("csv rows", k=2)) == answers[:1]
     assert reader.scored_labels(reader.predict(("csv rows",), k=2)) == answers[:1]
+    column = np.array(["csv rows"], object)  # as of a data frame
+    assert reader.scored_labels(reader.predict(column, k=2)) == answers[:1]
 
 
 def test_a_saved_and_opened_model_reads_text_the_same(reader: Predictor) -> None:
     again = Predictor(str(reader.model.path))
     np.testing.assert_array_equal(again.predict(TEXTS).scores, reader.predict(TEXTS).scores)
+    assert repr(again.model).endswith("text', labels=2, features=13)")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,7 @@ def test_a_saved_and_opened_model_reads_text_the_same(reader: Predictor) -> None
         (np.zeros(30), "SHAPE_MISMATCH", "reshape"),
         (np.full((1, 30), np.nan), "NOT_FINITE", "not finite"),
         ([["a"] * 30], "ROWS", "can't be read"),
-        (["a", 1], "SHAPE_MISMATCH", "2 dimensions"),
+        (["a", 1], "ROWS", "row 1 is 1: give a text for each row"),
         ([[1.0], [1.0, 2.0]], "ROWS", "can't be read"),
         (None, "SHAPE_MISMATCH", "2 dimensions"),
     ],

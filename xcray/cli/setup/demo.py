@@ -40,7 +40,7 @@ QUESTIONS = (
     "open a database connection with a transaction",
 )
 TOP = 5  # answers to a question
-START_SECONDS = 60.0
+START_SECONDS = 300.0  # the first start of a busy machine compiles all modules
 END_SECONDS = 60.0
 
 
