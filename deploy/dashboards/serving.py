@@ -207,7 +207,7 @@ MODELS = Row(
         ),
         graph(
             "Memory",
-            "Resident memory per process, including mapped files. With --workers N use the "
+            "Resident memory per process, including mapped files. With --processes N use the "
             "container metrics.",
             (f"{replica('process_resident_memory_bytes', 'instance')} {OURS}", "{{instance}}"),
             unit="bytes",

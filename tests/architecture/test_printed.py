@@ -23,6 +23,7 @@ from tests.deployment.chart import helm
 from tests.support import missing_tools as without
 from tests.support.live_service import settings_for
 from tests.support.printed import (
+    COMMANDS,
     ROOT,
     calls,
     faults,
@@ -109,6 +110,14 @@ def test_every_command_named_in_text_or_an_error_exists() -> None:
     commands = [(name, each) for name, text in places.items() for each in quoted(text)]
     assert [f"{name}: {fault}" for name, each in commands for fault in faults(each)] == []
     assert len(commands) > 150
+
+
+def test_every_option_that_the_service_names_is_an_option_of_serve() -> None:
+    options = {name for each in COMMANDS.commands["serve"].params for name in each.opts}
+    options |= {"--no-runner", "--scopes", "--previous"}  # of keys create, of kubectl
+    rules = "helm/xcray/monitoring/rules.yaml"
+    places = {**sources("xcray/service", "deploy/dashboards"), rules: pages()[rules]}
+    assert unknown(places, r"(?<=[\s`\"])--[a-z][a-z-]+", options, at_least=5) == set()
 
 
 @pytest.mark.parametrize(

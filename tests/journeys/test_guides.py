@@ -1,4 +1,7 @@
-"""The commands of the guides run in the order of their pages, on small files with their names."""
+"""The commands of the guides run in the order of their pages, on small files with their names.
+
+Commands for a service, its keys and object storage use a service and an S3 server of the test.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,24 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import chdir, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.live_service import serving, settings_for
 from tests.support.printed import ROOT, lines, words_of
 from xcray.cli.main import main
+from xcray.jobs.store.jobs import JobSubmission
+from xcray.jobs.store.tokens import create_token
+from xcray.service.app import create_app
+
+if TYPE_CHECKING:
+    from tests.support.s3 import FaultProxy
 
 PAGES = (
     "README.md",
@@ -23,9 +34,14 @@ PAGES = (
     "docs/formats.md",
     "docs/germeval.md",
     "docs/label-groups.md",
+    "docs/kubernetes.md",
     "docs/measures.md",
+    "docs/operations.md",
     "docs/predicting.md",
+    "docs/security.md",
+    "docs/serving.md",
     "docs/sharding.md",
+    "docs/store.md",
     "docs/text.md",
     "docs/thresholds.md",
     "docs/training.md",
@@ -34,10 +50,15 @@ PAGES = (
 )
 # names of labels in commands
 LABELS = ("csv", "json", "art", "music", "law", "A", "B", "LABEL", "OLD", "ID", "extra")
-# another machine, a service, a download, all kernels, many labels, or a file of another program
+# a server that does not end, all kernels, Ray, a download, many labels, or another program's file
 ELSEWHERE = re.compile(
-    r"s3://|URL|xcray (?:serve|jobs|doctor|compile-kernels)|label-sets|set:|--pool ray"
-    r"|MNIST|100,400|(?i:cifar10)|NAME@|amazon\.json"
+    r"xcray (?:serve|doctor|compile-kernels)|--pool ray(?!.*--values)|MNIST|100,400|(?i:cifar10)|amazon\.json"
+)
+
+
+# words of commands that stand for something else
+PLACEHOLDER = re.compile(
+    r"\b(?:URL|JOB|HASH)\b|key_\.\.\.|http://127.0.0.1:8000|/var/lib/xcray|/backups|//bucket\b"
 )
 
 
@@ -93,18 +114,49 @@ def run(command: str) -> None:
     assert main(command.split()) == 0, command
 
 
-def write_models() -> None:
-    """Write the data sets and models that the guides name."""
-    run("data build jsonl train.jsonl DIR --test test.jsonl --option id_field=id")
-    run("train DIR --out OLD --calibrate --keep-duals --pool serial")
-    run("labels remove OLD extra --out LACKS")
-    run("data delta DIR CHANGED --add new.jsonl")
-    for name in ("DATA", "TEXT", "DATASET"):
-        shutil.copytree("DIR", name)
-    for name in ("MODEL", "OTHER", "A", "B", "C", "NEW"):
-        shutil.copytree("OLD", name)
-    run("models export OLD liblinear heart.model")
-    run("models export OLD npz w.npz")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files, data sets and models that the guides name."""
+    folder = tmp_path_factory.mktemp("guides")
+    with chdir(folder):
+        write_files()
+        run("data build jsonl train.jsonl DIR --test test.jsonl --option id_field=id")
+        run("train DIR --out OLD --calibrate --keep-duals --pool serial")
+        run("labels remove OLD extra --out LACKS")
+        run("data delta DIR CHANGED --add new.jsonl")
+        for name in ("DATA", "TEXT", "DATASET"):
+            shutil.copytree("DIR", name)
+        for name in ("MODEL", "OTHER", "A", "B", "C", "NEW", "model", "home/trained/news"):
+            shutil.copytree("OLD", name)
+        run("models export OLD liblinear heart.model")
+        run("models export OLD npz w.npz")
+    return folder
+
+
+@contextmanager
+def service(home: Path) -> Iterator[dict[str, str]]:
+    """Serve models, a data set and a job; yield the words of commands that mean something of it."""
+    app = create_app(settings_for(home))
+    state = app.state.app_state
+    for name in ("docs", "news"):
+        for _ in range(5):
+            shutil.copytree("OLD", "staged")
+            state.registry.publish(name, "staged")
+        state.registry.aliases.set(name, "prod", 3)
+    data = state.store.datasets.add("tagged", str(Path("DIR").absolute()))
+    job, _ = state.store.jobs.submit(JobSubmission({}, "job", dataset_id=data.id))
+    keys = [create_token() for _ in range(2)]
+    for key in keys:
+        state.store.keys.add("default", "ops", ["admin"], key.digest, key_id=key.key_id)
+    with serving(app) as url:
+        yield {
+            "URL": url,
+            "http://127.0.0.1:8000": url,
+            "SECRET": keys[0].token,
+            "JOB": job.id,
+            "key_...": keys[1].key_id,
+            "HASH": state.registry.published_sha256("news", 3),
+        }
 
 
 def output_of(words: list[str]) -> str:
@@ -122,17 +174,27 @@ def output_of(words: list[str]) -> str:
 @pytest.mark.drill
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_guide_run(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    folder: Path,
+    tmp_path: Path,
+    proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(shutil.copytree(folder, tmp_path, dirs_exist_ok=True))
     monkeypatch.setenv("XCRAY_HOME", str(tmp_path / "home"))
-    write_files()
-    write_models()
+    bucket = page.removeprefix("docs/")
+    proxy.client.create_bucket(Bucket=bucket.lower())
     commands = [line for line in lines((ROOT / page).read_text()) if not ELSEWHERE.search(line)]
     assert commands
-    for command in commands:
-        words = words_of(command)
-        shutil.rmtree(output_of(words), ignore_errors=True)
-        if words[:2] == ["labels", "add"]:  # a model that lacks a label
-            words[2] = "LACKS"
-        assert main(words) == 0, (command, capsys.readouterr().err)
+    with service(tmp_path / "home") as meanings:
+        meanings |= {"/var/lib/xcray": "home", "/backups": ".", "//bucket": f"//{bucket.lower()}"}
+        monkeypatch.setenv("XCRAY_SERVER", meanings["URL"])
+        monkeypatch.setenv("XCRAY_PORT", meanings["URL"].rpartition(":")[2])
+        monkeypatch.setenv("XCRAY_KEY", meanings["SECRET"])
+        for command in commands:
+            words = words_of(PLACEHOLDER.sub(lambda match: meanings[match[0]], command))
+            shutil.rmtree(output_of(words), ignore_errors=True)
+            if words[:2] == ["labels", "add"]:  # a model that lacks a label
+                words[2] = "LACKS"
+            assert main(words) == 0, (command, capsys.readouterr().err)

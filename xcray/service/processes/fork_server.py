@@ -81,7 +81,7 @@ class ForkServer:
                 self._children.add(pid)
                 return ForkedWorker(self, pid)
         raise Unavailable(
-            "a worker process did not start: see the log above; try --workers 1", code="WORKERS"
+            "a worker process did not start: see the log above; try --processes 1", code="WORKERS"
         )
 
     def _fork(self, listener: socket.socket, stdin: int, stdout: int) -> int | None:

@@ -287,7 +287,7 @@ def _start_workers(manager: WorkerManager, settings: Settings, signals: _SignalC
             return
         if manager.failed_at_start or time.monotonic() > deadline:
             raise Unavailable(
-                "a worker process did not start: see the log above; try --workers 1",
+                "a worker process did not start: see the log above; try --processes 1",
                 code="WORKERS",
             )
         signals.wait(POLL_SECONDS)
