@@ -11,7 +11,7 @@ from xcray.arrays import CSR, Float64, frozen
 from xcray.errors import ParameterError
 from xcray.index.search import ROWS_PER_CALL, SearchIndex
 from xcray.kernels.search.lists import NARROW_BYTES
-from xcray.kernels.search.logsumexp import by_lists, by_postings, by_rows
+from xcray.kernels.search.logsumexp import bias_powers, by_lists, by_postings, by_rows
 from xcray.kernels.sparse import transpose
 
 
@@ -19,14 +19,15 @@ class LogPartition:
     """Log of the sum over all labels of exp(x . w + bias). Thread-safe.
 
     The scores are bit-identical to those of the search. A row costs reading all weights of its
-    features, plus an exponential (about a nanosecond) per label. The weights are read from the
-    dense rows of the search if there are any, else for up to 65,536 labels from its lists. Beyond
-    that, lists contain only bounds, so the weights are transposed in memory on first use: 8 bytes
-    each.
+    features, plus an exponential (about a nanosecond) per label that these touch, or per label of
+    the model with dense rows. The weights are read from the dense rows of the search if there are
+    any, else for up to 65,536 labels from its lists. Beyond that, lists contain only bounds, so the
+    weights are transposed in memory on first use: 8 bytes each.
     """
 
     def __init__(self, search: SearchIndex) -> None:
         """Create the function. search: index of the model."""
+        self._bias = bias_powers(search.b)
         self._search = search
         self._postings: CSR | None = None
         self._transpose_lock = threading.Lock()
@@ -60,9 +61,9 @@ class LogPartition:
         if search.dense is not None:
             by_rows(X, start, stop, search.dense.weights, search.b, out)
         elif search.lists.width == NARROW_BYTES:
-            by_lists(X, start, stop, search.lists, search.b, out)
+            by_lists(X, start, stop, search.lists, self._bias, out)
         else:
-            by_postings(X, start, stop, self._postings_by_feature(), search.b, out)
+            by_postings(X, start, stop, self._postings_by_feature(), self._bias, out)
 
     def _postings_by_feature(self) -> CSR:
         """Return the weights by feature, (D, K), computed once."""

@@ -81,7 +81,7 @@ def by_postings(W: CSR, b: Any, X: CSR) -> Any:
     """Return normalisers from weights by feature, as in models of very many labels."""
     out = np.empty(X.n_rows)
     by_feature = csr_from(np.ascontiguousarray(W.to_scipy().toarray().T))
-    kernels.by_postings(X, 0, X.n_rows, by_feature, frozen(b, np.float32), out)
+    kernels.by_postings(X, 0, X.n_rows, by_feature, kernels.bias_powers(frozen(b, np.float32)), out)
     return out
 
 
@@ -321,6 +321,7 @@ def test_one_signature_each(small: Predictor) -> None:
         kernels.by_lists,
         kernels.by_postings,
         kernels.logsumexp,
+        kernels.logsumexp_all,
         kernels.sum_exp,
         kernels.largest,
     ):
