@@ -119,33 +119,15 @@ def test_an_empty_store_is_not_created_when_upgrades_are_not_allowed(fresh_url):
         JobStore(fresh_url, upgrade=False)
 
 
-@pytest.mark.parametrize(
-    "statements",
-    [
-        (
-            "CREATE TABLE store_schema (revision INTEGER, oldest INTEGER)",
-            "INSERT INTO store_schema VALUES (0, 0)",
-        ),
-        ("CREATE TABLE jobs (id TEXT)",),
-    ],
-    ids=["a revision", "none"],
-)
-def test_a_store_from_before_the_first_release_is_refused(fresh_url, statements):
+def test_a_database_with_tables_of_another_program_is_refused_and_not_changed(fresh_url):
     engine = sa.create_engine(fresh_url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
-        for statement in statements:
-            connection.exec_driver_sql(statement)
-    for refused in (
-        lambda: JobStore(fresh_url),
-        lambda: upgrade.inspect_store(fresh_url),
-        lambda: upgrade.upgrade_store(fresh_url),
-    ):
-        with pytest.raises(
-            Conflict, match=r"first release.* another home or XCRAY_STORE"
-        ) as caught:
-            refused()
-        assert caught.value.code == "SCHEMA_OLDER"
-    assert len(sa.inspect(engine).get_table_names()) == 1
+        connection.exec_driver_sql("CREATE TABLE jobs (id TEXT)")
+    for refused in (JobStore, upgrade.inspect_store, upgrade.upgrade_store):
+        with pytest.raises(Conflict, match="another home, or an empty database") as caught:
+            refused(fresh_url)
+        assert caught.value.code == "STORE_NOT_EMPTY"
+    assert sa.inspect(engine).get_table_names() == ["jobs"]
     engine.dispose()
 
 

@@ -15,24 +15,17 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict, Unavailable
-from xcray.jobs.database.migrations import FIRST, HEAD
+from xcray.jobs.database.migrations import HEAD
 from xcray.jobs.database.schema import JOBS, STORE_SCHEMA
 
 LOG: Final = logging.getLogger(__name__)
 SCHEMA_NEWER: Final = "SCHEMA_NEWER"
 SCHEMA_OLDER: Final = "SCHEMA_OLDER"
 UPGRADE_HINT: Final = "run `xcray store upgrade` (with XCRAY_STORE_UPGRADE=true every start does)"
-UNRELEASED: Final = (
-    "the store is from before the first release of xcray and can't be upgraded:"
-    " move it away, or choose another home or XCRAY_STORE, and a new store is created"
-)
 
 
 class Compatibility(NamedTuple):
-    """The revision of a store and the oldest program that it supports; None for an empty store.
-
-    The revision of a store that records none is 0, which is older than any release.
-    """
+    """The revision of a store and the oldest program that it supports; None for an empty store."""
 
     revision: int | None
     oldest: int | None
@@ -43,30 +36,27 @@ class Compatibility(NamedTuple):
             return False
         return self.oldest <= program <= self.revision
 
-    @property
-    def is_unreleased(self) -> bool:
-        """Whether the store is from before the first release, so that no program can use it."""
-        return self.revision is not None and self.revision < FIRST
-
 
 def read_compatibility(connection: Connection) -> Compatibility:
-    """Return what a store records about its schema, whichever version wrote it."""
+    """Return what a store records about its schema. Raises Conflict for tables of others."""
     tables = set(sa.inspect(connection).get_table_names())
     if STORE_SCHEMA.name in tables:
-        row = connection.execute(sa.select(STORE_SCHEMA)).one_or_none()
-        return Compatibility(0, 0) if row is None else Compatibility(*row)
-    return Compatibility(0, 0) if JOBS.name in tables else Compatibility(None, None)
+        return Compatibility(*connection.execute(sa.select(STORE_SCHEMA)).one())
+    if JOBS.name in tables:
+        raise Conflict(
+            "the database has tables that are not a store of xcray: choose another home, or an"
+            " empty database as XCRAY_STORE",
+            code="STORE_NOT_EMPTY",
+        )
+    return Compatibility(None, None)
 
 
 def check_compatibility(connection: Connection, program: int = HEAD) -> Compatibility:
-    """Return the compatibility of a store that is neither too new nor too old for a program.
+    """Return the compatibility of a store that is not too new for a program.
 
-    Raises Conflict: SCHEMA_NEWER if the store no longer supports the program, SCHEMA_OLDER if it is
-    from before the first release.
+    Raises Conflict, code SCHEMA_NEWER, if the store no longer supports the program.
     """
     compatibility = read_compatibility(connection)
-    if compatibility.is_unreleased:
-        raise Conflict(older_message(compatibility, program), code=SCHEMA_OLDER)
     if (compatibility.revision or 0) > program and not compatibility.supports(program):
         raise Conflict(
             newer_message(compatibility, program),
@@ -86,9 +76,7 @@ def newer_message(compatibility: Compatibility, program: int = HEAD) -> str:
 
 
 def older_message(compatibility: Compatibility, program: int = HEAD) -> str:
-    """Return the error message for a store that must be upgraded first, or cannot be."""
-    if compatibility.is_unreleased:
-        return UNRELEASED
+    """Return the error message for a store that must be created or upgraded first."""
     state = (
         "is empty" if compatibility.revision is None else f"is at revision {compatibility.revision}"
     )

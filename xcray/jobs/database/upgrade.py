@@ -55,7 +55,7 @@ def upgrade_database(
     may_upgrade: whether anything can be changed. steps: all steps of the program.
 
     Raises Conflict: SCHEMA_NEWER if the store supports only newer programs, SCHEMA_OLDER if it
-    needs an upgrade that is not allowed or not possible. Raises Unavailable if others hold its
+    needs an upgrade that is not allowed. Raises Unavailable if others hold its
     tables for RETRY_SECONDS.
     """
     head = steps[-1].revision if steps else FIRST
@@ -83,7 +83,7 @@ def inspect_store(url: str) -> dict[str, Any]:
     Returns `store`: its kind; `revision`: None if it is empty; `oldest`: the oldest program that it
     supports, None if not recorded; `needed`: the revision of this program; `ready`: whether this
     program can use it. Raises Unavailable if the database cannot be reached, Conflict, code
-    SCHEMA_NEWER or SCHEMA_OLDER, if no upgrade can make this program use it.
+    SCHEMA_NEWER, if it supports only newer programs.
     """
     parsed = parse_url(url)
     # The check must not create a file.
