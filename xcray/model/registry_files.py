@@ -149,12 +149,12 @@ class RegistryFiles:
     def history(self, name: str) -> list[dict[str, Any]]:
         """Return all changes to a name, oldest first: at (UTC), action, and its details.
 
-        Details are version, alias, set and others, by action.
+        Details are version, alias, set and others, by action. Left out are lines that were cut off
+        by a full disk or the death of their writer.
         """
         path = self.folder(name) / "history.jsonl"
-        return (
-            [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-        )
+        lines = path.read_text().splitlines() if path.is_file() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
 
     def _locked_names(self) -> set[str]:
         """Return the names that this thread locked with `locked`."""
@@ -166,10 +166,11 @@ class RegistryFiles:
 
 def append_history(folder: Path, action: str, **details: Any) -> None:
     """Append one line to the history of a name; the caller holds its lock."""
-    line = json.dumps(
-        {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "action": action, **details}
-    )
-    with open(folder / "history.jsonl", "a") as out:
-        out.write(line + "\n")
+    at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = json.dumps({"at": at, "action": action, **details}).encode()
+    with open(folder / "history.jsonl", "ab+") as out:
+        out.seek(max(0, out.tell() - 1))
+        # the line before can have been cut off
+        out.write((b"" if out.read(1) in b"\n" else b"\n") + line + b"\n")
         out.flush()
         os.fsync(out.fileno())

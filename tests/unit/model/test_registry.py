@@ -243,6 +243,16 @@ def test_every_change_leaves_a_line(registry: Registry) -> None:
     assert all(line["at"].endswith("+00:00") for line in registry.history("news"))
 
 
+def test_a_line_that_was_cut_off_leaves_the_others(registry: Registry) -> None:
+    with (registry.root / "news" / "history.jsonl").open("a") as file:
+        file.write('{"at": "2026-01-31T1')
+    assert len(registry.history("news")) == 3
+    registry.aliases.set("news", "champion", 1)
+    registry.aliases.set("news", "champion", 2)
+    assert len(registry.history("news")) == 5
+    assert registry.previous_versions("news", "champion") == [1]
+
+
 PUBLISH = """
 import sys
 from pathlib import Path
