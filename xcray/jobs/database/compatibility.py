@@ -21,7 +21,6 @@ from xcray.jobs.database.schema import JOBS, STORE_SCHEMA
 LOG: Final = logging.getLogger(__name__)
 SCHEMA_NEWER: Final = "SCHEMA_NEWER"
 SCHEMA_OLDER: Final = "SCHEMA_OLDER"
-UPGRADE_HINT: Final = "run `xcray store upgrade` (with XCRAY_STORE_UPGRADE=true every start does)"
 
 
 class Compatibility(NamedTuple):
@@ -58,29 +57,38 @@ def check_compatibility(connection: Connection, program: int = HEAD) -> Compatib
     """
     compatibility = read_compatibility(connection)
     if (compatibility.revision or 0) > program and not compatibility.supports(program):
-        raise Conflict(
-            newer_message(compatibility, program),
-            code=SCHEMA_NEWER,
-            revision=compatibility.revision,
-            oldest=compatibility.oldest,
-        )
+        raise unsupported(compatibility, program)
     return compatibility
 
 
-def newer_message(compatibility: Compatibility, program: int = HEAD) -> str:
-    """Return the error message for a store that is too new."""
-    return (
-        f"the store is at schema revision {compatibility.revision} and supports programs from"
-        f" {compatibility.oldest} on, this xcray is at {program}: use a newer xcray"
-    )
+def require_support(connection: Connection) -> Compatibility:
+    """Return the compatibility of a store that supports this program.
+
+    Raises Conflict, code SCHEMA_NEWER or SCHEMA_OLDER, for any other.
+    """
+    compatibility = read_compatibility(connection)
+    if not compatibility.supports(HEAD):
+        raise unsupported(compatibility)
+    return compatibility
 
 
-def older_message(compatibility: Compatibility, program: int = HEAD) -> str:
-    """Return the error message for a store that must be created or upgraded first."""
-    state = (
-        "is empty" if compatibility.revision is None else f"is at revision {compatibility.revision}"
+def unsupported(compatibility: Compatibility, program: int = HEAD) -> Conflict:
+    """Return the error for a store that does not support a program."""
+    revision, oldest = compatibility
+    if (revision or 0) > program:
+        return Conflict(
+            f"the store is at schema revision {revision} and supports programs from {oldest} on,"
+            f" this xcray is at {program}: use a newer xcray",
+            code=SCHEMA_NEWER,
+            revision=revision,
+            oldest=oldest,
+        )
+    state = "is empty" if revision is None else f"is at revision {revision}"
+    return Conflict(
+        f"the store {state}, this xcray needs {program}: run `xcray store upgrade`"
+        " (with XCRAY_STORE_UPGRADE=true every start does)",
+        code=SCHEMA_OLDER,
     )
-    return f"the store {state}, this xcray needs {program}: {UPGRADE_HINT}"
 
 
 class SchemaGuard:
@@ -99,14 +107,10 @@ class SchemaGuard:
         revision = connection.execute(sa.select(STORE_SCHEMA.c.revision)).scalar()
         if revision is not None and revision == self._supported_revision:
             return
-        compatibility = read_compatibility(connection)
-        if not compatibility.supports(HEAD):
-            is_newer = (compatibility.revision or 0) > HEAD
-            message = newer_message if is_newer else older_message
-            raise Unavailable(
-                message(compatibility, HEAD),
-                code=SCHEMA_NEWER if is_newer else SCHEMA_OLDER,
-            )
+        try:
+            compatibility = require_support(connection)
+        except Conflict as error:
+            raise Unavailable(error.message, code=error.code) from None
         if compatibility.revision != HEAD:
             LOG.info(
                 "the store is at revision %s, which supports this program at revision %s",

@@ -19,13 +19,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from xcray.errors import Conflict, Unavailable
-from xcray.jobs.database.compatibility import (
-    SCHEMA_OLDER,
-    Compatibility,
-    check_compatibility,
-    older_message,
-)
+from xcray.errors import Unavailable
+from xcray.jobs.database.compatibility import Compatibility, check_compatibility, unsupported
 from xcray.jobs.database.db_errors import LockTimeout
 from xcray.jobs.database.engine import POSTGRESQL, SQLITE, Database, parse_url
 from xcray.jobs.database.migrations import FIRST, HEAD, STEPS, MigrationStep
@@ -65,7 +60,7 @@ def upgrade_database(
     if compatibility.supports(head):
         return revision
     if not may_upgrade:
-        raise Conflict(older_message(compatibility, head), code=SCHEMA_OLDER)
+        raise unsupported(compatibility, head)
     if revision is None:
         oldest = max((step.oldest for step in steps), default=FIRST)
         _retry_while_locked(database, partial(_create_tables, database, head, oldest))

@@ -14,15 +14,8 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from xcray.errors import Conflict
-from xcray.jobs.database.compatibility import (
-    SCHEMA_OLDER,
-    SchemaGuard,
-    check_compatibility,
-    older_message,
-)
+from xcray.jobs.database.compatibility import SchemaGuard, require_support
 from xcray.jobs.database.engine import Database, TransactionObserver, retry_once
-from xcray.jobs.database.migrations import HEAD
 from xcray.jobs.database.upgrade import upgrade_database
 from xcray.jobs.store.attempts import AttemptTable
 from xcray.jobs.store.audit import AuditTable
@@ -88,9 +81,7 @@ class JobStore:
         The code is SCHEMA_NEWER or SCHEMA_OLDER.
         """
         with self._database.read(guarded=False) as connection:
-            compatibility = check_compatibility(connection)
-        if not compatibility.supports(HEAD):
-            raise Conflict(older_message(compatibility), code=SCHEMA_OLDER)
+            require_support(connection)
 
     @retry_once
     def ping(self) -> None:
