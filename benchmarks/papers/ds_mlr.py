@@ -120,7 +120,7 @@ PAPER = Paper(
     (
         ("LSHTC1-small, LSHTC1-large, ODP, YouTube8M, Reddit", "not on this machine"),
         ("Figures 4 to 6: 20 nodes of 260 threads", "this machine has two cores"),
-        ("Figure 7: speed-up on 1 to 20 workers", "two cores; a simulation is in docs/ds-mlr.md"),
+        ("Figure 7: speed-up on 1 to 20 workers", "two cores"),
     ),
     (("mlr.png", "Figure 3: objective and F1 over seconds"),),
 )
