@@ -1,7 +1,4 @@
-"""The drills of docs/operations.md: a backup taken while jobs run is restored and works as before.
-
-Pods that must not upgrade a store wait until another process has upgraded it.
-"""
+"""Drills of docs/operations.md: a backup taken while jobs run is restored and works as before."""
 
 from __future__ import annotations
 
@@ -10,15 +7,12 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.job_store import submit
 from tests.support.live_service import client_of, settings_for
-from tests.support.next_release import ADDED, program, run_next
 from tests.support.postgres import binaries, unhurried
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
@@ -37,14 +31,6 @@ from xcray.training import train
 pytestmark = pytest.mark.drill
 
 COPIED = ("datasets", "models", "tenants")  # in the home; runs/ is trained again
-POD = """
-import sys
-from pathlib import Path
-from tests.support.live_service import client_of, settings_for
-from xcray.service.app import create_app
-with client_of(create_app(settings_for(Path(sys.argv[1]), store_upgrade=False))) as http:
-    print(*(job["id"] for job in http.get("/v1/jobs").json()["jobs"]))
-"""
 QUICK = MonitorOptions(lease_seconds=60.0, heartbeat_seconds=0.05, report_seconds=0.02)
 
 
@@ -276,24 +262,3 @@ def test_a_home_mounted_at_another_path_is_reported(tmp_path: Path, tiny: Datase
     (result,) = verify_references(store, moved).dangling
     assert "old path" in result.why
     store.close()
-
-
-def test_pods_that_may_not_upgrade_wait_for_the_hook(tmp_path: Path) -> None:
-    """Pods of the next release refuse the store until the chart's upgrade hook has run.
-
-    After the hook they start, and all data is still there.
-    """
-    home, following = Home(tmp_path / "home"), program(tmp_path / "next", ADDED)
-    with closing(JobStore(home.store_url)) as store:
-        job = submit(store)
-    begin = ("-c", POD, str(home.path))
-    refused = run_next(following, *begin)
-    assert refused.returncode == 1
-    assert "xcray.errors.Conflict" in refused.stderr, refused.stderr
-    assert "run `xcray store upgrade`" in refused.stderr
-    # The hook has the same environment as the pods, but its command upgrades the store anyway.
-    hook = ("-m", "xcray", "store", "upgrade", "--home", str(home.path))
-    process = run_next(following, *hook, XCRAY_STORE_UPGRADE="false")
-    assert process.returncode == 0, process.stderr
-    begun = run_next(following, *begin)
-    assert begun.stdout.split() == [job.id], begun.stderr

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.job_store import claim, raw, submit
+from tests.support.live_service import client_of, settings_for
 from tests.support.next_release import ADDED, FOLLOWING, next_steps, upgrade_to
 from xcray.cli.main import main
 from xcray.errors import Conflict, ParameterError, Unavailable
@@ -18,6 +19,7 @@ from xcray.jobs.database import upgrade
 from xcray.jobs.database.migrations import HEAD
 from xcray.jobs.states import PENDING, RUNNING
 from xcray.jobs.store.job_store import JobStore
+from xcray.service.app import create_app
 
 
 @pytest.fixture
@@ -198,6 +200,17 @@ def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
     assert main(["store", "check", *at]) == 0
     assert json.loads(capsys.readouterr().out)["revision"] is None
     assert not (tmp_path / "elsewhere.db").exists()  # the check creates no file
+
+
+def test_a_service_that_may_not_upgrade_starts_after_the_hook(tmp_path, monkeypatch):
+    settings = settings_for(tmp_path, store_upgrade=False)
+    with pytest.raises(Conflict, match="run `xcray store upgrade`"):
+        create_app(settings)
+    # The hook has the environment of the service, but its command upgrades the store anyway.
+    monkeypatch.setenv("XCRAY_STORE_UPGRADE", "false")
+    assert main(["store", "upgrade", "--home", str(tmp_path)]) == 0
+    with client_of(create_app(settings)) as http:
+        assert http.get("/v1/jobs").status_code == 200
 
 
 def work(store: JobStore, n: int) -> None:

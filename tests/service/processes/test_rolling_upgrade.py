@@ -6,7 +6,6 @@ later release that is incompatible with them they serve predictions for a while.
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections import Counter
@@ -19,7 +18,7 @@ import httpx
 import pytest
 
 from tests.support.live_service import publish
-from tests.support.next_release import ADDED, FOLLOWING, program, run_next, upgrade_to
+from tests.support.next_release import ADDED, FOLLOWING, upgrade_to
 from tests.support.service_processes import PATIENCE, process, read_process_file, until
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict
@@ -37,14 +36,6 @@ pytestmark = pytest.mark.drill
 CUTS = ("ALTER TABLE keys DROP COLUMN revoked",)
 CONTRACT = (*ADDED, MigrationStep(FOLLOWING + 1, FOLLOWING + 1, CUTS))
 ROWS = {"instances": [{"text": "read rows of a csv file"}]}
-
-
-def upgraded_by_the_next_program(following: Path, home: Path, store: str | None) -> dict[str, Any]:
-    """Run `xcray store upgrade` of a release and return its report."""
-    home_and_store = {"XCRAY_HOME": str(home), **({"XCRAY_STORE": store} if store else {})}
-    completion = run_next(following, "-m", "xcray", "store", "upgrade", "--json", **home_and_store)
-    assert completion.returncode == 0, completion.stderr
-    return dict(json.loads(completion.stdout))
 
 
 class Clients:
@@ -129,7 +120,6 @@ def test_a_schema_is_upgraded_while_programs_serve_and_train(
     home_and_store: tuple[Path, str | None], tmp_path: Path, tiny: Dataset
 ) -> None:
     home, address = home_and_store
-    following = program(tmp_path / "following", ADDED)
     store, result, data = JobStore(address or Home(home).store_url), create_token(), new_id("ds")
     store.keys.add("default", "clients", ["admin"], result.digest, key_id=result.key_id)
     shutil.copytree(tiny.path, Home(home).dataset(data))
@@ -143,12 +133,7 @@ def test_a_schema_is_upgraded_while_programs_serve_and_train(
             jobs = train(clients.http, data, 2)
             until(lambda: store.jobs.get(jobs[0]).status == RUNNING, home)
             clients.more("/v1/models/m:predict", 5, home)
-            output = upgraded_by_the_next_program(following, home, address)
-            assert (output["before"], output["revision"], output["oldest"]) == (
-                HEAD,
-                FOLLOWING,
-                HEAD,
-            )
+            assert upgrade_to(ADDED, store.url) == HEAD
             assert ended(store, jobs, home) == [(SUCCEEDED, 1)] * 2
             clients.more("/v1/models/m:predict", 5, home)
             # An older program starts on the upgraded store, as after `helm rollback`.
