@@ -126,6 +126,10 @@ def test_numbers_aliases_and_what_a_uri_may_name(uri: str, model: Model, tmp_pat
     ):
         with pytest.raises(kind):
             pull_to_registry(registry, f"{uri}/{wrong}")
+    empty = Registry(tmp_path / "empty")
+    with pytest.raises(ParameterError, match="always means the highest version"):
+        pull_to_registry(empty, f"{uri}/news", alias=["latest"])
+    assert empty.names() == []
 
 
 @on_s3

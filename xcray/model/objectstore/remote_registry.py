@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, excerpt
+from xcray.model.aliases import check_alias
 from xcray.model.manifest import MANIFEST, parse_manifest, read_manifest
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
@@ -99,6 +100,8 @@ def pull_to_registry(
             "aliases and a hash need exactly one",
             code="USAGE",
         )
+    for each in alias:
+        check_alias(each)
     out = [_fetch_to_registry(registry, name or each.name, each, pinned) for each in versions]
     split = TrafficSplit.single(out[0].number or 0)
     for each in alias:
