@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PAGES = (
     "README.md",
     "docs/coming_from.md",
+    "docs/ds-mlr.md",
     "docs/formats.md",
     "docs/germeval.md",
     "docs/label-groups.md",
@@ -50,9 +51,9 @@ PAGES = (
 )
 # names of labels in commands
 LABELS = ("csv", "json", "art", "music", "law", "A", "B", "LABEL", "OLD", "ID", "extra")
-# a server that does not end, all kernels, Ray, a download, many labels, or another program's file
+# run by other tests, or Ray, a download, many labels, or a file of another program
 ELSEWHERE = re.compile(
-    r"xcray (?:serve|doctor|compile-kernels)|--pool ray(?!.*--values)|MNIST|100,400|(?i:cifar10)|amazon\.json"
+    r"xcray (?:serve|demo|doctor|compile-kernels)|--pool ray(?!.*--values)|MNIST|100,400|(?i:cifar10)|amazon\.json"
 )
 
 
