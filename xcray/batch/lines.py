@@ -39,6 +39,7 @@ from xcray.storage.atomic import replacing
 
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 MATRICES: Final = ("svmlight", "xc")
+MAX_INTEGER: Final = (1 << 62) - 1  # larger ones do not fit into a column
 MAX_GROUP_ROWS: Final = 4096  # rows written at once
 MAX_GROUP_CELLS: Final = 1 << 22  # characters and numbers of these rows
 
@@ -132,12 +133,13 @@ def _matrix_columns(rows: CSR) -> dict[str, pa.Array]:
     }
 
 
-def _text_column(texts: Iterable[str]) -> pa.Array:
+def _text_column(texts: Sequence[str]) -> pa.Array:
     """Return texts as a column, without lone surrogates: no term has them, no file can."""
-    encoded = (
-        text if text.isascii() else text.encode("utf-8", "ignore").decode() for text in texts
-    )
-    return pa.array(encoded, pa.large_string())
+    try:
+        return pa.array(texts, pa.large_string())
+    except UnicodeEncodeError:
+        encoded = [text.encode("utf-8", "ignore").decode() for text in texts]
+        return pa.array(encoded, pa.large_string())
 
 
 def _to_json(error: DataError) -> str:
@@ -164,17 +166,20 @@ def _write_records(
 ) -> RowSchema:
     """Write rows of named values; the names in the first one, or in a header, decide their form."""
     schema = RowSchema(TEXT, text=("text",))
+    columns, is_first = schema.columns, True
     rows: list[tuple[int, list[Any]]] = []
-    cells, is_first = 0, True
+    cells = 0
     with out.reading():
         for line, names, fields in _read_fields(spec, source, out):
             if is_first and spec.format in ("jsonl", *DELIMITERS):
                 schema = infer_schema(list(names), spec, text_fields, source.name)
+                columns = schema.columns
             is_first = False
             try:
-                values = [
-                    _check_field(source, line, fields, name, schema) for name in schema.columns
-                ]
+                if spec.format == "jsonl" or schema.kind != TEXT:
+                    values = [_check_field(source, line, fields, name, schema) for name in columns]
+                else:  # fields of other formats are strings
+                    values = [fields[name] for name in columns]
             except DataError as error:
                 out.add(error)
                 continue
@@ -265,8 +270,11 @@ def _check_field(
 
     An id is returned as a string. Raises DataError FIELD_MISSING, FIELD_TYPE, ENCODING.
     """
+    value = fields.get(name)
+    if type(value) is str and name in schema.text:
+        return value
     if name in schema.value_fields:
-        value = cell_text(fields.get(name))
+        value = cell_text(value)
         if value is not None:
             return value
     value = field_value(source, line, fields, name)
@@ -274,17 +282,13 @@ def _check_field(
         valid = isinstance(value, str | int) and not isinstance(value, bool)
         expected = "a string or a whole number"
     elif name in schema.text:
-        valid, expected = isinstance(value, str), "a string"
+        valid, expected = False, "a string"
     else:
         integers = name == schema.indices
-        kinds: Any = int if integers else int | float
+        types = {int} if integers else {int, float}
         expected = "a list of whole numbers" if integers else "a list of numbers"
-        valid = isinstance(value, list) and all(
-            isinstance(each, kinds)
-            and not isinstance(each, bool)
-            and (isinstance(each, float) or abs(each) < 1 << 62)
-            for each in value
-        )
+        valid = isinstance(value, list) and types.issuperset(map(type, value))
+        valid = valid and all(abs(each) <= MAX_INTEGER for each in value if type(each) is int)
     if not valid:
         problem = f"field '{name}' is not {expected}"
         raise source.error("FIELD_TYPE", problem, line=line, value=str(value)[:100])

@@ -28,12 +28,13 @@ def text_lines(source: Source, collector: ErrorCollector) -> Iterator[TextLine]:
         if block.ended:
             lines.pop()
         offset = block.offset
-        for i, line in enumerate(lines):
-            number = block.line + i
-            text = _decode(source, line.removesuffix(b"\r"), number, offset, collector)
-            offset += len(line) + 1
-            if text is not None:
-                yield TextLine(text, number)
+        for number, whole in enumerate(lines, block.line):
+            line = whole.removesuffix(b"\r")
+            try:
+                yield TextLine(line.decode(), number)
+            except UnicodeDecodeError as error:
+                collector.add(_encoding_error(source, line, number, offset, error))
+            offset += len(whole) + 1
 
 
 def lone_cr_error(source: Source, number: int, text: str) -> DataError | None:
@@ -47,17 +48,11 @@ def lone_cr_error(source: Source, number: int, text: str) -> DataError | None:
     )
 
 
-def _decode(
-    source: Source, line: bytes, number: int, offset: int, collector: ErrorCollector
-) -> str | None:
-    """Return the text of a line; None after adding the error if it is not UTF-8."""
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        shown = (
-            line[error.start : error.start + 8].decode("latin-1").encode("unicode_escape").decode()
-        )
-        column = len(line[: error.start].decode("utf-8")) + 1
-        problem = f"not UTF-8 at offset {offset + error.start}"
-        collector.add(source.error("ENCODING", problem, line=number, column=column, value=shown))
-        return None
+def _encoding_error(
+    source: Source, line: bytes, number: int, offset: int, error: UnicodeDecodeError
+) -> DataError:
+    """Return the error for a line that is not UTF-8. offset: of the line in the file."""
+    value = line[error.start : error.start + 8].decode("latin-1").encode("unicode_escape").decode()
+    column = len(line[: error.start].decode("utf-8")) + 1
+    problem = f"not UTF-8 at offset {offset + error.start}"
+    return source.error("ENCODING", problem, line=number, column=column, value=value)

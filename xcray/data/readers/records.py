@@ -229,9 +229,7 @@ def json_fields(source: Source, collector: ErrorCollector) -> Iterator[tuple[int
 def json_object(source: Source, line: TextLine) -> dict[str, Any]:
     """Return the object on one line, with unique names and nothing after it. Raises DataError."""
     try:
-        value = json.loads(
-            line.text, object_pairs_hook=_unique_object, parse_constant=_refuse_constant
-        )
+        value = _DECODER.decode(line.text)
     except json.JSONDecodeError as error:
         shown = line.text[error.pos : error.pos + 40]
         cr_error = lone_cr_error(source, line.number, line.text)
@@ -268,3 +266,7 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _refuse_constant(name: str) -> Any:
     """Raise ValueError: NaN and infinities are not JSON."""
     raise ValueError(f"{name} is not JSON")
+
+
+# one for all lines: `json.loads` makes a decoder for each call with hooks
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_object, parse_constant=_refuse_constant)
