@@ -16,7 +16,6 @@ LONG_FILES = {
     "data/readers/parquet.py",
     "estimators/linear.py",
     "jobs/store/attempts.py",
-    "jobs/store/jobs.py",
     "kernels/search/bounded_scan.py",
     "kernels/search/bounded_scan_wide.py",
     "kernels/training/pdsparse.py",

@@ -116,6 +116,20 @@ def test_a_server_is_evaluated_as_the_directory(
                 assert remote[name] == local[name], name
 
 
+def test_a_model_without_features_answers_rows_without_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.svm").write_text("0 \n1 \n1 \n")
+    Path("rows.svm").write_text("1 1:1\n")
+    assert run("data build svmlight train.svm data") == 0
+    assert run("train data --pool serial") == 0
+    found = answer(capsys, "predict model --file train.svm -k 1")["predictions"]
+    assert [each["labels"][0]["label"] for each in found] == ["1"] * 3
+    assert run("predict model --file rows.svm") == 2
+    assert "rows.svm:1:3: index 1 is above the last feature, 0" in capsys.readouterr().err
+
+
 def test_rows_for_a_server_have_the_first_index_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -186,12 +186,18 @@ def test_models_are_described_and_compared(shell: Shell, tmp_path: Path) -> None
     assert shell.out("models card model").startswith("# Model card")
     document = shell.json("models diff model model")
     assert (document["same_content"], document["changed"], document["added"]) == (True, [], [])
-    shell.json(f"train data --out {tmp_path}/worse -p lam=100")
-    assert "changed" in shell.out(f"models diff model {tmp_path}/worse")
+    shell.json(f"data build jsonl texts.jsonl {tmp_path}/all --like data")  # no held-out rows
+    shell.json(f"train {tmp_path}/all --out {tmp_path}/worse -p lam=100")
+    text = shell.out(f"models diff model {tmp_path}/worse")
+    assert "changed" in text
+    assert "P@1" not in text  # only one of them has measures
     compare = f"models compare model {tmp_path}/worse --dataset data --gate"
-    assert "FAILED: P@1 >= -1, measured" in shell.out(f"{compare} 'P@1 >= -1'", status=1)
+    assert shell.out(f"{compare} 'P@1 >= -1'", status=1).startswith("FAILED: P@1 >= -1, measured")
     text = shell.out(f"{compare} 'P@1 >= -100'")
-    assert "passed: P@1 >= -100" in text
+    assert text.startswith("passed: P@1 >= -100")
+    assert "PSP@5" in text
+    assert "recall@5" not in text
+    assert "recall@5" in shell.out(f"{compare} 'P@1 >= -100' --all")
     assert "labels that lost right answers: " in text
 
 

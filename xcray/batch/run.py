@@ -319,10 +319,10 @@ def make_ray_pool(spec: BatchPredictSpec, task: ChunkTask, workers: int, job: st
 def _raise_not_shared() -> tuple[Any, ...]:
     """Raise Unavailable: a node cannot see the files.
 
-    The model and the input can be gigabytes, so they are not sent to nodes.
+    Model, input and the rows in the run directory can be gigabytes, so they are not sent to nodes.
     """
     raise Unavailable(
-        "a Ray worker cannot see the model directory or the input: "
-        "put both on a file system that all nodes share",
+        "a Ray worker cannot see the model directory, the input or the run directory: put all "
+        "three on a file system that all nodes share",
         code="UNSEEN",
     )

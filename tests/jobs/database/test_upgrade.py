@@ -170,15 +170,8 @@ def test_an_invalid_address_is_refused_and_not_repeated(url):
 
 def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
     at = ["--home", str(tmp_path), "--json"]
-    assert main(["store", "check", *at]) == 0
-    fields = {
-        "store": "sqlite",
-        "revision": None,
-        "oldest": None,
-        "needed": HEAD,
-        "ready": False,
-    }
-    assert json.loads(capsys.readouterr().out) == fields
+    assert main(["store", "check", *at]) == 2
+    assert json.loads(capsys.readouterr().err)["code"] == "NOT_FOUND"
     for before in (None, HEAD):
         assert main(["store", "upgrade", *at]) == 0
         assert json.loads(capsys.readouterr().out)["before"] == before
@@ -197,9 +190,10 @@ def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
     assert main(["store", "backup", str(copy), *at]) == 1
     assert json.loads(capsys.readouterr().err)["code"] == "EXISTS"
     monkeypatch.setenv("XCRAY_STORE", f"sqlite:///{tmp_path / 'elsewhere.db'}")
-    assert main(["store", "check", *at]) == 0
-    assert json.loads(capsys.readouterr().out)["revision"] is None
-    assert not (tmp_path / "elsewhere.db").exists()  # the check creates no file
+    for command in (["check"], ["verify"], ["sweep"], ["backup", str(tmp_path / "copy-2.db")]):
+        assert main(["store", *command, *at]) == 2
+        assert "no job store in" in capsys.readouterr().err
+    assert not (tmp_path / "elsewhere.db").exists()  # these commands create no file
 
 
 def test_a_service_that_may_not_upgrade_starts_after_the_hook(tmp_path, monkeypatch):

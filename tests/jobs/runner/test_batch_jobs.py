@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,14 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from tests.support.live_service import PATIENCE, plain_model, publish, serving, settings_for
+from tests.support.live_service import (
+    PATIENCE,
+    client_of,
+    plain_model,
+    publish,
+    serving,
+    settings_for,
+)
 from xcray.batch import BatchPredictResult, BatchPredictSpec, predict_batch
 from xcray.batch.output import MANIFEST, OutputParts
 from xcray.cli.main import main
@@ -296,6 +304,39 @@ def test_two_requests_with_one_key_are_one_job_and_one_upload(
     assert first.json() == second.json()
     # The upload was consumed by the first request.
     assert server.http.post("/v1/models/text:batchPredict", json=body).status_code == 404
+    assert run_next(server) == SUCCEEDED
+
+
+@pytest.mark.parametrize("step", ["uploads.path", "store.jobs.submit"])
+def test_a_request_overtaken_by_another_process_is_the_same_job(
+    server: ServerSetup, file: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process accepts the same request just before `step`."""
+    home = server.app_state.home
+    headers = {"Content-Type": "application/octet-stream", "Idempotency-Key": step}
+    upload = server.http.post("/v1/uploads", content=file.read_bytes(), headers=headers).json()
+    place, _, name = step.rpartition(".")
+    owner = attrgetter(place)(server.app_state)
+    proceed, earlier = getattr(owner, name), []
+
+    def submit_to(http: httpx.Client) -> httpx.Response:
+        content = {"format": "parquet", "upload": upload["id"]}
+        path = "/v1/models/text:batchPredict"
+        return http.post(path, json=content, headers={"Idempotency-Key": step})
+
+    def overtaken(*args: Any, **kwargs: Any) -> Any:
+        if not earlier:
+            with client_of(create_app(settings_for(home.path))) as http:
+                earlier.append(submit_to(http))
+        return proceed(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, overtaken)
+    runs = len(list(home.runs.iterdir()))
+    answer = submit_to(server.http)
+    assert (earlier[0].status_code, answer.status_code) == (201, 200)
+    assert answer.json()["id"] == earlier[0].json()["id"]
+    assert len(list(home.runs.iterdir())) == runs + 1
+    assert not (home.path / "uploads" / upload["id"]).exists()
     assert run_next(server) == SUCCEEDED
 
 

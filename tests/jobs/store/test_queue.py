@@ -99,6 +99,8 @@ def test_a_paused_job_does_not_block_others(store, clock):
 
 
 def test_lists_are_filtered_by_all_given_criteria(store, clock):
+    for dataset_id in ("ds_1", "ds_2"):
+        store.datasets.add("a", "/d", dataset_id=dataset_id)
     results = [
         submit(store, "a", model="m", dataset_id="ds_1", priority=1),
         submit(store, "b", model="m", dataset_id="ds_2"),

@@ -11,6 +11,7 @@ from xcray.errors import Conflict, Fenced, NotFound, Refused
 from xcray.jobs.states import SUCCEEDED
 from xcray.jobs.store.counters import Counter, make_counter
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 
 NOW = "2023-11-14T22:13:20.000Z"
 
@@ -84,6 +85,31 @@ def test_concurrent_requests_with_one_key_are_one_data_set(store):
         store.datasets.add("a", "/d", tenant="other", idempotency_key="k", digest="e").id
         != results[0].id
     )
+
+
+def test_a_data_set_is_used_or_deleted_but_not_both(store):
+    def submit(dataset_id):
+        store.jobs.submit(JobSubmission({}, name="a", dataset_id=dataset_id))
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(10):
+            dataset_id = store.datasets.add("a", "/d").id
+            steps = (submit, store.datasets.delete)[:: 1 if number % 2 else -1]
+            calls = {step: pool.submit(step, dataset_id) for step in steps}
+            errors = (calls[submit].exception(), calls[store.datasets.delete].exception())
+            assert list(map(type, errors)) in ([type(None), Conflict], [NotFound, type(None)])
+
+
+def test_a_data_set_of_an_active_job_is_not_deleted(store):
+    record = store.datasets.add("a", "/d")
+    job, _ = store.jobs.submit(JobSubmission({}, name="a", dataset_id=record.id))
+    with pytest.raises(Conflict, match=rf"is used by {job.id} \(PENDING\): stop it first"):
+        store.datasets.delete(record.id)
+    store.jobs.request_stop(job.id)
+    store.datasets.delete(record.id)
+    with pytest.raises(NotFound, match="there is no data set"):
+        store.jobs.submit(JobSubmission({}, name="a", dataset_id=record.id))
+    assert [each.id for each in store.jobs.list_page()[0]] == [job.id]
 
 
 # --- feedback

@@ -156,9 +156,7 @@ def test_a_build_passes_to_the_next_leader_and_the_old_outcome_is_dropped(
             MaintenanceProcess(home, store, post, stub)
             for store, post in zip(stores, posts(stores, clock), strict=True)
         )
-        record, _ = second.builder.accept(
-            NewDataset("default", "a", "pydocs", {}, None, None), {}, move_sources=True
-        )
+        record, _ = second.builder.accept(NewDataset("default", "a", "pydocs", {}, None, None), {})
         folder = home.path / "builds" / record.id
         (folder / "wait").touch()
         # Only the first process is the leader.
@@ -194,7 +192,7 @@ def test_a_build_says_that_it_waits_for_another(
     async def story() -> None:
         process = MaintenanceProcess(home, stores[0], posts(stores, clock)[0], stub)
         new = NewDataset("default", "a", "pydocs", {}, None, None)
-        first, second = (process.builder.accept(new, {}, move_sources=True)[0] for _ in range(2))
+        first, second = (process.builder.accept(new, {})[0] for _ in range(2))
         for each in (first, second):
             (home.path / "builds" / each.id / "wait").touch()
 

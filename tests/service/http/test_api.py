@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,6 +144,42 @@ def test_a_replay_of_a_data_set_does_not_need_its_uploads(
         first.json()["id"],
     )
     assert service.http.post("/v1/datasets", json=body).status_code == 404
+
+
+@pytest.mark.parametrize("step", ["uploads.path", "builder.accept", "store.datasets.add"])
+def test_a_request_overtaken_by_another_process_is_the_same_data_set(
+    service: Service, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process accepts the same request just before `step`."""
+    upload = service.http.post("/v1/uploads", content=b"1 1:1\n", headers=OCTETS).json()["id"]
+    content = {"name": "docs", "format": "svmlight", "uploads": {"train": upload}}
+    more = {"json": content, "headers": {"Idempotency-Key": "k"}}
+    place, _, name = step.rpartition(".")
+    owner = attrgetter(place)(service.app_state)
+    proceed, earlier = getattr(owner, name), []
+
+    def overtaken(*args: Any, **kwargs: Any) -> Any:
+        if not earlier:
+            with client_of(stub_app(service.app_state.home.path)) as other:
+                earlier.append(other.post("/v1/datasets", **more))
+        return proceed(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, overtaken)
+    answer = service.http.post("/v1/datasets", **more)
+    assert (earlier[0].status_code, answer.status_code) == (201, 200)
+    assert answer.json()["id"] == earlier[0].json()["id"]
+    assert not list((service.app_state.home.path / "uploads").iterdir())
+
+
+def test_a_data_set_beyond_the_quota_keeps_its_upload(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home", tenant_datasets=0))
+    with client_of(app) as http:
+        upload = http.post("/v1/uploads", content=b"1 1:1\n", headers=OCTETS).json()["id"]
+        body = {"name": "docs", "format": "svmlight", "uploads": {"train": upload}}
+        answer = http.post("/v1/datasets", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (507, "DATASET_QUOTA")
+    assert app.state.app_state.uploads.path(upload).is_file()
+    assert not list((tmp_path / "home" / "builds").iterdir())
 
 
 def test_keys_apply_to_raw_bodies_too(service: Service) -> None:

@@ -11,7 +11,7 @@ import typer
 from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.models.predict import is_directory
 from xcray.cli.terminal import output
-from xcray.cli.terminal.evaluations import print_evaluation, print_gate
+from xcray.cli.terminal.evaluations import print_comparison, print_evaluation, print_gate
 from xcray.errors import NotFound, excerpt
 
 
@@ -39,11 +39,15 @@ def compare(
             "1 if one does not hold.",
         ),
     ] = None,
+    all_measures: Annotated[
+        bool,
+        typer.Option("--all", help="Print all measures, also by label frequency, and the cost."),
+    ] = False,
     server: ServerOption = None,
 ) -> None:
     """Measure a new model and an old one on held-out rows, and check a gate.
 
-    Differences are new minus old, with 95 % bootstrap intervals.
+    Differences are new minus old in points, with 95 % bootstrap intervals.
 
     Example: xcray models compare OLD NEW --dataset DATA --gate "P@1 >= -0.2"
     """
@@ -63,10 +67,10 @@ def compare(
             document = client.models.compare(models, dataset, gate=gate)
     found = document["models"][1]
     output.print_json(document)
-    print_evaluation(document)
+    print_gate(found["gate"])
+    (print_evaluation if all_measures else print_comparison)(document)
     for name in ("gained", "lost"):
         print_labels(name, found[f"labels_{name}"])
-    print_gate(found["gate"])
     raise typer.Exit(output.OK if found["passed"] else output.FAILURE)
 
 

@@ -351,6 +351,7 @@ def print_diff(diff: ModelDiff) -> None:
             **{
                 name: f"{format_percent(old)} -> {format_percent(new)}"
                 for name, (old, new) in diff.measures.items()
+                if None not in (old, new)
             },
         }
     )

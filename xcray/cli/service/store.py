@@ -39,7 +39,7 @@ def check(home: HomeOption = None, store: StoreOption = None) -> None:
     """Show the revision of the store, and whether this xcray supports it. Changes nothing."""
     from xcray.jobs.database.upgrade import inspect_store
 
-    print_details(inspect_store(resolve_store_url(home, store)))
+    print_details(inspect_store(existing_store(make_settings({"home": home, "store": store}))))
 
 
 @app.command()
@@ -54,7 +54,7 @@ def upgrade(
     """
     from xcray.jobs.database.upgrade import upgrade_store as bring
 
-    print_details(bring(resolve_store_url(home, store)))
+    print_details(bring(make_settings({"home": home, "store": store}).store_url))
 
 
 @app.command()
@@ -135,25 +135,23 @@ def sweep(
     output.print_pairs(total)
 
 
-def resolve_store_url(home: Path | None, store: str | None) -> str:
-    """Return the store URL: from the option, XCRAY_STORE, or the home directory."""
-    return make_settings({"home": home, "store": store}).store_url
-
-
 def existing_store(settings: Settings) -> str:
-    """Return the URL of the store. Raises NotFound if its home has none: nothing is created.
+    """Return the URL of the store. Raises NotFound if its file is missing: nothing is created.
 
-    Raises Unavailable if the home cannot be read.
+    Raises Unavailable if the folder cannot be read.
     """
-    from xcray.jobs.home import STORE_FILE, unusable_home
+    from xcray.jobs.database.engine import SQLITE, parse_url
+    from xcray.jobs.home import unusable_home
 
+    url = parse_url(settings.store_url)
+    file = Path(str(url.database))
     try:
-        is_missing = settings.store is None and not (Path(settings.home) / STORE_FILE).is_file()
+        is_missing = url.get_backend_name() == SQLITE and not file.is_file()
     except PermissionError as error:
-        raise unusable_home(settings.home, error) from None
+        raise unusable_home(file.parent, error) from None
     if is_missing:
         raise NotFound(
-            f"there is no job store in {settings.home}: give --home, or start `xcray serve` there"
+            f"there is no job store in {file.parent}: give --home, or start `xcray serve` there"
         )
     return settings.store_url
 

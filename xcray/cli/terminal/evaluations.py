@@ -8,6 +8,7 @@ from typing import Any, Final
 from xcray.cli.terminal import output
 
 PARTS: Final = {"test": "test ", "train": "training "}
+MAIN_MEASURES: Final = ("P", "nDCG", "PSP")  # of a short comparison
 
 
 def print_evaluation(document: Mapping[str, Any]) -> None:
@@ -26,6 +27,32 @@ def print_evaluation(document: Mapping[str, Any]) -> None:
     ]
     rows += [[name, *values] for name, values in training_rows(models).items()]
     rows.append(["ms per row", *(f"{each['ms_per_row']:.3f}" for each in models)])
+    print_rows(document)
+    output.print_table(["measure", *titles], rows)
+    print_differences(models[1:], titles)
+    print_groups(models, titles)
+    print_values(models, titles)
+    print_missing_labels(document, titles)
+
+
+def print_comparison(document: Mapping[str, Any]) -> None:
+    """Print the main measures of two models and their differences, in one table."""
+    from xcray.training.report.evaluation_pictures import model_titles
+
+    models = document["models"]
+    titles = model_titles(models)
+    rows = [
+        [name, *(format_measure(each, name) for each in models), format_difference(models[1], name)]
+        for name in models[1]["differences"]
+        if name.partition("@")[0] in MAIN_MEASURES
+    ]
+    print_rows(document)
+    output.print_table(["measure", *titles, "difference (*: the interval excludes 0)"], rows)
+    print_missing_labels(document, titles)
+
+
+def print_rows(document: Mapping[str, Any]) -> None:
+    """Print which rows were evaluated, and the unit of the measures."""
     left_out = document["rows_without_labels"]
     part = PARTS.get(document["part"], "")
     output.print_line(
@@ -33,11 +60,11 @@ def print_evaluation(document: Mapping[str, Any]) -> None:
         f"{f' ({left_out:,} without labels are left out)' if left_out else ''}; "
         "percent, with the half width of the 95 % interval"
     )
-    output.print_table(["measure", *titles], rows)
-    print_differences(models[1:], titles)
-    print_groups(models, titles)
-    print_values(models, titles)
-    for title, each in zip(titles, models, strict=True):
+
+
+def print_missing_labels(document: Mapping[str, Any], titles: Sequence[str]) -> None:
+    """Print how many labels of the rows each model lacks."""
+    for title, each in zip(titles, document["models"], strict=True):
         if each.get("labels_missing"):
             output.print_note(
                 f"{title} lacks {each['labels_missing']:,} of {document['labels']:,} labels; "

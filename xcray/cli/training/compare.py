@@ -72,13 +72,23 @@ def compare(
         raise InputError(
             "give at least one solver: xcray compare DIR --solvers ppdsparse dismec", code="USAGE"
         )
-    directory = local_dataset(dataset)
+    directory = measurable_dataset(dataset)
     specs = make_specs(list(dict.fromkeys(chosen)), param, str(directory), options)
     failures = train_each(specs, out)
     document = evaluate_trained(
         [out / name for name in specs if name not in failures], directory, out, k
     )
     report(document, failures, out)
+
+
+def measurable_dataset(place: str) -> Path:
+    """Return the directory of a data set. Raises InputError if it has no held-out rows."""
+    from xcray.data.dataset import Dataset
+    from xcray.training.calibration.fit import held_out_part
+
+    directory = local_dataset(place)
+    held_out_part(Dataset.open(directory))
+    return directory
 
 
 def report(document: dict[str, Any], failures: Mapping[str, XcrayError], out: Path) -> None:

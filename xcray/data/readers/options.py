@@ -29,7 +29,7 @@ class ReadOptions:
         False, "svmlight: feature indices start at 0 (the XC format always does)"
     )
     n_features: int | None = parameter(
-        None, "number of features; an index beyond it is an error", kind=int, low=1, high=MAX_WIDTH
+        None, "number of features; an index beyond it is an error", kind=int, low=0, high=MAX_WIDTH
     )
     n_labels: int | None = parameter(
         None, "number of labels; a label id beyond it is an error", kind=int, low=1, high=MAX_WIDTH

@@ -413,7 +413,7 @@ def _features(
         return sparse_rows(
             batch.column(layout.indices),
             values,
-            options.n_features or options.max_features,
+            options.max_features if options.n_features is None else options.n_features,
             row_errors,
         )
     width = options.n_features or collector.n_features

@@ -37,7 +37,7 @@ def read_svmlight(
     source = Source(path, options, format="svmlight")
     bounds = LineBounds(
         base=0 if options.zero_based else 1,
-        n_features=options.n_features or options.max_features,
+        n_features=options.max_features if options.n_features is None else options.n_features,
         n_labels=options.n_labels or options.max_labels,
         labels=True,
     )

@@ -13,16 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Unavailable
-from xcray.jobs.database.compatibility import Compatibility, check_compatibility, unsupported
+from xcray.jobs.database.compatibility import check_compatibility, unsupported
 from xcray.jobs.database.db_errors import LockTimeout
-from xcray.jobs.database.engine import POSTGRESQL, SQLITE, Database, parse_url
+from xcray.jobs.database.engine import POSTGRESQL, SQLITE, Database
 from xcray.jobs.database.migrations import FIRST, HEAD, STEPS, MigrationStep
 from xcray.jobs.database.pg_timeouts import extended_timeout
 from xcray.jobs.database.schema import METADATA, STORE_SCHEMA
@@ -80,16 +79,19 @@ def inspect_store(url: str) -> dict[str, Any]:
     program can use it. Raises Unavailable if the database cannot be reached, Conflict, code
     SCHEMA_NEWER, if it supports only newer programs.
     """
-    parsed = parse_url(url)
-    # The check must not create a file.
-    if parsed.get_backend_name() == SQLITE and not Path(str(parsed.database)).is_file():
-        return _description(SQLITE, Compatibility(None, None))
     database = Database(url)
     try:
         with database.read() as connection:
-            return _description(database.kind, check_compatibility(connection))
+            compatibility = check_compatibility(connection)
     finally:
         database.close()
+    return {
+        "store": database.kind,
+        "revision": compatibility.revision,
+        "oldest": compatibility.oldest,
+        "needed": HEAD,
+        "ready": compatibility.supports(HEAD),
+    }
 
 
 def upgrade_store(url: str) -> dict[str, Any]:
@@ -100,17 +102,6 @@ def upgrade_store(url: str) -> dict[str, Any]:
     finally:
         database.close()
     return {**inspect_store(url), "before": before}
-
-
-def _description(kind: str, compatibility: Compatibility) -> dict[str, Any]:
-    """Return the description that `inspect_store` documents."""
-    return {
-        "store": kind,
-        "revision": compatibility.revision,
-        "oldest": compatibility.oldest,
-        "needed": HEAD,
-        "ready": compatibility.supports(HEAD),
-    }
 
 
 def _retry_while_locked(database: Database, apply: Callable[[], None]) -> None:

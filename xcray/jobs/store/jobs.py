@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
 from xcray.errors import Conflict, ParameterError, Refused
 from xcray.jobs.database.engine import Table, first_row, retry_once
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, format_utc, new_id
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL
+from xcray.jobs.store.datasets import hold_dataset
 from xcray.jobs.store.paging import read_page
 from xcray.jobs.store.transitions import (
     JOB_COLUMNS,
@@ -145,19 +145,35 @@ class JobTable(Table):
         """Accept a job durably; return (job, True), or (first job, False) for a repeated key.
 
         A key is repeated if the tenant used it before with the same body. Raises Conflict if the
-        body was another one; Refused, code QUOTA, if `max_queued` jobs of the tenant are pending.
+        body was another one; Refused, code QUOTA, if `max_queued` jobs of the tenant are pending;
+        NotFound if its data set has been deleted.
         """
         values = submission.columns(self._now())
-        try:
-            return self._insert(values, max_queued)
-        except IntegrityError:
-            # a concurrent request used the same key
-            existing = self.find_by_key(
-                submission.tenant, submission.idempotency_key, values["digest"]
-            )
-            if existing is None:
-                raise
-            return existing, False
+        tenant, key = submission.tenant, submission.idempotency_key
+        row = {"created": format_utc(self._now()), **values, **_NEW_JOB}
+        with self._database.write() as connection:
+            # one writer per tenant, for its keys and the count
+            self._database.advisory_lock(connection, f"queue of {tenant}")
+            if key and (existing := _job_with_key(connection, tenant, key, values["digest"])):
+                return existing, False
+            if max_queued is not None:
+                _check_queue(connection, tenant, max_queued)
+            if submission.dataset_id is not None:
+                hold_dataset(connection, submission.dataset_id, tenant)
+            connection.execute(sa.insert(JOBS).values(row))
+            first = {"status": PENDING, "phase": QUEUED, "attempt": 0}
+            event = {
+                "job_id": values["id"],
+                "seq": 1,
+                "time": row["created"],
+                "kind": "status",
+                "data": first,
+            }
+            connection.execute(sa.insert(EVENTS).values(event))
+        return Job(
+            **{name: row[name] for name in Job.__dataclass_fields__ if name in row},
+            **_NEW_JOB_NULLS,
+        ), True
 
     @retry_once
     def find_by_key(self, tenant: str, key: str | None, digest: str) -> Job | None:
@@ -335,51 +351,22 @@ class JobTable(Table):
             )
         return [to_job(row) for row in deleted]
 
-    def _insert(self, values: dict[str, Any], max_queued: int | None) -> tuple[Job, bool]:
-        """Insert a job with its first event; return (job, True), or (existing job, False)."""
-        tenant, key = values["tenant"], values["idempotency_key"]
-        with self._database.write() as connection:
-            existing = (
-                None if key is None else _job_with_key(connection, tenant, key, values["digest"])
-            )
-            if existing is not None:
-                return existing, False
-            if max_queued is not None:
-                self._check_queue(connection, tenant, max_queued)
-            row = {"created": format_utc(self._now()), **values, **_NEW_JOB}
-            connection.execute(sa.insert(JOBS).values(row))
-            first = {"status": PENDING, "phase": QUEUED, "attempt": 0}
-            event = {
-                "job_id": values["id"],
-                "seq": 1,
-                "time": row["created"],
-                "kind": "status",
-                "data": first,
-            }
-            connection.execute(sa.insert(EVENTS).values(event))
-        return Job(
-            **{name: row[name] for name in Job.__dataclass_fields__ if name in row},
-            **_NEW_JOB_NULLS,
-        ), True
 
-    def _check_queue(self, connection: Connection, tenant: str, max_queued: int) -> None:
-        """Raise Refused if the tenant's queue is full, also for concurrent requests."""
-        self._database.advisory_lock(connection, f"queue of {tenant}")
-        waiting = (
-            sa.select(JOBS.c.seq)
-            .where(JOBS.c.tenant == tenant, JOBS.c.status == PENDING)
-            .limit(max_queued)
-            .subquery()
+def _check_queue(connection: Connection, tenant: str, max_queued: int) -> None:
+    """Raise Refused if the tenant's queue is full."""
+    waiting = (
+        sa.select(JOBS.c.seq)
+        .where(JOBS.c.tenant == tenant, JOBS.c.status == PENDING)
+        .limit(max_queued)
+        .subquery()
+    )
+    count = sa.select(sa.func.count()).select_from(waiting)
+    if connection.execute(count).scalar_one() >= max_queued:
+        raise Refused(
+            f"{max_queued} of your jobs are pending, which is the limit:"
+            " wait until some have run, or stop some",
+            code="QUOTA",
         )
-        if (
-            connection.execute(sa.select(sa.func.count()).select_from(waiting)).scalar_one()
-            >= max_queued
-        ):
-            raise Refused(
-                f"{max_queued} of your jobs are pending, which is the limit:"
-                " wait until some have run, or stop some",
-                code="QUOTA",
-            )
 
 
 def _require_unchanged(row: sa.RowMapping, if_events: int | None) -> sa.RowMapping:

@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xcray.data.readers.blocks import compressed_suffix
-from xcray.errors import NotFound, Refused, XcrayError
+from xcray.errors import Conflict, NotFound, Refused, XcrayError
 from xcray.jobs.home import Home
 from xcray.jobs.job import DatasetRecord, new_id
 from xcray.jobs.store.datasets import DatasetTable
 from xcray.jobs.supervision.election import AlwaysLeader, Leadership
 from xcray.service import constants
+from xcray.service.datasets.uploads import link_upload
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
@@ -94,58 +94,63 @@ class Builder:
         self._recorded: set[str] = set()  # ids in `_tasks` whose outcome is recorded
 
     def accept(
-        self,
-        new: NewDataset,
-        sources: Mapping[str, Path],
-        *,
-        move_sources: bool,
+        self, new: NewDataset, sources: Mapping[str, Path], *, link: bool = True
     ) -> tuple[DatasetRecord, bool]:
         """Record a data set as BUILDING, durably; return the record and whether it is new.
 
-        `start` starts the work. sources: files by part; with `move_sources` they are moved into the
-        build, else they are read in place. If an earlier request has the same key, its record is
-        returned.
+        `start` starts the work. sources: files by part; with `link` the build keeps links to them,
+        else they are read in place. If an earlier request has the same key, its record is
+        returned. Raises NotFound if a source is missing, and Refused DATASET_QUOTA.
         """
         dataset_id = new_id("ds")
         staged, folder = self._root / f".{dataset_id}.part", self._root / dataset_id
         staged.mkdir(mode=0o700)
-        moved = {
-            part: folder / _source_name(part, new.format, path) if move_sources else path
-            for part, path in sources.items()
-        }
-        if move_sources:
-            for part, path in sources.items():
-                os.rename(path, staged / moved[part].name)
-        request = {
+        try:
+            paths = dict(sources)
+            for part, path in sources.items() if link else ():
+                # the content of the other parts decides their format
+                format = new.format if part in ("train", "test") else ""
+                paths[part] = folder / link_upload(path, staged, part, format)
+            write_json(staged / "request.json", self._build_request(dataset_id, new, paths))
+            os.rename(staged, folder)
+            sync_path(self._root)
+            record = self._records.add(
+                new.name,
+                str(self._home.dataset(dataset_id)),
+                tenant=new.tenant,
+                status=BUILDING,
+                stats={"format": new.format},
+                dataset_id=dataset_id,
+                idempotency_key=new.key,
+                digest=new.digest,
+                limit=self._settings.tenant_datasets,
+            )
+        except (NotFound, Conflict, Refused):
+            shutil.rmtree(staged, ignore_errors=True)
+            self._remove(dataset_id)
+            raise
+        created = record.id == dataset_id
+        if not created:  # a concurrent request with the same key was first
+            self._remove(dataset_id)
+        return record, created
+
+    def _build_request(
+        self, dataset_id: str, new: NewDataset, paths: Mapping[str, Path]
+    ) -> dict[str, Any]:
+        """Return the request for the child process."""
+        return {
             "tenant": new.tenant,
             "name": new.name,
             "format": new.format,
             "options": dict(new.options),
             "base": new.base,
-            "sources": {part: str(path) for part, path in moved.items()},
+            "sources": {part: str(path) for part, path in paths.items()},
             "target": str(self._home.dataset(dataset_id)),
             "limits": {
                 "memory_bytes": self._settings.build_memory_bytes,
                 "seconds": self._settings.build_seconds,
             },
         }
-        write_json(staged / "request.json", request)
-        os.rename(staged, folder)
-        sync_path(self._root)
-        record = self._records.add(
-            new.name,
-            str(self._home.dataset(dataset_id)),
-            tenant=new.tenant,
-            status=BUILDING,
-            stats={"format": new.format},
-            dataset_id=dataset_id,
-            idempotency_key=new.key,
-            digest=new.digest,
-        )
-        created = record.id == dataset_id
-        if not created:  # a concurrent request with the same key was first
-            self._remove(dataset_id)
-        return record, created
 
     def start(self, dataset_id: str) -> None:
         """Start the build of an accepted data set, or leave it to the leader.
@@ -313,12 +318,6 @@ class Builder:
     def _remove(self, dataset_id: str) -> None:
         """Remove a request and its sources."""
         shutil.rmtree(self._root / dataset_id, ignore_errors=True)
-
-
-def _source_name(part: str, format: str, path: Path) -> str:
-    """Return the name of an upload in a build; the content of others decides their format."""
-    kind = f".{format}" if part in ("train", "test") else ""
-    return part + kind + compressed_suffix(path)
 
 
 def allowed_path(path: str, roots: Sequence[Path]) -> Path:

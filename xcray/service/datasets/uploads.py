@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from fastapi import Request
 
+from xcray.data.readers.blocks import compressed_suffix
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, Refused, Unavailable
 from xcray.jobs.home import check_id
 from xcray.jobs.job import new_id
@@ -34,7 +35,7 @@ from xcray.service.http import body
 from xcray.service.http.auth import ANONYMOUS, Caller
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
-from xcray.storage.atomic import publish_directory, read_json, write_json
+from xcray.storage.atomic import link_file, publish_directory, read_json, write_json
 
 BLOCK_BYTES = 1 << 20  # bytes buffered before they are written
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
@@ -59,7 +60,6 @@ class UploadStore:
         self._n_active = 0
         self._incoming_bytes: dict[str, int] = {}  # reserved bytes of incomplete uploads, by tenant
         self._lock = threading.Lock()
-        self.taking = threading.Lock()  # held while a request takes uploads for a data set
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def receive(
@@ -302,6 +302,19 @@ class _IncomingUpload:
                     )
                 return str(owner["id"])
         return None
+
+
+def link_upload(path: Path, folder: Path, part: str, format: str = "") -> str:
+    """Link an upload into a folder and return its name there: the part, format and compression.
+
+    Readers know the compression by the name. Raises NotFound if the upload is gone.
+    """
+    try:
+        name = f"{part}.{format}".rstrip(".") + compressed_suffix(path)
+        link_file(path, folder / name)
+    except FileNotFoundError:
+        raise NotFound(f"the upload for {part!r} was just used by another request") from None
+    return name
 
 
 def _read_owner(folder: Path) -> dict[str, Any]:

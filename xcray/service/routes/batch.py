@@ -6,9 +6,8 @@ the operator allowed. The output belongs to the job and is removed only when the
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -23,7 +22,6 @@ from xcray.batch import BatchPredictSpec, read_manifest
 from xcray.batch.answer_file import answer_lines
 from xcray.batch.output import MANIFEST
 from xcray.batch.spec import resolve_label_sets
-from xcray.data.readers.blocks import compressed_suffix
 from xcray.errors import NotFound, ParameterError
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
 from xcray.jobs.runner.batch_job import INPUT_FOLDER, OUTPUT_FOLDER
@@ -35,6 +33,7 @@ from xcray.model.registry import Registry
 from xcray.predict.thresholds import require_label_thresholds
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets.builds import allowed_path
+from xcray.service.datasets.uploads import link_upload
 from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.idempotency import IdempotencyKey, replay_response
@@ -155,30 +154,36 @@ def _submit_job(
 ) -> tuple[Job, bool]:
     """Submit the job; return it and whether it is new.
 
-    A concurrent request with the same key may have claimed the upload; then its job is returned.
+    A concurrent request with the same key may have used the upload; then its job is returned.
     """
     registry = app_state.registry_of(caller.tenant)
     name, version = registry.resolve_version(reference)
-    job_id = new_id("job")
+    job_id, created = new_id("job"), False
     try:
-        with _claim_input(app_state, caller.tenant, body, job_id) as path:
-            submission = JobSubmission(
-                _batch_spec(app_state, registry, body, path, name, version),
-                tenant=caller.tenant,
-                idempotency_key=key,
-                digest=digest,
-                kind=PREDICT,
-                job_id=job_id,
-                key_id=caller.key_id,
-                model=name,
-                **{"name": name, **declared_values(body, JobOptions)},
-            )
-            return app_state.store.jobs.submit(submission, max_queued=caller.limits.max_queued)
+        path = _find_input(app_state, caller.tenant, body, job_id)
+        submission = JobSubmission(
+            _batch_spec(app_state, registry, body, path, name, version),
+            tenant=caller.tenant,
+            idempotency_key=key,
+            digest=digest,
+            kind=PREDICT,
+            job_id=job_id,
+            key_id=caller.key_id,
+            model=name,
+            **{"name": name, **declared_values(body, JobOptions)},
+        )
+        job, created = app_state.store.jobs.submit(submission, max_queued=caller.limits.max_queued)
     except NotFound:
-        job = app_state.store.jobs.find_by_key(caller.tenant, key, digest)
-        if job is None:
+        existing = app_state.store.jobs.find_by_key(caller.tenant, key, digest)
+        if existing is None:
             raise
-        return job, False
+        job = existing
+    finally:
+        if not created:
+            shutil.rmtree(app_state.home.run(job_id), ignore_errors=True)
+    if body.upload is not None:
+        app_state.uploads.remove(body.upload)
+    return job, created
 
 
 def _output_folder(app_state: AppState, job: Job) -> Path:
@@ -192,33 +197,20 @@ def _output_folder(app_state: AppState, job: Job) -> Path:
     return folder
 
 
-@contextmanager
-def _claim_input(
-    app_state: AppState, tenant: str, body: InputRequest, job_id: str
-) -> Iterator[Path]:
-    """Yield the path of the input; an upload is moved to the job, and back if submission fails."""
+def _find_input(app_state: AppState, tenant: str, body: InputRequest, job_id: str) -> Path:
+    """Return the path of the input; an upload is linked into the job's directory."""
     if (body.upload is None) == (body.path is None):
         raise ParameterError(
             "set either upload (an id from POST /v1/uploads) or path", code="INPUT"
         )
     if body.path is not None:
-        yield allowed_path(body.path, app_state.settings.dataset_roots)
-        return
+        return allowed_path(body.path, app_state.settings.dataset_roots)
     upload = app_state.uploads.path(str(body.upload), tenant)
     folder = app_state.home.run(job_id) / INPUT_FOLDER
-    folder.parent.mkdir(mode=0o700)
-    name = f"input.{body.format}{compressed_suffix(upload)}"  # readers know compression by name
-    os.rename(upload.parent, folder)
-    try:
-        os.rename(folder / upload.name, folder / name)
-        sync_path(folder)
-        yield folder / name
-    except BaseException:
-        with suppress(OSError):
-            os.rename(folder / name, folder / upload.name)
-            os.rename(folder, upload.parent)
-            folder.parent.rmdir()
-        raise
+    folder.mkdir(mode=0o700, parents=True)
+    name = link_upload(upload, folder, "input", body.format)
+    sync_path(folder)
+    return folder / name
 
 
 def _batch_spec(

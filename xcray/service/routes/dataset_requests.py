@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,6 @@ from xcray.errors import (
     InputError,
     NotFound,
     ParameterError,
-    Refused,
     XcrayError,
     excerpt,
     suggestion,
@@ -60,11 +60,23 @@ def accept_request(
     app_state: AppState, caller: Caller, body: DatasetRequest, key: str | None
 ) -> tuple[DatasetRecord, bool]:
     """Accept the data set of a JSON request; return whether it is new."""
-    tenant = caller.tenant
     digest = body_digest(body.model_dump(mode="json", exclude_unset=True)) if key else None
-    existing = app_state.store.datasets.find_by_key(tenant, key, digest)
-    if existing is not None:  # a repeated request: its uploads are already used
+    find = partial(app_state.store.datasets.find_by_key, caller.tenant, key, digest)
+    if existing := find():  # a repeated request: its uploads are already used
         return existing, False
+    try:
+        return _accept_new(app_state, caller, body, key, digest)
+    except NotFound:
+        if existing := find():  # a concurrent request with this key used the uploads
+            return existing, False
+        raise
+
+
+def _accept_new(
+    app_state: AppState, caller: Caller, body: DatasetRequest, key: str | None, digest: str | None
+) -> tuple[DatasetRecord, bool]:
+    """Accept the data set of a JSON request that is not a repeated one."""
+    tenant = caller.tenant
     if body.format == "feedback" or body.model is not None:
         return accept_feedback(app_state, tenant, body, key, digest)
     base = None if body.base is None else find_ready(app_state, tenant, body.base).path
@@ -83,14 +95,14 @@ def accept_request(
             raise ParameterError(
                 f"format {body.format} takes neither uploads nor a path", code="FORMAT"
             )
-        return accept_upload(app_state, new, {})
+        return app_state.builder.accept(new, {})
     if body.uri is not None:
         return accept_uri(app_state, caller, body, new)
     if body.path is not None and body.uploads is None:
         path = building.allowed_path(body.path, app_state.settings.dataset_roots)
         if body.format == "dataset":
             return register_folder(app_state, new, path)
-        return accept_upload(app_state, new, {"train": path}, take=False)
+        return app_state.builder.accept(new, {"train": path}, link=False)
     uploads = {str(part): upload_id for part, upload_id in (body.uploads or {}).items()}
     if base is None and (
         not {"train"} <= set(uploads) <= {"train", "test", "labels"}
@@ -102,18 +114,14 @@ def accept_request(
             "'remove' and 'relabel' need a `base`",
             code="FORMAT",
         )
-    with app_state.uploads.taking:  # a request that is repeated meanwhile waits for its record
-        existing = app_state.store.datasets.find_by_key(tenant, key, digest)
-        if existing is not None:
-            return existing, False
-        sources = {
-            part: app_state.uploads.path(upload_id, tenant) for part, upload_id in uploads.items()
-        }
-        if len(set(sources.values())) < len(sources):
-            raise ParameterError("two parts are the same upload: send one file each", code="FORMAT")
-        record, created = accept_upload(app_state, new, sources)
-        for upload_id in uploads.values():
-            app_state.uploads.remove(upload_id)
+    sources = {
+        part: app_state.uploads.path(upload_id, tenant) for part, upload_id in uploads.items()
+    }
+    if len(set(sources.values())) < len(sources):
+        raise ParameterError("two parts are the same upload: send one file each", code="FORMAT")
+    record, created = app_state.builder.accept(new, sources)
+    for upload_id in uploads.values():
+        app_state.uploads.remove(upload_id)
     return record, created
 
 
@@ -148,7 +156,7 @@ def accept_feedback(
                 f"the data set has all feedback of {name}: send some first",
                 code="NO_FEEDBACK",
             )
-        return accept_upload(app_state, new, {"feedback": path})
+        return app_state.builder.accept(new, {"feedback": path})
 
 
 def _find_content(app_state: AppState, tenant: str, content_hash: str, version: str) -> str:
@@ -188,25 +196,13 @@ def accept_received(
     """Accept a file that was just received as the training file."""
     app_state.metrics.uploaded.inc(received.n_bytes)
     try:
-        return accept_upload(app_state, new, {"train": received.path})
+        return app_state.builder.accept(new, {"train": received.path})
     finally:
         app_state.uploads.remove(received.id)
 
 
-def accept_upload(
-    app_state: AppState, new: NewDataset, sources: Mapping[str, Path], *, take: bool = True
-) -> tuple[DatasetRecord, bool]:
-    """Return the record of a data set to build, and whether it is new."""
-    existing = app_state.store.datasets.find_by_key(new.tenant, new.key, new.digest)
-    if existing is not None:
-        return existing, False
-    check_quota(app_state, new.tenant)
-    return app_state.builder.accept(new, sources, move_sources=take and bool(sources))
-
-
 def register_folder(app_state: AppState, new: NewDataset, path: Path) -> tuple[DatasetRecord, bool]:
     """Record an existing data set directory without copying it."""
-    check_quota(app_state, new.tenant)
     dataset_id = new_id("ds")
     record = app_state.store.datasets.add(
         new.name,
@@ -217,6 +213,7 @@ def register_folder(app_state: AppState, new: NewDataset, path: Path) -> tuple[D
         dataset_id=dataset_id,
         idempotency_key=new.key,
         digest=new.digest,
+        limit=app_state.settings.tenant_datasets,
     )
     return record, record.id == dataset_id
 
@@ -263,17 +260,6 @@ def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecor
         )
     require_ready(ready, reference)
     return ready
-
-
-def check_quota(app_state: AppState, tenant: str) -> None:
-    """Raise Refused DATASET_QUOTA if the tenant has reached its limit."""
-    limit = app_state.settings.tenant_datasets
-    if app_state.store.datasets.count(tenant) >= limit:
-        raise Refused(
-            f"this tenant has {limit:,} data sets, which is the limit: delete some",
-            code="DATASET_QUOTA",
-            limit=limit,
-        )
 
 
 def check_options(options: Any) -> Mapping[str, Any]:

@@ -11,9 +11,8 @@ from fastapi import APIRouter, Query, Request, Response
 
 from xcray.api.job_replies import DatasetView
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, ParameterError
+from xcray.errors import ParameterError
 from xcray.jobs.job import DatasetRecord, body_digest
-from xcray.jobs.store.jobs import JobFilter
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets import builds as building
 from xcray.service.datasets.histograms import dataset_histograms
@@ -177,7 +176,6 @@ async def delete(request: Request, caller: Submitter, dataset_id: str) -> None:
     app_state = app_state_of(request)
     record = await asyncio.to_thread(app_state.store.datasets.get, dataset_id, caller.tenant)
     check_if_match(request, counter_etag(record.version))
-    await asyncio.to_thread(_check_unused, app_state, record, caller.tenant)
     expected_version = record.version if "if-match" in request.headers else None
     await asyncio.to_thread(
         app_state.store.datasets.delete, dataset_id, caller.tenant, if_version=expected_version
@@ -217,17 +215,3 @@ async def _from_body(
     digest = body_digest(content) if key else None
     new = building.NewDataset(tenant, name, format, reader_options, key, digest)
     return await asyncio.to_thread(accept_received, app_state, new, received)
-
-
-def _check_unused(app_state: AppState, record: DatasetRecord, tenant: str) -> None:
-    """Raise Conflict while a waiting or running job uses the data set."""
-    users, _ = app_state.store.jobs.list_page(
-        JobFilter(tenant, status=("PENDING", "RUNNING"), dataset_id=record.id), limit=1
-    )
-    if users:
-        status = users[0].status
-        raise Conflict(
-            f"data set {record.id} is used by {users[0].id} ({status}): stop it first",
-            code="STATE",
-            job=users[0].id,
-        )
