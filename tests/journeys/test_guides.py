@@ -121,7 +121,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("guides")
     with chdir(folder):
         write_files()
-        run("data build jsonl train.jsonl DIR --test test.jsonl --option id_field=id")
+        run("data build jsonl train.jsonl DIR --test test.jsonl --id-field id")
         run("train DIR --out OLD --calibrate --keep-duals --pool serial")
         run("labels remove OLD extra --out LACKS")
         run("data delta DIR CHANGED --add new.jsonl")

@@ -225,6 +225,11 @@ class ReadingOptions:
     label_separator: str | None = parameter(
         None, "separator of labels in one field; default: |", kind=str
     )
+    id_field: str | None = parameter(
+        None,
+        "field with the id of a row (jsonl, csv, tsv, parquet with texts); default: its number",
+        kind=str,
+    )
     delimiter: str | None = parameter(
         None, "separator of fields (csv, tsv); default: a comma, a tab", kind=str
     )

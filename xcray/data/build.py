@@ -6,13 +6,13 @@ set; after an error nothing is published.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from xcray.data.build_options import BuildOptions
 from xcray.data.dataset import MANIFEST, Dataset, reading_of
 from xcray.data.demo import TEXT_PARAMS, documents
 from xcray.data.documents import build_documents
@@ -20,13 +20,14 @@ from xcray.data.feature_space import FeatureSpace, reads_zero_based
 from xcray.data.matrices import build_matrices, split_rows
 from xcray.data.readers.blocks import Source
 from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.formats import FEATURES, FORMATS, FORMATS_OF, GENERATED_FORMATS
 from xcray.data.readers.label_names import LabelNames
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet import label_names, parquet_layout, parquet_records
 from xcray.data.readers.records import Record, read_records
-from xcray.data.splits import HashSplit, RowSplit
-from xcray.data.synthetic import SyntheticParams, generate
-from xcray.data.text.fields import LANGUAGE, Field, reading_options
+from xcray.data.splits import RowSplit
+from xcray.data.synthetic import generate
+from xcray.data.text.fields import LANGUAGE, Field
 from xcray.data.text.pipeline import TextPipeline
 from xcray.data.text.stems import AUTO, algorithm
 from xcray.data.text.tokenizer import TextParams
@@ -34,86 +35,12 @@ from xcray.data.writer import DatasetWriter, name_of
 from xcray.errors import ParameterError, excerpt, similar_or_all
 from xcray.storage.atomic import read_json
 
-GENERATED_FORMATS = ("pydocs", "synthetic")
+__all__ = ["BuildOptions", "build"]
+
+# options of Parquet that a file of the other content does not have
+OF_TEXTS: Final = {"category_fields", "number_fields", "vector_fields", "id_field", "text"}
+OF_FEATURES: Final = {name for name, formats in FORMATS_OF.items() if formats == FEATURES}
 DEFAULT_TEST_FRACTION = 0.1  # of generated formats, which have no test file
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """How to build a data set.
-
-    read: how files are read. name: name of the data set; by default derived from the target.
-    test_fraction: share of rows held out by a hash of their id (or row number) if there is no
-    test file. None means 0, or 0.1 for pydocs and synthetic. seed: selects the split.
-    test_rows_file: row numbers from 1 to hold out instead (a split file of the XC repository).
-    label_names_file: one label name per line, in the order of the ids. For text, other labels
-    are errors; whole numbers are ids, if no name is a whole number or with `label_ids`.
-    fields: of documents, if they have more than plain texts. text: tf-idf parameters; None takes
-    the defaults of the format. synthetic: parameters of the generator.
-    like: a model or data set directory whose features the new data set must have. Text goes
-    through its fitted pipeline. It is a local path and is never read from JSON.
-    origin: addresses, checksums and licence of a public set, for the manifest; not from JSON.
-    given: names of options that hold against `like`, also with their default values.
-    """
-
-    read: ReadOptions = field(default_factory=ReadOptions)
-    name: str | None = None
-    test_fraction: float | None = None
-    seed: int = 0
-    test_rows_file: str | None = None
-    label_names_file: str | None = None
-    text: TextParams | None = None
-    fields: tuple[Field, ...] = ()
-    synthetic: SyntheticParams = field(default_factory=SyntheticParams)
-    like: str | None = None
-    origin: Mapping[str, Any] | None = None
-    given: frozenset[str] = frozenset()
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> BuildOptions:
-        """Return the options for a JSON object.
-
-        The object holds the reading options next to these options; `text` and `synthetic`
-        are objects. Raises ParameterError.
-        """
-        rest = {name: each for name, each in values.items() if name not in ("text", "synthetic")}
-        names = ("name", "test_fraction", "seed", "test_rows_file", "label_names_file")
-        own = {name: rest.pop(name) for name in names if name in rest}
-        _check_nesting(rest)
-        rest, document_fields = reading_options(rest)
-        text, synthetic = values.get("text"), values.get("synthetic") or {}
-        for name, given in {"text": text or {}, "synthetic": synthetic}.items():
-            if not isinstance(given, Mapping):
-                raise ParameterError(f"{name} is {excerpt(str(given))!r}: name its options")
-        unknown = sorted(set(synthetic) - set(SyntheticParams.__dataclass_fields__))
-        if unknown:
-            similar = similar_or_all(unknown[0], SyntheticParams.__dataclass_fields__)
-            raise ParameterError(f"synthetic has no parameter {excerpt(unknown[0])!r}{similar}")
-        return cls(
-            read=ReadOptions.from_dict(rest),
-            text=None if text is None else TextParams.from_dict(dict(text)),
-            fields=document_fields,
-            synthetic=SyntheticParams(**synthetic),
-            given=frozenset(values),
-            **own,
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the options that shaped the data, JSON-ready, without file paths."""
-        values = {"test_fraction": self.test_fraction, "seed": self.seed, **self.read.as_dict()}
-        if "labels_file" in values:
-            values["labels_file"] = Path(str(values["labels_file"])).name
-        return values
-
-
-def _check_nesting(names: Iterable[str]) -> None:
-    """Raise ParameterError for an option of `text` or `synthetic` that is not inside of it."""
-    groups: dict[str, type[TextParams | SyntheticParams]]
-    groups = {"text": TextParams, "synthetic": SyntheticParams}
-    own = {each.name for each in fields(ReadOptions)}
-    for name, group in product(sorted(set(names) - own), groups):
-        if name in {each.name for each in fields(groups[group])}:
-            raise ParameterError(f"option {name!r} belongs to {group}: write {group}.{name}")
 
 
 def build(
@@ -144,24 +71,12 @@ def build(
         raise ParameterError(
             f"sources are 'train' and 'test', not {sorted(set(sources) - {'train', 'test'})[0]!r}"
         )
+    options.check(format, sources)
     target = Path(target)
-    _check_texts(format, options)
     options = _with_language(_read_like(format, options))
     names = LabelNames.read(options.label_names_file)
     with DatasetWriter(target, name=options.name or name_of(target.name)) as writer:
         return BUILDERS[format](_BuildInputs(format, sources, writer, options, names))
-
-
-def _check_texts(format: str, options: BuildOptions) -> None:
-    """Raise ParameterError for options of texts or fields that the format does not have."""
-    text = options.text
-    if text is not None and BUILDERS[format] in (_matrix_files, _synthetic):
-        raise ParameterError(f"format {format} has features; leave out the options of `text`")
-    if text is not None and text.fields:
-        raise ParameterError("text.fields cannot be given; name the fields with text_fields")
-    own = options.fields or options.read.text_fields != ReadOptions().text_fields
-    if own and format not in ("jsonl", "csv", "tsv", "parquet"):
-        raise ParameterError(f"format {format} has no named fields; leave out text_fields")
 
 
 def _read_like(format: str, options: BuildOptions) -> BuildOptions:
@@ -222,28 +137,14 @@ class _BuildInputs(NamedTuple):
         }
 
 
-def _split(options: BuildOptions, has_test: bool, default_fraction: float) -> HashSplit | RowSplit:
-    """Return the split that holds out rows of the training source."""
-    if has_test and (options.test_fraction or options.test_rows_file):
-        raise ParameterError(
-            "there is a test file and a split of the training file; give only one of them"
-        )
-    if options.test_rows_file:
-        return RowSplit(options.test_rows_file)
-    fraction = options.test_fraction
-    return HashSplit(
-        (0.0 if has_test else default_fraction) if fraction is None else fraction, options.seed
-    )
-
-
 def _matrix_files(inputs: _BuildInputs, numbers: Mapping[str, int] | None = None) -> Dataset:
     """Build from svmlight, XC, NumPy, or Parquet with features.
 
     numbers: ids of the labels in the files, if they are names.
     """
     options, names = inputs.options, inputs.names
-    split = _split(options, "test" in inputs.sources, 0.0)
-    read = options.read
+    rows, read = options.test_rows_file, options.read
+    split = options.hash_split() if rows is None else RowSplit(rows)
     if names is not None and read.n_labels is None and inputs.format != "xc":
         read = replace(read, n_labels=len(names.names))
     like = _matrix_feature_space(options)
@@ -264,7 +165,6 @@ def _matrix_files(inputs: _BuildInputs, numbers: Mapping[str, int] | None = None
 def _text_files(inputs: _BuildInputs) -> Dataset:
     """Build from JSON lines, CSV, TSV, fastText, or Parquet with texts."""
     options, sources = inputs.options, inputs.sources
-    split = _hash_split(options, "test" in sources, 0.0)
     collectors = {
         part: ErrorCollector(options.read.max_errors, options.read.skip_bad)
         for part in ("train", "test")
@@ -281,7 +181,7 @@ def _text_files(inputs: _BuildInputs) -> Dataset:
         streams.get("test"),
         inputs.writer,
         _text_features(options, default),
-        split,
+        options.hash_split(),
         inputs.names,
         collectors,
         label_ids=options.read.label_ids,
@@ -305,6 +205,9 @@ def _parquet_files(inputs: _BuildInputs) -> Dataset:
                 f"{other.describe()} here, {layout.describe()} there"
             )
             raise Source(path, options.read).error("SCHEMA_MISMATCH", problem)
+    content, unused = ("texts", OF_FEATURES) if layout.text else ("features", OF_TEXTS)
+    for name in sorted(options.names & unused):
+        raise ParameterError(f"the file has {content}: leave out {name}")
     if layout.text:
         return _text_files(inputs)
     if not layout.named_labels:
@@ -323,7 +226,7 @@ def _pydocs(inputs: _BuildInputs) -> Dataset:
     """Build from the docstrings of this Python installation."""
     collectors = {"train": ErrorCollector()}
     stream = (Record(document.id, document.text, document.labels) for document in documents())
-    split = _hash_split(inputs.options, False, DEFAULT_TEST_FRACTION)
+    split = inputs.options.hash_split(DEFAULT_TEST_FRACTION)
     features = _text_features(inputs.options, TEXT_PARAMS)
     unpublished = build_documents(
         stream, None, inputs.writer, features, split, inputs.names, collectors
@@ -354,17 +257,6 @@ def _matrix_feature_space(options: BuildOptions) -> FeatureSpace | None:
     return like
 
 
-def _hash_split(options: BuildOptions, has_test: bool, default: float) -> HashSplit:
-    """Return a split by document ids. Raises ParameterError for test_rows_file."""
-    split = _split(options, has_test, default)
-    if isinstance(split, RowSplit):
-        raise ParameterError(
-            "test_rows_file is for svmlight, xc, npz, npy and parquet with features; "
-            "use test_fraction for documents"
-        )
-    return split
-
-
 def _synthetic(inputs: _BuildInputs) -> Dataset:
     """Build from the synthetic generator."""
     options, names = inputs.options, inputs.names
@@ -374,7 +266,7 @@ def _synthetic(inputs: _BuildInputs) -> Dataset:
             f"like has {like.n_features} features; set synthetic.features={like.n_features}"
         )
     X, Y = generate(options.synthetic)
-    split = _split(options, False, DEFAULT_TEST_FRACTION)
+    split = options.hash_split(DEFAULT_TEST_FRACTION)
     for part, x, y in split_rows(X, Y, split.mask(0, X.n_rows)):
         inputs.writer.add(part, x, y)
     return inputs.writer.finish(
@@ -397,4 +289,3 @@ BUILDERS: dict[str, Callable[[_BuildInputs], Dataset]] = {
     "pydocs": _pydocs,
     "synthetic": _synthetic,
 }
-FORMATS = tuple(BUILDERS)

@@ -21,7 +21,6 @@ from xcray.data.readers.svmlight import read_svmlight
 from xcray.data.readers.xc import read_xc
 from xcray.data.splits import HashSplit, RowSplit
 from xcray.data.writer import DatasetWriter
-from xcray.errors import ParameterError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 
 Reader: TypeAlias = Callable[[Path | str, ReadOptions, ErrorCollector], Iterator[Chunk]]
@@ -47,11 +46,6 @@ def build_matrices(
     label_ids: ids of labels that are names (Parquet). Raises errors as `build`.
     """
     reader = READERS[format] if label_ids is None else partial(read_parquet, label_ids=label_ids)
-    if read.labels_file is not None and "test" in sources:
-        raise ParameterError(
-            "labels_file belongs to the training file; "
-            "hold test rows out with test_rows_file or test_fraction"
-        )
     train = ErrorCollector(read.max_errors, read.skip_bad)
     for X, Y in reader(sources["train"], read, train):
         for part, x, y in split_rows(X, Y, split.mask(train.n_rows - X.n_rows, train.n_rows)):

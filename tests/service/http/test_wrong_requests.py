@@ -68,6 +68,20 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
         *("POST", "/v1/datasets", {"name": "x", "format": "pydocs", "options": {"min_df": 2}}),
         *(422, "PARAMETER", ("write text.min_df",)),
     ),
+    *[
+        (
+            *("POST", "/v1/datasets", {"name": "x", "format": format, "options": options}),
+            *(422, "PARAMETER", (message,)),
+        )
+        for format, options, message in (
+            ("pydocs", {"label_separator": ";"}, "no option label_separator, which is for jsonl"),
+            ("jsonl", {"synthetic": {"rows": 9}}, "no option synthetic, which is for synthetic"),
+            ("dataset", {"seed": 1}, "format dataset has no option seed"),
+            ("jsonl", {"test_fraction": 1}, "it must be at least 0 and below 1"),
+            ("jsonl", {"test_fraction": "0.1"}, "test_fraction is '0.1'"),
+            ("jsonl", {"text": {"fields": "a"}}, "name the fields with text_fields"),
+        )
+    ],
     (
         *("POST", "/v1/jobs", {"dataset": "x", "model": "m", "solver": "ppdspars"}, 404),
         *("NOT_FOUND", ("GET /v1/datasets lists them",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -101,6 +102,15 @@ def test_given_fields_hold_against_those_of_the_base(tmp_path: Path):
         options={"text_fields": "text", "label_field": "labels"},
     )
     assert data.train.n_rows == 15
+
+
+@pytest.mark.parametrize("options", [{"test_fraction": 0.5}, {"text": {"min_df": 2}}])
+def test_options_of_features_and_held_out_rows_are_those_of_the_base(
+    options: dict[str, Any], texts: Dataset, tmp_path: Path
+):
+    rows = write(tmp_path / "more.jsonl", DOCUMENTS[:3])
+    with pytest.raises(ParameterError, match=f"{next(iter(options))} cannot be given"):
+        delta_from_files(texts.path, tmp_path / "d", add=rows, options=options)
 
 
 def test_texts_are_changed_by_id_and_removed_from_all_files(texts: Dataset, tmp_path: Path):

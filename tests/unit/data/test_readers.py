@@ -414,25 +414,6 @@ def test_files_of_names_are_checked(data: str, code: str, line: int | None, tmp_
     assert (caught.value.code, caught.value.file, caught.value.line) == (code, "names", line)
 
 
-@pytest.mark.parametrize(
-    ("format", "options", "message"),
-    [
-        ("jsonl", {"text": {"fields": [{"name": "title"}]}}, "text.fields cannot be given"),
-        ("svmlight", {"text": {"ngram_max": 2}}, "svmlight has features"),
-        ("fasttext", {"text_fields": ["title:2"]}, "fasttext has no named fields"),
-        ("xc", {"text_fields": ["title"]}, "xc has no named fields"),
-        ("svmlight", {"name": 5}, "data set name '5'"),
-        ("svmlight", {"seed": "x"}, "seed is 'x'"),
-    ],
-)
-def test_options_that_a_build_cannot_use_are_refused(
-    format: str, options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    (tmp_path / "f").write_text("1 1:1\n")
-    with pytest.raises(ParameterError, match=message):
-        build(format, {"train": tmp_path / "f"}, tmp_path / "ds", BuildOptions.from_dict(options))
-
-
 @pytest.mark.parametrize("slice_bytes", [1, 100, 1 << 20])
 def test_npy_files_are_read_in_slices(
     slice_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -467,7 +467,6 @@ def test_threads_share_a_pipeline():
             {"aliases": ["ab"]},
         ),
         {"aliases": [["a", "\ud800"]]},
-        {"stemmer": "x"},
     ],
 )
 def test_parameters_out_of_range(bad):

@@ -14,6 +14,7 @@ from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import READING
 from xcray.data.feature_space import reads_zero_based
 from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.formats import FORMATS_OF
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet import parquet_layout, parquet_records
 from xcray.data.readers.records import FORMATS, read_records
@@ -77,7 +78,9 @@ def evaluation_rows(
 
 def _options_of(usual: Mapping[str, Any], format: str) -> dict[str, Any]:
     """Return the reading options of a model's data that apply to a format."""
-    names = READING if format == "csv" else READING[:-1]  # a delimiter is of csv alone
+    names = [name for name in READING if format in FORMATS_OF[name]]
+    if format == "tsv":  # the delimiter is one of csv
+        names.remove("delimiter")
     return {name: usual[name] for name in names if name in usual}
 
 

@@ -16,6 +16,7 @@ from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import DatasetArgument
 from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.training import data_storage, public_sets
+from xcray.data.readers.formats import FILE_FORMATS, GENERATED_FORMATS
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,11 +27,7 @@ app.command("fetch")(public_sets.fetch)
 app.command("push")(data_storage.push)
 app.command("pull")(data_storage.pull)
 
-FORMATS_WITHOUT_FILE = ("pydocs", "synthetic")
-FORMATS = (
-    "Input format: svmlight, xc, jsonl, csv, tsv, fasttext, parquet, npz, npy; no file: pydocs, "
-    "synthetic."
-)
+FORMATS = f"Input format: {', '.join(FILE_FORMATS)}; no file: {', '.join(GENERATED_FORMATS)}."
 
 Format = Annotated[str, typer.Argument(metavar="FORMAT", help=FORMATS)]
 TestFile = Annotated[Path | None, typer.Option("--test", help="File of held-out rows.")]
@@ -120,16 +117,14 @@ def input_files(usage: str, format: str, inputs: list[Path], test: Path | None) 
 
     usage: the command with one input file. Raises InputError if there are too many or too few.
     """
-    if format in FORMATS_WITHOUT_FILE and (inputs or test):
+    if format in GENERATED_FORMATS and (inputs or test):
         raise InputError(
             f"{format} takes no input file: xcray {usage.replace(' INPUT', '')}", code="USAGE"
         )
-    if format not in FORMATS_WITHOUT_FILE and len(inputs) != 1:
+    if format not in GENERATED_FORMATS and len(inputs) != 1:
         if Path(format).is_file():
-            from xcray.data.build import FORMATS as KNOWN_FORMATS
-
             suffix = Path(format).suffix.removeprefix(".")
-            kind = suffix if suffix in KNOWN_FORMATS else "FORMAT"
+            kind = suffix if suffix in FILE_FORMATS else "FORMAT"
             command = usage.replace(f" {format} INPUT", f" {kind} {format}")
             raise InputError(
                 f"{format} is a file, and the format comes before it: xcray {command}",

@@ -9,9 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from xcray.data.build import FORMATS, GENERATED_FORMATS, BuildOptions, build
+from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import READING, Dataset
 from xcray.data.delta.rows import make_delta
+from xcray.data.readers.formats import FILE_FORMATS
 from xcray.data.readers.labels import has_half_surrogate, plain_label
 from xcray.data.texts import read_ids
 from xcray.errors import InputError, NotFound, ParameterError, excerpt, missing_file
@@ -42,16 +43,15 @@ def delta_from_files(
     for line in _lines(relabel):
         row, labels = _read_relabelling(line)
         relabelled |= dict.fromkeys(find.rows(row), labels)
+    check_delta_options(options or {})
     if add is None:
         return make_delta(data, out, remove=removed, relabel=relabelled, name=name)
     format = format or add.name.removesuffix(".xz").removesuffix(".gz").rpartition(".")[2]
-    if format not in FORMATS or format in GENERATED_FORMATS:
+    if format not in FILE_FORMATS:
         raise ParameterError(f"the format of {add.name} is not known: give --format")
     Path(out).absolute().parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".xcray-", dir=Path(out).absolute().parent) as folder:
-        how = BuildOptions.from_dict(
-            {"test_fraction": 0.0, **_base_options(data, format), **(options or {})}
-        )
+        how = BuildOptions.from_dict({**_base_options(data, format), **(options or {})})
         how = replace(how, like=str(base))
         return make_delta(
             data,
@@ -61,6 +61,16 @@ def delta_from_files(
             relabel=relabelled,
             name=name,
         )
+
+
+def check_delta_options(options: Mapping[str, Any]) -> None:
+    """Raise ParameterError for an option of the features or the held-out rows."""
+    for name in ("test_fraction", "test_rows_file", "text"):
+        if options.get(name):
+            raise ParameterError(
+                f"{name} cannot be given: a changed data set has the features and the held-out "
+                "rows of its base"
+            )
 
 
 def _base_options(base: Dataset, format: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from xcray.data.metric_forest.forest import (
     build_tree,
     extended_norms,
 )
-from xcray.data.row_spill import RowSpill
+from xcray.data.metric_forest.row_spill import RowSpill
 from xcray.errors import Corrupt, ParameterError, XcrayError
 from xcray.kernels.sparse import row_range, take_rows
 from xcray.kernels.training.dual_hinge import Pages

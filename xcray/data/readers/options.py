@@ -21,8 +21,7 @@ SEQUENCES = ("text_fields", "value_fields", "label_columns", "columns")
 class ReadOptions:
     """How to read a file, and the limits on its size.
 
-    A format ignores fields that do not apply to it. Raises ParameterError for values out of
-    range.
+    `readers.formats` has the formats of each option. Raises ParameterError for values out of range.
     """
 
     zero_based: bool = parameter(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
 from xcray.data.delta.feedback import last_feedback
+from xcray.data.delta.files import check_delta_options
+from xcray.data.readers.formats import FILE_FORMATS, GENERATED_FORMATS
 from xcray.errors import (
     Conflict,
     InputError,
@@ -35,8 +37,7 @@ from xcray.service.http.etags import to_json
 from xcray.service.schemas.datasets import DatasetRequest
 from xcray.storage.run_directory import REBUILT
 
-UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "fasttext", "parquet", "npz")
-GENERATED_FORMATS = ("pydocs", "synthetic")
+UPLOAD_FORMATS = tuple(each for each in FILE_FORMATS if each != "npy")  # it has a second file
 RAW_CONTENT_TYPES = (
     "application/octet-stream",
     "application/x-ndjson",
@@ -80,16 +81,10 @@ def _accept_new(
     if body.format == "feedback" or body.model is not None:
         return accept_feedback(app_state, tenant, body, key, digest)
     base = None if body.base is None else find_ready(app_state, tenant, body.base).path
-    new = NewDataset(tenant, body.name, body.format, check_options(body.options), key, digest, base)
+    options = check_options(body.format, body.options, body.uploads or ())
+    new = NewDataset(tenant, body.name, body.format, options, key, digest, base)
     if base is not None:
-        parts = set(body.uploads or ())
-        is_upload = body.format in UPLOAD_FORMATS and not (body.path or body.uri)
-        if not is_upload or not parts or not parts <= {"train", "remove", "relabel"}:
-            raise ParameterError(
-                "a `base` is changed by uploads from POST /v1/uploads: {'train': id} has rows to "
-                "add in a format of files, 'remove' and 'relabel' name rows of the base",
-                code="FORMAT",
-            )
+        _check_changes(body)
     elif body.format in GENERATED_FORMATS:
         if body.uploads or body.path or body.uri:
             raise ParameterError(
@@ -123,6 +118,19 @@ def _accept_new(
     for upload_id in uploads.values():
         app_state.uploads.remove(upload_id)
     return record, created
+
+
+def _check_changes(body: DatasetRequest) -> None:
+    """Raise ParameterError unless a base is changed by uploads, with options of reading alone."""
+    check_delta_options(body.options)
+    parts = set(body.uploads or ())
+    is_upload = body.format in UPLOAD_FORMATS and not (body.path or body.uri)
+    if not is_upload or not parts or not parts <= {"train", "remove", "relabel"}:
+        raise ParameterError(
+            "a `base` is changed by uploads from POST /v1/uploads: {'train': id} has rows to "
+            "add in a format of files, 'remove' and 'relabel' name rows of the base",
+            code="FORMAT",
+        )
 
 
 def accept_feedback(
@@ -262,10 +270,10 @@ def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecor
     return ready
 
 
-def check_options(options: Any) -> Mapping[str, Any]:
-    """Return reader options after checking that a remote caller is allowed to set them.
+def check_options(format: str, options: Any, parts: Collection[str] = ()) -> Mapping[str, Any]:
+    """Return options after checking that the format has them and a remote caller can set them.
 
-    Raises ParameterError.
+    parts: that have an upload. Raises ParameterError.
     """
     if not isinstance(options, dict):
         raise InputError("options must be a JSON object", code="TYPE")
@@ -275,8 +283,5 @@ def check_options(options: Any) -> Mapping[str, Any]:
     )
     if closed:
         raise ParameterError(f"option {min(closed)!r} can't be set over HTTP", code="FORBIDDEN")
-    try:
-        BuildOptions.from_dict(options)
-    except (TypeError, ValueError) as error:
-        raise ParameterError(f"invalid options: {error}") from None
+    BuildOptions.from_dict(options).check(format, parts)
     return options

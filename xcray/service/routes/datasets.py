@@ -208,7 +208,7 @@ async def _from_body(
         )
     check_name(name)
     reader_options = check_options(
-        {} if options is None else loads(options.encode("utf-8", "surrogatepass"))
+        format, {} if options is None else loads(options.encode("utf-8", "surrogatepass"))
     )
     received = await app_state.uploads.receive(request, sha256)
     content = {"name": name, "format": format, "options": reader_options, "sha256": received.sha256}

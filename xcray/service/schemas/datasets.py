@@ -41,7 +41,11 @@ class DatasetRequest(Strict):
         "dataset",
         "feedback",
     ]
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of the format. If the format does not have one, the error lists the "
+        "formats that have it.",
+    )
     uploads: dict[Literal["train", "test", "labels", "remove", "relabel"], UploadId] | None = Field(
         None,
         description="Ids from POST /v1/uploads. `labels`: a vocabulary with the names of the "

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Int64, csr, frozen
-from xcray.data.row_spill import ENTRY_BYTES, RowSpill
+from xcray.data.metric_forest.row_spill import ENTRY_BYTES, RowSpill
 from xcray.kernels.sparse import take_rows
 from xcray.kernels.training.dual_hinge import HingeRows
 from xcray.solvers.indexed_bcd.row_store import RowsInMemory

@@ -12,7 +12,7 @@ import numpy as np
 from xcray.arrays import CSR, Float64, Int64, csr, frozen
 from xcray.data.metric_forest.directory import StoredForest
 from xcray.data.metric_forest.page_reader import ENTRY_BYTES, PageReader, decode_page
-from xcray.data.row_spill import RowSpill
+from xcray.data.metric_forest.row_spill import RowSpill
 from xcray.errors import ParameterError
 from xcray.kernels.sparse import take_rows
 from xcray.kernels.training.dual_hinge import HingeRows

@@ -12,7 +12,7 @@ from sklearn.svm import LinearSVC
 from tests.naive import indexed_bcd as naive
 from tests.support.svm_problems import SVMProblem, load, svm_problem
 from xcray.arrays import frozen
-from xcray.data import row_spill
+from xcray.data.metric_forest import row_spill
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose
 from xcray.solvers.indexed_bcd.baselines import (
