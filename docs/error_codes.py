@@ -6,6 +6,7 @@ Messages have the form "cause: cure". A value that is filled in at run time is s
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -40,7 +41,8 @@ CURES: Final = {
     errors.Unavailable: "try again later; the log of the service has the reason",
     XcrayError: "correct the input; `loc` or the message names the place",
 }
-MIN_LETTERS: Final = 12  # shorter messages consist of what is filled in
+PLACE: Final = re.compile(r"^(?:…(?:, line …)?|query): ")  # of the error
+MIN_LETTERS: Final = 9  # shorter causes consist of what is filled in
 SHOWN: Final = 2  # messages of a code
 
 
@@ -156,9 +158,10 @@ def _from_tables() -> Iterator[Raised]:
 
 def _raised(code: str, message: str, hint: str, kind: type[XcrayError]) -> Raised:
     """Split "cause: cure"; without a cure it is the hint, else that of the class."""
+    message = PLACE.sub("", message)
     cause, _, cure = message.partition(": " if ": " in message else "; ")
     if sum(map(str.isalpha, cause)) < MIN_LETTERS:
-        cause, cure = "", message if sum(map(str.isalpha, message)) >= MIN_LETTERS else ""
+        cause = ""
     return Raised(code, cause, cure if sum(map(str.isalpha, cure)) > 5 else hint, kind)
 
 

@@ -71,6 +71,7 @@ def test_every_error_code_has_a_cause_and_what_to_do() -> None:
     for code, cause, cure in rows:
         assert len(cause.strip("… ")) > 8, code
         assert len(cure.strip("… ")) > 5, code
+        assert not re.match("…[:,]", cure), code  # a place, and then a cause
     source = "".join(sources("xcray").values())
     codes = {*re.findall(r"\bcode=\"([A-Z0-9_]+)\"", source), *problems.STATUS_OF_CODE, *CODES}
     assert codes - {row[0] for row in rows} == set()

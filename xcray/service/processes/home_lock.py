@@ -53,10 +53,10 @@ def acquire_role(settings: Settings, home: Home, role: Role) -> Iterator[RoleLoc
         name: str = role
         if not try_lock(lock):
             if not settings.has_shared_store:
-                holder = f"another {ROLE_COMMANDS[role]} holds the home {home.path}"
-                fix = "or another --home; several processes need a shared store, such as XCRAY_STORE=postgresql://..."
                 raise Conflict(
-                    f"{holder}: use that one ({_describe_holder(home, role)}), {fix}",
+                    f"another {ROLE_COMMANDS[role]} holds the home {home.path}: use that one "
+                    f"({_describe_holder(home, role)}), or another --home; several processes need "
+                    "a shared store, such as XCRAY_STORE=postgresql://...",
                     code="HOME_IN_USE",
                 )
             name = f"{role}-{host_name()}-{os.getpid()}"
