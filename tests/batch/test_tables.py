@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -111,3 +112,16 @@ def test_a_spreadsheet_computes_no_name_or_id(
     assert table[1:] == ["'=1+1,'@sum|b,-1.5|-2.0", "-5,a|=b,0.5|0.25"]
     lines = [*answer_file.answer_lines(tmp_path, "jsonl")]
     assert [json.loads(line) for line in lines] == rows
+
+
+def test_an_answer_file_that_can_not_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(_: Path) -> Iterator[dict[str, str]]:
+        yield {"id": "a"}
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(answer_file, "_rows", rows)
+    with pytest.raises(OSError, match="full"):
+        answer_file.write_answer_file(tmp_path, tmp_path / "answers.csv")
+    assert not list(tmp_path.iterdir())

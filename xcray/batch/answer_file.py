@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 
 from xcray.batch.output import read_manifest
 from xcray.errors import Conflict
-from xcray.storage.atomic import sync_path
+from xcray.storage.atomic import replacing, sync_path
 
 FILE_FORMATS: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 LABEL_SEPARATOR: Final = "|"  # that of `xcray data build`
@@ -33,14 +32,12 @@ def write_answer_file(answers: Path, out: Path) -> None:
 
     Raises Conflict if `out` exists.
     """
-    staged = out.with_name(f".{out.name}.partial")
-    with open(staged, "w", encoding="utf-8", newline="") as file:
-        file.writelines(answer_lines(answers, str(file_format(out))))
-    sync_path(staged)
-    if out.exists():
-        raise Conflict(f"{out.name} exists already; choose another output, or remove it first")
-    os.rename(staged, out)
-    sync_path(out.parent)
+    with replacing(out) as staged:
+        with open(staged, "w", encoding="utf-8", newline="") as file:
+            file.writelines(answer_lines(answers, str(file_format(out))))
+        sync_path(staged)
+        if out.exists():
+            raise Conflict(f"{out.name} exists already; choose another output, or remove it first")
 
 
 def answer_lines(answers: Path, format: str) -> Iterator[str]:

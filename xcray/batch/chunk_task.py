@@ -26,6 +26,7 @@ from xcray.data.readers.error_log import ErrorCollector
 from xcray.errors import Stopped, XcrayError
 from xcray.index.filters import LabelFilter
 from xcray.index.search_result import SearchResult, concatenate_results
+from xcray.kernels.sparse import row_range
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.predict.arrow import to_arrow
@@ -255,16 +256,5 @@ def _split_steps(rows: RowBatch) -> Iterator[RowBatch]:
     n = len(rows.ids)
     for lo in range(0, n, ROWS_PER_STEP):
         hi = min(lo + ROWS_PER_STEP, n)
-        step = rows.rows[lo:hi] if isinstance(rows.rows, list) else slice_rows(rows.rows, lo, hi)
+        step = rows.rows[lo:hi] if isinstance(rows.rows, list) else row_range(rows.rows, lo, hi)
         yield RowBatch(step, rows.ids.slice(lo, hi - lo))
-
-
-def slice_rows(rows: CSR, lo: int, hi: int) -> CSR:
-    """Return rows [lo, hi) of a matrix; its entries are views."""
-    first, last = int(rows.indptr[lo]), int(rows.indptr[hi])
-    return csr(
-        rows.indptr[lo : hi + 1] - first,
-        rows.indices[first:last],
-        rows.data[first:last],
-        rows.n_cols,
-    )

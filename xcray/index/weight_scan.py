@@ -35,25 +35,16 @@ def scan_weights(
     products in the order of a label's weights, features ascending, and zero products change no sum.
     """
     allowed = _allowed_labels(W, label_filter)
-    label_of = np.repeat(np.arange(W.n_rows), np.diff(W.indptr))
-    x = np.zeros(W.n_cols)
+    label_of = _label_of_weights(W)
     out.exact[:], out.labels_scored[:], out.postings_read[:] = 1, len(allowed), W.nnz
     out.runner_up[:] = 0.0
     for i in range(X.n_rows):
-        features, values = X.row(i)
-        x[features] = values
-        sums = _sums_by_label(label_of, x[W.indices] * W.data, W.n_rows)
-        x[features] = 0.0
-        _write_best(sums + biases(i), allowed, out, i)
+        _write_best(_add_weights(X, i, W, label_of) + biases(i), allowed, out, i)
 
 
 def row_scores(X: CSR, i: int, W: CSR, biases: RowBiases) -> Float64:
     """Return the scores (K,) of all labels for row i of X, with the bits of `scan_weights`."""
-    label_of = np.repeat(np.arange(W.n_rows), np.diff(W.indptr))
-    x = np.zeros(W.n_cols)
-    features, values = X.row(i)
-    x[features] = values
-    return _sums_by_label(label_of, x[W.indices] * W.data, W.n_rows) + biases(i)
+    return _add_weights(X, i, W, _label_of_weights(W)) + biases(i)
 
 
 def scan_postings(
@@ -92,6 +83,19 @@ def choose_scan(X: CSR, W: CSR) -> tuple[Scan, float]:
     postings = int(lengths[X.indices].sum())
     seconds = POSTING_SECONDS * postings + X.n_rows * (ROW_SECONDS + LABEL_SECONDS * W.n_rows)
     return scan_postings, seconds
+
+
+def _label_of_weights(W: CSR) -> Int64:
+    """Return the label of each weight."""
+    return np.repeat(np.arange(W.n_rows), np.diff(W.indptr))
+
+
+def _add_weights(X: CSR, i: int, W: CSR, label_of: Int64) -> Float64:
+    """Return the sums (K,) over all weights for row i of X."""
+    x = np.zeros(W.n_cols)
+    features, values = X.row(i)
+    x[features] = values
+    return _sums_by_label(label_of, x[W.indices] * W.data, W.n_rows)
 
 
 def _allowed_labels(W: CSR, label_filter: LabelFilter | None) -> Int64:

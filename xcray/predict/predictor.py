@@ -129,25 +129,19 @@ class Predictor:
             self.require_probabilities()
         encoded = self.encode(rows) if rank and self._ranker is not None else self.features(rows)
         label_filter = self.filter(allow, deny)
+        is_ranked = isinstance(encoded, AnalysedTexts)
+        log_normaliser = NOT_COMPUTED
+        if probabilities and not is_ranked and self.probability_source == "softmax":
+            log_normaliser = self.log_normaliser(encoded)
+        if deadline_ms is not None and deadline_ms >= 0:  # the search refuses a negative one
+            deadline_ms = max(0.0, deadline_ms - 1e3 * (time.perf_counter() - started))
         if isinstance(encoded, AnalysedTexts):
             assert self._ranker is not None
             return self._ranker.search(
                 encoded, k, deadline_ms=deadline_ms, label_filter=label_filter
             )
-        if not probabilities:
-            return self.scorer.top_k(encoded, k, deadline_ms=deadline_ms, label_filter=label_filter)
-        log_normaliser = (
-            self.log_normaliser(encoded) if self.probability_source == "softmax" else NOT_COMPUTED
-        )
-        if deadline_ms is not None and deadline_ms >= 0:  # the search refuses a negative one
-            deadline_ms = max(0.0, deadline_ms - 1e3 * (time.perf_counter() - started))
-        result = self.scorer.top_k(
-            encoded,
-            k,
-            deadline_ms=deadline_ms,
-            label_filter=label_filter,
-        )
-        return result._replace(log_normaliser=log_normaliser)
+        result = self.scorer.top_k(encoded, k, deadline_ms=deadline_ms, label_filter=label_filter)
+        return result._replace(log_normaliser=log_normaliser) if probabilities else result
 
     def log_normaliser(self, rows: Any) -> Float64:
         """Return log(sum(exp(score))) over all labels of a softmax model per row: (n,) float64.

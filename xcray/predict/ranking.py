@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -109,11 +110,14 @@ class TextRanker:
     ) -> SearchResult:
         """Return the k best candidates of texts. Raises as `Scorer.top_k`.
 
-        deadline_ms: time limit of the search in milliseconds, which the ranker exceeds by about a
+        deadline_ms: time limit of all searches in milliseconds, which the ranker exceeds by about a
         millisecond per text.
         """
-        parts = []
+        parts, began = [], time.perf_counter()
         for start in range(0, max(1, texts.X.n_rows), BATCH_ROWS):
+            if deadline_ms is not None and start:
+                now = time.perf_counter()
+                deadline_ms, began = max(0.0, deadline_ms - 1e3 * (now - began)), now
             batch = text_range(texts, start, start + BATCH_ROWS)
             found = self._scorer.top_k(
                 batch.X, max(k, CANDIDATES), deadline_ms=deadline_ms, label_filter=label_filter

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +31,7 @@ from xcray.kernels.search.ranked_candidates import (
 from xcray.kernels.search.trees import LEAF, Trees, sum_trees, tabulate_trees
 from xcray.model.directory import LinearPart
 from xcray.model.ranker import Ranker, index_labels
+from xcray.predict import ranking
 from xcray.predict.ranking import CandidateFinder, TextRanker
 from xcray.storage.names import Names
 from xcray.training.ranking.fit import fit_trees
@@ -216,6 +219,7 @@ def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, monkeypatch) -
     index = SearchIndex.build(csr_from(np.eye(2, PIPELINE.n_features)), np.zeros(2, np.float32))
     linear, scorer = LinearPart(index.W, index.b, index), SparseScorer(index)
     ranked = TextRanker(read, linear, scorer).search(PIPELINE.read(TEXTS), 2)
+    check_that_batches_share_a_deadline(TextRanker(read, linear, scorer), monkeypatch)
     finder = CandidateFinder(linear, labels)
     candidates = finder.candidates(PIPELINE.read(TEXTS), index.query(rows, 2))
     raw = sum_trees(candidates.features, table, baseline)
@@ -228,6 +232,23 @@ def test_trees_have_the_raw_predictions_of_scikit_learn(tmp_path, monkeypatch) -
         )
     with pytest.raises(Corrupt, match="the ranker has 4 labels"):
         Ranker.load(tmp_path / "ranker", (9, PIPELINE.n_features), verify=False)
+
+
+def check_that_batches_share_a_deadline(ranker: TextRanker, monkeypatch: Any) -> None:
+    """Rank one text per batch: each search has what the ones before it leave."""
+    limits: list[float] = []
+    scorer = ranker._scorer
+    monkeypatch.setattr(ranking, "BATCH_ROWS", 1)
+    monkeypatch.setattr(ranker, "_scorer", SimpleNamespace(top_k=None))
+
+    def top_k(X: CSR, k: int, *, deadline_ms: float, label_filter: None) -> Any:
+        limits.append(deadline_ms)
+        return scorer.top_k(X, k, label_filter=label_filter)
+
+    monkeypatch.setattr(ranker._scorer, "top_k", top_k)
+    ranker.search(PIPELINE.read(TEXTS), 2, deadline_ms=1e6)
+    assert limits[0] == 1e6
+    assert limits == sorted(set(limits), reverse=True)
 
 
 def walk(trees: Trees, x: Float64, baseline: float) -> float:
