@@ -7,7 +7,7 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
@@ -88,27 +88,26 @@ def _read_arrays(archive: zipfile.ZipFile, names: set[str], target: Path) -> For
 
 def _copy_matrix(archive: zipfile.ZipFile, indptr: Any, D: int, target: Path) -> None:
     """Write the matrix of an archive with sorted rows, a block of rows at a time."""
-    with (
-        _Member(archive, "indices", WHOLE_NUMBERS) as indices,
-        _Member(archive, "data", NUMBERS) as data,
-    ):
-        falls = np.flatnonzero(np.diff(indptr.astype(np.int64)) < 0)
-        if len(falls) or indptr[0] != 0:
-            row = int(falls[0]) if len(falls) else 0
-            raise ValueError(f"row {row}: its row offsets do not ascend within its entries")
-        if not len(indices) == len(data) == indptr[-1]:
-            raise ValueError(
-                f"there are {len(indices)} indices and {len(data)} values for {indptr[-1]} entries"
-            )
-        with MatrixWriter(target, indptr, D) as writer:
-            for first, last in row_ranges(indptr, BLOCK_ENTRIES):
-                begin, end = int(indptr[first]), int(indptr[last])
-                columns = indices.read(end - begin)
-                if len(columns) and not 0 <= columns.min() <= columns.max() < D:
-                    raise ValueError(f"a column index lies outside of 0 to {D - 1}")
-                values = to_float32(data.read(end - begin))
-                block = _canonical(csr(indptr[first : last + 1] - begin, columns, values, D))
-                writer.write(begin, block.indices, block.data)
+    indices = _open_array(archive, "indices", WHOLE_NUMBERS)
+    data = _open_array(archive, "data", NUMBERS)
+    falls = np.flatnonzero(np.diff(indptr.astype(np.int64)) < 0)
+    if len(falls) or indptr[0] != 0:
+        row = int(falls[0]) if len(falls) else 0
+        raise ValueError(f"row {row}: its row offsets do not ascend within its entries")
+    if not indices.shape == data.shape == (indptr[-1],):
+        raise ValueError(
+            f"indices has the shape {indices.shape} and data has the shape {data.shape}, for"
+            f" {indptr[-1]} entries"
+        )
+    with MatrixWriter(target, indptr, D) as writer:
+        for first, last in row_ranges(indptr, BLOCK_ENTRIES):
+            begin, end = int(indptr[first]), int(indptr[last])
+            columns = indices.read(end - begin)
+            if len(columns) and not 0 <= columns.min() <= columns.max() < D:
+                raise ValueError(f"a column index lies outside of 0 to {D - 1}")
+            values = to_float32(data.read(end - begin))
+            block = _canonical(csr(indptr[first : last + 1] - begin, columns, values, D))
+            writer.write(begin, block.indices, block.data)
 
 
 def _canonical(W: CSR) -> CSR:
@@ -125,48 +124,24 @@ def _read_labels(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _read_array(archive: zipfile.ZipFile, name: str, kinds: str) -> Any:
-    """Return an array of an archive, of a kind of dtype, see `_Member`."""
-    with _Member(archive, name, kinds) as member:
-        array, order = member.read(math.prod(member.shape)), "F" if member.is_fortran else "C"
-        return array.reshape(member.shape, order=order)
+    """Return the elements of an array of an archive, see `_open_array`."""
+    array = _open_array(archive, name, kinds)
+    elements = array.read(math.prod(array.shape))
+    return elements.reshape(array.shape, order="F" if array.is_fortran else "C")
 
 
-class _Member:
-    """An array of an archive, whose elements are read in parts; a context manager.
+def _open_array(archive: zipfile.ZipFile, name: str, kinds: str) -> NpyStream:
+    """Return an array of an archive. kinds: of its dtype.
 
     Raises ValueError, InputError, KeyError.
     """
-
-    def __init__(self, archive: zipfile.ZipFile, name: str, kinds: str) -> None:
-        """Open a member and read its header. kinds: of its dtype."""
-        self._name = name
-        member = archive.getinfo(f"{name}.npy")
-        self._stream = archive.open(member)
-        try:
-            self._array = NpyStream(self._stream, member.file_size)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        self.shape, self.is_fortran = self._array.shape, self._array.is_fortran
-        checked_numbers(np.empty(0, self._array.dtype), name, kinds)
-
-    def __len__(self) -> int:
-        """Return the number of elements of a list. Raises ValueError for a table."""
-        if len(self.shape) != 1:
-            raise ValueError(f"{self._name} has the shape {self.shape}")
-        return int(self.shape[0])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-
-    def read(self, n: int) -> Any:
-        """Return the next n elements."""
-        try:
-            return self._array.read(n)
-        except ValueError as error:
-            raise ValueError(f"{self._name}: {error}") from None
+    member = archive.getinfo(f"{name}.npy")
+    try:
+        array = NpyStream(archive.open(member), member.file_size)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    checked_numbers(np.empty(0, array.dtype), name, kinds)
+    return array
 
 
 def write(weights: ForeignWeights, path: Path) -> None:
