@@ -23,7 +23,7 @@ from xcray.jobs.home import DEFAULT_TENANT
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
 from xcray.predict.drift import Drift
-from xcray.service.models.endpoints import ActiveVersions, EndpointTable
+from xcray.service.models.endpoints import ActiveVersions, Endpoint, EndpointTable
 from xcray.service.models.loading import (
     LoadedModel,
     ModelKey,
@@ -33,7 +33,6 @@ from xcray.service.models.loading import (
     open_predictor,
     open_predictor_soon,
 )
-from xcray.service.models.memory_budget import MemoryBudget
 from xcray.service.models.version_switch import VersionSwitch
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
@@ -87,14 +86,16 @@ class ModelCache:
         self._registry_of = registry_of
         self._tenants = tenants
         self._metrics = metrics
+        self._capacity = capacity
+        self._clock = clock
         self._switch_seconds = switch_timeout_seconds
         self._linger_seconds = unload_delay_seconds
         self._loader = ModelLoader(registry_of, metrics, opener, clock)
         self._endpoints = EndpointTable(registry_of, clock)
-        self._budget = MemoryBudget(self._endpoints, self._loader, metrics, capacity, clock)
-        self._switch = VersionSwitch(self._endpoints, self._loader, self._budget, metrics)
+        self._switch = VersionSwitch(self._endpoints, self._loader, self._evict_excess, metrics)
         self._load_pool = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="xcray-load")
         self._poll_count = 0
+        self._idle_since: dict[ModelKey, float] = {}  # versions without an endpoint
 
     async def find(self, target: ModelTarget) -> LoadedModel:
         """Return the version that answers a request; for use on the event loop.
@@ -150,7 +151,7 @@ class ModelCache:
         """
         for endpoint in self._endpoints.of_name(tenant, name):
             self._switch.refresh(endpoint)
-        self._budget.evict_idle(self._linger_seconds)
+        self._evict_idle(self._linger_seconds)
 
     def load(self, tenant: str, reference: str) -> LoadedModel:
         """Load the version of a reference and pin the reference in every process until `unload`.
@@ -159,7 +160,7 @@ class ModelCache:
         others.
         """
         pinned = self._endpoints.pinned
-        if (tenant, reference) not in pinned and len(pinned) >= self._budget.capacity:
+        if (tenant, reference) not in pinned and len(pinned) >= self._capacity:
             raise Refused(
                 f"{len(pinned)} models are already pinned: unload one, or raise "
                 "XCRAY_MODELS_LOADED",
@@ -181,7 +182,7 @@ class ModelCache:
         for endpoint in self._endpoints.of_name(tenant, name):
             if reference in endpoint.references():
                 self._endpoints.remove(endpoint)
-        self._budget.evict_idle(0.0)
+        self._evict_idle(0.0)
 
     def index(self, tenant: str) -> list[VersionState]:
         """Return all versions of a tenant, by name and number."""
@@ -239,7 +240,7 @@ class ModelCache:
         if self._poll_count % POLLS_PER_PIN_CHECK == 0:
             self._load_pinned()
         self._poll_count += 1
-        self._budget.evict_idle(self._linger_seconds)
+        self._evict_idle(self._linger_seconds)
         loaded = list(self._loader.loaded_models.values())
         self._metrics.models_loaded.set(len(loaded))
         self._metrics.filters_loaded.set(sum(loaded_model.n_filters for loaded_model in loaded))
@@ -312,3 +313,54 @@ class ModelCache:
         if failure is not None or version in corrupt:
             return VersionState(name, version, "CORRUPT", corrupt.get(version) or str(failure))
         return VersionState(name, version, "AVAILABLE")
+
+    def _evict_idle(self, linger: float) -> None:
+        """Drop versions that were unused for `linger` seconds or are deleted.
+
+        Requests that hold one finish with it.
+        """
+        now = self._clock()
+        with self._endpoints.lock:
+            needed = {
+                key
+                for endpoint in self._endpoints.all()
+                for key in (*endpoint.active_keys(), *endpoint.target_keys())
+            }
+            idle = [key for key in list(self._loader.loaded_models) if key not in needed]
+            self._idle_since = {key: self._idle_since.get(key, now) for key in idle}
+            idle_since = dict(self._idle_since)
+        for key, since in idle_since.items():
+            tenant, name, version = key
+            if now - since >= linger or version not in self._registry_of(tenant).versions(name):
+                self._drop_version(key)
+
+    def _evict_excess(self, endpoint: Endpoint) -> None:
+        """Drop versions beyond the capacity: unused first, then least recently used.
+
+        Pinned versions are never dropped.
+        """
+        while len(self._loader.loaded_models) > self._capacity:
+            with self._endpoints.lock:
+                others = [other for other in self._endpoints.all() if other.active is not None]
+                last_uses: dict[ModelKey, float] = dict.fromkeys(self._loader.loaded_models, -1.0)
+                for other in others:
+                    is_pinned = (
+                        other is endpoint
+                        or (other.tenant, other.reference) in self._endpoints.pinned
+                    )
+                    for key in other.active_keys() & set(last_uses):
+                        last_uses[key] = max(
+                            last_uses[key], float("inf") if is_pinned else other.last_used
+                        )
+                victim = min(last_uses, key=lambda key: last_uses[key], default=None)
+                if victim is None or last_uses[victim] == float("inf"):
+                    return
+                for other in [other for other in others if victim in other.active_keys()]:
+                    self._endpoints.pop(other)
+            self._drop_version(victim)
+
+    def _drop_version(self, key: ModelKey) -> None:
+        """Drop a loaded version."""
+        self._idle_since.pop(key, None)
+        if self._loader.drop(key) is not None:
+            self._metrics.model_unloads.inc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -9,7 +10,6 @@ from xcray.errors import Corrupt, NotFound, ParameterError, XcrayError
 from xcray.model.traffic_split import TrafficSplit
 from xcray.service.models.endpoints import ActiveVersions, Endpoint, EndpointTable
 from xcray.service.models.loading import LoadedModel, ModelLoader
-from xcray.service.models.memory_budget import MemoryBudget
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.system.processes import lower_thread_priority
@@ -21,11 +21,16 @@ class VersionSwitch:
     """Loads the versions of changed routes and activates them. Thread-safe."""
 
     def __init__(
-        self, endpoints: EndpointTable, loader: ModelLoader, budget: MemoryBudget, metrics: Metrics
+        self,
+        endpoints: EndpointTable,
+        loader: ModelLoader,
+        evict_excess: Callable[[Endpoint], None],
+        metrics: Metrics,
     ) -> None:
+        """Create it. evict_excess: called after each switch of an endpoint."""
         self._endpoints = endpoints
         self._loader = loader
-        self._budget = budget
+        self._evict_excess = evict_excess
         self._metrics = metrics
         self._pool = ThreadPoolExecutor(
             1, thread_name_prefix="xcray-switch", initializer=lower_thread_priority
@@ -143,7 +148,7 @@ class VersionSwitch:
                     "versions": [model.version for model in active.members],
                 }
                 LOGGER.info("another version is active", extra=versions)
-        self._budget.evict_excess(endpoint)
+        self._evict_excess(endpoint)
         return active
 
     def _load_previous(self, endpoint: Endpoint, error: Corrupt) -> LoadedModel:
