@@ -90,6 +90,10 @@ LONG_FILES = (
 # The same for drills.
 LONG_DRILLS = (
     "tests/architecture/test_notebook.py",
+    "tests/deployment/test_distribution.py",
+    "tests/workers/ray/test_head_loss.py",
+    "tests/journeys/test_guides.py",
+    "tests/service/http/test_examples.py",
     "tests/workers/ray/test_nodes.py",
     "tests/workers/ray/test_rotation_faults.py",
     "tests/robustness/test_faults.py",

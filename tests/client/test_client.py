@@ -67,7 +67,7 @@ def test_data_sets_and_jobs(server: ServerSetup, tmp_path: Path) -> None:
     labels = tmp_path / "labels.tsv"
     labels.write_text("csv\tTables of text\nother\tOther\n")
     dataset = client.datasets.upload(file, name="docs", format="jsonl", test=file, labels=labels)
-    result = client.datasets.wait(dataset["id"], seconds=120)
+    result = client.datasets.wait(dataset["id"], seconds=600)
     assert (result["status"], result["stats"]["splits"]["test"]["n_rows"]) == ("READY", 20)
     assert [each["code"] for each in result["stats"]["warnings"]] == ["COPIED_ROWS"]
     assert result["stats"]["label_texts"] == {"labels": 1, "others": 1}
@@ -124,7 +124,7 @@ def test_a_bad_file_is_an_error_with_its_line(server: ServerSetup, tmp_path: Pat
     file.write_text("0 1:1\n0 2:x\n")
     dataset = server.client.datasets.upload(file, name="bad", format="svmlight")
     with pytest.raises(InputError) as caught:
-        server.client.datasets.wait(dataset["id"], seconds=120)
+        server.client.datasets.wait(dataset["id"], seconds=600)
     assert (caught.value.code, caught.value.details["line"]) == ("SVM_BAD_VALUE", 2)
     with pytest.raises(Conflict) as refused:
         server.client.jobs.submit(dataset=dataset["id"], model="m")

@@ -77,7 +77,7 @@ def test_feedback_changes_the_served_version_in_three_requests(tmp_path: Path) -
         assert refused.value.code == "FEEDBACK_QUOTA"
 
         made = client.datasets.from_feedback("docs@live", name="docs-2")
-        made = client.datasets.wait(made["id"], seconds=120)
+        made = client.datasets.wait(made["id"], seconds=600)
         data = Dataset.open(state.store.datasets.get(made["id"], "default").path)
         assert data.manifest["source"]["delta"]["base"] == base.content_hash
         assert data.train.n_rows == base.train.n_rows + 1

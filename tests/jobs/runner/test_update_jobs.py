@@ -105,7 +105,7 @@ def test_a_version_is_updated_to_a_changed_data_set(
     base = client.datasets.upload(
         file, name="docs", format="jsonl", test=test, options={"id_field": "id"}
     )
-    client.datasets.wait(base["id"], seconds=120)
+    client.datasets.wait(base["id"], seconds=600)
     client.jobs.submit(dataset="docs", model="docs", keep_duals=True)
     assert run_next(server) == SUCCEEDED
     (tmp_path / "ids").write_text("r0\n")
@@ -113,7 +113,7 @@ def test_a_version_is_updated_to_a_changed_data_set(
     files = {"remove": tmp_path / "ids", "relabel": tmp_path / "labels"}
     added = write_rows(tmp_path / "new", [("n1", "read a csv file again", "new")])
     made = client.datasets.change("docs", name="docs-2", add=added, **files)
-    client.datasets.wait(made["id"], seconds=120)
+    client.datasets.wait(made["id"], seconds=600)
     path = state.store.datasets.get(made["id"], "default").path
     data = Dataset.open(path)
     assert (data.name, data.train.n_rows) == ("docs-2", len(rows))
@@ -210,7 +210,7 @@ def test_a_version_gets_probabilities_thresholds_and_other_labels(
         write_rows(tmp_path / "test", rows[100:]),
     )
     made = client.datasets.upload(file, name="topics", format="jsonl", test=test)
-    client.datasets.wait(made["id"], seconds=120)
+    client.datasets.wait(made["id"], seconds=600)
     client.jobs.submit(dataset="topics", model="topics")
     assert run_next(server) == SUCCEEDED
     first, second, *_ = Model.open(registry.resolve("topics")).answer_names.to_pylist()

@@ -17,12 +17,13 @@ from typing import Any, Final
 import httpx
 
 from tests.robustness.faults import work
-from tests.robustness.faults.stage import ROOT, Stage, free_port, kill, until
+from tests.robustness.faults.stage import ROOT, Stage, kill, until
 from xcray.cli.terminal.processes import PROC, list_processes
 from xcray.jobs.home import Home
 from xcray.jobs.states import SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.service import constants as service_constants
+from xcray.workers.ray.session import free_port
 
 INHERITED_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONHASHSEED", "VIRTUAL_ENV")
 QUIET: Final = {

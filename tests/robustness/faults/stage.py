@@ -240,12 +240,6 @@ def until(check: Callable[[], Any], what: str, seconds: float = 600.0, pause: fl
     return result
 
 
-def free_port() -> int:
-    """Return a free port of the loopback interface."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def kill(pid: int, number: int = signal.SIGKILL) -> bool:
     """Send a signal to a process; return whether the process existed."""
     try:

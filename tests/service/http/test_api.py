@@ -213,7 +213,7 @@ def test_a_request_repeated_before_its_record_exists_gets_it(
     def add_later(*values: Any, **more: Any) -> Any:
         if not replies:  # the files are moved, and the record is not written
             replies.append(pool.submit(send))
-            assert repeated.wait(30)
+            assert repeated.wait(600)
         return add(*values, **more)
 
     def send() -> httpx.Response:

@@ -34,7 +34,7 @@ class Model:
         self.calls.append(list(values))
         self.threads.append(threading.current_thread() is not threading.main_thread())
         self.wait_for_calls.release()
-        assert self.go.wait(30)
+        assert self.go.wait(600)
         self.clock.seconds += self.row_seconds * len(values)
         if "bad" in values:
             raise ValueError("bad row")

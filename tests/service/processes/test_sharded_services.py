@@ -16,6 +16,7 @@ from tests.support.live_service import TEXTS, text_model
 from tests.support.service_processes import process, until
 from xcray.cli.main import main
 from xcray.predict import Predictor
+from xcray.workers.ray.session import free_port
 
 pytestmark = pytest.mark.drill
 BODY = {"instances": [{"text": text} for text in TEXTS], "top_k": 3}
@@ -40,7 +41,8 @@ def test_a_killed_shard_is_an_error_until_it_is_back(tmp_path: Path, capsys: Any
     with ExitStack() as stack:
         serve = ("serve", "--no-runner")
         stack.enter_context(process(first, *serve))
-        killed = stack.enter_context(process(second, *serve))
+        port = {"XCRAY_PORT": str(free_port())}
+        killed = stack.enter_context(process(second, *serve, variables=port))
         addresses = [until(served_by(home), home) for home in (first, second)]
         stack.enter_context(
             process(front, *serve, variables={"XCRAY_SHARDS": json.dumps(addresses)})
@@ -53,8 +55,8 @@ def test_a_killed_shard_is_an_error_until_it_is_back(tmp_path: Path, capsys: Any
             )
 
         expected = whole.search(list(TEXTS), 3)
-        until(lambda: ask().status_code == 200, front)  # on a slow machine, replies come too late
-        reply = ask()
+        # on a slow machine, replies come too late
+        reply = until(lambda: (reply := ask()).status_code == 200 and reply, front)
         assert [row["scores"] for row in reply.json()["predictions"]] == expected.scores.tolist()
         killed.send_signal(signal.SIGKILL)
         killed.wait()
@@ -62,6 +64,5 @@ def test_a_killed_shard_is_an_error_until_it_is_back(tmp_path: Path, capsys: Any
         assert reply.status_code == 503
         assert reply.json()["code"] == "SHARD"
         assert "labels 2 to 3" in reply.json()["detail"]
-        port = addresses[1].rpartition(":")[2]
-        stack.enter_context(process(second, *serve, variables={"XCRAY_PORT": port}))
+        stack.enter_context(process(second, *serve, variables=port))
         until(lambda: ask().status_code == 200, front)

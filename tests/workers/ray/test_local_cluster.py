@@ -56,7 +56,7 @@ def settings_():
     return {name: value for name, value in os.environ.items() if name != "RAY_CLIENT_MODE"}
 
 
-def wait_for_exit(pids, seconds=120.0):
+def wait_for_exit(pids, seconds=600.0):
     """Wait for the end of processes and return those that are left."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
@@ -456,7 +456,7 @@ def test_the_start_waits_for_a_daemon_that_is_ending(tmp_path, monkeypatch):
     # The first daemon ends after the first query.
     monkeypatch.setattr(cluster, "info", lambda: (keepers[0].stdin.close(), looks())[1])
     try:
-        assert cluster.ensure(60).pid == keepers[1].pid
+        assert cluster.ensure(600).pid == keepers[1].pid
     finally:
         for each in keepers:
             with each:  # closes its pipes, so it ends
