@@ -3,7 +3,7 @@
     python -m tests.deployment.release [PYTHON ...] [--sizes]
 
 PYTHON    interpreters; default: those of 3.11, 3.12 and 3.13 that are on the PATH
---sizes   also install each extra alone, and print what it adds in MB
+--sizes   also print the MB of Ray alone, and of the wheel without extras and with each of them
 
 In an environment per Python it installs the wheel, then runs the six lines of the README and
 `xcray demo --small`. From the last environment it writes `build/sbom.cdx.json` (CycloneDX) and
@@ -22,8 +22,13 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any, Final
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT: Final = Path(__file__).parents[2]
 PYTHONS: Final = ("python3.11", "python3.12", "python3.13")
@@ -65,19 +70,19 @@ def environment(python: str | Path, folder: Path, requirement: str) -> Path:
     return new
 
 
-def megabytes(folder: Path) -> float:
-    """Return the size of an environment's packages, without those it was created with."""
-    (packages,) = folder.glob("lib/python*/site-packages")
-    sizes = (
-        path.stat().st_size
-        for path in packages.rglob("*")
-        if path.is_file()
-        and path.suffix != ".pyc"
-        and not re.match(
-            r"pip|setuptools|pkg_resources|_distutils", path.relative_to(packages).parts[0]
-        )
+def packages_of(python: Path) -> dict[str, Distribution]:
+    """Return the packages of an environment by name, without those it was created with."""
+    (folder,) = python.parents[1].glob("lib/python*/site-packages")
+    found = {canonicalize_name(each.name): each for each in distributions(path=[str(folder)])}
+    return {name: each for name, each in found.items() if name not in ("pip", "setuptools")}
+
+
+def megabytes(packages: Iterable[Distribution]) -> float:
+    """Return the size of packages, without bytecode."""
+    files = (Path(str(file.locate())) for each in packages for file in each.files or ())
+    return (
+        sum(path.stat().st_size for path in files if path.is_file() and path.suffix != ".pyc") / 1e6
     )
-    return sum(sizes) / 1e6
 
 
 def try_wheel(python: str, wheel: Path, folder: Path) -> Path:
@@ -99,7 +104,7 @@ def try_wheel(python: str, wheel: Path, folder: Path) -> Path:
     assert best.startswith("csv"), demo["answers"][0]
     print(
         f"{new.resolve().name}: installed in {ready - started:.0f} s, "
-        f"{megabytes(folder):.0f} MB with {EXTRAS}; six lines {tried - ready:.0f} s, "
+        f"{megabytes(packages_of(new).values()):.0f} MB with {EXTRAS}; six lines {tried - ready:.0f} s, "
         f"demo {demo['seconds']:.0f} s, with compiling",
         flush=True,
     )
@@ -126,17 +131,39 @@ def list_dependencies(python: Path, folder: Path) -> None:
     )
 
 
-def print_sizes(python: str, wheel: Path, folder: Path) -> None:
-    """Print what each extra for users adds to the installation without extras."""
+def requirements_of(
+    found: Mapping[str, Distribution], requirement: Requirement, visited: set[str]
+) -> set[str]:
+    """Return the names of the installed packages that a requirement needs."""
+    name = canonicalize_name(requirement.name)
+    for extra in ("", *requirement.extras):
+        if f"{name}[{extra}]" not in visited:
+            visited.add(f"{name}[{extra}]")
+            for part in map(Requirement, found[name].requires or ()):
+                if part.marker is None or part.marker.evaluate({"extra": extra}):
+                    requirements_of(found, part, visited)
+    return {each.partition("[")[0] for each in visited}
+
+
+def print_sizes(python: Path, wheel: Path) -> None:
+    """Print the size of Ray alone, and of the wheel without extras and with each one for users."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    base = 0.0
-    for extra in ("", *project["optional-dependencies"]):
-        if extra not in ("docs", "dev"):
-            environment(python, folder / "size", f"{wheel}[{extra}]" if extra else str(wheel))
-            size = megabytes(folder / "size")
-            base = base or size
-            print(f"{extra or 'none'}: {size:.0f} MB, adds {size - base:.0f}", flush=True)
-            shutil.rmtree(folder / "size")
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    users = [extra for extra in extras if extra not in ("docs", "dev")]
+    everything = f"{wheel}[{','.join(users)}]"
+    run(python, "-m", "pip", "install", "-q", "--no-compile", everything, cwd=python.parent)
+    found = packages_of(python)
+    size = {name: megabytes([package]) for name, package in found.items()}
+    base = requirements_of(found, Requirement("xcray"), set())
+    for name in (extras["ray"][0], "xcray", *(f"xcray[{extra}]" for extra in users)):
+        names = requirements_of(found, Requirement(name), set())
+        added = names - base or names
+        largest = sorted(added, key=lambda each: -size[each])[:4]
+        print(
+            f"{name}: {sum(size[each] for each in names):.0f} MB; {sum(size[each] for each in added):.0f} added to xcray: "
+            + ", ".join(f"{each} {size[each]:.0f}" for each in largest),
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -156,7 +183,7 @@ def main() -> None:
             new = try_wheel(python, wheel, folder / str(number))
         list_dependencies(new, folder)
         if arguments.sizes:
-            print_sizes(pythons[0], wheel, folder)
+            print_sizes(folder / "0" / "bin" / "python", wheel)
 
 
 if __name__ == "__main__":
