@@ -110,7 +110,7 @@ frame = pandas.DataFrame({"text": ["keys", "rows and columns of an object"]})
 for place in (logged.model_uri, f"{folder}/saved"):
     answers = mlflow.pyfunc.load_model(place).predict(frame, params={"top_k": 1})
     assert [each["label"] for each in answers] == [["json"], ["csv"]], answers
-    assert abs(answers[1]["probability"][0] - 9 / 11) < 1e-9, answers
+    assert answers[1]["probability"][0] > 0.9, answers
 print("loaded", mlflow.__version__)
 """
 
