@@ -59,6 +59,9 @@ def test_a_file_is_evaluated_as_the_data_of_the_model(
     assert "60 rows of more.csv (20 without labels are left out)" in capsys.readouterr().out
     assert run("evaluate model rows.csv --label-field no") == 2
     assert "--text-fields and --label-field" in capsys.readouterr().err
+    Path("rows.fasttext").write_text("__label__l0 about sockets\n")
+    assert run("evaluate model rows.fasttext --format fasttext --by tags") == 2
+    assert "--by is for texts: rows of fasttext have no fields" in capsys.readouterr().err
     assert run("evaluate model data --label-field tags") == 2
     assert "data is not a file" in capsys.readouterr().err
     assert run("evaluate model rows.csv --label-field tags") == 0

@@ -16,13 +16,12 @@ from xcray.data.build_options import BuildOptions
 from xcray.data.dataset import MANIFEST, Dataset, reading_of
 from xcray.data.demo import TEXT_PARAMS, documents
 from xcray.data.documents import build_documents
-from xcray.data.feature_space import FeatureSpace, reads_zero_based
+from xcray.data.feature_space import FeatureSpace
 from xcray.data.matrices import build_matrices, split_rows
 from xcray.data.readers.blocks import Source
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.formats import FEATURES, FORMATS, FORMATS_OF, GENERATED_FORMATS
 from xcray.data.readers.label_names import LabelNames
-from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet import label_names, parquet_layout, parquet_records
 from xcray.data.readers.records import Record, read_records
 from xcray.data.splits import RowSplit
@@ -80,20 +79,10 @@ def build(
 
 
 def _read_like(format: str, options: BuildOptions) -> BuildOptions:
-    """Return the options with the fields and separators of `like`, unless others are set."""
+    """Return the options with those of `like`, unless others are set."""
     if options.like is None or not (Path(options.like) / MANIFEST).is_file():
         return options  # a missing `like` is reported with the features
-    reading, read = reading_of(read_json(Path(options.like) / MANIFEST)), options.read
-    reading = {name: value for name, value in reading.items() if name not in options.given}
-    if read.text_fields == ReadOptions().text_fields and "text_fields" in reading:
-        values = tuple(reading.get("value_fields", ()))
-        read = replace(read, text_fields=tuple(reading["text_fields"]), value_fields=values)
-    for name in ("label_field", "label_separator"):
-        if name in reading and getattr(read, name) == getattr(ReadOptions(), name):
-            read = replace(read, **{name: reading[name]})
-    if format == "csv" and read.delimiter is None:
-        read = replace(read, delimiter=reading.get("delimiter"))
-    return replace(options, read=read)
+    return options.with_reading(format, reading_of(read_json(Path(options.like) / MANIFEST)))
 
 
 def _with_language(options: BuildOptions) -> BuildOptions:
@@ -150,15 +139,11 @@ def _matrix_files(inputs: _BuildInputs, numbers: Mapping[str, int] | None = None
     like = _matrix_feature_space(options)
     if like is not None:
         read = replace(read, n_features=like.n_features)
-        if inputs.format == "svmlight":
-            zero_based = reads_zero_based(read.zero_based, like.first_index)
-            read = replace(read, zero_based=zero_based)
     collectors = build_matrices(inputs.format, inputs.sources, inputs.writer, read, split, numbers)
-    options = replace(options, read=replace(options.read, zero_based=read.zero_based))
     return inputs.writer.finish(
         label_names=names and names.names,
         feature_names=like and like.names,
-        source=inputs._replace(options=options).provenance(collectors),
+        source=inputs.provenance(collectors),
     )
 
 

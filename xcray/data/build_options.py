@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from xcray.data.readers.formats import check_option_names
+from xcray.data.dataset import READING
+from xcray.data.feature_space import reads_zero_based
+from xcray.data.readers.formats import FORMATS_OF, check_option_names
 from xcray.data.readers.options import ReadOptions
 from xcray.data.splits import HashSplit
 from xcray.data.synthetic import SyntheticParams
@@ -117,6 +119,29 @@ class BuildOptions:
                 "labels_file belongs to the training file; "
                 "hold test rows out with test_rows_file or test_fraction"
             )
+
+    def with_reading(self, format: str, reading: Mapping[str, Any]) -> BuildOptions:
+        """Return the options with `Dataset.reading` of other data, unless others are set."""
+        read, default = self.read, ReadOptions()
+        values: dict[str, Any] = {
+            name: reading[name]
+            for name in READING
+            if name in reading
+            and name not in self.given
+            and format in FORMATS_OF[name]
+            and getattr(read, name) == getattr(default, name)
+        }
+        if "text_fields" in values:
+            values["text_fields"] = tuple(values["text_fields"])
+            values["value_fields"] = tuple(reading.get("value_fields", ()))
+        else:  # those of other texts
+            values.pop("value_fields", None)
+        if format == "tsv":  # the delimiter is one of csv
+            values.pop("delimiter", None)
+        if format == "svmlight":
+            first = reading.get("first_index")
+            values["zero_based"] = reads_zero_based(read.zero_based, first)
+        return replace(self, read=replace(read, **values))
 
     def hash_split(self, default: float = 0.0) -> HashSplit:
         """Return the split by a hash. default: share of held-out rows if none is given."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from xcray.data.dataset import FEATURES, MANIFEST, TEXT, default_names, reading_of
+from xcray.data.dataset import FEATURES, MANIFEST, TEXT, default_names
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound, ParameterError, excerpt
 from xcray.storage.arrow import read_names
@@ -18,13 +18,12 @@ class FeatureSpace(NamedTuple):
     """The features of a model or data set.
 
     text: the pipeline that makes features from text, or None. names: names of the D features;
-    None if they are the numbers 0 to D - 1. first_index: see `Dataset.first_index`.
+    None if they are the numbers 0 to D - 1.
     """
 
     text: TextPipeline | None
     n_features: int
     names: pa.LargeStringArray | None
-    first_index: int | None = None
 
     @classmethod
     def read(cls, path: Path | str | None) -> FeatureSpace | None:
@@ -60,8 +59,7 @@ class FeatureSpace(NamedTuple):
                     f"its {MANIFEST} has n_features={n_features}"
                 )
         plain = names is None or names.equals(default_names(n_features))
-        first_index = reading_of(manifest).get("first_index")
-        return cls(text, n_features, None if plain else names, first_index)
+        return cls(text, n_features, None if plain else names)
 
     def require_pipeline(self) -> TextPipeline:
         """Return the text pipeline. Raises ParameterError if there is none."""

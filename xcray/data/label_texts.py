@@ -191,9 +191,8 @@ def _read_tsv(source: Source) -> Iterator[tuple[int, LabelText]]:
 
     Further lines of an id are its other names.
     """
-    collector, names = ErrorCollector(), dict[str, list[tuple[int, str]]]()
-    for line in text_lines(source, collector):
-        collector.raise_errors()
+    names = dict[str, list[tuple[int, str]]]()
+    for line in text_lines(source, ErrorCollector(max_errors=1)):
         if not line.text.strip():
             continue
         fields = line.text.split("\t")
@@ -208,7 +207,6 @@ def _read_tsv(source: Source) -> Iterator[tuple[int, LabelText]]:
         if not name:
             raise source.error("LABEL_EMPTY", "the name is empty", line=line.number)
         names.setdefault(label, []).append((line.number, name))
-    collector.raise_errors()
     for label, ((first, name), *others) in names.items():
         different = dict.fromkeys(each for _, each in others if each != name)
         yield first, LabelText(label, name, tuple(different))
@@ -216,12 +214,9 @@ def _read_tsv(source: Source) -> Iterator[tuple[int, LabelText]]:
 
 def _read_jsonl(source: Source) -> Iterator[tuple[int, LabelText]]:
     """Yield the line number and the texts of each object."""
-    collector = ErrorCollector()
-    for line in text_lines(source, collector):
-        collector.raise_errors()
+    for line in text_lines(source, ErrorCollector(max_errors=1)):
         if line.text.strip():
             yield line.number, _label_text(source, line.number, json_object(source, line))
-    collector.raise_errors()
 
 
 def _label_text(source: Source, line: int, fields: Mapping[str, Any]) -> LabelText:

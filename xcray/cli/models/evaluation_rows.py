@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from xcray.batch.spec import guess_format
 from xcray.data.build import BuildOptions, build
-from xcray.data.dataset import READING
-from xcray.data.feature_space import reads_zero_based
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.formats import FORMATS_OF
 from xcray.data.readers.options import ReadOptions
@@ -60,12 +58,8 @@ def evaluation_rows(
         yield EvaluationRows(data)
         return
     format = format or guess_format(str(data))
-    options = BuildOptions.from_dict({**_options_of(usual, format), **reading})
-    if format == "svmlight":
-        zero_based = reads_zero_based(options.read.zero_based, usual.get("first_index"))
-        options = replace(options, read=replace(options.read, zero_based=zero_based))
     options = replace(
-        options,
+        BuildOptions.from_dict(reading).with_reading(format, usual),
         like=None if like is None else str(like),
         name=name_of(data.name.partition(".")[0]),
     )
@@ -76,20 +70,12 @@ def evaluation_rows(
         yield EvaluationRows(built.path, texts, values)
 
 
-def _options_of(usual: Mapping[str, Any], format: str) -> dict[str, Any]:
-    """Return the reading options of a model's data that apply to a format."""
-    names = [name for name in READING if format in FORMATS_OF[name]]
-    if format == "tsv":  # the delimiter is one of csv
-        names.remove("delimiter")
-    return {name: usual[name] for name in names if name in usual}
-
-
 def _values_of(format: str, path: Path, read: ReadOptions, field: str) -> list[str]:
     """Return the value of a field of each row. Raises InputError for rows of features."""
-    names = (*read.text_fields, field)
-    texts = _texts_of(
-        format, path, replace(read, text_fields=names, value_fields=(*read.value_fields, field))
-    )
+    names, values = (*read.text_fields, field), (*read.value_fields, field)
+    texts = None
+    if format in FORMATS_OF["text_fields"]:
+        texts = _texts_of(format, path, replace(read, text_fields=names, value_fields=values))
     if texts is None:
         raise InputError(f"--by is for texts: rows of {format} have no fields", code="USAGE")
     return [text.rpartition(SEPARATOR)[2] for text in texts]

@@ -27,9 +27,8 @@ class LabelNames:
         if path is None:
             return None
         source = Source(path, ReadOptions(), text=True, format="label names")
-        collector = ErrorCollector()
         ids: dict[str, int] = {}
-        for line in text_lines(source, collector):
+        for line in text_lines(source, ErrorCollector(max_errors=1)):
             name = line.text.strip()
             if not name:
                 hint = "write one name per line, without blank lines"
@@ -40,7 +39,6 @@ class LabelNames:
                 problem = f"'{name[:60]}' is listed twice"
                 raise source.error("LABEL_DUPLICATE", problem, line=line.number, value=name)
             ids[name] = len(ids)
-        collector.raise_errors()
         if not ids:
             raise source.error("EMPTY_FILE", "no label names; the file is empty")
         return cls(list(ids), source.name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,16 +55,6 @@ def read_records(
     """
     if format not in FORMATS:
         raise ParameterError(f"{format!r} is not a text format; there are {', '.join(FORMATS)}")
-    if format == "fasttext":
-        names = ReadOptions()
-        options = replace(
-            options,
-            text_fields=names.text_fields,
-            value_fields=(),
-            label_field=names.label_field,
-            label_columns=(),
-            id_field=None,
-        )
     source = Source(path, options, text=True, format=format)
     if format == "jsonl":
         parts = json_fields(source, collector)
