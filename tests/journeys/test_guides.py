@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.live_service import serving, settings_for
-from tests.support.printed import ROOT, lines, words_of
+from tests.support.printed import ROOT, lines, pages, words_of
 from xcray.cli.main import main
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.store.tokens import create_token
@@ -203,3 +203,14 @@ def test_the_commands_of_a_guide_run(
             if words[:2] == ["labels", "add"]:  # a model that lacks a label
                 words[2] = "LACKS"
             assert main(words) == 0, (command, capsys.readouterr().err)
+
+
+def test_every_page_with_commands_is_run() -> None:
+    found = {
+        name
+        for name, text in pages().items()
+        if name.startswith(("README", "docs/"))
+        and any(not ELSEWHERE.search(line) for line in lines(text))
+    }
+    tutorials = {"docs/tutorials/cluster.md", "docs/tutorials/own_csv.md"}  # in test_code_blocks
+    assert found - tutorials - {"docs/add_a_solver.md"} == set(PAGES)  # a package of the reader
