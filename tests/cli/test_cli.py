@@ -329,8 +329,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_text_that_names_a_file_is_answered_with_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_texts_of_arguments_and_of_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from xcray.cli.models.predict import read_texts
 
@@ -339,6 +339,19 @@ def test_a_text_that_names_a_file_is_answered_with_a_note(
     assert read_texts([str(file)]) == [str(file)]
     assert f"xcray predict MODEL < {file}" in capsys.readouterr().err
     assert read_texts(["a text"]) == ["a text"]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stdin", io.StringIO("rows of a file\r\n"))
+    assert read_texts(["-"]) == ["rows of a file"]
+
+
+def test_stdout_is_utf_8_for_every_locale_and_can_be_closed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    for each in (stream, None):
+        monkeypatch.setattr("sys.stdout", each)
+        assert cli.main(["solvers"]) == 0
+    assert stream.encoding == "utf-8"
     assert capsys.readouterr().err == ""
 
 

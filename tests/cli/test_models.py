@@ -45,7 +45,7 @@ def test_splits_and_shadows(server: ServerSetup, capsys: pytest.CaptureFixture[s
         run(server, "alias", "docs", "prod", "--split", "1=0.9,2=0.1", "--shadow", 3, "--share", 1)
         == 0
     )
-    assert "docs@prod points to version 1:90%+2:10% (3)" in capsys.readouterr().out
+    assert "docs@prod points to version 1:90%+2:10% (shadow 3)" in capsys.readouterr().out
     with Client(server.url) as client:
         for _ in range(4):
             client.predict("docs@prod", list(TEXTS))
@@ -61,7 +61,7 @@ def test_splits_and_shadows(server: ServerSetup, capsys: pytest.CaptureFixture[s
     assert run(server, "shadow", "docs", "prod", "--json") == 0
     assert json.loads(capsys.readouterr().out)["alias"] == "prod"
     assert run(server, "list") == 0
-    assert "prod=1:90%+2:10% (3)" in capsys.readouterr().out
+    assert "prod=1:90%+2:10% (shadow 3)" in capsys.readouterr().out
     assert run(server, "alias", "docs", "prod", 2) == 0
     assert "docs@prod points to version 2\n" in capsys.readouterr().out
     assert run(server, "alias", "docs", "prod", "--split", "1=0.9,2=0.2") != 0

@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = ({"text": text, "labels": [LABELS[i]]} for i, text in enumerate(TEXTS))
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (place / "rows.csv").write_text("text,labels\nread rows,csv\n")
+    (place / "wide.csv").write_text(WIDE)
     (place / "semicolon.csv").write_text("text;labels\nread rows;csv\n")
     (place / "untitled.csv").write_text("title,labels\nread rows,csv\n")
     (place / "texts.txt").write_text("read rows\nparse json\n")
@@ -57,6 +58,7 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 LOCAL = [
     ("train", 2, "Missing argument 'DIR'"),
+    ("train rows.csv -o x", 2, "rows.csv is a file", "xcray data build FORMAT rows.csv DIR"),
     ("train data -o x --solver ppdspars", 2, "did you mean 'ppdsparse'"),
     ("train data -o x --pool thread", 2, "--pool must be one of serial, threads, ray"),
     ("train data -o x -p lam=abc", 2, "lam must be a number, not 'abc'"),
@@ -158,6 +160,7 @@ REMOTE = [
     ("jobs submit none --model m", 2, "no data set 'none': `xcray data list` lists them"),
     ("data upload csv rows.csv --label-field no", 2, "--text-fields and --label-field"),
     ("data upload csv rows.csv --n-labels 0", 2, "--n-labels"),
+    ("data upload csv wide.csv", 2, "csv:3: the row has 1 fields", "csv:4: the row has 3 fields"),
     ("data upload cvs rows.csv", 2, "FORMAT: must be one of", "'dataset' or 'feedback'"),
 ]
 

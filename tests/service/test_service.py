@@ -537,7 +537,9 @@ def test_settings_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("XCRAY_HOME", str(tmp_path))
     monkeypatch.setenv("XCRAY_MAX_RUNNING_JOBS", "7")
+    monkeypatch.setenv("XCRAY_STORE", "")  # as a file of Compose sets it: the default
     result = Settings()
+    assert result.store is None
     assert (result.home, result.max_running_jobs) == (tmp_path, 7)
     assert Settings(max_running_jobs=2).max_running_jobs == 2
 

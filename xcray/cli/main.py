@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import functools
 import importlib
+import io
 import os
 import re
 import sys
@@ -160,6 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Prints no traceback unless XCRAY_DEBUG=1.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # closed by the shell: >&-
+        sys.stdout = io.StringIO()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # UTF-8 for every locale, as JSON requires
+        sys.stdout.reconfigure(encoding="utf-8")
     set_json("--json" in words)  # also for usage errors, which reach no command
     try:
         code = commands_for(words)(args=words, prog_name="xcray", standalone_mode=False)

@@ -103,7 +103,7 @@ class Datasets(Resource):
     def wait(self, dataset_id: str, *, seconds: float = 3600.0) -> DatasetView:
         """Wait until the data set is READY and return it.
 
-        Raises InputError with the first invalid line if it FAILED, Unavailable after `seconds`.
+        Raises InputError with the first invalid lines if it FAILED, Unavailable after `seconds`.
         """
         deadline, pause = time.monotonic() + seconds, 0.05
         while True:
@@ -117,6 +117,7 @@ class Datasets(Resource):
                     for key, value in problem.items()
                     if key not in ("message", "code", "hint")
                 }
+                details["errors"] = record["stats"].get("errors", [])  # the first invalid lines
                 message = problem.get("message", f"data set {dataset_id} FAILED")
                 raise InputError(
                     message, code=problem.get("code"), hint=problem.get("hint"), **details

@@ -267,6 +267,11 @@ def default_names(n: int) -> pa.LargeStringArray:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     """Return the checked manifest of a directory. Raises NotFound, and as `check_manifest`."""
+    if path.is_file():
+        raise NotFound(
+            f"{path.name} is a file, not a data set: `xcray data build FORMAT {path.name} DIR` "
+            "makes one"
+        )
     if not path.is_dir():
         raise NotFound(
             f"there is no data set {path.name}"

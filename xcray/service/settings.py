@@ -28,7 +28,9 @@ ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 class Settings(BaseSettings):
     """All settings of the service. Unset ones are read from XCRAY_<NAME>, or have a default."""
 
-    model_config = SettingsConfigDict(env_prefix="XCRAY_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="XCRAY_", env_ignore_empty=True, extra="forbid", frozen=True
+    )
 
     home: Path = Field(default_factory=default_home, description="Folder of an embedded service.")
     store: str | None = Field(

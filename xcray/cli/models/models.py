@@ -73,7 +73,7 @@ def model_row(model: Mapping[str, Any]) -> list[Any]:
 
 
 def format_alias(model: Mapping[str, Any], alias: str, version: int) -> str:
-    """Format the target of an alias: 3, or 3:90%+4:10%, with (5) for a shadow."""
+    """Format the target of an alias: 3, or 3:90%+4:10%, with (shadow 5)."""
     route = model.get("splits", {}).get(alias)
     if route is None:
         return str(version)
@@ -83,7 +83,7 @@ def format_alias(model: Mapping[str, Any], alias: str, version: int) -> str:
         if len(split) == 1
         else "+".join(f"{each['version']}:{100 * each['weight']:.3g}%" for each in split)
     )
-    return target + (f" ({route['shadow']['version']})" if route["shadow"] else "")
+    return target + (f" (shadow {route['shadow']['version']})" if route["shadow"] else "")
 
 
 @app.command()

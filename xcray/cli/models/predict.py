@@ -292,11 +292,11 @@ def read_inputs(texts: Sequence[str] | None, field: Sequence[str] | None) -> lis
 
 
 def read_texts(texts: Sequence[str] | None) -> list[str]:
-    """Return the texts of the arguments, else of standard input.
+    """Return the texts of the arguments, else or for `-` the lines of standard input.
 
     Raises InputError if there are none.
     """
-    if texts:
+    if texts and list(texts) != ["-"]:
         if len(texts) == 1 and Path(texts[0]).is_file():
             output.print_note(
                 f"{texts[0]!r} is taken as a text; the lines of the file: "
