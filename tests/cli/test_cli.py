@@ -149,21 +149,6 @@ def test_control_characters_in_names_never_reach_the_terminal(
     assert capsys.readouterr().out == "label \\x1b]0;owned\\x07 \\u202e\n"
 
 
-@pytest.mark.parametrize(
-    ("n", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (2_500_000, "2.5 MB"),
-        (3.2e9, "3.2 GB"),
-        (4e12, "4.0 TB"),
-    ],
-)
-def test_bytes(n: float, text: str) -> None:
-    assert output.format_bytes(n) == text
-
-
 def test_assignments() -> None:
     assert output.parse_assignments(["lam=0.01", "note=a=b"]) == {"lam": "0.01", "note": "a=b"}
     with pytest.raises(InputError, match="NAME=VALUE"):

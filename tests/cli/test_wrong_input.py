@@ -33,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "texts.txt").write_text("read rows\nparse json\n")
     (place / "rows.svm").write_text("1 1:1\n")
     (place / "file").write_text("x\n")
+    (place / "latin.txt").write_bytes("caf\xe9\n".encode("latin-1"))
     (place / "empty").mkdir()
     text_model(place / "model")
     text_model(place / "tuned" / "model")
@@ -117,6 +118,8 @@ LOCAL = [
     ("models card data", 2, "a data set, not a model"),
     ("models compare model model --dataset data --gate P@1", 2, "such as P@1 >= -0.2"),
     ("models compare model modle --dataset data", 2, "no model directory modle"),
+    ("models import npz file x --labels nosuch", 2, "file nosuch does not exist"),
+    ("models import npz file x --labels latin.txt", 2, "latin.txt is not UTF-8"),
     ("models push model nosuch", 2, "'nosuch' is not a supported storage: write s3://"),
     ("models alias docs prod 1 --share 0.5", 2, "--share needs --shadow"),
     ("keys list --home nosuch", 2, "no job store in", "--home"),

@@ -118,7 +118,7 @@ def test_the_command_prints_what_it_tried(
     assert f"selection ended because {report['auto']['ended']}; its work is that of" in printed
     assert main([*command, "--estimate", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["selection"]["core_seconds"] == 2.0 * document["estimate"]["core_seconds"]
+    assert document["selection_core_seconds"] == 2.0 * document["core_seconds"]
     assert main([*command, "--estimate"]) == 0
     assert "core time of --auto, at most" in capsys.readouterr().out
 

@@ -176,8 +176,8 @@ def test_the_command_line_estimates_and_trains(
     words = ["train", str(tiny.path), "--out", str(tmp_path / "model"), "--solver", solver]
     words += ["--pool", "serial", *values, "--json"]
     assert main([*words, "--estimate"]) == 0
-    estimate = json.loads(capsys.readouterr().out)["estimate"]
-    assert min(estimate[name] for name in ("memory", "model", "core_seconds")) > 0
+    estimate = json.loads(capsys.readouterr().out)
+    assert min(estimate[name] for name in ("memory_bytes", "disk_bytes", "core_seconds")) > 0
     assert main(words) == 0
     out = json.loads(capsys.readouterr().out)
     assert out["sha256"] == references[solver].sha256

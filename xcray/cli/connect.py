@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xcray.errors import InputError, NotFound, Unavailable, excerpt
+from xcray.errors import InputError, NotFound, ParameterError, Unavailable, excerpt
 
 if TYPE_CHECKING:
     from xcray.client import Client
 
 DEFAULT = "http://127.0.0.1:8000"
+HOST_PORT = re.compile(r"[^\s/]+:\d{1,5}")
 
 RayAddressOption = Annotated[
     str | None,
@@ -74,10 +76,23 @@ def model_client(server: str | None, model: str) -> Iterator[Client]:
             ) from None
 
 
-def check_ray_options(pool: str | None, ray_address: str | None) -> None:
-    """Raise InputError if an address of Ray is given for another pool, which would ignore it."""
+def resolve_ray_address(pool: str | None, ray_address: str | None) -> str | None:
+    """Return the address of Ray; `auto` is the cluster that runs this command as a job.
+
+    Raises InputError for another pool, which would ignore the address, and ParameterError.
+    """
     if ray_address is not None and pool != "ray":
         raise InputError("--ray-address needs --pool ray", code="USAGE")
+    if ray_address != "auto":
+        return ray_address
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not HOST_PORT.fullmatch(address):
+        raise ParameterError(
+            "--ray-address auto works only in jobs of a Ray cluster, where RAY_ADDRESS is "
+            "set: use host:port",
+            code="RAY_ADDRESS",
+        )
+    return address
 
 
 def make_client(server: str | None) -> Client:

@@ -17,15 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, NotFound, ParameterError, Refused, Unavailable, XcrayError
 from xcray.system.child_process import inherited_environment, limit_this_process
-from xcray.training.auto_params import selection_seconds
-from xcray.training.capacity.disk import free_bytes
-from xcray.training.capacity.preflight import Estimate, check_fits, memory_limits
+from xcray.training.capacity.estimate_document import estimate_document
 from xcray.training.evaluation import compare_models
 from xcray.training.spec import TrainSpec
-from xcray.training.strategies import estimate_training
 
 MAX_SECONDS: Final = 120  # of a child
 CLASS_OF_CODE: Final = {
@@ -81,41 +77,10 @@ def _in_child(task: str, request: Mapping[str, Any], hint: str) -> dict[str, Any
     )
 
 
-def estimate_fields(spec: TrainSpec, folder: Path) -> dict[str, Any]:
-    """Return the fields of `EstimateView`, estimated in this process."""
-    estimate, limits = estimate_training(spec), memory_limits(spec)
-    return {
-        "fits": (problem := _problem_of(estimate, limits, folder)) is None,
-        "problem": problem,
-        "workers": estimate.workers,
-        "worker_bytes": estimate.worker + estimate.process,
-        "memory_bytes": estimate.memory,
-        "available_bytes": limits,
-        "mapped_bytes": estimate.mapped,
-        "disk_bytes": estimate.disk,
-        "disk_free_bytes": free_bytes(folder),
-        "weights": estimate.weights,
-        "core_seconds": estimate.core_seconds,
-        "seconds": estimate.seconds,
-        "selection_core_seconds": selection_seconds(
-            spec, Dataset.open(spec.dataset), estimate.core_seconds
-        ),
-        "probed_labels": estimate.probed,
-    }
-
-
-def _problem_of(estimate: Estimate, limits: Mapping[str, int], folder: Path) -> str | None:
-    """Return why a training does not fit, None if it does."""
-    try:
-        check_fits(estimate, limits, folder, folder)
-    except Refused as error:
-        return error.message
-    return None
-
-
 def estimate(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the estimate that a request asks for."""
-    return estimate_fields(TrainSpec.from_dict(request["spec"]), Path(request["folder"]))
+    folder = Path(request["folder"])
+    return estimate_document(TrainSpec.from_dict(request["spec"]), folder, folder)[0]
 
 
 def compare(request: Mapping[str, Any]) -> dict[str, Any]:

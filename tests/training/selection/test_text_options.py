@@ -164,4 +164,4 @@ def test_the_command_prints_the_tries(
     assert "kept" in printed
     assert main([*command, "-o", str(tmp_path / "other"), "--estimate", "--json"]) == 0
     estimated = json.loads(capsys.readouterr().out)
-    assert estimated["selection"]["core_seconds"] > 2.0 * estimated["estimate"]["core_seconds"]
+    assert estimated["selection_core_seconds"] > 2.0 * estimated["core_seconds"]

@@ -9,7 +9,7 @@ import typer
 
 from xcray.cli.models.open_model import open_model
 from xcray.cli.terminal import output
-from xcray.errors import NotFound
+from xcray.cli.training.labels import read_text
 
 
 def import_model(
@@ -47,7 +47,10 @@ def import_model(
     """
     from xcray.model.exchange.formats import import_model as convert
 
-    names = {"labels": _read_names(labels), "features": _read_names(features)}
+    files = {"labels": labels, "features": features}
+    names = {
+        name: None if file is None else read_text(file).splitlines() for name, file in files.items()
+    }
     model = convert(file_format, source, out, bias=bias, like=like, **names)
     details = {"model": str(model.path), "sha256": model.sha256, "n_labels": model.n_labels}
     output.print_json({**details, "n_features": model.n_features, "nnz": model.nnz})
@@ -75,12 +78,3 @@ def export_model(
     output.print_line(f"{target}: {target.stat().st_size:,} bytes")
     if opened.row_norm != "none" and file_format in ("liblinear", "dismec"):
         output.print_line("the model was trained on rows of length 1: divide rows by their length")
-
-
-def _read_names(path: Path | None) -> list[str] | None:
-    """Return the lines of a file. Raises NotFound."""
-    if path is None:
-        return None
-    if not path.is_file():
-        raise NotFound(f"there is no file of names at {path}")
-    return path.read_text(encoding="utf-8").splitlines()

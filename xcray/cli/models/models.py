@@ -17,6 +17,7 @@ from xcray.cli.terminal import output
 from xcray.cli.training.train import format_percent, print_measures
 from xcray.errors import InputError, excerpt
 from xcray.model.card import render_card
+from xcray.system.units import format_bytes
 
 if TYPE_CHECKING:
     from xcray.model.diff import ModelDiff
@@ -68,7 +69,7 @@ def model_row(model: Mapping[str, Any]) -> list[Any]:
         aliases,
         latest["n_labels"],
         measured,
-        output.format_bytes(latest["n_bytes"]),
+        format_bytes(latest["n_bytes"]),
     ]
 
 

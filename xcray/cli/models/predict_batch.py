@@ -9,12 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from xcray.api.options import FORMATS, BatchOptions
-from xcray.cli.connect import ServerOption, check_ray_options, make_client, model_client
+from xcray.cli.connect import (
+    RayAddressOption,
+    ServerOption,
+    make_client,
+    model_client,
+    resolve_ray_address,
+)
 from xcray.cli.models.predict import ModelName, find_label_sets, is_directory
 from xcray.cli.service.jobs import download_answers, follow_events, print_job
 from xcray.cli.terminal import output
 from xcray.cli.terminal.declared_options import Options, with_options
-from xcray.cli.terminal.interrupt import resumable_run, run_directory
+from xcray.cli.terminal.interrupt import resumable_run
 from xcray.cli.terminal.progress import format_duration
 from xcray.errors import Conflict, InputError, NotFound
 
@@ -40,10 +46,7 @@ def predict_batch(
     ] = None,
     *,
     options: Options,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="Address of a running Ray; default: --pool ray starts a local Ray."),
-    ] = None,
+    ray_address: RayAddressOption = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -62,13 +65,13 @@ def predict_batch(
         raise NotFound(f"there is no file {file}")
     if out.exists():
         raise Conflict(f"{out} exists already; choose another output, or remove it first")
-    check_ray_options(options.get("pool"), ray_address)
+    address = resolve_ray_address(options.get("pool"), ray_address)
     if "text_fields" in options:  # also with commas, as in `xcray data build`
         names = [name for each in options["text_fields"] for name in each.split(",")]
         options = {**options, "text_fields": names}
     request = {"format": format or _infer_format(file), **options}
     if is_directory(model, server):
-        run_local(model, file, out, {**request, "ray_address": ray_address}, run_dir)
+        run_local(model, file, out, {**request, "ray_address": address}, run_dir)
         return
     if ray_address is not None or run_dir is not None:
         raise InputError(
@@ -105,23 +108,17 @@ def run_local(
     spec = BatchPredictSpec.from_dict(
         {**request, "model": model, "input": str(file), "label_sets": named}
     )
-    working_directory = run_directory(run_dir, out)
     is_file = file_format(out) is not None
-    answers = working_directory / "answers" if is_file else out
-    if is_file:
-        shutil.rmtree(answers, ignore_errors=True)  # of a run that was killed before its file
-    with resumable_run(lambda: f"finished parts are kept in {working_directory}") as (
-        report,
-        flag,
-    ):
+    with resumable_run(run_dir, out, "parts") as run:
+        answers = run.folder / "answers" if is_file else out
+        if is_file:
+            shutil.rmtree(answers, ignore_errors=True)  # of a run that was killed before its file
         manifest = predict_batch(
-            spec, run_dir=working_directory, out=answers, progress=report, stop=flag
+            spec, run_dir=run.folder, out=answers, progress=run.progress, stop=run.stop
         ).manifest
         if is_file:
             write_answer_file(answers, out)
             shutil.rmtree(answers)
-    if run_dir is None:
-        shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the output exists
     print_result(out, manifest)
 
 

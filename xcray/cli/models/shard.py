@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
+from xcray.system.units import format_bytes
 
 
 def shard(
@@ -48,5 +49,5 @@ def shard(
     ]
     output.print_table(
         ["home", "model", "labels", "size"],
-        [[*texts, output.format_bytes(n_bytes)] for *texts, n_bytes in rows],
+        [[*texts, format_bytes(n_bytes)] for *texts, n_bytes in rows],
     )

@@ -17,9 +17,10 @@ from xcray.cli.terminal import output
 from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.evaluations import print_gate
 from xcray.cli.terminal.progress import Reporter, format_progress, make_reporter, progress_from_json
-from xcray.cli.training.estimate import print_server_estimate
+from xcray.cli.training.estimate import print_estimate
 from xcray.cli.training.report import PictureOption, print_timeline
 from xcray.cli.training.train import ParameterOption, SolverOption, format_partial, print_measures
+from xcray.errors import Refused
 from xcray.system.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def submit(
     request["params"] = parse_solver_parameters(solver, param)
     with make_client(server) as client:
         if estimate:
-            print_server_estimate(client.jobs.estimate(**request))
+            document = client.jobs.estimate(**request)
+            problem = document["problem"]
+            print_estimate(document, None if problem is None else Refused(problem))
             return
         job = client.jobs.submit(**request, idempotency_key=key)
         print_submitted(client, job, watch)

@@ -16,6 +16,7 @@ from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
 from xcray.cli.terminal.progress import format_duration, format_progress, progress_from_json
 from xcray.errors import Unavailable, XcrayError
+from xcray.system.units import format_bytes
 
 if TYPE_CHECKING:
     from xcray.client import Client
@@ -130,9 +131,7 @@ def lines_of(status: Mapping[str, Any]) -> list[str]:
     if "metrics_error" in status:
         pairs = {**pairs, "requests": status["metrics_error"], "p99 of predictions": "-"}
     elif status["disk_bytes"]:
-        free, size = (
-            output.format_bytes(status[name]) for name in ("disk_free_bytes", "disk_bytes")
-        )
+        free, size = (format_bytes(status[name]) for name in ("disk_free_bytes", "disk_bytes"))
         pairs["disk"] = f"{free} free of {size}"
     width = max(map(len, pairs))
     lines = [f"{name:<{width}}  {output.printable(value)}" for name, value in pairs.items()]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -47,23 +49,33 @@ def run_directory(run_dir: Path | None, out: Path) -> Path:
     return run_dir or out.with_name(f"{out.name}.run")
 
 
-@contextmanager
-def resumable_run(describe_kept: Callable[[], str | None]) -> Iterator[tuple[Reporter, StopFlag]]:
-    """Run with progress, compilation notes and Ctrl-C handling; yield the reporter and the flag.
+@dataclass
+class ResumableRun:
+    """What the work of a command gets; keep: whether finished work stays when it has ended."""
 
-    describe_kept: returns after a stop what was kept, None for nothing. Raises Stopped with a hint
-    on how to resume.
+    folder: Path
+    progress: Reporter
+    stop: StopFlag
+    keep: bool
+
+
+@contextmanager
+def resumable_run(run_dir: Path | None, out: Path, finished: str) -> Iterator[ResumableRun]:
+    """Run with progress, compilation notes and Ctrl-C handling in a `run_directory`.
+
+    That is removed at the end, unless the user named it. finished: what it holds, such as "labels".
+    Raises Stopped with a hint on how to resume.
     """
     from xcray.cli.terminal.compilation import compilation_note
     from xcray.workers.pool import StopFlag
 
-    flag = StopFlag()
+    folder, flag = run_directory(run_dir, out), StopFlag()
     try:
         with compilation_note(), stop_on_interrupt(flag), make_reporter() as show:
-            yield show, flag
+            run = ResumableRun(folder, show, flag, keep=run_dir is not None)
+            yield run
     except Stopped as stopped:
-        saved_state = describe_kept()
-        raise Stopped(
-            stopped.message,
-            hint=saved_state and f"{saved_state}; run the same command again to resume",
-        ) from None
+        hint = f"finished {finished} are kept in {folder}; run the same command again to resume"
+        raise Stopped(stopped.message, hint=hint if folder.exists() else None) from None
+    if not run.keep:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -122,15 +122,6 @@ def format_cell(value: Any) -> str:
     return printable(value)
 
 
-def format_bytes(n: float) -> str:
-    """Format a number of bytes with its unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"
-
-
 def print_error(problem: Mapping[str, Any]) -> None:
     """Write an error to stderr: one line and its hint, or one JSON document."""
     if Mode.is_json:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from xcray.cli.terminal import output
+from xcray.system.units import format_bytes
 
 if TYPE_CHECKING:
     from xcray.storage.objectstore.transfer import TransferStats
@@ -33,11 +34,11 @@ def print_pushed(done: Pushed, kind: str) -> None:
         }
     )
     sent = done.moved.sent
-    status = f"{output.format_bytes(sent)} sent" if sent else "existed already"
+    status = f"{format_bytes(sent)} sent" if sent else "existed already"
     output.print_line(f"{done.uri} ({status})")
 
 
 def print_pulled(what: str, moved: TransferStats | None, content_hash: str) -> None:
     """Print what was copied here; moved is None if it existed."""
-    status = "exists already" if moved is None else f"{output.format_bytes(moved.sent)} fetched"
+    status = "exists already" if moved is None else f"{format_bytes(moved.sent)} fetched"
     output.print_line(f"{what} ({status}), {content_hash}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.api.options import ReadingOptions
-from xcray.cli.connect import RayAddressOption, ServerOption, check_ray_options, make_client
+from xcray.cli.connect import RayAddressOption, ServerOption, make_client, resolve_ray_address
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import DatasetArgument
 from xcray.cli.terminal.declared_options import Options, with_options
@@ -383,19 +383,18 @@ def index(
     from xcray.system.memory import anonymous_bytes
     from xcray.system.units import format_bytes, parse_bytes
 
-    check_ray_options(pool, ray_address)
+    address = resolve_ray_address(pool, ray_address)
     dataset = open_verified(directory)
     limit = max(0, parse_bytes(memory_limit) - (anonymous_bytes() or 0))
     if pool == "ray":
         from xcray.workers.ray.session import load_ray
 
         load_ray()
-        from xcray.cli.training.train import resolve_ray_address
         from xcray.workers.ray.pool import training_session
         from xcray.workers.ray.tree_tasks import TreesOnRay
 
         workers = workers or available_cores()
-        with training_session(resolve_ray_address(ray_address), workers):
+        with training_session(address, workers):
             path = build_forest_directory(dataset, leaf_size, limit, TreesOnRay(workers))
     elif pool == "serial":
         path = build_forest_directory(dataset, leaf_size, limit)

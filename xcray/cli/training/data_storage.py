@@ -15,6 +15,7 @@ from xcray.cli.terminal.completion import DatasetArgument
 from xcray.cli.terminal.interrupt import stop_on_interrupt
 from xcray.cli.terminal.progress import make_reporter
 from xcray.cli.terminal.storage import URIS, ResendOption, print_pulled, print_pushed
+from xcray.system.units import format_bytes
 from xcray.telemetry.progress import Progress
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def local_dataset(place: str) -> Path:
 
     plan = plan_copy(place)
     if not plan.cached.exists():
-        size = output.format_bytes(plan.remote.sealed.n_bytes)
+        size = format_bytes(plan.remote.sealed.n_bytes)
         output.print_note(f"copying {plan.uri} to {plan.cached} ({size})")
     fetch(plan, plan.cached)
     return plan.cached

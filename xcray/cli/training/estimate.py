@@ -1,18 +1,16 @@
-"""`xcray train --estimate` and `--values`: estimate the resources of a training."""
+"""`--estimate` and `--values`: what a training needs, here or on a server."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.terminal.progress import format_duration
 from xcray.errors import Refused
-
-if TYPE_CHECKING:
-    from xcray.api.job_replies import EstimateView
+from xcray.system.units import format_bytes
 
 
 def print_values(spec: Any) -> None:
@@ -30,70 +28,26 @@ def print_values(spec: Any) -> None:
     raise typer.Exit
 
 
-def print_estimate(spec: Any, out: Path, run_dir: Path) -> None:
-    """Print the estimated memory, disk and time of a training, and exit.
-
-    The selection of --auto comes in addition, with its own line. Raises Refused if the
-    training cannot fit.
-    """
-    from xcray.data.dataset import Dataset
-    from xcray.system.units import format_bytes
-    from xcray.training.auto_params import selection_seconds
-    from xcray.training.capacity.preflight import check_fits, memory_limits
-    from xcray.training.strategies import estimate_training
-
-    estimate, limits = estimate_training(spec), memory_limits(spec)
-    selection = selection_seconds(spec, Dataset.open(spec.dataset), estimate.core_seconds)
-    extra = {} if selection is None else {"selection": {"core_seconds": selection}}
-    output.print_json({"estimate": estimate.as_dict(), "limits": limits, **extra})
-    output.print_pairs(
-        {
-            "workers": f"{estimate.workers} of {format_bytes(estimate.worker + estimate.process)}",
-            "total memory": format_bytes(estimate.memory),
-            "available memory": ", ".join(
-                f"{format_bytes(size)} ({name})" for name, size in limits.items()
-            )
-            or "unknown",
-            "mapped data": format_bytes(estimate.mapped),
-            "weights": f"{estimate.weights:,}",
-            **(
-                {"disk for checkpoints, at most": format_bytes(estimate.checkpoints)}
-                if estimate.checkpoints
-                else {}
-            ),
-            "disk for parts": format_bytes(estimate.parts),
-            "disk for the model": format_bytes(estimate.model),
-            **(
-                {"core time of --auto, at most": format_duration(selection)}
-                if selection is not None
-                else {}
-            ),
-            "core time": format_duration(estimate.core_seconds),
-            "time": format_duration(estimate.seconds),
-            "based on": f"{estimate.probed} solved labels" if estimate.probed else "sizes alone",
-        }
-    )
-    check_fits(estimate, limits, run_dir, out)
-    raise typer.Exit
-
-
-def print_server_estimate(estimate: EstimateView) -> None:
-    """Print the estimate of a training on a server. Raises Refused if it does not fit."""
+def print_estimate(estimate: Mapping[str, Any], problem: Refused | None) -> None:
+    """Print the fields of `EstimateView`. Raises the problem if the training does not fit."""
     output.print_json(estimate)
-    size = output.format_bytes
-    available = (f"{size(free)} ({name})" for name, free in estimate["available_bytes"].items())
-    selection = estimate["selection_core_seconds"]
+    available = (
+        f"{format_bytes(free)} ({name})" for name, free in estimate["available_bytes"].items()
+    )
+    free, selection = format_bytes(estimate["disk_free_bytes"]), estimate["selection_core_seconds"]
+    probed = estimate["probed_labels"]
     pairs = {
-        "workers": f"{estimate['workers']} of {size(estimate['worker_bytes'])}",
-        "memory": size(estimate["memory_bytes"]),
-        "available": ", ".join(available) or "unknown",
-        "mapped data": size(estimate["mapped_bytes"]),
-        "disk": f"{size(estimate['disk_bytes'])}, {size(estimate['disk_free_bytes'])} free",
+        "workers": f"{estimate['workers']} of {format_bytes(estimate['worker_bytes'])}",
+        "total memory": format_bytes(estimate["memory_bytes"]),
+        "available memory": ", ".join(available) or "unknown",
+        "mapped data": format_bytes(estimate["mapped_bytes"]),
+        "weights": f"{estimate['weights']:,}",
+        "disk": f"{format_bytes(estimate['disk_bytes'])}, {free} free",
+        "core time of --auto, at most": selection and format_duration(selection),
         "core time": format_duration(estimate["core_seconds"]),
         "time": format_duration(estimate["seconds"]),
+        "based on": f"{probed} solved labels" if probed else "sizes alone",
     }
-    if selection is not None:
-        pairs["core time of --auto, at most"] = format_duration(selection)
-    output.print_pairs(pairs)
-    if estimate["problem"] is not None:
-        raise Refused(estimate["problem"])
+    output.print_pairs({name: value for name, value in pairs.items() if value is not None})
+    if problem is not None:
+        raise problem

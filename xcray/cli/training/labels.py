@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +12,7 @@ import typer
 from xcray.api.options import LocalPoolOptions
 from xcray.cli.terminal import output
 from xcray.cli.terminal.declared_options import Options, with_options
-from xcray.cli.terminal.interrupt import resumable_run, run_directory
+from xcray.cli.terminal.interrupt import resumable_run
 from xcray.cli.training.train import print_result
 from xcray.errors import InputError, NotFound
 
@@ -212,17 +211,10 @@ def run_edit(
     """Run an edit with progress and Ctrl-C handling, and print the result."""
     from xcray.training.edit.apply import EditOptions
 
-    working_directory = run_directory(run_dir, out)
-    with resumable_run(
-        lambda: (
-            f"finished labels are kept in {working_directory}"
-            if working_directory.exists()
-            else None
-        ),
-    ) as (show, flag):
-        result = change(EditOptions(**options, run_dir=working_directory, progress=show, stop=flag))
-    if run_dir is None:
-        shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists
+    with resumable_run(run_dir, out, "labels") as run:
+        result = change(
+            EditOptions(**options, run_dir=run.folder, progress=run.progress, stop=run.stop)
+        )
     counts = result.report
     output.print_line(
         f"{counts['operation']}: {counts['labels_trained']:,} labels trained, "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.api.options import TrainingOptions
-from xcray.cli.connect import RayAddressOption, check_ray_options
+from xcray.cli.connect import RayAddressOption, resolve_ray_address
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets, complete_solvers
 from xcray.cli.terminal.declared_options import Options, with_options
@@ -23,7 +21,7 @@ from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.data_storage import local_dataset
 from xcray.cli.training.estimate import print_estimate, print_values
-from xcray.errors import Conflict, Corrupt, InputError, ParameterError
+from xcray.errors import Conflict, Corrupt, InputError
 from xcray.solvers import BUILT_IN
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ SolverOption = Annotated[
         autocompletion=complete_solvers,
     ),
 ]
-HOST_PORT = re.compile(r"[^\s/]+:\d{1,5}")
 
 
 @with_options(TrainingOptions)
@@ -100,7 +97,7 @@ def train(
         raise Conflict(
             f"{out} exists already; choose another --out, remove it first, or use --run-dir"
         )
-    check_ray_options(options.get("pool"), ray_address)
+    address = resolve_ray_address(options.get("pool"), ray_address)
     if dashboard and (options.get("pool") != "ray" or ray_address is not None):
         raise InputError("--dashboard needs --pool ray and no --ray-address", code="USAGE")
     from xcray.training import TrainSpec
@@ -109,7 +106,7 @@ def train(
         dataset,
         solver,
         output.parse_assignments(param),
-        ray_address=resolve_ray_address(ray_address),
+        ray_address=address,
         **options,
     )
     directory = local_dataset(dataset)
@@ -117,7 +114,10 @@ def train(
     if values:
         print_values(spec)
     if estimate:
-        print_estimate(spec, out, run_directory(run_dir, out))
+        from xcray.training.capacity.estimate_document import estimate_document
+
+        print_estimate(*estimate_document(spec, run_directory(run_dir, out), out))
+        raise typer.Exit
     if not output.is_json():
         print_data_warnings(directory)
     finished = None if run_dir is None else find_finished_model(spec, out)
@@ -152,36 +152,19 @@ def print_data_warnings(path: Path) -> None:
 
 def train_and_clean(spec: Any, out: Path, run_dir: Path | None) -> TrainResult:
     """Train; then remove the default run directory if the model is complete."""
+    from xcray.training import train
     from xcray.training.report.partial import is_complete
 
-    working_directory = run_directory(run_dir, out)
-    result = run_training(spec, out, working_directory)
-    complete = is_complete(result.report)
-    if run_dir is None and complete:
-        shutil.rmtree(working_directory, ignore_errors=True)
+    with resumable_run(run_dir, out, "labels") as run:
+        result = train(spec, run_dir=run.folder, out=out, progress=run.progress, stop=run.stop)
+        complete = is_complete(result.report)
+        run.keep = run.keep or not complete
     if not complete:
         output.print_note(
-            f"to complete it: the same command with --run-dir {working_directory}, more time and "
+            f"to complete it: the same command with --run-dir {run.folder}, more time and "
             "another --out"
         )
     return result
-
-
-def resolve_ray_address(address_option: str | None) -> str | None:
-    """Return the address of Ray; `auto` is the cluster that runs this command as a job.
-
-    Raises ParameterError.
-    """
-    if address_option != "auto":
-        return address_option
-    address = os.environ.get("RAY_ADDRESS", "")
-    if not HOST_PORT.fullmatch(address):
-        raise ParameterError(
-            "--ray-address auto works only in jobs of a Ray cluster, where RAY_ADDRESS is "
-            "set: use host:port",
-            code="RAY_ADDRESS",
-        )
-    return address
 
 
 def find_finished_model(spec: Any, out: Path) -> TrainResult | None:
@@ -203,14 +186,6 @@ def find_finished_model(spec: Any, out: Path) -> TrainResult | None:
     if result is not None:
         output.print_note(f"{out} exists already: nothing to train", always=True)
     return result
-
-
-def run_training(spec: Any, out: Path, run_dir: Path) -> TrainResult:
-    """Train with progress and Ctrl-C handling. Raises Stopped with a hint on how to resume."""
-    from xcray.training import train
-
-    with resumable_run(lambda: f"finished labels are kept in {run_dir}") as (show, flag):
-        return train(spec, run_dir=run_dir, out=out, progress=show, stop=flag)
 
 
 LEFT_OUT = {  # part of a model -> entry of the report with the reason why it is missing

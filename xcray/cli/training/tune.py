@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +11,7 @@ from xcray.api.options import DEFAULT_MEASURE, PoolOptions
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import DatasetArgument
 from xcray.cli.terminal.declared_options import Options, with_options
-from xcray.cli.terminal.interrupt import resumable_run, run_directory
+from xcray.cli.terminal.interrupt import resumable_run
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.train import ParameterOption, SolverOption, format_percent, print_measures
 from xcray.errors import Conflict, InputError
@@ -67,13 +66,12 @@ def tune(
         raise Conflict(f"{out} exists already; choose another --out or remove it first")
     from xcray.training import TrainSpec
     from xcray.training.tune import TuneSpec
+    from xcray.training.tune import tune as search
 
     training = TrainSpec(str(dataset), solver, output.parse_assignments(param), **options)
     spec = TuneSpec(training, parse_grid(grid), select, holdout, seed)
-    working_directory = run_directory(run_dir, out)
-    result = run_search(spec, out, working_directory)
-    if run_dir is None:
-        shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists
+    with resumable_run(run_dir, out, "settings") as run:
+        result = search(spec, run_dir=run.folder, out=out, progress=run.progress, stop=run.stop)
     print_result(result, select)
 
 
@@ -96,17 +94,6 @@ def _number(name: str, word: str) -> float:
             f"give a single text value as -p {name}={word[:80]}",
             code="USAGE",
         ) from None
-
-
-def run_search(spec: Any, out: Path, folder_kept: Path) -> TuneResult:
-    """Run the search with progress and Ctrl-C handling. Raises Stopped with a hint to resume."""
-    from xcray.training.tune import tune
-
-    with resumable_run(lambda: f"finished settings are kept in {folder_kept}") as (
-        show,
-        flag,
-    ):
-        return tune(spec, run_dir=folder_kept, out=out, progress=show, stop=flag)
 
 
 def print_result(result: TuneResult, select: str) -> None:

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 
@@ -49,12 +49,6 @@ class LeaseWatcher:
         with self._lock:
             self._observations[name] = self._first_seen(name, state, now)
             return now - self._observations[name][1] > seconds
-
-    def forget(self, names: Iterable[Hashable]) -> None:
-        """Stop watching these leases."""
-        with self._lock:
-            for name in names:
-                self._observations.pop(name, None)
 
     def _first_seen(self, name: Hashable, state: Any, now: float) -> tuple[Any, float]:
         """Return the state and the time when it was first seen."""

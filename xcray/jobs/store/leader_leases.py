@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 
 from xcray.jobs.database.engine import Database, first_row, retry_once
 from xcray.jobs.database.leases import LeaseWatcher
@@ -33,22 +32,24 @@ class LeaderLeaseTable:
         unavailable, must not act after that time.
         """
         with self._database.write() as connection:
+            self._database.advisory_lock(connection, f"lease of {role}")
             row = first_row(
                 connection, sa.select(DUTIES).where(DUTIES.c.name == role).with_for_update()
             )
-            if row is None:
-                return self._create_lease(connection, role, owner, lease_seconds)
-            is_owner = row["owner"] == owner
-            if not is_owner and row["owner"] is not None and not self._is_expired(row):
+            is_owner = row is not None and row["owner"] == owner
+            if row is not None and not is_owner and row["owner"] and not self._is_expired(row):
                 return None
-            term = row["term"] + (not is_owner)
+            term = 1 if row is None else row["term"] + (not is_owner)
             values = {
                 "owner": owner,
-                "beats": row["beats"] + 1,
+                "beats": 1 if row is None else row["beats"] + 1,
                 "term": term,
                 "lease_seconds": lease_seconds,
             }
-            connection.execute(sa.update(DUTIES).where(DUTIES.c.name == role).values(**values))
+            if row is None:
+                connection.execute(sa.insert(DUTIES).values(name=role, **values))
+            else:
+                connection.execute(sa.update(DUTIES).where(DUTIES.c.name == role).values(**values))
             return int(term)
 
     @retry_once
@@ -60,24 +61,6 @@ class LeaderLeaseTable:
                 .where(DUTIES.c.name == role, DUTIES.c.owner == owner)
                 .values(owner=None)
             )
-
-    def _create_lease(
-        self, connection: sa.Connection, role: str, owner: str, lease_seconds: float
-    ) -> int | None:
-        """Create the lease of a new role; return None if another process was faster."""
-        first = {
-            "name": role,
-            "owner": owner,
-            "beats": 1,
-            "term": 1,
-            "lease_seconds": lease_seconds,
-        }
-        try:
-            with connection.begin_nested():
-                connection.execute(sa.insert(DUTIES).values(**first))
-        except IntegrityError:
-            return None
-        return 1
 
     def _is_expired(self, row: sa.RowMapping) -> bool:
         """Return whether this process saw no renewal for the length of the lease."""

@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 
 from xcray.errors import ParameterError
 from xcray.jobs.home import Home, check_id
-from xcray.jobs.job import Job
 from xcray.jobs.runner import batch_job
 from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
@@ -131,7 +130,7 @@ class Retention:
             if (
                 files
                 and _last_changed(folder) < limit
-                and (job := self._find_job(folder.name))
+                and (job := self._store.jobs.find(folder.name))
                 and job.status == SUCCEEDED
             ):
                 yield from (self._make_item("of a published job", path) for path in sorted(files))
@@ -144,7 +143,7 @@ class Retention:
             if (
                 _last_changed(path) < limit
                 and _is_id(name, "job_")
-                and self._find_job(name) is None
+                and self._store.jobs.find(name) is None
             ):
                 yield self._make_item("has no job", path)
         for path in sorted(self._home.datasets.iterdir()):
@@ -174,10 +173,6 @@ class Retention:
             ):
                 yield path
 
-    def _find_job(self, job_id: str) -> Job | None:
-        """Return the job of any tenant, or None."""
-        return self._store.jobs.find(job_id)
-
     def _make_item(self, why: str, path: Path) -> RemovedItem:
         """Return the item for a path."""
         return RemovedItem(why, str(path.relative_to(self._home.path)), _size_bytes(path))
@@ -189,7 +184,7 @@ class Retention:
             (part.split(".")[0] for part in path.parts[::-1] if _is_id(part.split(".")[0], "job_")),
             None,
         )
-        job = self._find_job(owner) if owner else None
+        job = self._store.jobs.find(owner) if owner else None
         if job is not None and job.status not in TERMINAL:
             return item._replace(n_bytes=0)
         size = _size_bytes(path)
