@@ -152,7 +152,7 @@ def test_skip_bad_counts_towards_the_header(tmp_path: Path) -> None:
 )
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ParameterError):
-        ReadOptions.from_dict(options)
+        BuildOptions.from_dict(options)
 
 
 ROOT = Path(__file__).parents[2]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from xcray.data.dataset import READING
 from xcray.data.feature_space import reads_zero_based
 from xcray.data.readers.formats import FORMATS_OF, check_option_names
-from xcray.data.readers.options import ReadOptions
+from xcray.data.readers.options import SEQUENCES, ReadOptions
 from xcray.data.splits import HashSplit
 from xcray.data.synthetic import SyntheticParams
-from xcray.data.text.fields import Field, reading_options
+from xcray.data.text.fields import CATEGORY, NUMBER, VECTOR, Field, names_of, reading_options
 from xcray.data.text.tokenizer import TextParams
 from xcray.errors import ParameterError, excerpt, similar_or_all
 from xcray.parameters import check_parameters, parameter
@@ -76,14 +75,15 @@ class BuildOptions:
         """
         rest = {name: each for name, each in values.items() if each is not None}
         given = frozenset(rest)
+        _check_names(rest)
         text, synthetic = (_group(rest, name) for name in GROUPS)
         own = {name: rest.pop(name) for name in OWN_OPTIONS if name in rest}
-        _check_nesting(rest)
         rest, document_fields = reading_options(rest)
+        rest |= {name: names_of(name, rest[name]) for name in SEQUENCES if name in rest}
         if text is not None and "fields" in text:
             raise ParameterError(NO_TEXT_FIELDS)
         return cls(
-            read=ReadOptions.from_dict(rest),
+            read=ReadOptions(**rest),
             text=None if text is None else TextParams.from_dict(text),
             fields=document_fields,
             synthetic=SyntheticParams(**(synthetic or {})),
@@ -166,9 +166,12 @@ def _changed(options: BuildOptions | ReadOptions) -> frozenset[str]:
     return frozenset(name for name in names if getattr(options, name) != getattr(default, name))
 
 
-def _check_nesting(names: Iterable[str]) -> None:
-    """Raise ParameterError for an option of `text` or `synthetic` that is not inside of it."""
-    own = {each.name for each in fields(ReadOptions)}
-    for name, group in product(sorted(set(names) - own), GROUPS):
-        if name in {each.name for each in fields(GROUPS[group])}:
-            raise ParameterError(f"option {name!r} belongs to {group}: write {group}.{name}")
+def _check_names(names: Collection[str]) -> None:
+    """Raise ParameterError for an option that does not exist, or that belongs into a group."""
+    of_kinds = (f"{kind}_fields" for kind in (CATEGORY, NUMBER, VECTOR))
+    known = [*OWN_OPTIONS, *GROUPS, *of_kinds, *ReadOptions.__dataclass_fields__]
+    for name in sorted(set(names) - set(known)):
+        for group, options in GROUPS.items():
+            if name in options.__dataclass_fields__:
+                raise ParameterError(f"option {name!r} belongs to {group}: write {group}.{name}")
+        raise ParameterError(f"there is no option {excerpt(name)!r}{similar_or_all(name, known)}")

@@ -188,19 +188,11 @@ class Dataset:
             )
 
     @property
-    def first_index(self) -> int | None:
-        """The index of the first feature in the files that the data set was built from.
-
-        0 or 1 for svmlight; None for formats that have no choice.
-        """
-        return self.reading.get("first_index")
-
-    @property
     def reading(self) -> dict[str, Any]:
         """How other files of the same kind are read: JSON, kept in models of the data.
 
-        first_index; text_fields, value_fields, label_field, label_separator and delimiter, unless
-        they are the defaults.
+        first_index of svmlight, 0 or 1; text_fields, value_fields, label_field, label_separator
+        and delimiter, unless they are the defaults.
         """
         return reading_of(self.manifest)
 

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from tests.robustness.badinput.parquet import BAD, written
+from xcray.data.build import BuildOptions
 from xcray.data.matrices import READERS
 from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.options import ReadOptions
@@ -150,7 +151,7 @@ def main() -> int:
     for name, (format, file, _, code, options) in CASES.items():
         base, started = reset(), time.monotonic()
         try:
-            output = read_all(format, folder / name / file, ReadOptions.from_dict(options))
+            output = read_all(format, folder / name / file, BuildOptions.from_dict(options).read)
         except XcrayError as error:
             output = str(error.code)
         wrong += output != code

@@ -25,6 +25,12 @@ from xcray.errors import ParameterError
         ("jsonl", {"text": {"fields": [{"name": "title"}]}}, "text.fields cannot be given"),
         ("svmlight", {"text": {"ngram_max": 2}}, "svmlight has no option text, which is for jsonl"),
         ("fasttext", {"text_fields": ["title:2"]}, "fasttext has no option text_fields"),
+        (
+            "jsonl",
+            {"test_fractoin": 0.1},
+            "no option 'test_fractoin'; did you mean 'test_fraction'",
+        ),
+        ("jsonl", {"categry_fields": "a"}, "did you mean 'category_fields'"),
         ("jsonl", {"text": {"fields": "a"}}, "text.fields cannot be given"),
         ("jsonl", {"text": {"stemmer": "x"}}, "text has no parameter 'stemmer'; there are: lower"),
         ("csv", {"category_fields": "a", "zero_based": True}, "csv has no option zero_based"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from xcray.data.text.fields import names_of, reading_options
-from xcray.errors import ParameterError, excerpt, similar_or_all
+from xcray.errors import ParameterError
 from xcray.parameters import check_parameters, parameter
 
 MIB = 1 << 20
@@ -97,24 +95,6 @@ class ReadOptions:
             )
         if not self.text_fields:
             raise ParameterError("text_fields is empty; name at least one field that holds text")
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ReadOptions:
-        """Return the options for a JSON object.
-
-        Raises ParameterError for unknown names and values out of range.
-        """
-        values, _ = reading_options(values)
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            similar = similar_or_all(unknown[0], sorted(known))
-            raise ParameterError(f"there is no reading option {excerpt(unknown[0])!r}{similar}")
-        parsed: dict[str, Any] = {
-            name: names_of(name, value) if name in SEQUENCES else value
-            for name, value in values.items()
-        }
-        return cls(**parsed)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, JSON-ready."""
