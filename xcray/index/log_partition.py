@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
 from xcray.arrays import CSR, Float64, frozen
 from xcray.errors import ParameterError
-from xcray.index.search import ROWS_PER_CALL, SearchIndex
+from xcray.index.search import ROWS_PER_CALL, SearchIndex, run_ranges
 from xcray.kernels.search.lists import NARROW_BYTES
 from xcray.kernels.search.logsumexp import bias_powers, by_lists, by_postings, by_rows
 from xcray.kernels.sparse import transpose
@@ -45,19 +45,12 @@ class LogPartition:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         out = np.empty(X.n_rows, np.float64)
         step = max(1, min(ROWS_PER_CALL, -(-X.n_rows // threads)))
-        starts = range(0, X.n_rows, step)
-        if threads == 1 or len(starts) == 1:
-            for start in starts:
-                self._compute_rows(X, start, step, out)
-        else:
-            with ThreadPoolExecutor(threads, thread_name_prefix="xcray-softmax") as pool:
-                for _ in pool.map(lambda start: self._compute_rows(X, start, step, out), starts):
-                    continue  # the results are None; iterating raises errors of the threads
+        run_ranges(X.n_rows, step, threads, partial(self._compute_rows, X, out))
         return frozen(out, np.float64)
 
-    def _compute_rows(self, X: CSR, start: int, step: int, out: Float64) -> None:
-        """Compute rows [start, start + step)."""
-        stop, search = min(start + step, X.n_rows), self._search
+    def _compute_rows(self, X: CSR, out: Float64, start: int, stop: int) -> None:
+        """Compute rows [start, stop)."""
+        search = self._search
         if search.dense is not None:
             by_rows(X, start, stop, search.dense.weights, search.b, out)
         elif search.lists.width == NARROW_BYTES:

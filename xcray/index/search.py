@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, ClassVar
@@ -307,24 +308,17 @@ class SearchIndex:
     def _search_all(
         self, X: CSR, out: SearchOutput, threads: int, end: float | None, among: LabelFilter | None
     ) -> None:
-        """Search all rows, in ranges that idle threads process one after the other."""
+        """Search all rows, a few at a time."""
         n_rows = len(X.indptr) - 1
         step = 1 if end is not None else min(ROWS_PER_CALL, -(-n_rows // threads))
         if n_rows <= step:
             self._search_rows(X, out, 0, n_rows, end, among)
             return
 
-        def search_range(start: int) -> None:
-            self._search_rows(X, out, start, min(start + step, n_rows), end, among)
+        def search_range(start: int, stop: int) -> None:
+            self._search_rows(X, out, start, stop, end, among)
 
-        starts = range(0, n_rows, step)
-        if threads == 1:
-            for start in starts:
-                search_range(start)
-            return
-        with ThreadPoolExecutor(threads, thread_name_prefix="xcray-search") as pool:
-            for _ in pool.map(search_range, starts):
-                continue  # the results are None; iterating raises errors of the threads
+        run_ranges(n_rows, step, threads, search_range)
 
     def _search_rows(
         self,
@@ -375,6 +369,18 @@ class SearchIndex:
                 np.zeros(n, np.float64),
             )
             return (work,) if self.groups is None else (work, self.groups.scratch())
+
+
+def run_ranges(n_rows: int, step: int, threads: int, work: Callable[[int, int], None]) -> None:
+    """Call work(start, stop) for ranges of `step` rows, which idle threads take in turn."""
+    starts = range(0, n_rows, step)
+    if threads == 1 or len(starts) <= 1:
+        for start in starts:
+            work(start, min(start + step, n_rows))
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="xcray-search") as pool:
+        for _ in pool.map(lambda start: work(start, min(start + step, n_rows)), starts):
+            continue  # the results are None; iterating raises errors of the threads
 
 
 def _new_output(n: int, k: int) -> SearchOutput:
