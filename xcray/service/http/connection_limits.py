@@ -19,66 +19,25 @@ for it, or if the client does not read the response.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from xcray.service import constants
-from xcray.service.settings import Settings
 
 MAX_HEADER_BYTES_READ: Final = 65_536
 MAX_PIPELINED_REQUESTS: Final = 16  # further requests of one connection that can wait
 RATE_WINDOW_SECONDS: Final = 10.0  # over which the rate of a body is measured
 
 
-class ConnectionLimits(NamedTuple):
-    """Limits of connections.
-
-    connections: maximum number per process. header_timeout_seconds: until a header is complete.
-    min_body_bytes_per_second: minimum rate of a body, measured over `rate_window_seconds`.
-    write_timeout_seconds: how long a client can leave a response unread.
-    """
-
-    connections: int = 2000
-    header_timeout_seconds: float = 15.0
-    min_body_bytes_per_second: float = 1000.0
-    rate_window_seconds: float = RATE_WINDOW_SECONDS
-    write_timeout_seconds: float = 60.0
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> ConnectionLimits:
-        """Return the limits of the settings."""
-        window = min(RATE_WINDOW_SECONDS, constants.BODY_IDLE_SECONDS)
-        return cls(
-            settings.connections,
-            constants.HEADER_TIMEOUT_SECONDS,
-            constants.MIN_BODY_BYTES_PER_SECOND,
-            window,
-            constants.BODY_IDLE_SECONDS,
-        )
-
-    @property
-    def check_interval(self) -> float:
-        """Return the seconds between two checks."""
-        return max(
-            0.05,
-            min(self.header_timeout_seconds, self.rate_window_seconds, self.write_timeout_seconds)
-            / 4,
-        )
-
-
-DEFAULT_LIMITS: Final = ConnectionLimits()
-
-
 class BoundedProtocol(HttpToolsProtocol):
-    """One HTTP/1.1 connection with limits."""
+    """One HTTP/1.1 connection with limits, which are those of `constants`."""
 
-    def __init__(
-        self, *args: Any, limits: ConnectionLimits = DEFAULT_LIMITS, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
+        """Create it. max_connections: of this process."""
         super().__init__(*args, **kwargs)
-        self._limits = limits
+        self._max_connections = max_connections
         self._unparsed_bytes = 0
         self._is_rejected = False
         self._is_draining = False  # close after the accepted pipelined requests
@@ -99,10 +58,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Accept a connection; reject it with 503 if there are too many."""
         super().connection_made(transport)
         self._header_started_at = self.loop.time()
-        if len(self.connections) > self._limits.connections:
+        if len(self.connections) > self._max_connections:
             self._reject(503)
             return
-        self._timer = self.loop.call_later(self._limits.check_interval, self._check_timeouts)
+        self._timer = self.loop.call_later(_check_interval(), self._check_timeouts)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timer of a closed connection."""
@@ -190,12 +149,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(408, replaces_response=not self.cycle.response_started)
         elif (
             self._unread_since is not None
-            and now - self._unread_since > self._limits.write_timeout_seconds
+            and now - self._unread_since > constants.BODY_IDLE_SECONDS
         ):
             self._is_rejected = True
             self.transport.abort()
         if not self._is_rejected and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self._limits.check_interval, self._check_timeouts)
+            self._timer = self.loop.call_later(_check_interval(), self._check_timeouts)
 
     def _header_is_late(self, now: float) -> bool:
         """Return whether a header is overdue while no earlier request is being answered."""
@@ -203,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return (
             idle
             and self._header_started_at is not None
-            and now - self._header_started_at > self._limits.header_timeout_seconds
+            and now - self._header_started_at > constants.HEADER_TIMEOUT_SECONDS
         )
 
     def _body_is_slow(self, now: float) -> bool:
@@ -216,9 +175,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._body_bytes, self._window_started_at = 0, now
             return False
         passed = now - self._window_started_at
-        if passed < self._limits.rate_window_seconds:
+        if passed < _rate_window():
             return False
-        slow = self._body_bytes < self._limits.min_body_bytes_per_second * passed
+        slow = self._body_bytes < constants.MIN_BODY_BYTES_PER_SECOND * passed
         self._body_bytes, self._window_started_at = 0, now
         return slow
 
@@ -236,3 +195,13 @@ class BoundedProtocol(HttpToolsProtocol):
                 STATUS_LINE[status] + retry + b"connection: close\r\ncontent-length: 0\r\n\r\n"
             )
         self.transport.close()
+
+
+def _rate_window() -> float:
+    """Return the seconds over which the rate of a body is measured."""
+    return min(RATE_WINDOW_SECONDS, constants.BODY_IDLE_SECONDS)
+
+
+def _check_interval() -> float:
+    """Return the seconds between two checks of a connection."""
+    return max(0.05, min(constants.HEADER_TIMEOUT_SECONDS, _rate_window()) / 4)

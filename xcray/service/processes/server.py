@@ -29,7 +29,7 @@ from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.supervision.supervisor import Supervisor
 from xcray.service.app import AppParts, AppRole, create_app
 from xcray.service.app_state import AppState
-from xcray.service.http.connection_limits import BoundedProtocol, ConnectionLimits
+from xcray.service.http.connection_limits import BoundedProtocol
 from xcray.service.observability.request_log import LOGGER, configure_logging
 from xcray.service.processes.home_lock import RoleLock, acquire_role
 from xcray.service.processes.manager import run_workers
@@ -169,7 +169,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(BoundedProtocol, limits=ConnectionLimits.from_settings(settings)),  # type: ignore[arg-type]  # called as the class is
+                http=partial(BoundedProtocol, max_connections=settings.connections),  # type: ignore[arg-type]  # called as the class is
                 ws="none",
                 log_config=None,
                 access_log=False,
