@@ -213,14 +213,19 @@ def slow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def slow(slow_home: Path) -> Iterator[str]:
-    """Start a service with short timeouts and yield its URL."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "HEADER_TIMEOUT_SECONDS", 0.3)
-        patch.setattr(constants, "BODY_IDLE_SECONDS", 0.5)
-        patch.setattr(constants, "MIN_BODY_BYTES_PER_SECOND", 100_000)
-        with serving(create_app(settings_for(slow_home, connections=20))) as url:
-            yield url
+def limited(slow_home: Path) -> Iterator[str]:
+    """Start a service for few connections and yield its URL."""
+    with serving(create_app(settings_for(slow_home, connections=20))) as url:
+        yield url
+
+
+@pytest.fixture
+def slow(limited: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the URL of a service with short timeouts, for this test only."""
+    monkeypatch.setattr(constants, "HEADER_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(constants, "BODY_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(constants, "MIN_BODY_BYTES_PER_SECOND", 100_000)
+    return limited
 
 
 def until_closed(connection: socket.socket) -> bytes:
