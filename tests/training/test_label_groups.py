@@ -214,6 +214,13 @@ def test_groups_that_gain_nothing_are_left_out(
     assert result.report["groups"]["weight"] == 0.0
 
 
+def test_four_labels_can_have_groups() -> None:
+    """The measure of the weight has the first five labels, of four the first four."""
+    X, Y = rows_of_topics(200, 0)
+    four = np.eye(4)[np.asarray(Y.argmax(axis=1)).ravel() % 4]
+    assert PPDSparse(groups="2").fit(X, four).coef_.shape[0] == 4
+
+
 def test_estimate_includes_groups(topics: Dataset) -> None:
     plain = estimate_training(spec(topics, groups="none"), 0.0)
     grouped = estimate_training(spec(topics), 0.0)

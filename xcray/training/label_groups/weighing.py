@@ -43,12 +43,13 @@ def choose_weight(
     rows = frozen(labelled, np.int64)
     X, Y = take_rows(X, rows), take_pattern_rows(Y, rows)
     groups, n_labels, tried = index.groups, index.n_labels, dict[float, dict[str, float]]()
+    ks = tuple(min(k, n_labels) for k in KS)
 
     def value(weight: float) -> float:
         if weight not in tried:
             own = index.with_groups(replace(groups, weight=weight))
-            top = own.query(X, max(KS), threads=threads).top
-            tried[weight] = evaluate(*labelled_rows(top, Y), ks=KS)
+            top = own.query(X, max(ks), threads=threads).top
+            tried[weight] = evaluate(*labelled_rows(top, Y), ks=ks)
             tick()
         return measure_value(tried[weight], DEFAULT_MEASURE, n_labels)
 
