@@ -35,8 +35,12 @@ from tests.support.printed import (
     sources,
     values_in,
 )
+from xcray.data.dataset import Dataset
 from xcray.service.app import create_app
 from xcray.service.settings import Settings
+from xcray.storage.arrow import read_table
+from xcray.training.run import train
+from xcray.training.spec import TrainSpec
 
 PROSE = {name: text for name, text in pages().items() if name.endswith((".md", ".txt"))}
 RULES = yaml.safe_load((ROOT / "helm/xcray/monitoring/rules.yaml").read_text())
@@ -252,6 +256,20 @@ def test_every_named_alert_exists() -> None:
     kinds = {"RayCluster", "RayJob", "RayService", "RayExecutor"}
     assert unknown(PROSE, r"\b(?:Xcray|Ray)[A-Z][A-Za-z]+\b", ALERTS | kinds) == set()
     assert unknown(PROSE, r"alerts\.md#(\w+)", {alert.lower() for alert in ALERTS}) == set()
+
+
+# columns
+
+
+def test_the_columns_of_training_records_are_those_of_a_model(
+    tiny: Dataset, tmp_path: Path
+) -> None:
+    train(TrainSpec(str(tiny.path), pool="serial"), run_dir=tmp_path / "run", out=tmp_path / "out")
+    section = pages()["docs/formats.md"].partition("## Training records in a model")[2]
+    parts = section.partition("None of these")[0].split("`timeline.arrow`")
+    for name, part in zip(("label_table", "timeline"), parts, strict=True):
+        columns = read_table(tmp_path / "out" / f"{name}.arrow").column_names
+        assert {*re.findall("`([a-z_]+)`", part)} == {*columns}, name
 
 
 # HTTP
