@@ -143,6 +143,7 @@ def test_mlflow_logs_loads_and_serves_a_model(environment: Path, tmp_path: Path)
     model = ROOT / "tests" / "data" / "model-0.1.0"
     assert "loaded" in run(python, "-c", MLFLOW, tmp_path, model, cwd=tmp_path)
     assert not list((tmp_path / "saved").rglob("*.pkl"))
+    assert "xcray[text]==" in (tmp_path / "saved/requirements.txt").read_text()  # stems
     request = '{"dataframe_split": {"columns": ["text"], "data": [["keys"]]}}'
     (tmp_path / "request.json").write_text(request)
     served = [environment / "mlflow", "models", "predict", "--env-manager", "local"]

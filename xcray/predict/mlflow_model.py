@@ -77,5 +77,5 @@ def _parts(model: str | Path) -> dict[str, Any]:
         "loader_module": __name__,
         "data_path": str(model),
         "signature": ModelSignature(params=ParamSchema([ParamSpec("top_k", "long", TOP_K)])),
-        "pip_requirements": [f"xcray=={__version__}"],
+        "pip_requirements": [f"xcray[text]=={__version__}"],
     }
