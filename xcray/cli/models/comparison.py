@@ -117,5 +117,5 @@ def blend(
 
 def print_labels(change: str, labels: Sequence[Mapping[str, Any]]) -> None:
     """Print the labels that gained or lost most right answers, with these before and after."""
-    shown = [f"{each['label']} {each['hits'][0]} -> {each['hits'][1]}" for each in labels[:5]]
+    shown = [f"{each['label']} ({each['hits'][0]} -> {each['hits'][1]})" for each in labels[:5]]
     output.print_line(f"labels that {change} right answers: {', '.join(shown) or 'none'}")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from xcray.batch import BatchPredictSpec, predict_batch
-from xcray.batch.output import find_manifest as published
 from xcray.jobs.job import Job
 from xcray.jobs.runner.monitor import AttemptMonitor
 
@@ -22,11 +21,6 @@ RESULT_KEYS: Final = (
     *("rows", "answered", "skipped", "skipped_reasons"),
     *("warnings", "columns", "report"),
 )
-
-
-def find_published(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of results that an earlier attempt published, or None. Raises Corrupt."""
-    return published(folder / OUTPUT_FOLDER)
 
 
 def predict_and_publish(

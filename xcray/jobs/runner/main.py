@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from xcray.batch.output import find_manifest
 from xcray.errors import Fenced, Stopped, Unavailable, XcrayError
 from xcray.jobs.home import STORE_VARIABLE, Home
 from xcray.jobs.job import PREDICT, TRAIN, Job
@@ -221,7 +222,7 @@ class _Attempt:
 
     def _predict_and_publish(self) -> dict[str, Any]:
         """Predict, publish the results, and return the job's result."""
-        manifest = batch_job.find_published(self.folder)
+        manifest = find_manifest(self.folder / batch_job.OUTPUT_FOLDER)
         if manifest is not None:
             LOG.info("an earlier attempt has published the results")
         else:

@@ -62,7 +62,7 @@ class AttemptTable(Table):
         *,
         lease_seconds: float,
         max_running: int | None = None,
-        quota: Quota = None,
+        quota: Quota | None = None,
         excluded_pools: Collection[str] = (),
     ) -> Job | None:
         """Take the next job (see `xcray.jobs.store.fair_queue`), or return None.
@@ -70,9 +70,8 @@ class AttemptTable(Table):
         The job becomes RUNNING with attempt + 1 and a lease for `owner`.
 
         max_running: return None while this many jobs are RUNNING in total, counted in the same
-        transaction. quota: the same limit per tenant: a function or a mapping from tenant to a
-        number, or None. excluded_pools: pools whose jobs are skipped, for example while their
-        cluster is unavailable. They keep their place in the queue.
+        transaction. quota: the same limit per tenant. excluded_pools: pools whose jobs are skipped,
+        for example while their cluster is unavailable. They keep their place in the queue.
         """
         # Reading needs no lock, and most polls find nothing.
         with self._database.read() as connection:

@@ -23,12 +23,11 @@ from xcray.jobs.states import PENDING, RUNNING
 FIRST_BACKOFF_SECONDS: Final = 5.0
 MAX_BACKOFF_SECONDS: Final = 300.0
 
-# tenant -> limit of running jobs, or None
-Quota: TypeAlias = Callable[[str], int | None] | Mapping[str, int | None] | None
+Quota: TypeAlias = Callable[[str], int | None]  # tenant -> limit of running jobs, or None
 
 
 def next_job(
-    connection: Connection, now: float, quota: Quota, excluded_pools: Collection[str] = ()
+    connection: Connection, now: float, quota: Quota | None, excluded_pools: Collection[str] = ()
 ) -> sa.RowMapping | None:
     """Lock and return the row of the job to run next, or None.
 
@@ -77,9 +76,9 @@ def _running_by_tenant(connection: Connection) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def _is_below_quota(tenant: str, running: Mapping[str, int], quota: Quota) -> bool:
+def _is_below_quota(tenant: str, running: Mapping[str, int], quota: Quota | None) -> bool:
     """Return whether one more job of a tenant can run."""
-    limit = quota(tenant) if callable(quota) else (quota or {}).get(tenant)
+    limit = None if quota is None else quota(tenant)
     return limit is None or running.get(tenant, 0) < limit
 
 
