@@ -380,6 +380,17 @@ def test_the_first_interrupt_stops_gracefully_and_the_second_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_an_interrupted_watch_names_the_job_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(client: Any, job: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("xcray.cli.service.jobs.follow_events", interrupt)
+    assert run("jobs", "watch", "job_a") == 130
+    assert "the job goes on: xcray jobs watch job_a" in capsys.readouterr().err
+
+
 def test_commands_run_with_a_typer_that_does_not_describe_types(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

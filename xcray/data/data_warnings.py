@@ -259,5 +259,5 @@ def _copied_rows(data: Dataset) -> DataWarning | None:
     return DataWarning(
         "COPIED_ROWS",
         f"{copied:,} of {data.test.n_rows:,} test rows equal a training row, so measures on them "
-        "are too high: remove the copies, or split by hash (--test-fraction)",
+        "are too high: remove the copies",
     )

@@ -244,7 +244,11 @@ def follow_events(client: Client, job: str) -> ClientJob:
 
 def follow(client: Client, job: str) -> int:
     """Show progress, then the ended job; return the exit code: 1 also for a missed gate."""
-    record = follow_events(client, job)
+    try:
+        record = follow_events(client, job)
+    except KeyboardInterrupt:
+        output.print_note(f"the job goes on: xcray jobs watch {job}, or xcray jobs stop {job}")
+        raise
     output.print_json(record)
     print_job(record)
     passed = (record["result"] or {}).get("comparison", {}).get("passed", True)
