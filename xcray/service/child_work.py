@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from xcray.errors import Corrupt, NotFound, ParameterError, Refused, Unavailable, XcrayError
 from xcray.system.child_process import inherited_environment, limit_this_process
-from xcray.training.capacity.estimate_document import estimate_document
 from xcray.training.evaluation import compare_models
 from xcray.training.spec import TrainSpec
+from xcray.training.strategies import estimate_document
 
 MAX_SECONDS: Final = 120  # of a child
 CLASS_OF_CODE: Final = {

@@ -1,4 +1,4 @@
-"""The training strategy of a solver, and the estimate of a training."""
+"""The training strategy of a solver, and the estimate of a training, also as one document."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import numpy as np
 
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
+from xcray.errors import Refused
 from xcray.solvers import make_solver
-from xcray.training.capacity.preflight import Estimate
+from xcray.training.auto_params import selection_seconds
+from xcray.training.capacity.disk import free_bytes
+from xcray.training.capacity.preflight import Estimate, check_fits, memory_limits
 from xcray.training.group_training import GroupTraining
 from xcray.training.independent import IndependentLabels
 from xcray.training.label_groups.clustering import choose_sizes, cluster_labels
@@ -53,3 +56,35 @@ def estimate_training(spec: TrainSpec, probe_seconds: float = 2.0) -> Estimate:
     )
     labels = frozen(np.arange(dataset.n_labels), np.int32)
     return with_part_training(spec, strategy.estimate(labels, probe_seconds), dataset)
+
+
+def estimate_document(
+    spec: TrainSpec, run_dir: Path, out: Path
+) -> tuple[dict[str, Any], Refused | None]:
+    """Return the fields of `EstimateView`, and why the training does not fit, None if it does.
+
+    run_dir, out: where its parts and the model would be written.
+    """
+    estimate, limits = estimate_training(spec), memory_limits(spec)
+    problem = None
+    try:
+        check_fits(estimate, limits, run_dir, out)
+    except Refused as error:
+        problem = error
+    selection = selection_seconds(spec, Dataset.open(spec.dataset), estimate.core_seconds)
+    return {
+        "fits": problem is None,
+        "problem": None if problem is None else problem.message,
+        "workers": estimate.workers,
+        "worker_bytes": estimate.worker + estimate.process,
+        "memory_bytes": estimate.memory,
+        "available_bytes": limits,
+        "mapped_bytes": estimate.mapped,
+        "disk_bytes": estimate.disk,
+        "disk_free_bytes": free_bytes(out),
+        "weights": estimate.weights,
+        "core_seconds": estimate.core_seconds,
+        "seconds": estimate.seconds,
+        "selection_core_seconds": selection,
+        "probed_labels": estimate.probed,
+    }, problem

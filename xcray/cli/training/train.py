@@ -114,7 +114,7 @@ def train(
     if values:
         print_values(spec)
     if estimate:
-        from xcray.training.capacity.estimate_document import estimate_document
+        from xcray.training.strategies import estimate_document
 
         print_estimate(*estimate_document(spec, run_directory(run_dir, out), out))
         raise typer.Exit
