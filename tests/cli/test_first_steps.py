@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numba
@@ -16,6 +17,7 @@ import pytest
 
 from tests.support.live_service import text_model
 from xcray.cli.main import commands_for, main
+from xcray.cli.setup.demo import upload_standard_library
 from xcray.cli.terminal.compilation import NOTE, compilation_note
 from xcray.cli.terminal.completion import complete_datasets, complete_models, complete_solvers
 from xcray.data.dataset import Dataset
@@ -23,6 +25,7 @@ from xcray.index.search import SearchIndex
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
+from xcray.service.routes.dataset_requests import check_options
 from xcray.solvers import SOLVERS, parameter_table
 
 
@@ -233,3 +236,14 @@ def test_every_command_that_searches_announces_compilation(
     for words in commands:
         assert run(*words) == 0
     assert len(announced) == len(commands)
+
+
+def test_the_small_demo_sends_options_that_a_service_accepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr("xcray.data.demo.documents", lambda roots: [])
+    datasets = SimpleNamespace(upload=lambda path, **more: sent.append(json.dumps(more["options"])))
+    client: Any = SimpleNamespace(datasets=datasets)
+    upload_standard_library(client, tmp_path / "rows")
+    assert check_options("jsonl", json.loads(sent[0]))["text"]["min_df"] == 2

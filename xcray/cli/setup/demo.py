@@ -278,8 +278,9 @@ def upload_standard_library(client: Client, path: Path) -> DatasetView:
     with open(path, "w", encoding="utf-8") as file:
         for document in documents(default_roots()[:1]):
             file.write(json.dumps(document._asdict()) + "\n")
-    text = {name: value for name, value in asdict(TEXT_PARAMS).items() if name != "token_pattern"}
-    options = {"test_fraction": 0.1, "text": text}  # a pattern can't be set over HTTP
+    closed = ("token_pattern", "fields")  # these can't be set over HTTP
+    text = {name: value for name, value in asdict(TEXT_PARAMS).items() if name not in closed}
+    options = {"test_fraction": 0.1, "text": text}
     return client.datasets.upload(path, name="pydocs", format="jsonl", options=options)
 
 
