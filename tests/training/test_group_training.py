@@ -254,12 +254,23 @@ def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
 
 
 @pytest.mark.parametrize(
-    "solver", ["lbfgs", "memoir", drill("lc"), drill("generalized-least-squares")]
+    ("solver", "wait"),
+    [
+        ("lbfgs", 1e9),
+        ("lbfgs", 0.0),
+        ("memoir", 1e9),
+        drill("lc", 1e9),
+        drill("generalized-least-squares", 1e9),
+    ],
 )
 def test_workers_that_come_and_go_between_rounds_change_no_bit(
-    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solver: str
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solver: str, wait: float
 ) -> None:
-    """One worker does the work of three; two join, and the node of the first one is left."""
+    """One worker does the work of three; two join, and the node of the first one is left.
+
+    wait: seconds between two checkpoints, of which none or each is due after a round.
+    """
+    monkeypatch.setattr(checkpoints, "seconds_between", lambda _: wait)
     spec, groups, notes = spec_of(tiny, solver, pool="ray", workers=3), list[Moving](), list[str]()
     began = iter((3, 1))
 

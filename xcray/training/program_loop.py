@@ -243,7 +243,8 @@ class ProgramLoop:
             self._curve.append(CurvePoint(seconds, done.ratio))
         if self._parts.keeps_state:
             self._position = self._observer.mark()
-        if self._folder is not None and (self._folder.due or self._parts.has_changes(self._eta)):
+        # first the changes: this is where new workers are requested
+        if self._folder is not None and (self._parts.has_changes(self._eta) or self._folder.due):
             self._save_last()
         self._report()
 
