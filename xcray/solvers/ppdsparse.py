@@ -55,8 +55,8 @@ MAX_RATIO = 1e20  # of the weights of losses and of the regularisation, in float
 INITIAL_CAPACITY = 1 << 16  # weights in the output of a batch
 # from this eps on, scores in single precision suffice: they are rounded to 1e-7 of a margin
 MIN_FLOAT32_EPS = 1e-3
-# of the square of a row; above it scores pass values whose rounding in single precision exceeds 1
-MAX_FLOAT32_SQUARE = 1e19
+# of the square of a row; scores of longer ones pass values whose rounding can exceed a gap
+MAX_FLOAT32_SQUARE = 1e10
 POSITIVE_WEIGHTINGS = ("equal", "balanced", "propensity")
 # weights, records and dual variables of a batch
 BatchResult = tuple[CSR, np.ndarray, CSR | None]
