@@ -44,6 +44,7 @@ from xcray.errors import (
     NotFound,
     ParameterError,
     Refused,
+    Unavailable,
     XcrayError,
 )
 from xcray.jobs.database.schema import JOBS
@@ -337,6 +338,30 @@ def test_a_request_overtaken_by_another_process_is_the_same_job(
     assert answer.json()["id"] == earlier[0].json()["id"]
     assert len(list(home.runs.iterdir())) == runs + 1
     assert not (home.path / "uploads" / upload["id"]).exists()
+    assert run_next(server) == SUCCEEDED
+
+
+def test_a_job_whose_submission_got_no_answer_from_the_store_keeps_its_input(
+    server: ServerSetup, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = {"Content-Type": "application/octet-stream"}
+    upload = server.http.post("/v1/uploads", content=file.read_bytes(), headers=headers).json()
+    jobs = server.app_state.store.jobs
+    record = jobs.submit
+
+    def lose_answer(*values: Any, **more: Any) -> None:
+        record(*values, **more)
+        raise Unavailable("the connection broke during the commit")
+
+    def submit_batch() -> int:
+        content = {"format": "parquet", "upload": upload["id"]}
+        path, key = "/v1/models/text:batchPredict", {"Idempotency-Key": "lost"}
+        return server.http.post(path, json=content, headers=key).status_code
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "submit", lose_answer)
+        assert submit_batch() == 503
+    assert submit_batch() == 200
     assert run_next(server) == SUCCEEDED
 
 

@@ -22,7 +22,7 @@ from xcray.batch import BatchPredictSpec, read_manifest
 from xcray.batch.answer_file import answer_lines
 from xcray.batch.output import MANIFEST
 from xcray.batch.spec import resolve_label_sets
-from xcray.errors import NotFound, ParameterError
+from xcray.errors import NotFound, ParameterError, Unavailable
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
 from xcray.jobs.runner.batch_job import INPUT_FOLDER, OUTPUT_FOLDER
 from xcray.jobs.store.jobs import JobSubmission
@@ -173,6 +173,9 @@ def _submit_job(
             **{"name": name, **declared_values(body, JobOptions)},
         )
         job, created = app_state.store.jobs.submit(submission, max_queued=caller.limits.max_queued)
+    except Unavailable:
+        created = True  # possibly; if not, a sweep removes the input
+        raise
     except NotFound:
         existing = app_state.store.jobs.find_by_key(caller.tenant, key, digest)
         if existing is None:
