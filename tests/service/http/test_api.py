@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -24,6 +25,7 @@ from xcray.jobs.states import FAILED
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
+from xcray.service.datasets.builds import NewDataset
 from xcray.service.http.etags import counter_etag
 from xcray.service.observability.log_tail import read_from, read_last_lines
 from xcray.service.routes.datasets import dataset_fields as members_of_dataset
@@ -180,6 +182,20 @@ def test_a_data_set_beyond_the_quota_keeps_its_upload(tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()["code"]) == (507, "DATASET_QUOTA")
     assert app.state.app_state.uploads.path(upload).is_file()
     assert not list((tmp_path / "home" / "builds").iterdir())
+
+
+def test_a_full_disk_leaves_nothing_of_a_build(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("xcray.service.datasets.builds.write_json", fail)
+    with pytest.raises(OSError, match="full"):
+        service.app_state.builder.accept(
+            NewDataset("default", "docs", "pydocs", {}, None, None), {}
+        )
+    assert not list((service.app_state.home.path / "builds").iterdir())
 
 
 def test_keys_apply_to_raw_bodies_too(service: Service) -> None:

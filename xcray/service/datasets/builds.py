@@ -126,9 +126,10 @@ class Builder:
                 limit=self._settings.tenant_datasets,
             )
         except (NotFound, Conflict, Refused):
-            shutil.rmtree(staged, ignore_errors=True)
             self._remove(dataset_id)
             raise
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
         created = record.id == dataset_id
         if not created:  # a concurrent request with the same key was first
             self._remove(dataset_id)
