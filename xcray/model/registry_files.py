@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -153,8 +153,11 @@ class RegistryFiles:
         by a full disk or the death of their writer.
         """
         path = self.folder(name) / "history.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        changes = []
+        for line in path.read_text().splitlines() if path.is_file() else ():
+            with suppress(ValueError):
+                changes.append(json.loads(line))
+        return changes
 
     def _locked_names(self) -> set[str]:
         """Return the names that this thread locked with `locked`."""

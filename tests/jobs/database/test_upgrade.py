@@ -121,15 +121,17 @@ def test_an_empty_store_is_not_created_when_upgrades_are_not_allowed(fresh_url):
         JobStore(fresh_url, upgrade=False)
 
 
-def test_a_database_with_tables_of_another_program_is_refused_and_not_changed(fresh_url):
+@pytest.mark.parametrize("tables", [["jobs"], ["jobs", "store_schema"]])
+def test_a_database_with_tables_of_another_program_is_refused_and_not_changed(fresh_url, tables):
     engine = sa.create_engine(fresh_url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE jobs (id TEXT)")
+        for table in tables:
+            connection.exec_driver_sql(f"CREATE TABLE {table} (revision INTEGER, oldest INTEGER)")
     for refused in (JobStore, upgrade.inspect_store, upgrade.upgrade_store):
         with pytest.raises(Conflict, match="another home, or an empty database") as caught:
             refused(fresh_url)
         assert caught.value.code == "STORE_NOT_EMPTY"
-    assert sa.inspect(engine).get_table_names() == ["jobs"]
+    assert sorted(sa.inspect(engine).get_table_names()) == tables
     engine.dispose()
 
 

@@ -245,7 +245,7 @@ def test_every_change_leaves_a_line(registry: Registry) -> None:
 
 def test_a_line_that_was_cut_off_leaves_the_others(registry: Registry) -> None:
     with (registry.root / "news" / "history.jsonl").open("a") as file:
-        file.write('{"at": "2026-01-31T1')
+        file.write('{"at": "2026-01-31T1\n{"split": [{"version": 1}')
     assert len(registry.history("news")) == 3
     registry.aliases.set("news", "champion", 1)
     registry.aliases.set("news", "champion", 2)

@@ -39,8 +39,8 @@ class Compatibility(NamedTuple):
 def read_compatibility(connection: Connection) -> Compatibility:
     """Return what a store records about its schema. Raises Conflict for tables of others."""
     tables = set(sa.inspect(connection).get_table_names())
-    if STORE_SCHEMA.name in tables:
-        return Compatibility(*connection.execute(sa.select(STORE_SCHEMA)).one())
+    if STORE_SCHEMA.name in tables and (row := connection.execute(sa.select(STORE_SCHEMA)).first()):
+        return Compatibility(*row)
     if JOBS.name in tables:
         raise Conflict(
             "the database has tables that are not a store of xcray: choose another home, or an"
