@@ -171,6 +171,8 @@ def _check_names(names: Collection[str]) -> None:
     of_kinds = (f"{kind}_fields" for kind in (CATEGORY, NUMBER, VECTOR))
     known = [*OWN_OPTIONS, *GROUPS, *of_kinds, *ReadOptions.__dataclass_fields__]
     for name in sorted(set(names) - set(known)):
+        if name == "fields":
+            raise ParameterError(NO_TEXT_FIELDS)
         for group, options in GROUPS.items():
             if name in options.__dataclass_fields__:
                 raise ParameterError(f"option {name!r} belongs to {group}: write {group}.{name}")

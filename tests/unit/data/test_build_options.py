@@ -32,6 +32,7 @@ from xcray.errors import ParameterError
         ),
         ("jsonl", {"categry_fields": "a"}, "did you mean 'category_fields'"),
         ("jsonl", {"text": {"fields": "a"}}, "text.fields cannot be given"),
+        ("jsonl", {"fields": "a"}, "name the fields with text_fields"),
         ("jsonl", {"text": {"stemmer": "x"}}, "text has no parameter 'stemmer'; there are: lower"),
         ("csv", {"category_fields": "a", "zero_based": True}, "csv has no option zero_based"),
         ("npz", {"category_fields": "a"}, "npz has no option category_fields"),
