@@ -111,6 +111,9 @@ def test_options_of_features_and_held_out_rows_are_those_of_the_base(
     rows = write(tmp_path / "more.jsonl", DOCUMENTS[:3])
     with pytest.raises(ParameterError, match=f"{next(iter(options))} cannot be given"):
         delta_from_files(texts.path, tmp_path / "d", add=rows, options=options)
+    (tmp_path / "ids").write_text("d0\n")
+    with pytest.raises(ParameterError, match="for a file of rows to add"):
+        delta_from_files(texts.path, tmp_path / "d", remove=tmp_path / "ids", options={"seed": 1})
 
 
 def test_texts_are_changed_by_id_and_removed_from_all_files(texts: Dataset, tmp_path: Path):

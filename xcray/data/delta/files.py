@@ -43,7 +43,7 @@ def delta_from_files(
     for line in _lines(relabel):
         row, labels = _read_relabelling(line)
         relabelled |= dict.fromkeys(find.rows(row), labels)
-    check_delta_options(options or {})
+    check_delta_options(options or {}, adds=add is not None)
     if add is None:
         return make_delta(data, out, remove=removed, relabel=relabelled, name=name)
     format = format or add.name.removesuffix(".xz").removesuffix(".gz").rpartition(".")[2]
@@ -63,8 +63,10 @@ def delta_from_files(
         )
 
 
-def check_delta_options(options: Mapping[str, Any]) -> None:
-    """Raise ParameterError for an option of the features or the held-out rows."""
+def check_delta_options(options: Mapping[str, Any], *, adds: bool) -> None:
+    """Raise ParameterError for options of features and held-out rows, all if no file adds rows."""
+    if options and not adds:
+        raise ParameterError("options are for a file of rows to add: leave them out")
     for name in ("test_fraction", "test_rows_file", "text"):
         if options.get(name):
             raise ParameterError(

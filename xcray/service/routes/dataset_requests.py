@@ -122,8 +122,8 @@ def _accept_new(
 
 def _check_changes(body: DatasetRequest) -> None:
     """Raise ParameterError unless a base is changed by uploads, with options of reading alone."""
-    check_delta_options(body.options)
     parts = set(body.uploads or ())
+    check_delta_options(body.options, adds="train" in parts)
     is_upload = body.format in UPLOAD_FORMATS and not (body.path or body.uri)
     if not is_upload or not parts or not parts <= {"train", "remove", "relabel"}:
         raise ParameterError(
