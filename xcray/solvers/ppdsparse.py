@@ -373,10 +373,13 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
 
         They are certified at once, because a hard problem could not be stopped here.
         """
-        X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
+        is_extreme = local is not None and _has_extreme_rows(local.problem)
+        X = csr([0, 1, 2], [0, 1], [1e6 if is_extreme else 1.0] * 2, 2)
         small = self.load(X, X, Pattern(frozen([0, 1], np.int64), frozen([0], np.int32), 2))
         solve = replace(self, eps=1.0)._method(small if local is None else local)
-        solve(small, frozen([0], np.int32), NO_DUALS, lambda: None, False)
+        W, records, _ = solve(small, frozen([0], np.int32), NO_DUALS, lambda: None, False)
+        if is_extreme:
+            self._measure_again(small.problem, W, records)
 
     def _method(self, local: PPDSparseState) -> Callable[..., BatchResult]:
         """Return the method that solves the labels of `local`."""

@@ -14,6 +14,7 @@ from tests.support.ppdsparse_problems import local_of, problem, signs, solved
 from xcray.arrays import csr, csr_from, frozen, pattern, pattern_from
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose
+from xcray.kernels.training.ppdsparse import advance as kernel
 from xcray.solvers import make_solver, parameter_table
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import merge
@@ -92,6 +93,26 @@ def test_certificate_is_true_beside_an_extreme_value(largest):
         value = 0.01 * abs(w).sum() + 0.5 * (w @ w + 0.1 * b * b) + C @ (z * z)
         assert record["primal"] == pytest.approx(value, rel=1e-9)
         assert record["gap"] == pytest.approx(max(0.0, value - record["dual"]), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("largest", [1.0, 1e8])
+def test_the_kernels_that_a_problem_uses_are_compiled_before_it(largest, monkeypatch):
+    """A measured label, or one that must stop, does not wait for the compiler."""
+    used, advance = list[str](), kernel.advance
+
+    def run(*args):
+        used.append(args[4].scores.dtype.name)
+        return advance(*args)
+
+    monkeypatch.setattr(kernel, "advance", run)
+    X, Y = problem(1)
+    X = X._replace(data=frozen(np.append(X.data[:-1], largest), np.float32))
+    solver = PPDSparseSolver(loss="hinge")
+    local = local_of(solver, X, Y)
+    solver.warm_up(local)
+    assert used == ["float64" if largest > 1.0 else "float32"]
+    solver.solve(local, np.arange(Y.n_cols, dtype=np.int32))
+    assert len(set(used)) == 1
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
