@@ -73,7 +73,6 @@ def expect(found: Any) -> Any:
     # Playwright is imported here: only drills need it.
     from playwright.sync_api import expect as assertions
 
-    assertions.set_options(timeout=PATIENCE_MS)
     return assertions(found)
 
 
@@ -95,8 +94,10 @@ def accessibility_faults(page: Any) -> list[str]:
 def browsing(url: str, program: str) -> Iterator[Browsing]:
     """Start Chromium and yield it; at the end of the block, check what its pages did."""
     # Playwright is imported here: only drills need it.
+    from playwright.sync_api import expect as assertions
     from playwright.sync_api import sync_playwright
 
+    assertions.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         # Chromium cannot make its own sandbox as root in a container.
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])

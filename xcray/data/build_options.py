@@ -108,7 +108,7 @@ class BuildOptions:
 
         parts: train and test, those that have a file.
         """
-        check_option_names(format, self.given)
+        check_option_names(format, self.given)  # first: others can follow from these
         check_option_names(format, self.names)
         if "test" in parts and (self.test_fraction or self.test_rows_file):
             raise ParameterError(

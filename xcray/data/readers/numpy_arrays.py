@@ -175,7 +175,7 @@ def _check_shapes(source: Source, X: ArrayStream, y: ArrayStream) -> None:
 
 def _label_sets(y: Any, options: ReadOptions, row_errors: RowErrors) -> tuple[Pattern, Mask]:
     """Return the label sets of a slice, and which rows are valid. Raises LABEL_RANGE by row."""
-    limit, n, valid = options.n_labels or options.max_labels, len(y), np.ones(len(y), np.bool_)
+    limit, n, valid = options.label_limit, len(y), np.ones(len(y), np.bool_)
 
     def refuse(rows: Int64, bad: Mask, ids: Any, problem: str) -> None:
         for row, at in first_bad_entries(rows, bad):

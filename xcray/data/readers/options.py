@@ -96,6 +96,16 @@ class ReadOptions:
         if not self.text_fields:
             raise ParameterError("text_fields is empty; name at least one field that holds text")
 
+    @property
+    def feature_limit(self) -> int:
+        """Number of features that a file can have at most."""
+        return self.max_features if self.n_features is None else self.n_features
+
+    @property
+    def label_limit(self) -> int:
+        """Number of labels that a file can have at most."""
+        return self.max_labels if self.n_labels is None else self.n_labels
+
     def as_dict(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, JSON-ready."""
         default = asdict(ReadOptions())

@@ -410,12 +410,8 @@ def _features(
     """Return the rows of a slice, and which are valid."""
     values = batch.column(layout.values)
     if layout.indices is not None:
-        return sparse_rows(
-            batch.column(layout.indices),
-            values,
-            options.max_features if options.n_features is None else options.n_features,
-            row_errors,
-        )
+        indices = batch.column(layout.indices)
+        return sparse_rows(indices, values, options.feature_limit, row_errors)
     width = options.n_features or collector.n_features
     if not width:
         lengths = flatten_lists(values)[0]
@@ -473,7 +469,7 @@ def _numeric_labels(
     lengths, ids, null = flatten_lists(column)
     row_of = np.repeat(np.arange(len(lengths)), lengths)
     drop_nulls(valid, "labels", column, lengths, null, row_errors)
-    limit = options.n_labels or options.max_labels
+    limit = options.label_limit
     for row, at in first_bad_entries(row_of, (ids < 0) | (ids >= limit)):
         valid[row] = False
         problem = f"label {ids[at]} is not from 0 to {limit - 1}"

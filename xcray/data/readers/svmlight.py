@@ -37,8 +37,8 @@ def read_svmlight(
     source = Source(path, options, format="svmlight")
     bounds = LineBounds(
         base=0 if options.zero_based else 1,
-        n_features=options.max_features if options.n_features is None else options.n_features,
-        n_labels=options.n_labels or options.max_labels,
+        n_features=options.feature_limit,
+        n_labels=options.label_limit,
         labels=True,
     )
     reader = BlockReader(source, LineParser(source, bounds, collector), collector)
