@@ -61,7 +61,8 @@ def digest(tiny):
 class Run:
     """A job on the cluster.
 
-    acts: functions to call at the n-th result.
+    The first results are held back until all workers have a node. acts: functions to call at the
+    n-th result.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Run:
         )
         self.acts, self.results, folder = dict(acts), list[Result](), folder / job
         folder.mkdir()
+        self.linger(lambda: len(self.pool.nodes) == workers)
         with Timeline(folder, lambda: self.pool.nodes) as timeline:
             run_schedule(self.schedule, self.pool, commit=self._commit, record=timeline.add)
         self.rows = read_streams(folder).to_pylist()
@@ -159,13 +161,7 @@ def test_the_head_reports_what_read_gcs_needs(cluster):
 def test_a_node_is_filled_before_another_is_opened_and_bits_are_the_same(
     tiny, tmp_path, digest, workers, nodes
 ):
-    run = Run(
-        tiny,
-        tmp_path,
-        f"w{workers}",
-        workers,
-        acts={1: lambda run: run.linger(lambda: len(run.pool.nodes) == workers)},
-    )
+    run = Run(tiny, tmp_path, f"w{workers}", workers)
     assert run.digest == digest
     assert len(run.pool.nodes) == workers
     assert len(set(run.pool.nodes.values())) == nodes
@@ -239,10 +235,7 @@ def test_a_vanished_node_changes_no_bit_and_counts_as_no_crash(
         cluster.remove_node(victim, allow_graceful=False)
         run.linger(lambda: run.pool.status().lost_with_nodes == 2 and len(run.pool.nodes) >= 4)
 
-    def settle(run: Run) -> None:  # a worker that is lost before its node is known is a crash
-        run.linger(lambda: len(run.pool.nodes) == 2)
-
-    run = Run(tiny, tmp_path, "vanished", acts={1: settle, 2: vanish})
+    run = Run(tiny, tmp_path, "vanished", acts={2: vanish})
     there = run.pool.status()
     assert run.digest == digest
     assert (there.lost, there.lost_with_nodes) == (2, 2)
