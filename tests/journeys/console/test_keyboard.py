@@ -13,16 +13,19 @@ from tests.support.console_service import Live, question_lines
 pytestmark = pytest.mark.drill
 
 MAX_TABS = 80  # from one control of a page to another
-NAME_OF_FOCUS = """(({labels, textContent, ariaLabel}) =>
-    (ariaLabel || labels?.[0]?.textContent || textContent).trim())(document.activeElement)"""
+NAME_OF = """({labels, textContent, ariaLabel}) =>
+    (ariaLabel || labels?.[0]?.textContent || textContent).trim()"""
+IS_READY = f"""(name) => [...document.querySelectorAll("a, button, input, select, textarea")].some(
+    (each) => !each.disabled && each.checkVisibility() && ({NAME_OF})(each) === name)"""
 
 
 def tab_to(page: Any, name: str) -> None:
-    """Press Tab until the control with this text or label has the focus."""
+    """Wait for the control with this text or label, and press Tab until it has the focus."""
+    page.wait_for_function(IS_READY, arg=name)
     seen = []
     for _ in range(MAX_TABS):
         page.keyboard.press("Tab")
-        seen.append(page.evaluate(NAME_OF_FOCUS))
+        seen.append(page.evaluate(f"({NAME_OF})(document.activeElement)"))
         if seen[-1] == name:
             return
     raise AssertionError(f"no Tab reaches {name!r}, only {list(dict.fromkeys(seen))}")
