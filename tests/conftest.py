@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support import missing_tools as without
 
@@ -57,6 +58,9 @@ settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+# Hypothesis also draws constants of the modules that this process has imported by then, and these
+# depend on the order of the tests. The module's own collection of them is empty here.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 # Files of `make test` that use the local Ray; one process runs them all.
