@@ -19,6 +19,7 @@ from unittest import mock
 import nbformat
 from nbclient import NotebookClient
 from PIL import Image
+from traitlets.config import Config
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 OWN_FOLDERS = ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "TMPDIR")
@@ -29,22 +30,29 @@ LEFT_OUT = ("MPLBACKEND", "MNIST")
 def execute(file: str, place: Path) -> Any:
     """Return a notebook after a run in a folder, with the user's settings left out.
 
-    The first cell that raises ends it with its traceback.
+    The first cell that raises ends it with its traceback. The kernel listens on sockets in a folder
+    of its own (with a short path, as the system wants it): another process can take a free port
+    before the kernel does.
     """
     for name in OWN_FOLDERS:
         (place / name.lower()).mkdir()
     environment = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
     environment |= {name: str(place / name.lower()) for name in OWN_FOLDERS}
     notebook = nbformat.read(NOTEBOOKS / file, as_version=4)
-    client = NotebookClient(
-        notebook,
-        timeout=900,
-        startup_timeout=600,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(place)}},
-    )
-    with mock.patch.dict(os.environ, environment, clear=True):
-        client.execute()
+    with (
+        tempfile.TemporaryDirectory() as sockets,
+        mock.patch.dict(os.environ, environment, clear=True),
+    ):
+        sockets_of = {"transport": "ipc", "connection_file": f"{sockets}/kernel.json"}
+        NotebookClient(
+            notebook,
+            timeout=1800,
+            startup_timeout=600,
+            iopub_timeout=600,  # after 4 s, its default, outputs would be lost
+            kernel_name="python3",
+            resources={"metadata": {"path": str(place)}},
+            config=Config({"KernelManager": sockets_of}),
+        ).execute()
     return notebook
 
 

@@ -178,7 +178,7 @@ def test_the_lines_of_the_tour_with_curl_run_in_order(tmp_path: Path) -> None:
         url = read_process_file(home, child, "serve")["url"]
         script = "\n".join(["set -e -o pipefail", *lines]).replace("http://127.0.0.1:8000", url)
         ran = subprocess.run(
-            ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=500
+            ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=1800
         )
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr
     assert ran.stdout.count('"status": "SUCCEEDED"') == 2  # a stream of events, and the job

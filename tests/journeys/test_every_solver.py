@@ -40,7 +40,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, 
     ]
     file = home.parent / "texts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with serving(app) as url, Client(url) as client:
+    with serving(app) as url, Client(url, timeout=600.0) as client:
         options = {"test_fraction": 0.2}
         data = client.datasets.upload(file, name="topics", format="jsonl", options=options)
         assert client.datasets.wait(data["id"])["status"] == "READY"

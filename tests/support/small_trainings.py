@@ -93,7 +93,7 @@ def kill(spec: TrainSpec, run_dir: Path, done: int, seconds: float = 0.0) -> Non
         target=_train_and_die, args=(spec, run_dir, done, seconds)
     )
     process.start()
-    process.join(300)
+    process.join(600)
     assert process.exitcode == -signal.SIGKILL
     assert not (run_dir / "model").exists()
 

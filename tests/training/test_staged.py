@@ -147,7 +147,7 @@ def limited(folder: Path, allowed: int) -> str:
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -229,7 +229,7 @@ def test_a_killed_update_goes_on(complete: Dataset, tmp_path: Path) -> None:
     paths = (before.path, data.path, tmp_path / "new", tmp_path / "run")
     process = get_context("spawn").Process(target=update_and_die, args=paths)
     process.start()
-    process.join(300)
+    process.join(600)
     assert process.exitcode == -signal.SIGKILL
     assert not paths[2].exists()
     resumed = update_model(*paths[:3], replace(SERIAL, run_dir=paths[3]))

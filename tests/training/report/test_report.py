@@ -231,7 +231,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def running(served: Served) -> tuple[str, int]:
     """Submit and claim a job; return its ID and attempt."""
     job = served.client.jobs.submit(dataset="ready", model="tiny")
-    claimed = served.app_state.store.attempts.claim("test", lease_seconds=60)
+    claimed = served.app_state.store.attempts.claim("test", lease_seconds=600)
     assert claimed is not None
     assert claimed.id == job["id"]
     return claimed.id, claimed.attempt

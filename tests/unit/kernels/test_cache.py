@@ -50,7 +50,7 @@ def run(script: str, folder: Path) -> list[int]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert process.returncode == 0, process.stderr
