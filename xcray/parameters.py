@@ -105,8 +105,9 @@ def takes(*declarations: type) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         own = inspect.signature(function)
         named = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        lines = "".join(f"        {each.name}: {each.metadata['help']}.\n" for each in fields)
-        function.__doc__ = f"{function.__doc__ or ''}\n{lines}"
+        lines = "".join(f"\n{each.name}: {each.metadata['help']}." for each in fields)
+        # cleandoc: before Python 3.13 docstrings are indented like the source
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n{lines}"
         vars(function)["__signature__"] = own.replace(parameters=[*named, *added])
         return function
 

@@ -56,6 +56,7 @@ def test_each_parameter_of_the_solver_is_one_of_the_estimator(kind: Any) -> None
         # estimators have no held-out rows to evaluate
         if field.name != "eval_every":
             assert arguments[field.name].default == getattr(solver, field.name), field.name
+            assert f"\n{field.name}: {field.metadata['help']}." in kind.__doc__
     assert clone(kind(seed=3) if "seed" in arguments else kind()).get_params()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from warnings import warn
@@ -78,8 +78,9 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             constructor = make_constructor({**defaults, **cls.OPTIONS, "n_jobs": None})
             constructor.__qualname__ = f"{cls.__name__}.__init__"  # in messages of Python
             cls.__init__ = constructor  # type: ignore[method-assign]
-            lines = "".join(f"    {each.name}: {each.metadata['help']}.\n" for each in used)
-            cls.__doc__ = f"{cls.__doc__ or ''}\n    Parameters of the solver:\n\n{lines}"
+            lines = "".join(f"\n{each.name}: {each.metadata['help']}." for each in used)
+            own = cleandoc(cls.__doc__ or "")  # before Python 3.13 it is indented like the source
+            cls.__doc__ = f"{own}\n\nParameters of the solver:\n{lines}"
         super().__init_subclass__(**kwargs)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

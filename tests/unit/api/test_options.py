@@ -57,7 +57,7 @@ def test_commands_and_the_client_show_each_option(
         assert f"--{field.name.replace('_', '-')}" in option.opts
         assert plain(about["help"]) in plain(option.help)
         assert arguments[field.name].default == service_default(field)
-        assert f"{field.name}: {about['help']}" in method.__doc__
+        assert f"\n{field.name}: {about['help']}" in method.__doc__
 
 
 @pytest.mark.parametrize(("request_type", "body", "declarations"), REQUESTS)
