@@ -294,6 +294,4 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of an empty job store; each test runs on SQLite and on PostgreSQL."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'xcray.db'}"
-    from tests.support.postgres import unhurried
-
-    return unhurried(request.getfixturevalue("postgres").emptied())
+    return str(request.getfixturevalue("postgres").emptied())

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -180,7 +181,7 @@ def test_rendered_pods_run_and_a_new_role_and_key_interrupt_no_request(
         say("helm, for values of one's own", "no rendered pod was run")
         return
     # Roles belong to the server, so each run needs its own names.
-    database = postgres.database().rpartition("/")[2]
+    database = urlsplit(postgres.database()).path[1:]
     first, second = f"{database}_a", f"{database}_b"
     postgres.run(f"CREATE ROLE {first} LOGIN PASSWORD '{PASSWORD}'", database)
     postgres.run(f"ALTER DATABASE {database} OWNER TO {first}", database)

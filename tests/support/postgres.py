@@ -98,10 +98,12 @@ class PostgresServer:
         return self._process.pid
 
     def url(self, database: str = "postgres") -> str:
-        """Return the URL of a database, for `JobStore`."""
-        return (
-            f"postgresql://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/{database}"
-        )
+        """Return the URL of a database, for `JobStore`.
+
+        The connection timeout is 300 s instead of the store's 4 s, for a busy machine.
+        """
+        account = f"{USER}:{PASSWORD.replace(' ', '%20')}"
+        return f"postgresql://{account}@127.0.0.1:{self.port}/{database}?connect_timeout=300"
 
     @property
     def socket(self) -> Path:
@@ -237,14 +239,6 @@ class PostgresServer:
                 assert self._process.poll() is None, f"PostgreSQL ended:\n{log}"
                 assert time.monotonic() < deadline, f"PostgreSQL does not answer:\n{log}"
                 time.sleep(0.02)
-
-
-def unhurried(url: str) -> str:
-    """Return the URL with a connection timeout of 300 s instead of the store's 4 s.
-
-    Tests with fifty threads need it on a slow machine.
-    """
-    return f"{url}?connect_timeout=300"
 
 
 def state(pid: int) -> str:

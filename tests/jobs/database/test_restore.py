@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.live_service import client_of, settings_for
-from tests.support.postgres import binaries, unhurried
+from tests.support.postgres import binaries
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.jobs.home import Home
@@ -43,7 +43,7 @@ class Installation:
         self._tiny = tiny
         self._server = server
         self.backups.mkdir()
-        self.url = self.home.store_url if server is None else unhurried(server.emptied())
+        self.url = self.home.store_url if server is None else server.emptied()
         self.store = JobStore(self.url)
 
     def dataset(self) -> str:

@@ -251,7 +251,7 @@ def test_an_open_store_keeps_working_after_the_next_release_adds_to_it(fresh_url
 def test_an_upgrade_waits_for_a_dump_and_blocks_no_other_client(postgres):
     url = postgres.database()
     with (
-        closing(JobStore(url, busy_seconds=5 * upgrade.LOCK_TIMEOUT_SECONDS)) as store,
+        closing(JobStore(url, busy_seconds=600.0)) as store,
         ThreadPoolExecutor(1) as pool,
     ):
         engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
@@ -271,7 +271,7 @@ def test_an_upgrade_waits_for_a_dump_and_blocks_no_other_client(postgres):
                         time.sleep(0.01)
             assert not upgrading.done()
             assert upgrade.inspect_store(url)["revision"] == HEAD
-        assert upgrading.result(60) == HEAD
+        assert upgrading.result(600) == HEAD
         engine.dispose()
     assert upgrade.inspect_store(url)["revision"] == FOLLOWING
 

@@ -55,7 +55,7 @@ class Cast:
         self.server: PostgresServer | None = _postgres(here) if store == "postgres" else None
         how: dict[str, Any] = {"lease_seconds": 8.0, "max_running_jobs": 2, "max_attempts": 10}
         if self.server is not None:
-            self.url = how["store"] = self.server.database()
+            self.url = how["store"] = self.server.database().partition("?")[0]
             self.apis = [
                 Service(here, f"api{i}", self.home.path, ("--no-runner",), **how) for i in range(2)
             ]

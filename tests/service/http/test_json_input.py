@@ -204,7 +204,7 @@ def test_a_large_body_is_parsed_off_the_event_loop(
         for _ in range(3):
             assert (
                 httpx.get(
-                    f"{server.http.base_url}/healthz", trust_env=False, timeout=60
+                    f"{server.http.base_url}/healthz", trust_env=False, timeout=600
                 ).status_code
                 == 200
             )

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.postgres import unhurried
 from tests.support.service_processes import PATIENCE, process, read_process_file, until
 from xcray.jobs.home import Home
 from xcray.jobs.states import SUCCEEDED, TERMINAL
@@ -95,7 +94,7 @@ def test_on_postgresql_replicas_share_a_home_and_a_killed_leader_is_replaced(
 
     After the maintenance leader is killed, the other replica builds data sets and runs maintenance.
     """
-    home, url = tmp_path / "home", unhurried(postgres.emptied())
+    home, url = tmp_path / "home", postgres.emptied()
     with ExitStack() as stack:
         first = stack.enter_context(process(home, "serve", "--no-runner", store=url))
         read_process_file(home, first, "serve")  # the first process creates the tables
