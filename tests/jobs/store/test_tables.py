@@ -109,6 +109,9 @@ def test_a_data_set_of_an_active_job_is_not_deleted(store):
     store.datasets.delete(record.id)
     with pytest.raises(NotFound, match="there is no data set"):
         store.jobs.submit(JobSubmission({}, name="a", dataset_id=record.id))
+    with pytest.raises(NotFound, match=f"there is no data set '{record.id}'"):
+        store.jobs.resume(job.id)
+    assert store.jobs.get(job.id).status == "STOPPED"
     assert [each.id for each in store.jobs.list_page()[0]] == [job.id]
 
 

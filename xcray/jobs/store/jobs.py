@@ -267,8 +267,8 @@ class JobTable(Table):
         """Queue a STOPPED or FAILED job again; finished work is kept.
 
         A PENDING or RUNNING job is returned unchanged. Raises Conflict if it SUCCEEDED or is
-        stopping. Its running time and losses start from zero, and an `expires` in the past is
-        removed. if_events: see `request_stop`.
+        stopping, and NotFound if its data set has been deleted. Its running time and losses start
+        from zero, and an `expires` in the past is removed. if_events: see `request_stop`.
         """
         with self._database.write() as connection:
             row = _require_unchanged(find_row(connection, job_id, tenant, lock=True), if_events)
@@ -286,6 +286,8 @@ class JobTable(Table):
                         status=row["status"],
                     )
                 return to_job(row)
+            if row["dataset_id"] is not None:
+                hold_dataset(connection, row["dataset_id"], row["tenant"])
             reset: dict[str, Any] = {
                 "losses": 0,
                 "advanced": False,
