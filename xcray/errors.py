@@ -18,6 +18,7 @@ XcrayError
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,11 @@ def missing_ray(error: ModuleNotFoundError) -> Unavailable:
         f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', "
         "or use pool=threads"
     )
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether the disk, or the quota of the user on it, was full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def missing_file(path: Path) -> NotFound:

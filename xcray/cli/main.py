@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 import importlib
 import io
@@ -28,7 +27,7 @@ from xcray.cli.terminal.output import (
     set_json,
 )
 from xcray.cli.terminal.words import in_command_words
-from xcray.errors import XcrayError, missing_extra
+from xcray.errors import XcrayError, is_disk_full, missing_extra
 
 # module and name of each command or group; a module is imported when its command is called
 COMMANDS: Final = {
@@ -244,7 +243,7 @@ def problem_from(error: Exception) -> tuple[dict[str, Any], int]:
         file = error.filename2 or error.filename  # of a rename: the name that was asked for
         place = f": {file}" if file else ""
         failure = {"code": "SYSTEM", "message": f"{error.strerror or error}{place}"}
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             failure["hint"] = "free space on the disk of the output, then run the command again"
         return failure, FAILURE
     message = f"{type(error).__name__}: {error}"

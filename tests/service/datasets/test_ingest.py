@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -37,6 +38,17 @@ def test_a_wrong_vocabulary_fails_the_build(
     assert outcome["problem"]["code"] == code
     assert not (tmp_path / "data").exists()
     assert outcome["problem"].get("line") == line
+
+
+def test_a_full_disk_is_not_reported_as_a_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("xcray.service.datasets.ingest.build", fail)
+    outcome = run_build(build_request(tmp_path, "a:1\tCat\n"), tmp_path)
+    assert outcome["problem"]["code"] == "DISK_FULL"
 
 
 def build_request(folder: Path, vocabulary: str) -> dict[str, object]:

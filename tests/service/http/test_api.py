@@ -25,7 +25,6 @@ from xcray.jobs.states import FAILED
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
-from xcray.service.datasets.builds import NewDataset
 from xcray.service.http.etags import counter_etag
 from xcray.service.observability.log_tail import read_from, read_last_lines
 from xcray.service.routes.datasets import dataset_fields as members_of_dataset
@@ -191,10 +190,8 @@ def test_a_full_disk_leaves_nothing_of_a_build(
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr("xcray.service.datasets.builds.write_json", fail)
-    with pytest.raises(OSError, match="full"):
-        service.app_state.builder.accept(
-            NewDataset("default", "docs", "pydocs", {}, None, None), {}
-        )
+    answer = service.http.post("/v1/datasets", json={"name": "docs", "format": "pydocs"})
+    assert (answer.status_code, answer.json()["code"]) == (507, "DISK_FULL")
     assert not list((service.app_state.home.path / "builds").iterdir())
 
 

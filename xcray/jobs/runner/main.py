@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from xcray.batch.output import find_manifest
-from xcray.errors import Fenced, Stopped, Unavailable, XcrayError
+from xcray.errors import Fenced, Stopped, Unavailable, XcrayError, is_disk_full
 from xcray.jobs.home import STORE_VARIABLE, Home
 from xcray.jobs.job import PREDICT, TRAIN, Job
 from xcray.jobs.runner import batch_job
@@ -280,7 +280,7 @@ class _Attempt:
     def _fail_os_error(self, error: OSError) -> str:
         """End the attempt with a reason that depends on the system's error number."""
         LOG.exception("operating system error")
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             return self._wait_for_space()
         if error.errno == errno.ENOMEM:
             return self._fail("OUT_OF_MEMORY", OUT_OF_MEMORY_MESSAGE)

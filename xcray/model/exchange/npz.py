@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import zipfile
 import zlib
@@ -14,7 +13,7 @@ import numpy as np
 from xcray.arrays import CSR, csr
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet_file import check_unpacked_size
-from xcray.errors import DataError, InputError, ShapeMismatch
+from xcray.errors import DataError, InputError, ShapeMismatch, is_disk_full
 from xcray.index.packed import row_ranges
 from xcray.kernels.canonical import first_fault
 from xcray.model.exchange.checks import checked_numbers, checked_size
@@ -48,7 +47,7 @@ def read(path: Path, folder: Path) -> ForeignWeights:
             names = {name.removesuffix(".npy") for name in sizes}
             return _read_arrays(archive, names, folder / WEIGHTS)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             raise
         raise _not_an_archive(path, error) from None
     except (

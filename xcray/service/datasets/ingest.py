@@ -21,7 +21,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.delta.feedback import delta_from_feedback
 from xcray.data.delta.files import delta_from_files
 from xcray.data.label_texts import read_label_texts, set_label_texts
-from xcray.errors import Conflict, XcrayError
+from xcray.errors import Conflict, XcrayError, is_disk_full
 from xcray.service.datasets.statistics import statistics
 from xcray.storage.atomic import read_json, write_json
 from xcray.system.child_process import limit_this_process
@@ -61,8 +61,10 @@ def run_build(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         return _problem_outcome(
             "MEMORY_LIMIT", "the build needs more memory than this server allows; send less data"
         )
-    except Exception:  # a bug in xcray: the traceback goes to the log
+    except Exception as error:  # a bug in xcray: the traceback goes to the log
         traceback.print_exc()
+        if is_disk_full(error):
+            return _problem_outcome("DISK_FULL", "the disk is full: delete data sets or jobs")
         return _problem_outcome(
             "INTERNAL",
             "internal error, not caused by your file; the server log has details",

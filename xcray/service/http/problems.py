@@ -366,6 +366,10 @@ def internal_error(request: Request, error: Exception) -> Response:
 
     The response has the request id for finding the log entry.
     """
+    if errors.is_disk_full(error):
+        LOGGER.error("the disk is full", extra={"detail": str(error)})
+        full = errors.Refused("the disk is full: delete data sets or jobs", code="DISK_FULL")
+        return adapt_to_path(request.url.path, problem_response(full))
     LOGGER.error(
         "unexpected error",
         exc_info=error,
