@@ -320,6 +320,14 @@ def test_every_creating_request_has_its_own_key(tmp_path: Path) -> None:
     assert len(values) == 7
 
 
+@pytest.mark.parametrize("value", [{"deadline_ms": float("inf")}, {"allow": ["\ud800"]}])
+def test_values_that_json_does_not_have_are_refused(value: dict[str, Any]) -> None:
+    client, query = played(job_made)
+    with pytest.raises(InputError, match="the request can't be written"):
+        client.predict("m", ["a"], **value)
+    assert not query
+
+
 def test_a_deletion_with_a_lost_response_succeeds() -> None:
     def not_found(_: httpx.Request) -> httpx.Response:
         return httpx.Response(

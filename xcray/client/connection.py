@@ -162,6 +162,8 @@ class Connection:
                 if not left:
                     raise self._unreachable_error(error) from error
                 time.sleep(_backoff(tries - left))
+            except ValueError as error:  # infinity, NaN, or half of a surrogate pair
+                raise InputError(f"the request can't be written: {error}") from error
             except NotFound:
                 if method != "DELETE" or not lost:
                     raise

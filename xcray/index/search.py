@@ -203,8 +203,8 @@ class SearchIndex:
         the whole call; rows that are not finished by then have the best labels found so far, and
         `exact` False. While the kernels are not compiled, and NumPy takes less time than to compile
         them, it gives the same labels and scores. Raises ShapeMismatch if X has a different number
-        of features, ParameterError for k or threads below 1 or a deadline below 0, InputError for
-        values that are not finite.
+        of features, ParameterError for an invalid k, threads or deadline, InputError for values
+        that are not finite.
         """
         end = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1e3
         X = self.input_rows(X)

@@ -8,6 +8,8 @@ from xcray.index.filters import LabelFilter
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.kernels.entry_points import DirectKernel
 
+MAX_DEADLINE_MS = 86_400_000
+
 _first_fault = DirectKernel(first_fault)
 
 
@@ -33,11 +35,14 @@ def check_rows(X: CSR, n_features: int) -> None:
 def check_query(
     k: int, deadline_ms: float | None, label_filter: LabelFilter | None, n_labels: int
 ) -> None:
-    """Raise ParameterError for k below 1 or a deadline below 0, ShapeMismatch for the filter."""
+    """Raise ParameterError for an invalid k or deadline, ShapeMismatch for the filter."""
     if k < 1:
         raise ParameterError(f"k is {k}: it must be at least 1")
-    if deadline_ms is not None and not deadline_ms >= 0:
-        raise ParameterError(f"deadline_ms is {deadline_ms}: it must be at least 0")
+    if deadline_ms is not None and not 0 <= deadline_ms <= MAX_DEADLINE_MS:
+        raise ParameterError(
+            f"deadline_ms is {deadline_ms}: it must be from 0 to {MAX_DEADLINE_MS:,}, a day; leave "
+            "it out for no limit"
+        )
     if label_filter is not None and len(label_filter.allowed) != n_labels:
         raise ShapeMismatch(
             f"the filter is for {len(label_filter.allowed)} labels, the model has {n_labels}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def test_a_filter_leaves_only_its_labels(name: str) -> None:
 def test_invalid_requests_are_refused(name: str) -> None:
     scorer, _ = scorer_of(name)
     rows = csr_from(X)
-    for k, deadline in ((0, None), (1, -1.0)):
+    for k, deadline in ((0, None), (1, -1.0), (1, math.inf), (1, 1e300)):
         with pytest.raises(ParameterError):
             scorer.top_k(rows, k, deadline_ms=deadline)
     with pytest.raises(ShapeMismatch, match="filter is for 9 labels"):
