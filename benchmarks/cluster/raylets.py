@@ -33,7 +33,7 @@ from typing import Any, Final
 
 from tests.robustness.faults.service import environment as clean
 from tests.robustness.faults.stage import PR_SET_PDEATHSIG, SPACES, kill, namespaces, until
-from xcray.cli.terminal.processes import find_descendants
+from xcray.system.processes import find_descendants
 from xcray.workers.ray.session import (
     free_port,
     local_ray_environment,

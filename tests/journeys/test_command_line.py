@@ -20,8 +20,8 @@ from tests.support.waiting import until
 from xcray import training
 from xcray.cli.main import main
 from xcray.cli.setup.doctor import check_training
-from xcray.cli.terminal import processes
 from xcray.kernels.compilation import CompilationCount
+from xcray.system import processes
 
 WORDS = {
     "fruit": "apple pear plum cherry",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 LOG = logging.getLogger("xcray.system")
 PROC: Final = Path("/proc")
@@ -23,11 +26,34 @@ def host_name() -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:64]
 
 
+class Process(NamedTuple):
+    """A process by its id and start time in clock ticks: ids are reused, the pair is unique.
+
+    The start time is 0 on systems without /proc.
+    """
+
+    pid: int
+    started: int
+
+
+def list_processes() -> dict[Process, int]:
+    """Return all running processes, without zombies, with their parent ids."""
+    if not PROC.exists():
+        return _processes_by_ps()
+    processes = {}
+    for place in PROC.glob("[0-9]*"):
+        with suppress(OSError, IndexError, ValueError):  # it may end while we look
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] not in "ZX":
+                processes[Process(int(place.name), int(fields[19]))] = int(fields[1])
+    return processes
+
+
 def descendants(pid: int) -> list[int]:
-    """Return the living processes below `pid`, parents first, without zombies."""
+    """Return the running processes below `pid`, parents first."""
     children: dict[int, list[int]] = {}
-    for child, parent in _processes():
-        children.setdefault(parent, []).append(child)
+    for child, parent in list_processes().items():
+        children.setdefault(parent, []).append(child.pid)
     rows, level = [], children.get(pid, [])
     while level:
         rows += level
@@ -35,32 +61,47 @@ def descendants(pid: int) -> list[int]:
     return rows
 
 
-def _processes() -> list[tuple[int, int]]:
-    """Return (pid, parent) of living processes."""
-    if not PROC.exists():
-        return _processes_by_ps()
-    rows = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            # it ended meanwhile
-            with contextlib.suppress(OSError):
-                state, parent = (folder / "stat").read_text().rpartition(") ")[2].split()[:2]
-                if state not in "ZX":
-                    rows.append((int(folder.name), int(parent)))
-    return rows
+def find_descendants(roots: Iterable[int]) -> set[Process]:
+    """Return the running processes with these ids and all their descendants."""
+    everyone = list_processes()
+    parents, out = set(roots), set[Process]()
+    while more := {
+        each
+        for each, parent in everyone.items()
+        if (each.pid in parents or parent in parents) and each not in out
+    }:
+        out |= more
+        parents |= {each.pid for each in more}
+    return out
 
 
-def _processes_by_ps() -> list[tuple[int, int]]:
+def wait_for_exit(processes: Iterable[Process], seconds: float) -> set[Process]:
+    """Wait for processes to exit; return those still running after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := set(processes) & set(list_processes())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def kill_processes(processes: Iterable[Process]) -> None:
+    """Kill processes, each by its id."""
+    for process in processes:
+        if process in list_processes():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def _processes_by_ps() -> dict[Process, int]:
     """Return the same where /proc is missing, without the `ps` process itself."""
     with subprocess.Popen(
         ["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True
     ) as ps:
         rows = [line.split(maxsplit=2) for line in ps.communicate()[0].splitlines()]
-    return [
-        (int(pid), int(parent))
+    return {
+        Process(int(pid), 0): int(parent)
         for pid, parent, state in rows
         if not state.startswith("Z") and int(pid) != ps.pid
-    ]
+    }
 
 
 def lower_priority(nice: int, group: Path = Path("/proc/self/autogroup")) -> None:

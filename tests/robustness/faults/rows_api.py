@@ -15,10 +15,10 @@ from tests.robustness.faults.rows_runners import drained
 from tests.robustness.faults.service import PATIENCE, Service, store_of
 from tests.robustness.faults.stage import Stage, until
 from tests.robustness.faults.work import again, ok, submit
-from xcray.cli.terminal.processes import PROC
 from xcray.client import Client
 from xcray.jobs.states import PENDING, SUCCEEDED, TERMINAL
 from xcray.jobs.store.jobs import JobFilter, JobSubmission
+from xcray.system.processes import PROC
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 

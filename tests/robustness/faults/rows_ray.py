@@ -19,8 +19,8 @@ from tests.robustness.faults.rows_runners import drained, same_model
 from tests.robustness.faults.service import Service
 from tests.robustness.faults.stage import Stage, kill, until
 from tests.robustness.faults.work import MIDDLE, SLOW, at_share
-from xcray.cli.terminal.processes import PROC, find_descendants
 from xcray.data.build import BuildOptions, build
+from xcray.system.processes import PROC, find_descendants
 from xcray.training import TrainResult, TrainSpec, train
 from xcray.workers.ray.session import environment, local_ray
 from xcray.workers.timeline import LOST, read_streams

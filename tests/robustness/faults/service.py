@@ -18,11 +18,11 @@ import httpx
 
 from tests.robustness.faults import work
 from tests.robustness.faults.stage import ROOT, Stage, kill, until
-from xcray.cli.terminal.processes import PROC, list_processes
 from xcray.jobs.home import Home
 from xcray.jobs.states import SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.service import constants as service_constants
+from xcray.system.processes import PROC, list_processes
 from xcray.workers.ray.session import free_port
 
 INHERITED_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONHASHSEED", "VIRTUAL_ENV")

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.robustness.faults.ledger import Ledger
 from tests.robustness.faults.measurements import Measurements
-from xcray.cli.terminal.processes import (
+from xcray.system.processes import (
     find_descendants,
     kill_processes,
     list_processes,

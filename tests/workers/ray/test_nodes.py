@@ -22,7 +22,7 @@ from benchmarks.cluster.nodes import verdict
 from tests.robustness.faults.stage import allowed
 from tests.support.missing_tools import say
 from tests.support.waiting import until
-from xcray.cli.terminal.processes import list_processes
+from xcray.system.processes import list_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 ROOT = Path(__file__).parents[3]

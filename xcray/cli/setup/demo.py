@@ -23,10 +23,11 @@ from xcray.cli.models.explain import print_explanation
 from xcray.cli.models.predict import print_prediction
 from xcray.cli.service.jobs import report_event
 from xcray.cli.setup.compile_kernels import PARTS
-from xcray.cli.terminal import output, processes
+from xcray.cli.terminal import output
 from xcray.cli.terminal.progress import format_duration, make_reporter
 from xcray.cli.training.train import print_measures
 from xcray.errors import InputError, NotFound, Unavailable, XcrayError, excerpt
+from xcray.system import processes
 
 if TYPE_CHECKING:
     from xcray.api.job_replies import DatasetView, JobView
