@@ -103,7 +103,7 @@ def test_names_from_files(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
         (["labels", "rename", "MODEL", "a=x", "a=y"], "renamed twice"),
         (["labels", "rename", "MODEL", "--names-file", "list.json"], "an object of names"),
         (["labels", "rename", "MODEL", "--names-file", "bad.json"], "is not JSON"),
-        (["labels", "remove", "MODEL", "--labels-file", "none.txt"], "does not exist"),
+        (["labels", "remove", "MODEL", "--labels-file", "none.txt"], "there is no file none.txt"),
         (["labels", "add", "MODEL", "--dataset", "DATA"], "nothing to add"),
         (["labels", "merge", "MODEL", "a", "--into", "b", "--dataset", "DATA"], "at least two"),
         (["retrain", "MODEL", "--dataset", "DATA", "--labels", "A"], "did you mean 'a'"),

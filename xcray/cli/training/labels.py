@@ -14,7 +14,7 @@ from xcray.cli.terminal import output
 from xcray.cli.terminal.declared_options import Options, with_options
 from xcray.cli.terminal.interrupt import resumable_run
 from xcray.cli.training.train import print_result
-from xcray.errors import InputError, NotFound
+from xcray.errors import InputError, missing_file
 
 if TYPE_CHECKING:
     from xcray.training import TrainResult
@@ -259,8 +259,8 @@ def read_text(file: Path) -> str:
     """Read a text file. Raises NotFound, InputError."""
     try:
         return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise NotFound(f"file {file} does not exist") from None
+    except (FileNotFoundError, IsADirectoryError):
+        raise missing_file(file) from None
     except UnicodeDecodeError as error:
         raise InputError(
             f"{file.name} is not UTF-8: {error.reason} at byte {error.start}"
