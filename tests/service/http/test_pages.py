@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import glob
+import json
 import re
 import tomllib
 from pathlib import Path
 
 from tests.support.live_service import client_of, settings_for
 from tests.support.source import ROOT
+from xcray.api.options import FORMATS as BATCH_FORMATS
+from xcray.data.readers.formats import NAMED_FIELDS, UPLOAD_FORMATS
 from xcray.jobs.store.tokens import create_token
 from xcray.service.app import create_app
 from xcray.service.routes.health import ASSETS, PAGES, STATIC
@@ -27,6 +30,16 @@ def test_the_wheel_contains_the_pages_and_all_they_load() -> None:
     own = {path for path in ASSETS.values() if path.is_relative_to(STATIC)}
     assert {STATIC / name for name in PAGES.values()} | own <= contained
     assert sum(path.stat().st_size for path in own) <= MAX_STATIC_BYTES
+
+
+def test_the_forms_have_the_formats_of_the_service() -> None:
+    def listed(page: str, name: str) -> tuple[str, ...]:
+        [names] = re.findall(rf"const {name} = (\[.*\]);", (STATIC / "console" / page).read_text())
+        return tuple(sorted(json.loads(names)))
+
+    assert listed("upload.js", "FORMATS") == tuple(sorted(UPLOAD_FORMATS))
+    assert listed("upload.js", "TEXTS") == tuple(sorted(NAMED_FIELDS))
+    assert listed("batch.js", "FORMATS") == tuple(sorted(BATCH_FORMATS))
 
 
 def test_vendored_folders_have_a_version_and_a_licence() -> None:

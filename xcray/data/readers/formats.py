@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
 from xcray.errors import ParameterError
 
-FORMATS: Final = (
-    *("svmlight", "xc", "jsonl", "csv", "tsv", "fasttext", "parquet", "npz", "npy"),
-    *("pydocs", "synthetic"),
-)
-GENERATED_FORMATS: Final = FORMATS[-2:]
-FILE_FORMATS: Final = FORMATS[:-2]
+UploadFormat: TypeAlias = Literal[
+    "svmlight", "xc", "jsonl", "csv", "tsv", "fasttext", "parquet", "npz"
+]
+GeneratedFormat: TypeAlias = Literal["pydocs", "synthetic"]
+UPLOAD_FORMATS: Final[tuple[str, ...]] = get_args(UploadFormat)
+GENERATED_FORMATS: Final[tuple[str, ...]] = get_args(GeneratedFormat)
+FILE_FORMATS: Final = (*UPLOAD_FORMATS, "npy")  # which has a second file
+FORMATS: Final = (*FILE_FORMATS, *GENERATED_FORMATS)
 TABLES: Final = ("csv", "tsv")
 LINES: Final = ("svmlight", "xc", "jsonl", *TABLES, "fasttext")
 NAMED_FIELDS: Final = ("jsonl", *TABLES, "parquet")

@@ -13,7 +13,7 @@ from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
 from xcray.data.delta.feedback import last_feedback
 from xcray.data.delta.files import check_delta_options
-from xcray.data.readers.formats import FILE_FORMATS, GENERATED_FORMATS
+from xcray.data.readers.formats import GENERATED_FORMATS, UPLOAD_FORMATS
 from xcray.errors import (
     Conflict,
     InputError,
@@ -37,7 +37,6 @@ from xcray.service.http.etags import to_json
 from xcray.service.schemas.datasets import DatasetRequest
 from xcray.storage.run_directory import REBUILT
 
-UPLOAD_FORMATS = tuple(each for each in FILE_FORMATS if each != "npy")  # it has a second file
 RAW_CONTENT_TYPES = (
     "application/octet-stream",
     "application/x-ndjson",

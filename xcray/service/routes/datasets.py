@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from xcray.api.job_replies import DatasetView
 from xcray.data.dataset import Dataset
+from xcray.data.readers.formats import UPLOAD_FORMATS
 from xcray.errors import ParameterError
 from xcray.jobs.job import DatasetRecord, body_digest
 from xcray.service.app_state import AppState, app_state_of
@@ -23,7 +24,6 @@ from xcray.service.http.idempotency import IdempotencyKey, creation_reply, repla
 from xcray.service.http.strict_json import loads
 from xcray.service.routes.dataset_requests import (
     RAW_CONTENT_TYPES,
-    UPLOAD_FORMATS,
     accept_received,
     accept_request,
     check_options,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from xcray.api.job_replies import DatasetView
+from xcray.data.readers.formats import GeneratedFormat, UploadFormat
 from xcray.service.schemas.base import (
     ID_PATTERN,
     SHA256_PATTERN,
@@ -27,20 +28,7 @@ class DatasetRequest(Strict):
     """
 
     name: Name
-    format: Literal[
-        "svmlight",
-        "xc",
-        "jsonl",
-        "csv",
-        "tsv",
-        "fasttext",
-        "parquet",
-        "npz",
-        "pydocs",
-        "synthetic",
-        "dataset",
-        "feedback",
-    ]
+    format: Literal[UploadFormat, GeneratedFormat, "dataset", "feedback"]
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="Options of the format. If the format does not have one, the error lists the "
