@@ -102,8 +102,8 @@ TESTED: dict[str, TestedRow] = {
         ),
     ),
     "F11": TestedRow(
-        "half an upload",
-        "raw sockets: reset at 0, 50, 99 %; wrong sha256; too long; the service ends in the middle",
+        "an incomplete upload",
+        "raw sockets: reset at 0, 50, 99 %; wrong sha256; too long; the service ends during an upload",
         (
             f"{SERVICE}/http/test_limits.py::test_an_interrupted_upload_leaves_nothing",
             f"{SERVICE}/http/test_limits.py::test_an_upload_that_differs_from_its_declaration_leaves_nothing",
@@ -119,7 +119,7 @@ TESTED: dict[str, TestedRow] = {
         ),
     ),
     "F15": TestedRow(
-        "SIGTERM in the middle",
+        "SIGTERM during work",
         "SIGTERM to a runner; to a service during uploads and predictions, and again",
         (
             f"{JOBS}/supervision/test_supervisor.py::test_sigterm_makes_a_runner_release_its_job",
@@ -172,7 +172,7 @@ TESTED: dict[str, TestedRow] = {
         ),
     ),
     "F24": TestedRow(
-        "the database is away",
+        "the database is not available",
         "SIGSTOP of all PostgreSQL's processes, then SIGCONT; SIGKILL and a restart",
         (
             f"{JOBS}/database/test_faults.py::test_a_server_that_is_silent_makes_it_unavailable_for_a_while",
@@ -188,13 +188,13 @@ TESTED: dict[str, TestedRow] = {
         ),
     ),
     "F26": TestedRow(
-        "one version follows another",
+        "a rolling upgrade",
         "the next release upgrades the schema while an older one serves and trains; a rollback",
         (f"{SERVICE}/processes/test_rolling_upgrade.py",),
     ),
     "F30": TestedRow(
-        "readiness is correct",
-        "store away or hanging, disk below its reserve, Ray away, model not loaded",
+        "a dependency of the service is not ready",
+        "the store does not answer or hangs, the disk is below its reserve, Ray is gone, the model is not loaded",
         (
             f"{SERVICE}/observability/test_readiness.py",
             f"{SERVICE}/test_service.py::test_a_full_disk_refuses_only_uploads",

@@ -116,7 +116,7 @@ def _paces(service: Service, count: int) -> list[float]:
 
 @row(
     "F29",
-    "all clients come back at once",
+    "all clients reconnect at once",
     "SIGKILL of the service while 200 clients (the client library's own retries) ask for predictions",
     "tests/client/test_client.py",
 )
@@ -171,7 +171,7 @@ def retry_storm(stage: Stage) -> None:
 @row(
     "F16",
     "ten thousand queued jobs",
-    "submits of 4 clients until as many wait; a restart; all stopped",
+    "4 clients submit until 10,000 jobs wait; a restart; all are stopped",
     "tests/jobs/store/test_store.py",
     limit=600,
 )

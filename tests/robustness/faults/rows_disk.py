@@ -220,8 +220,8 @@ def _copy(beginning: Path, name: str) -> Path:
 @row(
     "F12",
     "a crash at each system call of publishing",
-    "strace: SIGKILL at the n-th write, sync, rename, unlink, mkdir of what publishes a "
-    "model, a job's model, parts, a checkpoint, a data set, an alias, a JSON file",
+    "strace: SIGKILL at the n-th write, sync, rename, unlink, mkdir while a model, "
+    "a job's model, parts, a checkpoint, a data set, an alias or a JSON file is published",
     "tests/jobs/runner/test_runner.py",
     "tests/unit/model/test_registry.py",
     limit=900,
@@ -232,7 +232,7 @@ def crash_at_each_call(stage: Stage) -> None:
 
 @row(
     "F13",
-    "syncing fails",
+    "fsync or rename fails",
     "strace: EIO and ENOSPC at the n-th fsync; EIO at the n-th rename",
     "tests/unit/data/test_weights.py",
     limit=900,

@@ -106,7 +106,7 @@ def head_killed(stage: Stage) -> None:
 @row(
     "F9",
     "the object store is full",
-    "blocks of three times what the store of 80 MB holds rotate",
+    "a training rotates blocks of three times the 80 MB of the store",
     "tests/workers/ray/test_memory.py",
     limit=600,
 )
@@ -132,7 +132,7 @@ def store_full(stage: Stage) -> None:
 @row(
     "F22",
     "Ray's messages are lost",
-    "RAY_testing_rpc_failure: of PushTask one request in ten and one reply in five are lost, six in all",
+    "RAY_testing_rpc_failure: one request of PushTask in ten and one reply in five are lost, six in all",
     limit=600,
 )
 def messages_lost(stage: Stage) -> None:

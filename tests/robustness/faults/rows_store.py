@@ -34,7 +34,7 @@ while True:
 
 @row(
     "F23",
-    "who writes the store is killed",
+    "a process that writes to the store is killed",
     "SIGKILL of processes in the middle of commits; an upgrade killed at its n-th system call",
 )
 def writers_killed(stage: Stage) -> None:
