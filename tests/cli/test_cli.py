@@ -20,6 +20,7 @@ import pytest
 from rich.text import Text
 from typer.core import TyperOption
 
+from xcray import __main__ as start
 from xcray.cli import main as cli
 from xcray.cli.terminal import output
 from xcray.cli.terminal.interrupt import stop_on_interrupt
@@ -378,6 +379,18 @@ def test_the_first_interrupt_stops_gracefully_and_the_second_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         twice()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_of_the_first_imports_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Importing:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "xcray.cli.main", Importing())
+    assert start.run() == 130
+    assert capsys.readouterr().err == "error INTERRUPTED: interrupted\n"
 
 
 def test_an_interrupted_watch_names_the_job_that_goes_on(
