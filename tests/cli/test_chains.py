@@ -80,6 +80,8 @@ def test_it_is_calibrated_and_then_predicts_probabilities(
         [answer] = json.loads(capsys.readouterr().out)["predictions"]
         assert len(answer["labels"]) == n_labels
         assert all("probability" not in each for each in answer["labels"])
+    assert run(folder, monkeypatch, how.removesuffix(" --json")) == 0
+    assert "apple\n      no label: none is allowed" in capsys.readouterr().out
 
 
 def test_it_is_copied_to_object_storage_and_back(

@@ -360,6 +360,8 @@ def print_prediction(answer: dict[str, Any]) -> None:
     if not isinstance(name, str):
         name = ", ".join(f"{field}: {value}" for field, value in name.items())
     output.print_line(name)
+    if not answer["labels"]:
+        output.print_line("      no label: none is allowed and above its threshold")
     for place, label in enumerate(answer["labels"], 1):
         likely = f"  {100 * label['probability']:>5.1f} %" if "probability" in label else ""
         name = f"  {label['name']}" if label.get("name", label["label"]) != label["label"] else ""
