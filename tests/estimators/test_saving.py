@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from xcray import DSMLR, PPDSparse
@@ -45,6 +46,8 @@ def test_columns_of_a_data_frame_are_labels(tmp_path: Path) -> None:
         columns = ("csv", "files", "mail")
 
     model = PPDSparse().fit(X, INDICATOR.view(Frame))
+    table = pa.table(dict(zip(Frame.columns, INDICATOR.T, strict=True)))
+    assert PPDSparse().fit(X, table).classes_.tolist() == ["csv", "files", "mail"]
     assert Model.open(model.save(tmp_path / "model")).labels == ["csv", "files", "mail"]
     assert np.array_equal(model.predict(X), INDICATOR)
     assert model.score(X, INDICATOR.view(Frame)) == 1.0

@@ -319,7 +319,8 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.label_lists_:
             X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
             return csr_from(X), self._read_label_lists(Y, X.shape[0])
-        names = getattr(Y, "columns", None)  # of a data frame with a column of 0 and 1 per label
+        # of a data frame, or table of Arrow, with a column of 0 and 1 per label
+        names = getattr(Y, "column_names", getattr(Y, "columns", None))
         self.sparse_labels_ = sp.issparse(Y)
         if not self.sparse_labels_ and Y is not None:
             Y = np.asarray(Y)
