@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, NotFound, ParameterError, excerpt, similar_or_all
 from xcray.model.registry_files import SETTLE_SECONDS, RegistryFiles, append_history
-from xcray.storage.atomic import check_name, read_json, sync_path, write_json
+from xcray.storage.atomic import NAME_PATTERN, check_name, read_json, sync_path, write_json
 
 SUFFIX: Final = ".json"
 MAX_CACHED: Final = 256  # parsed sets in memory
@@ -52,12 +52,8 @@ class LabelSets:
 
     def names(self) -> list[str]:
         """Return the names of all sets, sorted."""
-        file_names = (path.name for path in self._folder.iterdir()) if self._folder.is_dir() else ()
-        return sorted(
-            name.removesuffix(SUFFIX)
-            for name in file_names
-            if name.endswith(SUFFIX) and not name.startswith(".")
-        )
+        names = (path.stem for path in self._folder.glob(f"*{SUFFIX}"))
+        return sorted(name for name in names if NAME_PATTERN.fullmatch(name))
 
     def get(self, name: str) -> StoredLabelSet:
         """Return the current state of one set.

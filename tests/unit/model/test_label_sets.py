@@ -71,6 +71,7 @@ def test_there_and_back(registry: Registry) -> None:
     selection = sets.put("safe", ["csv", "io", "csv", "gone"])
     assert (selection.name, selection.labels) == ("safe", ("csv", "io", "gone"))
     sets.put("all", iter(["json"]))
+    (registry.root / "docs/sets/caf\udce9.json").touch()  # a name in another encoding than UTF-8
     assert sets.names() == ["all", "safe"]
     assert (
         sets("safe") == Registry(registry.root).label_sets("docs")("safe") == ("csv", "io", "gone")
