@@ -38,7 +38,9 @@ def evaluate(
     """Return all metrics that the inputs allow, by name.
 
     "P@k", "nDCG@k", "recall@k", "F1@k" (mean over rows) and "coverage@k" for k in `ks`, "accuracy",
-    and "macro-F1@1" of the first label of each row. Rows without labels are left out.
+    and "macro-F1@1" of the first label of each row. Rows without labels are left out. Reports of
+    trainings count true labels that training lacks as misses: to get their numbers, give the Y of
+    `xcray.data.unseen.with_unseen`, because Y of a data set has no columns for these labels.
     label_counts: (K,) training rows per label, together with n_train, the number of training rows:
     adds "PSP@k" and "PSnDCG@k". Any k above the number of labels is left out. Raises ShapeMismatch,
     and ParameterError for k below 1.
