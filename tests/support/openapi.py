@@ -279,7 +279,7 @@ def explore(
                 for place in places
             },
             "continue-on-failure": True,
-            "request-timeout": 60.0,
+            "request-timeout": 600.0,
             "checks": {
                 "positive_data_acceptance": {"expected-statuses": ACCEPTED},
                 "negative_data_rejection": {"expected-statuses": REFUSED},

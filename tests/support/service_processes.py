@@ -19,9 +19,6 @@ from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobFilter
 from xcray.jobs.store.paging import all_rows
 
-LEASE = "6"
-
-
 PATIENCE = 600.0  # seconds until a wait fails: on a slow machine kernels may have to be compiled
 
 
@@ -30,13 +27,13 @@ def process(
     home: Path,
     *words: str,
     store: str | None = None,
-    lease: str = LEASE,
+    lease: str = "600",
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `xcray WORDS` on a home and kill it at the end of the block.
 
-    lease: seconds; on a slow machine a short lease can expire between two heartbeats. variables:
-    further ones of the environment.
+    lease: seconds; only a test that waits for its end needs a short one, which can expire between
+    two heartbeats on a slow machine. variables: further ones of the environment.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")

@@ -31,7 +31,7 @@ from xcray.model.registry import Registry
 from xcray.storage.atomic import read_json
 
 MOST_ATTEMPTS = 3
-SETTLES = 60.0  # seconds in which pending removals must be done
+SETTLES = 600.0  # seconds in which pending removals must be done
 
 
 def check(

@@ -13,7 +13,7 @@ from tests.robustness.faults.rows_api import OCTETS
 from tests.robustness.faults.rows_runners import drained
 from tests.robustness.faults.service import Service
 from tests.robustness.faults.stage import Stage, namespaces, small_disk, until
-from tests.robustness.faults.work import MIDDLE, QUICK, SLOW, ok
+from tests.robustness.faults.work import MIDDLE, QUICK, SLOW, at_share, ok
 from xcray.jobs.states import SUCCEEDED
 
 
@@ -141,11 +141,7 @@ def _while_training(
     The job is released. With free space it ends with the same model, without being resumed.
     """
     job = service.submit(data, "m", f"train{turn}", **SLOW)
-    until(
-        lambda: service.job(job)["phase"] == "TRAINING",
-        "it trains",
-        pause=0.02,
-    )
+    at_share(service.http, job, 0.0)
     ballast = _fill(disk, 0)
 
     def met() -> Any:

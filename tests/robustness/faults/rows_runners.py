@@ -10,7 +10,7 @@ from tests.robustness.faults.catalogue import row
 from tests.robustness.faults.service import Service, attempts, store_of
 from tests.robustness.faults.stage import Stage, kill, until
 from tests.robustness.faults.work import MIDDLE, SLOW, at_share, ok
-from xcray.jobs.states import SUCCEEDED, TERMINAL
+from xcray.jobs.states import PENDING, RUNNING, SUCCEEDED, TERMINAL
 
 SHARES = (0.1, 0.5, 0.9)
 
@@ -21,7 +21,8 @@ def working(stage: Stage) -> tuple[Service, str, str]:
     Returns the service, the id of a data set whose training takes several seconds, and the SHA-256
     of the model.
     """
-    service = Service(stage)
+    # Each fault is one lost attempt: without processor time for a while, a runner keeps its lease.
+    service = Service(stage, lease_seconds=600 if stage.small else 20)
     service.up()
     data = service.dataset(**MIDDLE)
     job = service.ended(service.submit(data, "plain", "plain", **SLOW))
@@ -30,9 +31,13 @@ def working(stage: Stage) -> tuple[Service, str, str]:
 
 
 def drained(stage: Stage, service: Service) -> None:
-    """Check the invariants, then end the service."""
+    """Wait until all jobs have ended, check the invariants, then end the service."""
     store = store_of(service.home)
     try:
+        until(
+            lambda: not any(store.statistics.read().jobs[each] for each in (PENDING, RUNNING)),
+            "all jobs have ended",
+        )
         invariants.check(stage.measurements, stage.ledger, store, service.home, logs=[service.log])
     finally:
         store.close()
@@ -63,15 +68,17 @@ def on_again(service: Service, job: str, attempt: int) -> dict[str, Any]:
     return until(look, f"the attempt after {attempt} of {job}")
 
 
-def hit(stage: Stage, service: Service, data: str, name: str, share: float) -> tuple[str, int, int]:
-    """Submit a job and return its id, attempt and process id at a share of its training."""
-    job = service.submit(data, "m", name, **SLOW)
-    state = at_share(service.http, job, share)
-    pid = attempts(service.home.path, job).get(f"{job} a{state['attempt']}")
-    assert pid is not None, (
-        f"job {job} has no process at {share:.0%}: {state['status']} {state['phase']}"
-    )
-    return job, state["attempt"], pid
+def hit(stage: Stage, service: Service, data: str, name: str, share: float) -> tuple[str, int]:
+    """Kill the process of a new job at a share of its training; return the job's id and attempt.
+
+    A job that was faster than this process is left to itself, and another one takes its place.
+    """
+    while True:
+        job = service.submit(data, "m", f"{name}-{len(stage.ledger.ids('job'))}", **SLOW)
+        attempt = at_share(service.http, job, share)["attempt"]
+        pid = attempts(service.home.path, job).get(f"{job} a{attempt}")
+        if pid is not None and kill(pid) and service.job(job)["status"] not in TERMINAL:
+            return job, attempt
 
 
 @row(
@@ -84,9 +91,8 @@ def hit(stage: Stage, service: Service, data: str, name: str, share: float) -> t
 def runner_killed(stage: Stage) -> None:
     service, data, sha = working(stage)
     for turn in range(stage.runs):
-        job, attempt, pid = hit(stage, service, data, f"k{turn}", SHARES[turn % 3])
+        job, attempt = hit(stage, service, data, f"k{turn}", SHARES[turn % 3])
         lost = max(0.0, time.time() - newest_part(service, job))
-        kill(pid)
         both = turn == stage.runs - 1 and not stage.small
         with stage.measurements.recovering():
             if both:

@@ -47,7 +47,6 @@ def _await_status(http: httpx.Client, name: str, status: int) -> None:
     until(
         lambda: {_status(http, name) for _ in range(16)} == {status},
         f"predictions of {name} have status {status}",
-        60,
     )
 
 

@@ -108,7 +108,7 @@ class Process:
         """Send a signal."""
         kill(self.pid, number)
 
-    def end(self, seconds: float = 180.0) -> int:
+    def end(self, seconds: float = PATIENCE) -> int:
         """Send SIGTERM and return the exit status."""
         self.signal(signal.SIGTERM)
         assert self.popen is not None

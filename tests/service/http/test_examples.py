@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ class Reader:
             text = example if isinstance(example, str) else json.dumps(example)
             text = text.replace(ID_EXAMPLES["upload"], self._ids["upload"])
             headers = {"content-type": kind} if kind else {}
-            answer = self._http.request(one["method"], path, content=text, headers=headers)
+            ask = partial(self._http.request, one["method"], path, content=text, headers=headers)
+            # 503: such as a check of readiness that is not done yet on a slow machine
+            answer = until(lambda ask=ask: (it := ask()).status_code != 503 and it, self._home)
             assert answer.is_success, (name, path, answer.status_code, answer.text)
             self._take_id(name, answer)
 

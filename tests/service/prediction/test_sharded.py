@@ -119,6 +119,12 @@ def predictor_of(front: Model, addresses: list[str], **how: Any) -> Predictor:
     return Predictor(front, scorer=ShardedScorer(each, front.n_features, **how))
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine, a shard that answers late is not a lost one."""
+    monkeypatch.setattr("xcray.service.prediction.sharded_scorer.REPLY_SECONDS", 600.0)
+
+
 def closed_address() -> str:
     """Return an address where nothing listens."""
     with socket.socket() as listener:

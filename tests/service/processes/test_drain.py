@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -27,8 +28,7 @@ from xcray.service.processes.server import Server
 from xcray.service.processes.sockets import listen, stop_accepting
 
 BODY = {"instances": [{"text": text} for text in TEXTS]}
-PATIENCE = 180.0
-DRAIN = 60  # seconds; longer than all checks before a second signal ends the drain
+PATIENCE = 600.0
 
 
 class RequestLoop:
@@ -90,17 +90,22 @@ def may_be_reset() -> set[str]:
 
 
 def slow_upload(url: str) -> socket.socket:
-    """Send half of an upload and return the connection."""
+    """Begin an upload and return the connection."""
     address = httpx.URL(url)
     connection = socket.create_connection((address.host, address.port or 80), timeout=PATIENCE)
     lines = (
         "POST /v1/uploads HTTP/1.1",
         f"Host: {address.host}",
         "Content-Type: application/octet-stream",
-        "Content-Length: 1000",
+        "Transfer-Encoding: chunked",
     )
-    connection.sendall("\r\n".join([*lines, "", ""]).encode() + b"x" * 500)
+    connection.sendall("\r\n".join([*lines, "", ""]).encode())
     return connection
+
+
+def send_chunk(connection: socket.socket, size: int = 20_000) -> None:
+    """Send more of an upload, enough for the least rate over ten seconds; size 0: its end."""
+    connection.sendall(b"%x\r\n%b\r\n" % (size, b"x" * size))
 
 
 @pytest.mark.drill
@@ -109,17 +114,26 @@ def test_sigterm_fails_no_accepted_request(tmp_path: Path, workers: int) -> None
     home = tmp_path / "home"
     publish(Registry(home / "models"), "docs", tmp_path / "staged")
     words = ("serve", "--processes", str(workers))
-    variables = {"XCRAY_DRAIN_SECONDS": f"{DRAIN}", "XCRAY_PRELOAD": '["docs"]'}
+    variables = {
+        "XCRAY_DRAIN_SECONDS": "600",  # longer than all checks before a second signal
+        "XCRAY_GRACE_SECONDS": "600",
+        "XCRAY_PRELOAD": '["docs"]',
+    }
     with process(home, *words, variables=variables) as serve:
         url = read_process_file(home, serve, "serve")["url"]
         until(lambda: get_once(url, "/readyz").json()["ready"])
         clients = RequestLoop(url)
         clients.start()
         with contextlib.closing(slow_upload(url)) as upload:
-            until(lambda: clients.counts["200"] >= 20)
+            until_sent = partial(until, tick=lambda: send_chunk(upload))
+            until_sent(lambda: clients.counts["200"] >= 20)
             serve.send_signal(signal.SIGTERM)
-            unready = until(
-                lambda: (answer := get_once(url, "/readyz")).status_code == 503 and answer
+            # Enough requests to reach each worker: two signals at once would count as one.
+            unready = until_sent(
+                lambda: (
+                    {(answer := get_once(url, "/readyz")).status_code for _ in range(20)} == {503}
+                    and answer
+                )
             )
             reasons = unready.json()["reasons"]
             assert reasons[0] == "DRAINING"
@@ -128,11 +142,11 @@ def test_sigterm_fails_no_accepted_request(tmp_path: Path, workers: int) -> None
             # it is alive, so that it is not restarted
             assert get_once(url, "/healthz").status_code == 200
             at_signal = clients.counts["200"]
-            until(lambda: clients.counts["200"] > at_signal)  # requests are still answered
+            until_sent(lambda: clients.counts["200"] > at_signal)  # requests are still answered
             serve.send_signal(signal.SIGTERM)  # the load balancer has noticed: the drain can end
             # New connections are refused while the upload is still incomplete.
-            until(lambda: clients.counts["refused"])
-            upload.sendall(b"x" * 500)
+            until_sent(lambda: clients.counts["refused"])
+            send_chunk(upload, 0)
             assert upload.recv(65_536).startswith(b"HTTP/1.1 201")
         assert serve.wait(PATIENCE) == 0, (home / "processes.log").read_text()
         clients.stop()

@@ -66,8 +66,8 @@ def refused(home: Path, *words: str) -> str:
 def test_on_sqlite_one_process_serves_and_one_runs_jobs(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with (
-        process(home, "serve", "--no-runner", lease="600") as api,
-        process(home, "runner", lease="600") as runner,
+        process(home, "serve", "--no-runner") as api,
+        process(home, "runner") as runner,
     ):
         details = read_process_file(home, api, "serve"), read_process_file(home, runner, "runner")
         with client(details[0]["url"]) as http, client(details[1]["url"]) as health:
@@ -99,7 +99,9 @@ def test_on_postgresql_replicas_share_a_home_and_a_killed_leader_is_replaced(
         first = stack.enter_context(process(home, "serve", "--no-runner", store=url))
         read_process_file(home, first, "serve")  # the first process creates the tables
         apis = [first, stack.enter_context(process(home, "serve", "--no-runner", store=url))]
-        runners = [stack.enter_context(process(home, "runner", store=url)) for _ in range(2)]
+        runners = [
+            stack.enter_context(process(home, "runner", store=url, lease="6")) for _ in range(2)
+        ]
         https = [
             stack.enter_context(client(read_process_file(home, api, "serve")["url"]))
             for api in apis

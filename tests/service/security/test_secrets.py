@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.postgres import state
 from tests.support.service_processes import PATIENCE, process, read_process_file, until
 from xcray.cli.main import main
 from xcray.jobs.home import Home
@@ -83,6 +84,7 @@ def test_keys_and_tokens_do_not_leak(
             serve.send_signal(signal.SIGTERM)
             serve.wait(PATIENCE)
             values = watch.end()
+    until(lambda: all(state(pid) == "Z" for pid in watch.pids), own_home)  # and remove no files
     assert len(watch.pids) >= 3, "the service, a build and a runner"
     places = {str(path): path.read_bytes() for path in own_home.rglob("*") if path.is_file()}
     places["replies"] = b"".join(replies)
