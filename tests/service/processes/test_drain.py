@@ -74,6 +74,15 @@ def get_once(url: str, path: str) -> httpx.Response:
     return httpx.get(f"{url}{path}", trust_env=False, timeout=PATIENCE)
 
 
+def is_unready(url: str, answers: list[httpx.Response]) -> bool:
+    """Ask for readiness once more; return whether no worker has been ready for a while.
+
+    Each one must have handled the signal: a second one that came before would count as the first.
+    """
+    answers.append(get_once(url, "/readyz"))
+    return [each.status_code for each in answers[-20:]] == [503] * 20
+
+
 def may_be_reset() -> set[str]:
     """Return additional results that clients can get here.
 
@@ -122,19 +131,14 @@ def test_sigterm_fails_no_accepted_request(tmp_path: Path, workers: int) -> None
     with process(home, *words, variables=variables) as serve:
         url = read_process_file(home, serve, "serve")["url"]
         until(lambda: get_once(url, "/readyz").json()["ready"])
-        clients = RequestLoop(url)
+        clients, answers = RequestLoop(url), list[httpx.Response]()
         clients.start()
         with contextlib.closing(slow_upload(url)) as upload:
             until_sent = partial(until, tick=lambda: send_chunk(upload))
             until_sent(lambda: clients.counts["200"] >= 20)
             serve.send_signal(signal.SIGTERM)
-            # Enough requests to reach each worker: two signals at once would count as one.
-            unready = until_sent(
-                lambda: (
-                    {(answer := get_once(url, "/readyz")).status_code for _ in range(20)} == {503}
-                    and answer
-                )
-            )
+            until_sent(lambda: is_unready(url, answers))
+            unready = answers[-1]
             reasons = unready.json()["reasons"]
             assert reasons[0] == "DRAINING"
             assert "MODELS" not in reasons
