@@ -48,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 # The client uses HTTP and imports nothing else of the package than these.
 ONLY = {"client": {"api", "arrays", "errors", "parameters", "storage"}}
 # These can import packages inside functions, so that `import xcray` and `xcray --help` start fast.
-LAZY_PACKAGES = {"xcray", "cli"}
+LAZY_PACKAGES = {"xcray", "__main__", "cli"}
 # Only the Ray workers of training and batch prediction need Ray.
 LAZY_IMPORTS = {("training", "workers"), ("batch", "workers")}
 # What other packages can import of `solvers`; estimators are one solver each.

@@ -356,18 +356,17 @@ def to_instances(rows: CSR) -> list[dict[str, Any]]:
 
 def print_prediction(answer: dict[str, Any]) -> None:
     """Print the input with its labels below."""
-    name = answer["input"]
-    if not isinstance(name, str):
-        name = ", ".join(f"{field}: {value}" for field, value in name.items())
-    output.print_line(name)
+    given = answer["input"]
+    fields = {} if isinstance(given, str) else given
+    output.print_line(", ".join(f"{field}: {value}" for field, value in fields.items()) or given)
     if not answer["labels"]:
         output.print_line("      no label: none is allowed and above its threshold")
     for place, label in enumerate(answer["labels"], 1):
-        likely = f"  {100 * label['probability']:>5.1f} %" if "probability" in label else ""
+        score = f"{label['score']:>9.4f}"
+        score += f"  {100 * label['probability']:>5.1f} %" if "probability" in label else ""
         name = f"  {label['name']}" if label.get("name", label["label"]) != label["label"] else ""
         origin = format_origin(label["origin"]) if label.get("origin") else ""
-        shown = f"{label['label']}{name}{origin}"
-        output.print_line(f"  {place:>2}  {label['score']:>9.4f}{likely}  {shown}")
+        output.print_line(f"  {place:>2}  {score}  {label['label']}{name}{origin}")
     if "certificate" in answer:
         output.print_line(f"      {format_certificate(answer['certificate'])}")
 
