@@ -30,7 +30,7 @@ WORDS = {
     "file": "csv json text",
 }
 # Seconds until a wait fails: a new process may have to compile the kernels first.
-PATIENCE = 600.0
+PATIENCE = 1800.0
 
 
 def lines() -> str:

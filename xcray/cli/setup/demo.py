@@ -288,8 +288,9 @@ def upload_standard_library(client: Client, path: Path) -> DatasetView:
 def train_model(client: Client, dataset: DatasetView, running: DemoService, pool: str) -> JobView:
     """Train over REST and follow the job. Raises Unavailable if it does not succeed."""
     named: dict[str, Any] = {"model": "pydocs", "name": "demo", "pool": pool}
-    # a Ray that does not start is not tried again for an hour, as a service does
-    submitted = client.jobs.submit(dataset=dataset["id"], max_attempts=1, **named)
+    # a Ray that does not start is not tried again for an hour, as a service does; once is too few,
+    # because on a busy machine a new one takes long to accept jobs
+    submitted = client.jobs.submit(dataset=dataset["id"], max_attempts=4, **named)
     output.print_line()
     output.print_line(f"training on the pool {pool!r}: {running.url}/v1/jobs/{submitted['id']}")
     shown = output.is_json() or pool != "ray"
