@@ -17,7 +17,7 @@ from xcray.schedule.shard_assignment import assign_by_speed
 from xcray.solvers.group_contract import Grid, Layout, PlacedBlock, Rotation
 from xcray.training.shards.rebalancing import WorkerSpeeds
 from xcray.workers import calls
-from xcray.workers.call_queue import WorkerLost, call, call_many
+from xcray.workers.call_queue import CallQueue, WorkerLost, call, call_many
 from xcray.workers.calls import TIME_LIMIT, GroupCalls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.parts import Parts
@@ -257,6 +257,28 @@ def test_a_lost_worker_is_reported_with_its_passes():
         turn(group, record=spans.append, tick=lose)
     assert raised.value.workers == ("worker-1",)
     assert [span.worker for span in spans if span.outcome == LOST] == ["worker-1"]
+
+
+def test_a_worker_lost_together_with_an_object_is_reported():
+    """The loss and the call without its argument come in one batch; else it is never replaced."""
+
+    class Together(SerialGroup):
+        """A group that returns two replies at once."""
+
+        def wait(self, seconds):
+            return [*super().wait(seconds), *super().wait(seconds)]
+
+    group = Together(Work(), 2)
+    group.open()
+    result = call(
+        group, to("worker-1", "pass_block", start(group)[3].handle, (4,), ("update", 1.0), False)
+    )
+    queue = CallQueue(group)
+    queue.submit("next", to("worker-0", "pass_block", result.ref, (0,), ("update", 1.0), False))
+    group.simulate_loss("worker-1", with_objects=True)
+    with pytest.raises(WorkerLost) as raised:
+        queue.results()
+    assert raised.value.workers == ("worker-1",)
 
 
 def test_objects_lost_with_a_node_are_a_loss():
