@@ -179,6 +179,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def patient_ray() -> None:
+    """Give a Ray of this process ten minutes to start."""
+    from xcray.workers.ray import session
+
+    session.START_SECONDS = 600.0  # type: ignore[misc]
+
+
+@pytest.fixture(autouse=True, scope="session")
 def quick_service() -> None:
     """Services in this process poll often, whatever the disk and however many wrong keys."""
     from xcray.service import constants

@@ -238,7 +238,7 @@ class Node:
         ]
 
 
-RAY: Final = (sys.executable, "-m", "ray.scripts.scripts")
+RAY: Final = (sys.executable, "-m", "xcray.workers.ray.session")  # with a patient start
 
 
 class Nodes:
@@ -325,7 +325,7 @@ class Nodes:
         fields = {"address": self.gcs, "num-cpus": cpus, **options}
         node = Node(self, len(self.others) + 2, self._start(fields, len(self.others) + 2), hide)
         self.others.append(node)
-        # A raylet has 30 s to start, which can be too short on a busy machine.
+        # A raylet that joins a head which has just started can hang.
         if wait and not node.came():
             assert tries > 1, f"no node started at {node.address}: {node.tail()}"
             self.others.pop()
@@ -379,8 +379,6 @@ class Nodes:
             "object-store-memory": self.store,
             **options,
         }
-        if not namespaces():
-            own["dashboard-agent-listen-port"] = free_port()
         return [
             *RAY,
             "start",

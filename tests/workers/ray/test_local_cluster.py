@@ -3,6 +3,7 @@
 Each test ends only what it started.
 """
 
+import contextlib
 import fcntl
 import inspect
 import math
@@ -56,16 +57,16 @@ def settings_():
     return {name: value for name, value in os.environ.items() if name != "RAY_CLIENT_MODE"}
 
 
-def wait_for_exit(pids, seconds=600.0):
+def wait_for_exit(pids):
     """Wait for the end of processes and return those that are left."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 600.0
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
 
 
 def alive(pid):
-    return pid in {each for each, _ in processes._processes()}
+    return pid in {each.pid for each in processes.list_processes()}
 
 
 def root_of(directory):
@@ -117,7 +118,7 @@ time.sleep(600)
 def get(url, headers=None):
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers or {}), timeout=60
+            urllib.request.Request(url, headers=headers or {}), timeout=600
         ) as reply:
             return reply.status
     except urllib.error.HTTPError as error:
@@ -150,7 +151,7 @@ def test_the_token_is_in_one_file_of_its_owner_and_shown_nowhere(cluster, direct
     assert stat.S_IMODE(info.token_path.stat().st_mode) == 0o600
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(root_of(directory).stat().st_mode) == 0o700
-    commands = [ray_keeper._command_line(pid).decode() for pid, _ in processes._processes()]
+    commands = [ray_keeper._command_line(each.pid).decode() for each in processes.list_processes()]
     assert any("gcs_server" in command for command in commands)
     files = [path for path in directory.iterdir() if path != info.token_path]
     shown = [path.read_text(errors="replace") for path in files]
@@ -204,7 +205,7 @@ def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, be
         [sys.executable, "-c", "import time; time.sleep(600)  # xcray ray"]
     )
     cluster.stop()
-    assert wait_for_exit(pids, 10.0) == []
+    assert wait_for_exit(pids) == []
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
@@ -242,11 +243,13 @@ def test_a_node_that_ends_with_status_0_is_noticed_and_replaced(tmp_path):
         cluster.check()
         pids = [first.pid, *descendants(first.pid)]
         agents = [pid for pid in pids if b"dashboard/agent.py" in ray_keeper._command_line(pid)]
-        assert len(agents) == 1
-        os.kill(agents[0], signal.SIGKILL)
+        assert agents
+        for pid in agents:  # a child that has not called exec yet looks like its parent
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         assert wait_for_exit(pids) == []
         assert cluster.info() is None
-        with pytest.raises(Unavailable, match="raylet") as caught:
+        with pytest.raises(Unavailable, match="ended by itself") as caught:
             cluster.check()
         assert caught.value.code == "RAY_ENDED"
         assert cluster.ensure().pid != first.pid
@@ -351,6 +354,7 @@ def test_a_ray_that_starts_slowly_is_waited_for(monkeypatch, tmp_path):
     monkeypatch.setattr(services, "get_node", get_node)
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
     monkeypatch.setattr(ray_session, "time", clock)
+    monkeypatch.setattr(ray_session, "START_SECONDS", 180.0)
     assert ray_session.start_node(Starting).info == {"node": "id"}
     assert (now, ended) == ([150.0], [])
     up = 400.0
@@ -496,7 +500,7 @@ def test_settings_are_put_back(monkeypatch):
 
 
 def test_descendants_are_found_over_generations_by_both_methods(monkeypatch):
-    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     try:
         deadline = time.monotonic() + 120
@@ -505,11 +509,13 @@ def test_descendants_are_found_over_generations_by_both_methods(monkeypatch):
             time.sleep(0.02)
         assert child.pid in descendants(os.getpid())
         assert set(result) < set(descendants(os.getpid()))
-        assert (result[0], child.pid) in processes._processes()
+        found = [processes.list_processes]
         if shutil.which("ps"):
-            assert (result[0], child.pid) in processes._processes_by_ps()
+            found.append(processes._processes_by_ps)
         else:
             without.say("ps", "the processes of a machine that has no /proc were not listed")
+        for listed in found:
+            assert (result[0], child.pid) in [(each.pid, of) for each, of in listed().items()]
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()

@@ -160,7 +160,6 @@ class LocalRayDaemon:
             "port": 0,
             "dashboard-host": "127.0.0.1",
             "dashboard-port": dashboard,
-            "dashboard-agent-listen-port": free_port(),
             # cannot be disabled; the token protects it
             "ray-client-server-port": free_port(),
             "min-worker-port": 0,

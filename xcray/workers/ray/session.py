@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -34,6 +35,12 @@ AUTO: Final = "auto"  # the cluster of this process
 START_SECONDS: Final = 180.0  # that a Ray can take to start, as on a busy machine
 # Part of Ray's message if a node was not up in time.
 SLOW_START_TEXT: Final = "timed out during startup"
+AGENT_PORTS: Final = (
+    "metrics_agent_port",
+    "metrics_export_port",
+    "dashboard_agent_listen_port",
+    "runtime_env_agent_port",
+)
 T = TypeVar("T")
 PRIVATE_PORTS: Final = range(20_000, 30_000)
 _PORTS: Final = count(secrets.randbelow(len(PRIVATE_PORTS)))
@@ -52,6 +59,8 @@ def local_ray_environment(token_path: Path | str) -> dict[str, str]:
         "RAY_free_objects_period_milliseconds": "100",
         "RAY_DEDUP_LOGS": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # that a node waits for its agents
+        "RAY_agent_register_timeout_ms": str(int(1000 * START_SECONDS)),
     }
 
 
@@ -240,10 +249,15 @@ def patient_start() -> Iterator[None]:
     """Give a node of Ray started in the block START_SECONDS to answer, instead of Ray's thirty.
 
     Ray's limit is not a setting. It is checked when a query for the node has raised RuntimeError.
+    The ports of the node's agents are given: Ray ends a node whose agents do not name theirs within
+    fifteen seconds. A dashboard that is not up within sixty is left behind.
     """
-    from ray._private import services  # a test fails if a release of Ray changes it
+    # tests fail if a release of Ray changes these
+    from ray._private import ray_constants, services
 
-    get_node: Any = services.get_node  # it has no type annotations
+    get_node: Any = services.get_node  # they have no type annotations
+    start_raylet: Any = services.start_raylet
+    start_process: Any = services.start_ray_process
     deadline = time.monotonic() + START_SECONDS
 
     def wait_for_node(address: str, node_id: str) -> Any:
@@ -256,11 +270,30 @@ def patient_start() -> Iterator[None]:
                     raise
                 time.sleep(0.1)
 
-    services.get_node = wait_for_node
+    def start_with_ports(*arguments: Any, **options: Any) -> Any:
+        """Start a raylet whose agents have ports of their own."""
+        return start_raylet(*arguments, **options | {name: free_port() for name in AGENT_PORTS})
+
+    def start_with_flag(command: list[str], *arguments: Any, **options: Any) -> Any:
+        """Start a process of Ray; a raylet gets the port that Ray gives to its agent only."""
+        ports = re.findall(r"--listen-port=(\d+)", " ".join(command))
+        flags = [f"--dashboard_agent_listen_port={port}" for port in ports]
+        return start_process([*command, *flags], *arguments, **options)
+
+    changes: list[tuple[Any, str, Any]] = [
+        (services, "get_node", wait_for_node),
+        (services, "start_raylet", start_with_ports),
+        (services, "start_ray_process", start_with_flag),
+        (ray_constants, "RAY_DASHBOARD_STARTUP_TIMEOUT_S", START_SECONDS),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in changes]
+    for module, name, value in changes:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        services.get_node = get_node
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def start_node(start: Callable[[], T]) -> T:
