@@ -44,8 +44,9 @@ class Happening:
     """An event at a time.
 
     what: "node": a node with `size` CPUs joins; "deaf": the same, but it never received the job;
-    "kill" or "drain": affects the live node number `size`; "crash": one actor crashes; "message":
-    the calls of one actor fail, and the actor lives on.
+    "kill" or "drain": affects the live node number `size`; "reset": kill, and its actors are lost
+    before it is reported as dead; "crash": one actor crashes; "message": the calls of one actor
+    fail, and the actor lives on.
     """
 
     at: float
@@ -269,8 +270,12 @@ class SimulatedRun:
             self.nodes.append(
                 Node(f"{next(self._ids):056x}", what.size, unresponsive=what.what == "deaf")
             )
-        elif what.what == "kill" and there:
-            there[what.size % len(there)].died_at = self.now
+        elif what.what in ("kill", "reset") and there:
+            node = there[what.size % len(there)]
+            node.died_at = self.now
+            for actor in self.actors if what.what == "reset" else ():
+                if actor.node is node:
+                    actor.die("its connection was reset")
         elif what.what == "drain" and there:
             there[what.size % len(there)].drains = True
         elif what.what in ("crash", "message"):

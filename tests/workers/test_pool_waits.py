@@ -84,6 +84,16 @@ def test_a_node_that_places_no_worker_is_avoided_and_another_requested():
     assert seconds < 120.0
 
 
+def test_a_node_whose_workers_are_lost_before_it_is_known_as_dead_counts_as_no_crash():
+    """It has all workers, more than the crashes that one worker may have."""
+    play = SimulatedRun(
+        [1.0] * 200,
+        [Happening(0.0, "node", 8), Happening(12.0, "reset"), Happening(14.0, "node", 8)],
+    )
+    seconds, _ = job(play, 8)
+    assert seconds < 90.0
+
+
 def test_a_job_without_workers_ends_after_the_start_timeout(monkeypatch):
     """The only node dies and no other starts: the job ends with the reason for its wait."""
     monkeypatch.setenv("XCRAY_RAY_START_SECONDS", "60")

@@ -21,7 +21,6 @@ from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import merge
 from xcray.workers.pool import Result
 from xcray.workers.ray import cluster_state as ray_nodes
-from xcray.workers.ray import workers as ray_workers
 from xcray.workers.ray.pool import RayPool
 from xcray.workers.ray.worker_group import RayWorkerGroup
 from xcray.workers.solver_task import SolverTask, shared_arrays
@@ -29,7 +28,7 @@ from xcray.workers.timeline import Timeline, read_streams
 from xcray.workers.worker_group import CallResult
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
-LATER_MS = 60_000  # time until a draining node is removed: after the test
+LATER_MS = 3_600_000  # time until a draining node is removed: after the test
 PREEMPTION = 2  # a value of Ray's DrainNodeReason
 REMOVED_NODES = []  # removed nodes
 
@@ -46,7 +45,12 @@ def all_nodes(cluster):
     """Add the nodes that the previous test removed, and wait until all CPUs are free."""
     while len(cluster.worker_nodes) < 2:
         cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
-    until(lambda: ray.available_resources().get("CPU") == 4.0)
+    until(
+        lambda: (
+            sum(node["Alive"] for node in ray.nodes()) == 3
+            and ray.available_resources().get("CPU") == 4.0
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,10 @@ class Run:
     def node_of(self, worker: str) -> str:
         """Return the ID of a worker's node, as in the timeline."""
         return self.pool.nodes[worker].split("/")[1]
+
+    def workers_on(self, node: str) -> list[str]:
+        """Return the workers that a node has or had."""
+        return [worker for worker in self.pool.nodes if self.node_of(worker) == node[:12]]
 
     def linger(self, enough) -> None:
         """Hold back results until a condition is met, so that the job lasts until then."""
@@ -169,23 +177,23 @@ def test_a_node_is_filled_before_another_is_opened_and_bits_are_the_same(
 
 
 def test_a_node_that_drains_ends_its_batches_and_others_go_on(cluster, tiny, tmp_path, digest):
-    drained = []
+    drained, leaving = [], []
 
     def drain(run: Run) -> None:
         drained.append(node_named(cluster, run.node_of("worker-0")).node_id)
+        leaving.extend(run.workers_on(drained[0]))
         client = ray._private.worker.global_worker.gcs_client
         until_ms = int(time.time() * 1000) + LATER_MS
         assert client.drain_node(drained[0], PREEMPTION, "spot", until_ms)[0]
         until(lambda: ray_nodes.read_gcs().draining == {drained[0]: until_ms})
         assert ray_nodes.cluster_cores() == 2
-        run.linger(lambda: {"worker-2", "worker-3"} <= run.pool.nodes.keys())
+        run.linger(lambda: len(run.pool.nodes) == 2 + len(leaving))
 
     run = Run(tiny, tmp_path, "drained", acts={2: drain})
     assert run.digest == digest
     assert run.pool.status().lost == 0
     assert not [row for row in run.rows if row["outcome"] == "lost"]
-    assert {run.node_of(worker) for worker in ("worker-0", "worker-1")} == {drained[0][:12]}
-    assert drained[0][:12] not in {run.node_of(worker) for worker in ("worker-2", "worker-3")}
+    assert run.workers_on(drained[0]) == leaving
     cluster.remove_node(node_named(cluster, drained[0]), allow_graceful=False)
 
 
@@ -224,22 +232,26 @@ def test_a_rotation_training_leaves_a_draining_node(cluster, tmp_path):
     cluster.remove_node(node_named(cluster, drained[0]), allow_graceful=False)
 
 
-def test_a_vanished_node_changes_no_bit_and_counts_as_no_crash(
-    cluster, tiny, tmp_path, digest, monkeypatch
-):
-    """Both workers of a node are lost and others start elsewhere; no crash is allowed."""
-    monkeypatch.setattr(ray_workers, "REPLACEMENTS_PER_WORKER", 1)
+def test_a_vanished_node_changes_no_bit_and_counts_as_no_crash(cluster, tiny, tmp_path, digest):
+    """The workers of a node are lost and others start elsewhere."""
+    victims, gone = [], []
 
     def vanish(run: Run) -> None:
-        victim = node_named(cluster, run.node_of("worker-0"))
-        cluster.remove_node(victim, allow_graceful=False)
-        run.linger(lambda: run.pool.status().lost_with_nodes == 2 and len(run.pool.nodes) >= 4)
+        victims.append(node_named(cluster, run.node_of("worker-0")))
+        gone.extend(run.workers_on(victims[0].node_id))
+        cluster.remove_node(victims[0], allow_graceful=False)
+        run.linger(
+            lambda: (
+                run.pool.status().lost_with_nodes == len(gone)
+                and len(run.pool.nodes) == 2 + len(gone)
+            )
+        )
 
     run = Run(tiny, tmp_path, "vanished", acts={2: vanish})
     there = run.pool.status()
     assert run.digest == digest
-    assert (there.lost, there.lost_with_nodes) == (2, 2)
-    assert run.node_of("worker-2") not in {run.node_of("worker-0")}
+    assert there.lost == there.lost_with_nodes == len(gone)
+    assert run.workers_on(victims[0].node_id) == gone
 
 
 def test_autoscaling_requests_no_late_nodes_and_releases_idle_workers(cluster, tmp_path):
@@ -267,7 +279,7 @@ def test_autoscaling_requests_no_late_nodes_and_releases_idle_workers(cluster, t
             gate.touch()
 
     schedule = LabelScheduler(range(401), [100.0] + [LABEL] * 400, workers=8)
-    run_schedule(schedule, pool, commit=results.append, tick=look, seconds=300.0)
+    run_schedule(schedule, pool, commit=results.append, tick=look, seconds=1200.0)
     assert sorted(label for result in results for label in result.task.labels) == list(range(401))
     assert gate.exists(), counts[-1]
     assert 2 < max(counts) <= 4

@@ -162,8 +162,8 @@ class RayPool(RayWorkers):
 
     @property
     def _n_expected(self) -> int:
-        """Number of workers that were started and not lost."""
-        return min(self._n_workers, max(1, self._started - self._locations.lost))
+        """Number of workers that were ready at the same time."""
+        return max(1, self._peak)
 
     def status(self) -> WorkerStatus:
         """Return the ready actors and the desired number."""
