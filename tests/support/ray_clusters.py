@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import ray
 from ray._private.internal_api import node_stats
 from ray.cluster_utils import Cluster
 
+from xcray.schedule import placement_timeouts
 from xcray.workers.ray.session import (
     NAMESPACE,
     environment,
@@ -27,6 +29,14 @@ QUICK = {  # a dead node is noticed in seconds
     "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "3",
 }
+
+
+@contextmanager
+def named_once() -> Iterator[None]:
+    """Keep pools from requesting a slow worker again, under another name, for ten minutes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placement_timeouts, "STUCK_SECONDS", 600.0)
+        yield
 
 
 class Patient(Cluster):
@@ -46,14 +56,13 @@ def several_nodes(*cpus: int, store: int = 100 << 20) -> Iterator[Cluster]:
     """
     root = make_short_root()
     write_token(root / "token")
-    with environment(
-        {
-            **local_ray_environment(root / "token"),
-            **QUICK,
-            "RAY_ADDRESS": None,
-            "RAY_TMPDIR": str(root),
-        }
-    ):
+    settings = {
+        **local_ray_environment(root / "token"),
+        **QUICK,
+        "RAY_ADDRESS": None,
+        "RAY_TMPDIR": str(root),
+    }
+    with environment(settings), named_once():
         cluster = Patient(
             initialize_head=True,
             head_node_args={

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from tests.support.ray_clusters import named_once
 from xcray.workers.ray.local_cluster import local_ray
 
 NUM_CPUS = 4  # room for two groups of two workers, or for four workers
@@ -17,6 +18,7 @@ _ADDRESSES: list[str] = []
 def start() -> str:
     """Return the address of the local Ray, which is started if it does not run."""
     if not _ADDRESSES:
+        _RUNNING.enter_context(named_once())
         _ADDRESSES.append(_RUNNING.enter_context(local_ray(NUM_CPUS)))
     return _ADDRESSES[0]
 

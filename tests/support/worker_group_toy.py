@@ -12,7 +12,7 @@ import numpy as np
 
 from xcray.errors import DataError, Stopped
 from xcray.schedule.calls import Call
-from xcray.schedule.events import Lost
+from xcray.schedule.events import Joined, Lost
 
 PATIENCE = 300.0  # seconds until a wait fails, even on a slow machine
 LARGE = 200_000  # float32 values: more than Ray sends inside a message
@@ -136,12 +136,12 @@ def to(worker: str, verb: str, *args: Any) -> Call[Any, Any]:
 
 
 def replies(group: Any, count: int, seconds: float = PATIENCE) -> list[Any]:
-    """Return the next `count` replies."""
+    """Return the next `count` replies; workers that join meanwhile are none."""
     results: list[Any] = []
     ends = time.monotonic() + seconds
     while len(results) < count:
         assert time.monotonic() < ends, f"only {results} arrived"
-        results += group.wait(0.2)
+        results += [each for each in group.wait(0.2) if not isinstance(each, Joined)]
     assert len(results) == count
     return results
 

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,8 @@ from xcray.workers.ray import session as ray_session
 from xcray.workers.ray.local_cluster import ExternalRay
 from xcray.workers.ray.session import check_dashboard, connect, free_port
 
+# a lease outlives a stall of the machine
+OPTIONS = SupervisorOptions(start_seconds=3600.0)
 ON_RAY, HERE = {"dataset": "/x", "pool": "ray"}, {"dataset": "/x", "pool": "threads"}
 
 
@@ -66,6 +69,12 @@ def dashboard(answers):
 
 
 WELL = {"/api/version": (200, b'{"ray_version": "2.60.0"}'), "/api/gcs_healthz": (200, b"success")}
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch):
+    """Let a dashboard of this process answer late, as on a slow machine."""
+    monkeypatch.setattr(check_dashboard, "__defaults__", (600.0,))
 
 
 @pytest.fixture
@@ -140,7 +149,7 @@ def test_jobs_on_ray_wait_in_order_while_ray_is_unavailable(store):
     first, other, second = (submit(store, spec) for spec in (ON_RAY, HERE, ON_RAY))
     bare = submit(store, {"dataset": "/x"})  # a job that names no pool does not need Ray
     launcher = Launches()
-    supervisor = Supervisor(store, launcher, SupervisorOptions(max_running=9))
+    supervisor = Supervisor(store, launcher, replace(OPTIONS, max_running=9))
     launcher.pools_away = {"ray"}
     supervisor.step()
     until(lambda: len(launcher.launched) == 2)
@@ -167,7 +176,7 @@ def test_a_launch_without_a_cluster_returns_the_job_to_its_place(store):
     first, second = submit(store, ON_RAY), submit(store, ON_RAY)
     launcher = Launches()
     launcher.trouble = Unavailable("no Ray answers", code="RAY_UNREACHABLE")
-    supervisor = Supervisor(store, launcher, SupervisorOptions(max_running=1))
+    supervisor = Supervisor(store, launcher, OPTIONS)
     supervisor.step()
     launcher.pools_away = {"ray"}  # as the launch has detected
     until(lambda: store.jobs.get(first).status == PENDING, tick=supervisor.step)
@@ -185,7 +194,7 @@ def test_losses_with_the_cluster_cost_no_attempt_and_are_limited(store, monkeypa
     A job that brings down each cluster ends, too.
     """
     job, launcher = submit(store, ON_RAY), Launches()
-    supervisor = Supervisor(store, launcher, SupervisorOptions(max_attempts=2))
+    supervisor = Supervisor(store, launcher, replace(OPTIONS, max_attempts=2))
     launcher.pools_shaken = {"ray"}
     for attempt in range(1, 5):
         supervisor.step()
@@ -277,6 +286,7 @@ def test_a_launch_does_not_wait_forever_for_a_dashboard(home, store, monkeypatch
 def test_a_submission_is_retried_and_a_lost_answer_is_detected(home, store, monkeypatch):
     """Submissions are retried; if the answer is lost, as for the second job, Ray's state counts."""
     monkeypatch.setattr(ray_launch, "SUBMIT_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(ray_launch, "SUBMIT_SECONDS", 600.0)  # the first one imports Ray
     for _ in range(2):
         submit(store, ON_RAY)
     first, second = (store.attempts.claim("me", lease_seconds=60) for _ in range(2))

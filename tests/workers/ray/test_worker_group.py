@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -115,8 +115,12 @@ def test_a_killed_worker_is_one_loss_and_its_results_are_kept(group):
         group.submit(to("worker-0", "history"))
     group.replace("worker-0")
     assert ask(group, "worker-0", "history").result == []
-    named = [each for each in ray.util.list_named_actors() if each.startswith(name)]
-    assert named in ([name], [f"{name}.2"])
+    until(  # the killed one is on the list for a moment
+        lambda: (
+            [each for each in ray.util.list_named_actors() if each.startswith(name)]
+            in ([name], [f"{name}.2"])
+        )
+    )
     assert ask(group, "worker-0", "add", response, 1.0).result == 10.0
     np.testing.assert_array_equal(group.fetch(response), np.full(LARGE, 5.0, np.float32))
     assert group.wait(0.1) == []
@@ -164,7 +168,7 @@ def test_a_silent_worker_is_lost_and_its_late_answer_ignored(monkeypatch, tmp_pa
         assert result == [Lost("worker-0")]
         (tmp_path / "gate").touch()
         group.replace("worker-0")
-        if alive(pid):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
         assert ask(group, "worker-0", "history").result == []
         until(lambda: not alive(pid))
@@ -206,24 +210,24 @@ def test_the_next_argument_is_fetched_while_a_worker_is_busy(spread_group, tmp_p
     assert [answer.ticket for answer in answers] == [first, second]
     assert answers[1].result == 6.0
     assert places(thing) == {node_of(spread_group, worker) for worker in spread_group.workers}
-    assert places(answers[1].ref) == {node_of(spread_group, "worker-1")}
+    until(lambda: places(answers[1].ref) == {node_of(spread_group, "worker-1")})
 
 
 @pytest.mark.drill
 def test_an_object_is_freed_on_all_nodes_with_its_handle(spread_group):
-    """After objects were passed between nodes and freed, each node's store is as before."""
-    before = store_use()
+    """After objects were passed between nodes and freed, each node's store is empty."""
+    until(lambda: not any(store_use().values()))  # of those of the tests before
     things = [ask(spread_group, "worker-0", "make", float(n)).ref for n in range(4)]
     for turn in range(4):
         things = [
             ask(spread_group, f"worker-{(turn + 1) % 2}", "add", thing, 1.0).ref for thing in things
         ]
-    assert sum(store_use().values()) - sum(before.values()) >= 4 * BYTES
+    assert sum(store_use().values()) >= 4 * BYTES
     # Results of earlier turns are freed.
-    until(lambda: sum(store_use().values()) - sum(before.values()) < 5 * BYTES)
+    until(lambda: sum(store_use().values()) < 5 * BYTES)
     assert [float(spread_group.fetch(thing)[0]) for thing in things] == [4.0, 5.0, 6.0, 7.0]
     del things
-    until(lambda: store_use() == before)
+    until(lambda: not any(store_use().values()))
 
 
 @pytest.mark.drill
@@ -307,8 +311,11 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
         calls = GroupCalls(group, parts=parts, layout=Layout(2, grid=GRID))
         result = calls.rotate(blocks, steps, order="ring", seed=0, epochs=1)
         del blocks
-        for worker, block in result.blocks:
-            assert places(block) == {node_of(group, worker)}
+        until(
+            lambda: all(
+                places(block) == {node_of(group, worker)} for worker, block in result.blocks
+            )
+        )
         # W and state of 4 labels, in float32.
         until(lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4)
 
