@@ -53,7 +53,7 @@ def test_a_reading(server: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert first["in_memory"] == {"small": [1]}
     assert first["requests_per_second"] is None
     assert second["requests_per_second"] > 0.0
-    assert 0.0 < second["p99_seconds"] <= 30.0
+    assert second["p99_seconds"] > 0.0
     assert second["disk_bytes"] > second["disk_free_bytes"] > 0.0
     lines = "\n".join(lines_of(second))
     assert "0 running, 0 waiting" in lines

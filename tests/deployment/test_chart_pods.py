@@ -115,8 +115,8 @@ class Release:
         self.secrets = secrets
         self.pods = pods(template_values(CLUSTER))
 
-    def started(self, container: dict[str, Any], **more: str) -> subprocess.Popen[str]:
-        """Start a container."""
+    def started(self, container: dict[str, Any], **more: str) -> subprocess.Popen[bytes]:
+        """Start a container; it logs to a file, because a pipe that is not read becomes full."""
         key = self.folder / "key"
         key.write_text(self.secrets["admin"]["key"])
         program, *words = [*container["command"], *container.get("args", [])]
@@ -133,22 +133,21 @@ class Release:
         def local(text: str) -> str:
             return text.replace("/run/secrets/xcray-admin/key", str(key))
 
-        return subprocess.Popen(
-            [*own, *map(local, words)],
-            env={name: local(value) for name, value in variables.items()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                [*own, *map(local, words)],
+                env={name: local(value) for name, value in variables.items()},
+                stdout=log,
+                stderr=log,
+            )
 
     def run(self, container: dict[str, Any], **more: str) -> None:
         """Run a container that ends."""
         with self.started(container, **more) as process:
-            output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
+            assert process.wait(600) == 0, (self.folder / "log").read_text()[-4000:]
 
     @contextmanager
-    def api(self) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    def api(self) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         """Run an API pod until it is ready, and during the block; yield its URL and process."""
         spec = self.pods["Deployment/xcray-api"]
         for each in spec["initContainers"]:
@@ -157,7 +156,7 @@ class Release:
         with self.started(spec["containers"][0], XCRAY_DRAIN_SECONDS="600", **address) as process:
             url = f"http://127.0.0.1:{address['XCRAY_PORT']}"
             try:
-                until(lambda: status(url, "/readyz") == 200, "the pod is ready", 300)
+                until(lambda: status(url, "/readyz") == 200, "the pod is ready")
                 yield url, process
             finally:
                 process.kill()
@@ -188,7 +187,7 @@ def test_rendered_pods_run_and_a_new_role_and_key_interrupt_no_request(
 
     def secrets(role: str) -> dict[str, dict[str, str]]:
         at = f"{PASSWORD.replace(' ', '%20')}@127.0.0.1:{postgres.port}/{database}"
-        url = f"postgresql://{role}:{at}"
+        url = f"postgresql://{role}:{at}?connect_timeout=300"
         return {"admin": {"key": create_token().token}, "store": {"url": url}}
 
     release = Release(tmp_path, secrets(first))
@@ -213,7 +212,7 @@ def test_rendered_pods_run_and_a_new_role_and_key_interrupt_no_request(
             until(lambda: status(url, "/readyz") == 503, "the pod drains")
             assert status(url, "/healthz") == 200
             process.terminate()  # ends the drain
-            assert process.wait(300) == 0
+            assert process.wait(600) == 0
             postgres.run(f"ALTER ROLE {first} NOLOGIN", database)
             for each in (key, release.secrets["admin"]["key"]):
                 assert status(new, "/v1/jobs", each) == 200

@@ -25,6 +25,6 @@ def clock() -> WallClock:
 @pytest.fixture
 def store(home: Home, clock: WallClock) -> Iterator[JobStore]:
     """Yield a store whose clocks the test moves forward."""
-    store = JobStore(home.store_url, now=clock, monotonic=clock)
+    store = JobStore(home.store_url, now=clock, monotonic=clock, busy_seconds=300.0)
     yield store
     store.close()

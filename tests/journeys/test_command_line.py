@@ -211,15 +211,30 @@ def command(line: str, folder: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, cwd=folder)
 
 
+# `xcray ARGUMENTS`, interrupted when it has solved its first labels.
+INTERRUPTED = """
+import os, signal, sys
+from xcray.cli.main import main
+from xcray.training.block_store import BlockStore
+add = BlockStore.add
+
+def add_first(self, block):
+    BlockStore.add = add
+    add(self, block)
+    os.kill(os.getpid(), signal.SIGINT)
+
+BlockStore.add = add_first
+sys.exit(main())
+"""
+
+
 def test_an_interrupted_training_resumes_to_the_same_model(shell: Shell, tmp_path: Path) -> None:
-    sizes = "--option synthetic.rows=12000 --option synthetic.labels=6000 --option synthetic.features=4000"
+    sizes = "--option synthetic.rows=2000 --option synthetic.labels=1000 --option synthetic.features=1000"
     shell.json(f"data build synthetic {tmp_path}/data {sizes}")
     work = f"train {tmp_path}/data --out {tmp_path}/model --pool serial -p eps=0.0001"
-    begun = command(work)
-    parts = tmp_path / "model.run"
-    until(lambda: begun.poll() is not None or len(list(parts.rglob("*.arrow"))) >= 2)
-    begun.send_signal(signal.SIGINT)
-    _, err = begun.communicate(timeout=PATIENCE)
+    words = [sys.executable, "-c", INTERRUPTED, *shlex.split(work)]
+    begun = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    parts, err = tmp_path / "model.run", begun.stderr
     assert begun.returncode == 130, err
     assert "stopping" in err
     assert "error STOPPED" in err

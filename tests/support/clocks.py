@@ -6,13 +6,17 @@ import time
 
 
 class WallClock:
-    """The time of day plus `ahead`, the seconds by which a test has moved it forward."""
+    """The time of day when it was made, plus `ahead`, by which a test has moved it forward.
+
+    Between these moves it stands still, so that no lease and no pause ends by itself.
+    """
 
     def __init__(self) -> None:
         self.ahead = 0.0
+        self._made = time.time()
 
     def __call__(self) -> float:
-        return time.time() + self.ahead
+        return self._made + self.ahead
 
 
 class Clock:

@@ -1,10 +1,12 @@
-"""A worker group in this thread whose nodes are removed and added by a test."""
+"""Local worker groups: one whose nodes are removed and added, one that reports each reply alone."""
 
 from __future__ import annotations
 
+import queue
 from typing import Any
 
-from xcray.workers.local_group import SerialGroup
+from xcray.workers.local_group import SerialGroup, ThreadGroup
+from xcray.workers.worker_group import Reply
 
 
 class Moving(SerialGroup):
@@ -42,3 +44,16 @@ class Moving(SerialGroup):
         """Release workers and record their names."""
         super().release(*workers)
         self.changes.append(f"left {' '.join(workers)}")
+
+
+class OneByOne(ThreadGroup):
+    """A group of threads that returns one reply at a time, so that no progress is left out."""
+
+    def wait(self, seconds: float) -> list[Reply]:
+        """Return the next reply within `seconds`."""
+        if self._lost or not self._pending:
+            return self._replies([])
+        try:
+            return self._replies([self._results.get(timeout=seconds)])
+        except queue.Empty:
+            return []

@@ -77,24 +77,28 @@ class CallQueue:
         """
         replies = self._group.wait(seconds)
         lost = [reply.worker for reply in replies if isinstance(reply, Lost)]
+        gone: BaseException | None = None  # an argument of a call is lost with its node
         for reply in replies:
             if isinstance(reply, Lost) or reply.ticket not in self._pending:
                 continue  # of calls that were interrupted
             if isinstance(reply, CallFailed):
-                self._raise(reply)
+                if not _is_object_lost(reply.error):
+                    self._group.interrupt()
+                    raise reply.error
+                gone = reply.error
                 continue
             key = self._pending.pop(reply.ticket).key
             self._ends[reply.worker] = reply.started + reply.seconds
             self._record(span_of(reply, Task(reply.ticket, (), 0.0)))
             self._ready.append((key, reply))
-        if lost:
+        if lost or gone is not None:
             self._record_running(LOST, lost)
             self._pending = {
                 ticket: call for ticket, call in self._pending.items() if call.worker not in lost
             }
             # their objects can be gone, too
             self._ready = [each for each in self._ready if each[1].worker not in lost]
-            raise WorkerLost(*lost)
+            raise WorkerLost(*lost) from gone
         if self._stopped():
             self.interrupt()
             raise Stopped("stopped on request; the next run goes on from the last checkpoint")
@@ -105,14 +109,6 @@ class CallQueue:
         """Stop all calls, and record the running ones."""
         self._group.interrupt()
         self._record_running(STOPPED, {call.worker for call in self._pending.values()})
-
-    def _raise(self, failed: CallFailed) -> None:
-        """Raise the error of a call; WorkerLost if an argument is gone with its node."""
-        error = failed.error
-        if isinstance(error, Unavailable) and error.code == OBJECT_LOST:
-            raise WorkerLost() from error
-        self._group.interrupt()
-        raise error
 
     def _record_running(self, outcome: str, workers: Collection[str]) -> None:
         """Record the first pending call of each of `workers`."""
@@ -181,6 +177,11 @@ def fetch(group: WorkerGroup, handle: ObjectHandle[T | None] | None) -> T:
     try:
         return group.fetch(require_ref(handle))
     except Unavailable as error:
-        if error.code == OBJECT_LOST:
+        if _is_object_lost(error):
             raise WorkerLost() from error
         raise
+
+
+def _is_object_lost(error: BaseException) -> bool:
+    """Return whether an object is gone with its node."""
+    return isinstance(error, Unavailable) and error.code == OBJECT_LOST

@@ -44,7 +44,7 @@ class Installation:
         self._server = server
         self.backups.mkdir()
         self.url = self.home.store_url if server is None else server.emptied()
-        self.store = JobStore(self.url)
+        self.store = JobStore(self.url, busy_seconds=300.0)
 
     def dataset(self) -> str:
         """Add a data set that is READY and return its id."""
@@ -145,7 +145,7 @@ def test_a_backup_taken_while_jobs_run_is_restored_and_works_as_before(
 
     def clients() -> None:
         """Submit jobs while the backup is taken."""
-        own = JobStore(installation.url)
+        own = JobStore(installation.url, busy_seconds=300.0)
         while not ending.is_set():
             own.jobs.submit(JobSubmission(request, name="later"))
         own.close()

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from tests.support.job_store import claim, raw, submit
 from tests.support.live_service import client_of, settings_for
 from tests.support.next_release import ADDED, FOLLOWING, next_steps, upgrade_to
+from tests.support.waiting import until
 from xcray.cli.main import main
 from xcray.errors import Conflict, ParameterError, Unavailable
 from xcray.jobs.database import upgrade
@@ -248,7 +249,8 @@ def test_an_open_store_keeps_working_after_the_next_release_adds_to_it(fresh_url
         assert upgrade_to(ADDED, fresh_url) == FOLLOWING  # the upgrade is idempotent
 
 
-def test_an_upgrade_waits_for_a_dump_and_blocks_no_other_client(postgres):
+def test_an_upgrade_waits_for_a_dump_and_blocks_no_other_client(postgres, monkeypatch):
+    monkeypatch.setattr(upgrade, "RETRY_SECONDS", 3600.0)
     url = postgres.database()
     with (
         closing(JobStore(url, busy_seconds=600.0)) as store,
@@ -264,11 +266,9 @@ def test_an_upgrade_waits_for_a_dump_and_blocks_no_other_client(postgres):
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
                 # The upgrade requests the lock, times out, and requests it again.
                 for _ in range(2):
-                    while not looking.execute(waiting).scalar_one():
-                        time.sleep(0.01)
+                    until(lambda: looking.execute(waiting).scalar_one())
                     submit(store)  # waits LOCK_TIMEOUT_SECONDS at most
-                    while looking.execute(waiting).scalar_one():
-                        time.sleep(0.01)
+                    until(lambda: not looking.execute(waiting).scalar_one())
             assert not upgrading.done()
             assert upgrade.inspect_store(url)["revision"] == HEAD
         assert upgrading.result(600) == HEAD

@@ -170,7 +170,7 @@ def test_a_suspended_runner_is_replaced_and_killed(
     monkeypatch.setattr("xcray.jobs.supervision.supervisor.EXIT_GRACE_SECONDS", 0.0)
     job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     poison(job_id, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
-    launcher = ProcessLauncher(home)
+    launcher = ProcessLauncher(home, max_suspended_seconds=3600.0)
     supervisor = Supervisor(
         store,
         launcher,
@@ -267,8 +267,9 @@ def test_a_runner_suspended_during_a_write_does_not_lock_the_store_forever(
     store = JobStore(home.store_url, busy_seconds=0.1)
     job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     poison(job_id, LOCKS.replace("sys.argv[1]", repr(str(home.path / "xcray.db"))))
-    launcher = ProcessLauncher(home, max_suspended_seconds=3600.0)
-    supervisor = Supervisor(store, launcher, SupervisorOptions(tick_seconds=0.02))
+    launcher = ProcessLauncher(home, options=("--lease", "600"), max_suspended_seconds=3600.0)
+    options = SupervisorOptions(tick_seconds=0.02, start_seconds=600.0)
+    supervisor = Supervisor(store, launcher, options)
     supervisor.start()
     first = until(lambda: launcher._runners.get(RunnerId(job_id, 1)))
     until(lambda: first.poll() is None and state(first.pid) == "T")

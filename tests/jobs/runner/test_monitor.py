@@ -48,7 +48,7 @@ QUICK = MonitorOptions(
 
 @pytest.fixture
 def store(home: Home) -> Iterator[JobStore]:
-    store = JobStore(home.store_url)
+    store = JobStore(home.store_url, busy_seconds=300.0)
     yield store
     store.close()
 

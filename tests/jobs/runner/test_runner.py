@@ -25,7 +25,10 @@ from xcray.training import Progress, TrainResult
 from xcray.workers.pool import StopFlag
 
 SPEC = {"dataset": "/nowhere", "name": "pydocs", "pool": "threads", "dataset_id": "ds_1"}
-QUICK = MonitorOptions(lease_seconds=60.0, heartbeat_seconds=0.05, report_seconds=0.02)
+# On a slow machine, short times would end the test process.
+QUICK = MonitorOptions(
+    lease_seconds=600.0, heartbeat_seconds=0.05, report_seconds=0.02, stop_grace_seconds=600.0
+)
 
 
 class Crash(BaseException):
@@ -34,7 +37,7 @@ class Crash(BaseException):
 
 @pytest.fixture
 def store(home):
-    store = JobStore(home.store_url)
+    store = JobStore(home.store_url, busy_seconds=300.0)
     yield store
     store.close()
 
@@ -180,9 +183,10 @@ def test_a_partial_model_is_published_and_marked_in_the_result(store, home, job)
     assert store.jobs.get(job.id).result["partial"] == lacks
 
 
-def run_reporting_often(store, home, job, training):
-    """Run the first attempt of a job with a report every 0.2 seconds."""
-    run_job(store, home, job, training, options=replace(QUICK, report_seconds=0.2))
+def run_reporting_late(store, home, job, training):
+    """Run the first attempt of a job, which writes its reports at its end."""
+    late = replace(QUICK, heartbeat_seconds=600.0, report_seconds=600.0)
+    run_job(store, home, job, training, options=late)
 
 
 def test_progress_events_are_throttled_and_phase_events_are_not(store, home, job):
@@ -192,7 +196,7 @@ def test_progress_events_are_throttled_and_phase_events_are_not(store, home, job
                 progress(Progress(phase, done, 2000, 0.1, 1.0, 1.0, ""))
         return good(spec, progress=progress, **more)
 
-    run_reporting_often(store, home, job, training)
+    run_reporting_late(store, home, job, training)
     events = store.jobs.list_events(job.id)
     assert [e.data["phase"] for e in events if e.kind == "phase"] == [
         "LOADING",
@@ -201,8 +205,7 @@ def test_progress_events_are_throttled_and_phase_events_are_not(store, home, job
         "LOADING",
         "TRAINING",
     ]
-    assert 1 <= len([e for e in events if e.kind == "progress"]) < 50
-    # The last progress is always written.
+    assert [e.kind for e in events].count("progress") == 1  # the last one
     assert store.jobs.get(job.id).progress["note"] == "two classes"
 
 
@@ -214,7 +217,7 @@ def test_every_epoch_is_recorded_once(store, home, job):
                 progress(Progress("TRAINING", epoch, 40, 0.1, 1.0, 1.0, "falling", newest))
         return good(spec, progress=progress, **more)
 
-    run_reporting_often(store, home, job, training)
+    run_reporting_late(store, home, job, training)
     reports = [e.data for e in store.jobs.list_events(job.id) if e.kind == "epoch"]
     assert reports == [
         {"epoch": epoch, "objective": 1.0 / epoch, "held_out": None} for epoch in range(1, 41)
@@ -304,7 +307,7 @@ def test_a_stop_ends_the_training_and_keeps_finished_work(store, home, job):
     def training(spec, *, run_dir, **more):
         run_dir.mkdir(exist_ok=True)
         parts.write_text("finished")
-        threading.Timer(0.1, store.jobs.request_stop, [job.id]).start()
+        store.jobs.request_stop(job.id)
         until_stopped(spec, run_dir=run_dir, **more)
 
     assert run_job(store, home, job, training) == STOPPED
@@ -326,9 +329,8 @@ def test_the_monitor_keeps_the_lease_and_the_cluster(home, tmp_path):
     store.jobs.submit(JobSubmission(SPEC, name="pydocs"))
     job, real = store.attempts.claim("test", lease_seconds=60), store.attempts.heartbeat
     store.attempts.heartbeat = lambda *args, **more: (real(*args, **more), beats.release())[0]
-    heart = AttemptMonitor(
-        store, job.id, 1, StopFlag(), replace(QUICK, keep_alive_file=tmp_path / "wanted")
-    )
+    options = replace(QUICK, lease_seconds=60.0, keep_alive_file=tmp_path / "wanted")
+    heart = AttemptMonitor(store, job.id, 1, StopFlag(), options)
     heart.start()
     for _ in range(4):
         assert watcher.attempts.expire() == []

@@ -523,7 +523,7 @@ WORKER = """
 import sys
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
-store, claimed = JobStore(sys.argv[1]), 0
+store = JobStore(sys.argv[1], busy_seconds=300.0)
 sys.stdin.readline()
 submission = JobSubmission({"a": 1}, name="shared", idempotency_key="k")
 for _ in range(5):
@@ -536,8 +536,7 @@ while (job := store.attempts.claim("worker", lease_seconds=60)) is not None:
 
 
 @pytest.mark.drill
-def test_processes_never_claim_one_job_twice_and_lose_no_write(store_url):
-    store = JobStore(store_url)
+def test_processes_never_claim_one_job_twice_and_lose_no_write(store, store_url):
     ids = {submit(store).id for _ in range(40)}
     workers = [
         subprocess.Popen(
@@ -565,4 +564,3 @@ def test_processes_never_claim_one_job_twice_and_lose_no_write(store_url):
     assert store.statistics.read().jobs[SUCCEEDED] == 41
     for job_id in claimed:
         assert [e.seq for e in store.jobs.list_events(job_id)] == [1, 2, 3, 4]
-    store.close()

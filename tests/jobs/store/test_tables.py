@@ -23,7 +23,7 @@ def clock():
 
 @pytest.fixture
 def store(store_url, clock):
-    store = JobStore(store_url, now=clock, monotonic=clock)
+    store = JobStore(store_url, now=clock, monotonic=clock, busy_seconds=300.0)
     yield store
     store.close()
 

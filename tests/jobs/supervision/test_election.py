@@ -105,10 +105,9 @@ def test_a_leader_without_the_store_steps_down_before_it_can_be_replaced(
 STUB = """
 import json, pathlib, sys, time
 request = pathlib.Path(sys.argv[1])
-waits = (request.parent / "wait").exists()  # read first: the test can remove the file after the start
 request.with_name(request.name.replace("request", "begun")).touch()
-if waits:
-    time.sleep(600)
+while request.with_name(request.name.replace("request", "wait")).exists():
+    time.sleep(0.01)
 request.with_name(request.name.replace("request", "outcome")).write_text('{"stats": {"by": "%s"}}' % request.name)
 """
 
@@ -158,11 +157,10 @@ def test_a_build_passes_to_the_next_leader_and_the_old_outcome_is_dropped(
         )
         record, _ = second.builder.accept(NewDataset("default", "a", "pydocs", {}, None, None), {})
         folder = home.path / "builds" / record.id
-        (folder / "wait").touch()
+        (folder / "wait-1.json").touch()  # the build of the second process does not wait
         # Only the first process is the leader.
         await until((folder / "begun-1.json").exists, first, second)
         assert not (folder / "begun-2.json").exists()
-        (folder / "wait").unlink()  # the build of the second process ends at once
         clock.seconds += LEASE + 1  # the first process is suspended
         for _ in range(2):
             await second.keeper.tick()
@@ -194,7 +192,7 @@ def test_a_build_says_that_it_waits_for_another(
         new = NewDataset("default", "a", "pydocs", {}, None, None)
         first, second = (process.builder.accept(new, {})[0] for _ in range(2))
         for each in (first, second):
-            (home.path / "builds" / each.id / "wait").touch()
+            (home.path / "builds" / each.id / "wait-1.json").touch()
 
         def stats() -> list[Any]:
             records = [stores[1].datasets.get(each.id) for each in (first, second)]
@@ -203,7 +201,7 @@ def test_a_build_says_that_it_waits_for_another(
         await until(lambda: True in stats(), process)
         assert sorted(stats()) == [False, True]
         for each in (first, second):
-            (home.path / "builds" / each.id / "wait").unlink()
+            (home.path / "builds" / each.id / "wait-1.json").unlink()
         await until(lambda: stats() == [], process)
         assert all(
             "waiting" not in stores[1].datasets.get(each.id).stats for each in (first, second)

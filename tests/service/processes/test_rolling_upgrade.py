@@ -19,7 +19,6 @@ import pytest
 
 from tests.support.live_service import publish
 from tests.support.next_release import ADDED, FOLLOWING, upgrade_to
-from tests.support.postgres import unhurried
 from tests.support.service_processes import PATIENCE, process, read_process_file, until
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict
@@ -117,7 +116,7 @@ def home_and_store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path
     publish(Registry(Home(home).models), "m", tmp_path / "staged")
     if request.param == "sqlite":
         return home, None
-    return home, unhurried(request.getfixturevalue("postgres").database())
+    return home, request.getfixturevalue("postgres").database()
 
 
 def test_a_schema_is_upgraded_while_programs_serve_and_train(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from xcray.schedule.rotation import ORDERS
 from xcray.schedule.shard_assignment import assign_by_speed
 from xcray.solvers.group_contract import Grid, Layout, PlacedBlock, Rotation
 from xcray.training.shards.rebalancing import WorkerSpeeds
-from xcray.workers.call_queue import WorkerLost, call, call_many
+from xcray.workers import calls
+from xcray.workers.call_queue import CallQueue, WorkerLost, call, call_many
 from xcray.workers.calls import TIME_LIMIT, GroupCalls
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.parts import Parts
@@ -222,23 +223,25 @@ def test_an_interval_without_sweeps_returns_its_blocks():
 
 
 @pytest.mark.parametrize("reason", ["stop", "time"])
-def test_an_interval_stops_within_a_slice_and_keeps_its_workers(reason):
-    group, stop, spans = opened("threads", 2, Slow), StopFlag(), []
-    timer = threading.Timer(0.1, stop.set)
-    timer.start()
-    ends = None if reason == "stop" else time.monotonic() + 0.1
+def test_an_interval_stops_within_a_slice_and_keeps_its_workers(reason, monkeypatch):
+    """It is stopped when both workers have done their short passes."""
+    group, stop, spans, ahead = opened("threads", 2, Slow), StopFlag(), [], [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr(calls, "time", clock)
+
+    def record(span):
+        spans.append(span)
+        if len(spans) == 6 and reason == "stop":
+            stop.set()
+        elif len(spans) == 6:
+            ahead[0] = 1e6
+
     try:
         with pytest.raises(Stopped) as raised:
-            turn(
-                group,
-                stopped=(stop if reason == "stop" else StopFlag()).is_set,
-                ends=ends,
-                record=spans.append,
-            )
+            turn(group, stopped=stop.is_set, ends=time.monotonic() + 1e5, record=record)
         assert call(group, to("worker-1", "hello")).result == "hello"
     finally:
         group.close()
-        timer.join()
     assert (raised.value.code == TIME_LIMIT) == (reason == "time")
     assert [span.outcome for span in spans].count(DONE) == 6
 
@@ -254,6 +257,28 @@ def test_a_lost_worker_is_reported_with_its_passes():
         turn(group, record=spans.append, tick=lose)
     assert raised.value.workers == ("worker-1",)
     assert [span.worker for span in spans if span.outcome == LOST] == ["worker-1"]
+
+
+def test_a_worker_lost_together_with_an_object_is_reported():
+    """The loss and the call without its argument come in one batch; else it is never replaced."""
+
+    class Together(SerialGroup):
+        """A group that returns two replies at once."""
+
+        def wait(self, seconds):
+            return [*super().wait(seconds), *super().wait(seconds)]
+
+    group = Together(Work(), 2)
+    group.open()
+    result = call(
+        group, to("worker-1", "pass_block", start(group)[3].handle, (4,), ("update", 1.0), False)
+    )
+    queue = CallQueue(group)
+    queue.submit("next", to("worker-0", "pass_block", result.ref, (0,), ("update", 1.0), False))
+    group.simulate_loss("worker-1", with_objects=True)
+    with pytest.raises(WorkerLost) as raised:
+        queue.results()
+    assert raised.value.workers == ("worker-1",)
 
 
 def test_objects_lost_with_a_node_are_a_loss():

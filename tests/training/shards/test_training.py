@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.moving_group import OneByOne
 from tests.support.shard_toy import GRID, LABELS, Toy, ToyWork, TrainingRun, trained
 from xcray.errors import DataError, Refused, Stopped, Unavailable
 from xcray.workers import calls
-from xcray.workers.local_group import SerialGroup, ThreadGroup
+from xcray.workers.local_group import SerialGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import DONE, LOST, Timeline, balance, read_streams
 
@@ -242,7 +243,7 @@ def test_losses_change_no_bit(reference, tmp_path, seconds, with_objects):
         [],
         "starting again, there was no checkpoint yet",
     )
-    lossy = Lossy(ThreadGroup(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, with_objects)
+    lossy = Lossy(OneByOne(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, with_objects)
     result = trained(
         tmp_path,
         lossy.group,
