@@ -159,6 +159,21 @@ def test_a_slow_launch_keeps_its_lease_for_a_limited_time(
     launcher.slow.set()
 
 
+def test_a_launch_that_fails_after_its_limit_is_reported(
+    store, launcher, supervise, clock, monkeypatch
+):
+    monkeypatch.setattr("xcray.jobs.supervision.supervisor.time", SimpleNamespace(monotonic=clock))
+    job_id = submit(store)
+    launcher.slow, launcher.trouble = threading.Event(), Unavailable("Ray was not ready in time")
+    supervisor = supervise(start_seconds=600.0, launch_seconds=180.0)
+    supervisor.step()
+    clock.ahead += 200
+    supervisor.step()
+    launcher.slow.set()
+    until(lambda: store.jobs.get(job_id).status == PENDING, tick=supervisor.step)
+    assert store.jobs.get(job_id).message == "Ray was not ready in time"
+
+
 def test_a_runner_that_exits_silently_is_detected_before_its_lease_ends(store, launcher, supervise):
     job_id = submit(store)
     supervisor = supervise(max_attempts=2, max_launch_attempts=2)

@@ -206,7 +206,7 @@ class Supervisor:
     def _check_launch(self, launch: _PendingLaunch) -> bool:
         """Return whether a launch is still in progress.
 
-        Renews its lease, and releases the job if the launch failed.
+        Renews its lease until the deadline, and releases the job if the launch failed, even later.
         """
         job, outcome, deadline = launch
         try:
@@ -215,7 +215,7 @@ class Supervisor:
                     self._store.attempts.heartbeat(
                         job.id, job.attempt, lease_seconds=self._options.start_seconds
                     )
-                return time.monotonic() < deadline
+                return True
             error = outcome.exception()
             if error is not None:
                 LOG.warning("job %s could not be launched: %s", job.id, error)
