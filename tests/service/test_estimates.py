@@ -115,8 +115,13 @@ def test_many_estimates_of_a_tenant_are_refused_at_once_and_stop_no_other_reques
 
 
 def test_a_damaged_data_set_is_named_without_folders(service: Service) -> None:
-    for path in service.data.glob("*.json"):
-        path.write_text("{")
-    answer = estimate(service)
+    texts = {path: path.read_text() for path in service.data.glob("*.json")}
+    try:
+        for path in texts:
+            path.write_text("{")
+        answer = estimate(service)
+    finally:
+        for path, text in texts.items():
+            path.write_text(text)
     assert (answer.status_code, answer.json()["code"]) == (503, "CORRUPT")
     assert str(service.data.parent) not in answer.text
