@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-PATIENCE_MS = 120_000  # until a wait fails; on a slow machine the first request compiles kernels
+PATIENCE_MS = 600_000  # until a wait fails: on a slow machine jobs may have to compile kernels
 
 
 def chromium() -> str | None:
@@ -100,7 +100,9 @@ def browsing(url: str, program: str) -> Iterator[Browsing]:
     assertions.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         # Chromium cannot make its own sandbox as root in a container.
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_MS
+        )
         result = Browsing(browser, url)
         yield result
         browser.close()

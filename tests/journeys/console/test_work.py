@@ -193,7 +193,19 @@ def test_errors_of_an_upload_name_the_fields_of_the_form(
     (tmp_path / "rows.jsonl").write_text('{"words": "about a", "tags": "x;y"}\n{"words": "b"}\n')
     page = pages.open("/#/datasets", key=live.keys["submit"])
     page.get_by_role("button", name="Upload a file").click()
+    page.evaluate("""() => {
+        const { read } = ReadableStreamDefaultReader.prototype;
+        const gate = new Promise((done) => { window.readOn = done; });
+        ReadableStreamDefaultReader.prototype.read = async function () {
+            await gate;
+            return read.call(this);
+        };
+    }""")
     page.get_by_label("File").set_input_files(tmp_path / "rows.jsonl")
+    button = page.get_by_role("button", name="Upload", exact=True)
+    expect(button).to_be_disabled()  # until it is known how the file is read
+    page.evaluate("readOn()")
+    page.get_by_label("First rows").wait_for()
     page.get_by_label("Label column").select_option("tags")
     page.get_by_text("Labels of the first row: x y").wait_for()
     page.get_by_role("checkbox", name="words").uncheck()
@@ -229,15 +241,16 @@ def test_a_job_is_watched_stopped_and_resumed(live: Live, pages: Browsing | None
 
 def test_the_workers_of_a_job_are_on_a_timeline(live: Live, pages: Browsing | None) -> None:
     job = live.http.get("/v1/jobs", params={"model": "topics"}).json()["jobs"][-1]
-    timeline = live.http.get(f"/v1/jobs/{job['id']}/timeline").json()
-    assert timeline["batches"]
+    batches = live.http.get(f"/v1/jobs/{job['id']}/timeline").json()["batches"]
+    done = [each for each in batches if each["outcome"] == "done"]  # not: tried by two workers
+    assert done
     if pages is None:
         return
     page = pages.open(f"/#/jobs/{job['id']}", key=live.keys["read"])
     lanes = page.get_by_role("img", name="Timeline")
     lanes.wait_for()
     bars = lanes.locator("[data-series=done] rect")
-    expect(bars).to_have_count(len(timeline["batches"]))
+    expect(bars).to_have_count(len(done))
     drawn = lanes.bounding_box()
     for bar in bars.all():
         box = bar.bounding_box()
@@ -279,7 +292,7 @@ def _compare(live: Live, page: Any) -> None:
     measures = page.get_by_label("Measures", exact=True)
     measures.get_by_role("columnheader", name="pair:1").wait_for()
     body = {"models": ["pair:2", "topics:1", "pair:1"], "dataset": "topics"}
-    found = live.http.post("/v1/models:compare", json=body).json()
+    found = live.http.post("/v1/models:compare", json=body).raise_for_status().json()
     cells = measures.get_by_role("row", name=re.compile("^P@1")).locator("td")
     expect(cells).to_have_count(1 + len(found["models"]))
     expect(cells.nth(1)).to_have_text(f"{100 * found['models'][0]['measures']['P@1']:.2f} %")
@@ -342,6 +355,7 @@ def test_two_versions_are_compared(live: Live, pages: Browsing | None, tmp_path:
     page.get_by_role("button", name="Remove", exact=True).click()
     page.get_by_text("There is no alias.").wait_for()
     page.get_by_role("link", name="1", exact=True).click()
+    page.get_by_role("heading", name="Model pair version 1").wait_for()
     page.get_by_text("More", exact=True).click()
     page.get_by_role("button", name="Delete version 1").click()
     page.get_by_role("button", name="Delete version 1").wait_for(state="detached")
@@ -371,6 +385,47 @@ def test_a_question_with_filters_and_another_label(live: Live, pages: Browsing |
     again = pages.open(f"/{link}", key=live.keys["predict"])
     expect(again.get_by_label("Labels", exact=True).locator("tbody tr")).to_have_count(2)
     expect(again.get_by_label("Never these labels")).to_have_value("csv")
+
+
+def test_an_answer_is_of_the_latest_question_with_a_reply(
+    live: Live, pages: Browsing | None
+) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/ask?model=topics", key=live.keys["predict"])
+    page.get_by_label("Text", exact=True).fill("read csv rows")
+    page.get_by_role("button", name="Ask").click()
+    page.get_by_role("heading", name="Why csv").wait_for()
+    page.get_by_role("button", name="json", exact=True).click()
+    page.get_by_role("heading", name="Why json").wait_for()
+    page.get_by_label("Text", exact=True).fill("listen on a port")
+    page.get_by_role("button", name="Ask").click()
+    page.get_by_role("heading", name="Why socket").wait_for()  # the label that was chosen is gone
+    away = {"status": 503, "json": {"detail": "the service is draining"}}
+    page.route("**/*:predict", lambda route: route.fulfill(**away))
+    page.get_by_role("button", name="Ask").click()
+    page.get_by_role("alert").get_by_text("the service is draining").wait_for()
+
+
+def test_a_text_stays_when_the_fields_of_the_model_become_known(
+    live: Live, pages: Browsing | None
+) -> None:
+    if pages is None:
+        return
+    path = "/v1/models/topics/versions/1"
+    version = live.http.get(path).json()
+    version["reading"]["text_fields"] = ["title", "body"]
+    page = pages.open("/healthz")
+    held: list[Any] = []
+    page.route(f"**{path}", lambda route: held.append(route))
+    page.goto(f"{live.url}/#/ask?model=topics:1")
+    page.get_by_label("Key (xck_...)").fill(live.keys["predict"])
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_label("Text", exact=True).fill("csv rows")
+    until(lambda: held, tick=lambda: page.wait_for_timeout(20))
+    held[0].fulfill(json=version)
+    page.get_by_label("body").wait_for()
+    expect(page.get_by_label("title")).to_have_value("csv rows")
 
 
 def test_judged_answers_become_the_data_set_of_an_update(
@@ -403,7 +458,7 @@ def test_judged_answers_become_the_data_set_of_an_update(
     lines = Path(download.value.path()).read_text().splitlines()
     assert [json.loads(line) for line in lines] == entries[::-1]
     page.get_by_role("button", name="Update version").click()
-    page.wait_for_url(re.compile("tab=change&change=rows&dataset=ds_"), timeout=60_000)
+    page.wait_for_url(re.compile("tab=change&change=rows&dataset=ds_"))
     made = live.http.get(f"/v1/datasets/{page.url.rpartition('=')[2]}").json()
     assert (made["name"], made["status"]) == ("topics-feedback", "READY")
     page = pages.open("/#/models/topics?tab=feedback", key=live.keys["submit"])

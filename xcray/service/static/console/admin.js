@@ -10,8 +10,8 @@ const isValid = (key) => !key.revoked && !(key.expires && new Date(key.expires) 
 
 export function Admin() {
   const [keys, error, reload] = useLoaded(async () => (await get("/v1/keys")).keys, []);
-  return html`<h1>Admin</h1><${Trouble} error=${error} />${keys && html`<${Keys} keys=${keys} reload=${reload} /><${Tenants} keys=${keys} />`}
-    <${NewKey} isFirst=${keys?.length === 0} reload=${reload} />${keys && html`<${Audit} />`}`;
+  return html`<h1>Admin</h1><${Trouble} error=${error} />${keys && html`<${Keys} keys=${keys} reload=${reload} /><${Tenants} keys=${keys} />
+    <${NewKey} isFirst=${keys.length === 0} reload=${reload} /><${Audit} />`}`;
 }
 
 function Keys({ keys, reload }) {

@@ -1,5 +1,5 @@
 // The console: navigation, sign-in, and the page that the fragment of the address names.
-import { html, render, useEffect, useErrorBoundary, useState } from "../vendor/htm-3.1.1/standalone.module.js";
+import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "../vendor/htm-3.1.1/standalone.module.js";
 import { forgetKey, savedKey, saveKey } from "../session.js";
 import { can, get, me } from "./api.js";
 import { Admin } from "./admin.js";
@@ -39,7 +39,7 @@ const keyOf = ({ page, id, query: { tab, version, ...question } }) => JSON.strin
 const Icon = () => html`<img src="static/icon.svg" alt="" />`;
 
 function SignIn({ reason, onKey }) {
-  useEffect(() => document.getElementById("key").focus(), []);
+  useLayoutEffect(() => document.getElementById("key").focus(), []);
   const submit = (event) => {
     event.preventDefault();
     onKey(new FormData(event.target).get("key"));
@@ -81,29 +81,33 @@ function App() {
   const [turn, setTurn] = useState(0);
   const [isReady, setReady] = useState(false);
   const [error, setError] = useState(null);  // why the scopes of the key are not known
-  useEffect(() => {
-    const moved = () => setAt((old) => {
-      const next = place();
-      if (keyOf(next) !== keyOf(old)) setTimeout(focusMain);
-      return next;
-    });
+  // Layout effects run when the page is drawn: later ones would miss a link or take the focus from a field.
+  useLayoutEffect(() => {
+    const moved = () => setAt(place());
     const refused = (event) => { forgetKey(); setReason(event.detail); };
     addEventListener("hashchange", moved);
     addEventListener("sign-in", refused);
     return () => { removeEventListener("hashchange", moved); removeEventListener("sign-in", refused); };
   }, []);
   useEffect(() => {
+    let isOurs = true;  // false: of an earlier key
+    const ours = (action) => (value) => isOurs && action(value);
     setReady(false);
     setError(null);
-    get("/v1/me").then((found) => Object.assign(me, found)).catch(setError).finally(() => setReady(true));
+    get("/v1/me").then(ours((found) => Object.assign(me, found))).catch(ours(setError)).finally(ours(() => setReady(true)));
+    return () => { isOurs = false; };
   }, [turn]);
+  const isFirst = useRef(true);  // the browser places the first focus
+  useLayoutEffect(() => {
+    if (!isFirst.current) focusMain();
+    isFirst.current = false;
+  }, [keyOf(at), turn]);
   useEffect(() => { document.title = `xcray: ${(PAGES[at.page] ?? UNLISTED[at.page])?.name ?? "unknown page"}`; }, [at.page]);
   const signIn = (key) => {
     saveKey(key);
     setReason(null);
     setReady(false);
     setTurn(turn + 1);
-    setTimeout(focusMain);
   };
   const signOut = () => { forgetKey(); setReason("Signed out."); };
   if (reason !== null) return html`<${SignIn} reason=${reason} onKey=${signIn} />`;

@@ -56,16 +56,17 @@ const lines = (text) => (text || "").split("\n").map((line) => line.trim()).filt
 // Where a ranked label comes from: its place in the search, and the word of the text where its name begins.
 const originOf = ({ rank, first_word: word }) => [rank && `search ${rank}`, word !== null && `name at word ${word + 1}`].filter(Boolean).join(", ") || "search";
 
-// One question; the reply names the version, so that the link and the words are of that version.
-function Answer({ question }) {
-  const [label, setLabel] = useState(null);
+// The latest question that has a reply, which names the version: the link and the words are of that version.
+function Answer({ asked }) {
+  const [chosen, setChosen] = useState({});  // the label whose words are shown, of one reply
   const [found, error] = useLoaded(async () => {
-    const body = { instances: [{ text: question.text }], top_k: question.k, certificate: true, ...(question.allow.length && { allow: question.allow }), ...(question.deny.length && { deny: question.deny }), ...(question.probabilities && { probabilities: true }), ...question.thresholds };
+    const body = { instances: [{ text: asked.text }], top_k: asked.k, certificate: true, ...(asked.allow.length && { allow: asked.allow }), ...(asked.deny.length && { deny: asked.deny }), ...(asked.probabilities && { probabilities: true }), ...asked.thresholds };
     const begun = performance.now();
-    const reply = await change("POST", `/v1/models/${segment(question.model)}:predict`, body);
-    return { reply, ms: performance.now() - begun };
-  }, [question]);
-  const shown = label ?? found?.reply.predictions[0].labels[0];
+    const reply = await change("POST", `/v1/models/${segment(asked.model)}:predict`, body);
+    return { question: asked, reply, ms: performance.now() - begun };
+  }, [asked]);
+  const setLabel = (label) => setChosen({ label, of: found });
+  const question = found?.question, shown = chosen.of === found ? chosen.label : found?.reply.predictions[0].labels[0];
   const pinned = found && `${found.reply.model.name}:${found.reply.model.version}`;
   const [why, whyError] = useLoaded(async () => (shown === undefined ? null : change("POST", `/v1/models/${segment(pinned)}:explain`, { instance: { text: question.text }, label: shown, top: 50 })), [pinned, shown, question]);
   if (!found) return error ? html`<${Trouble} error=${error} />` : html`<p role="status">Asking.</p>`;
@@ -73,7 +74,7 @@ function Answer({ question }) {
   const link = `#/ask?${new URLSearchParams({ model: pinned, text: question.text, k: question.k, ...(question.probabilities && { p: 1 }), ...question.thresholds, ...(question.allow.length && { allow: question.allow.join("\n") }), ...(question.deny.length && { deny: question.deny.join("\n") }) })}`;
   const whyNot = (event) => { event.preventDefault(); setLabel(new FormData(event.target).get("label").trim()); };
   const isAnswer = labels.includes(shown);
-  return html`<h2>Answer</h2><p role="status">Version ${found.reply.model.version} of ${found.reply.model.name}, ${found.ms.toFixed(0)} ms with the network. ${!certificate.exact ? "Not proven exact." : origins ? "A ranker ordered labels of an exact search and names in the text." : `Proven exact: no other ${question.allow.length || question.deny.length ? "allowed " : ""}label has a larger score.`} <a href=${link}>Link to this question</a></p>
+  return html`<${Trouble} error=${error} /><h2>Answer</h2><p role="status">Version ${found.reply.model.version} of ${found.reply.model.name}, ${found.ms.toFixed(0)} ms with the network. ${!certificate.exact ? "Not proven exact." : origins ? "A ranker ordered labels of an exact search and names in the text." : `Proven exact: no other ${question.allow.length || question.deny.length ? "allowed " : ""}label has a larger score.`} <a href=${link}>Link to this question</a></p>
     ${found.reply.warnings?.map((warning) => html`<div class="problem">${warning.message}</div>`)}
     <${Table} caption="Labels" columns=${["label", ...(names ? ["name"] : []), "score#", ...(probabilities ? ["probability#"] : []), ...(origins ? ["found"] : [])]} rows=${labels.map((name, i) => [
       html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, ...(names ? [names[i]] : []), scores[i].toFixed(3), ...(probabilities ? [html`<span class="level" style=${{ "--share": percent(probabilities[i]).replace(" ", "") }}></span>${probabilities[i].toFixed(3)}`] : []), ...(origins ? [originOf(origins[i])] : [])])} empty="No label is allowed, or none reaches the least score or probability." />
@@ -113,7 +114,7 @@ export function Ask({ query }) {
   if (!names.length && !part) return html`<h1>Ask</h1><p>There is no model yet: <a href="#/train">train one</a>.</p>`;
   const isLong = part || page.next_page_token;  // a select of all models would be too long
   return html`<h1>Ask</h1><form onSubmit=${submit} aria-label="Ask">
-      ${textFields(version).map((each, i, all) => html`<${Field} id=${`text${i || ""}`} label=${each} key=${each}><textarea id=${`text${i || ""}`} name="text" rows=${i || all.length === 1 ? 4 : 1} maxlength="100000" required=${i === 0}>${(query.text ?? "").split(SEPARATOR)[i] ?? ""}</textarea><//>`)}
+      ${textFields(version).map((each, i, all) => html`<${Field} id=${`text${i || ""}`} label=${each}><textarea id=${`text${i || ""}`} name="text" rows=${i || all.length === 1 ? 4 : 1} maxlength="100000" required=${i === 0}>${(query.text ?? "").split(SEPARATOR)[i] ?? ""}</textarea><//>`)}
       <div class="fields">${isLong && html`<${Field} id="part" label="Part of the model's name" help=${`The first ${MAX_MODELS} of ${count(page.total)} models are listed`}><input id="part" type="search" value=${part} onChange=${(event) => setPart(event.target.value)} /><//>`}
       <${Field} id="ask-model" label="Model"><select id="ask-model" name="model" onChange=${(event) => setName(event.target.value)}>${names.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select><//>
       <${Field} id="k" label="Number of labels"><input id="k" name="k" type="number" min="1" max="100" required defaultValue=${query.k ?? 5} /><//>
@@ -125,5 +126,5 @@ export function Ask({ query }) {
         <${Field} id="min-probability" label="Least probability" help="Of models that have probabilities"><input id="min-probability" name="min_probability" type="number" min="0" max="1" step="any" defaultValue=${query.min_probability ?? ""} /><//></div></details>
       <${Button} type="submit" class="main" scope="predict">Ask<//></form>
     <${Batch} model=${chosen} calibrated=${version?.calibrated} />
-    ${question && html`<${Answer} question=${question} />`}`;
+    ${question && html`<${Answer} asked=${question} />`}`;
 }

@@ -10,7 +10,11 @@ export function Datasets() {
   const [page, setPage] = useState([]);  // tokens of the pages up to the one shown
   const [isOpen, setOpen] = useState(false);
   const token = page[page.length - 1];
-  const [list, error] = useLoaded(() => get(`/v1/datasets?limit=50${token ? `&page_token=${segment(token)}` : ""}`), [token], 3);
+  const [list, error] = useLoaded(async () => {
+    const found = await get(`/v1/datasets?limit=50${token ? `&page_token=${segment(token)}` : ""}`);
+    if (!found.datasets.length) setOpen(true);
+    return found;
+  }, [token], 3);
   const row = (set) => [{ show: html`<a href=${`#/datasets/${set.id}`}>${set.name}</a>`, by: set.name }, html`<${Status} value=${set.status} waiting=${set.stats.waiting} />`,
     count(set.stats.splits?.train?.n_rows), count(set.stats.n_labels), count(set.stats.n_features), { show: html`<${Time} at=${set.created} />`, by: set.created },
     set.status === "READY" && html`<a href=${`#/train?dataset=${segment(set.id)}&model=${segment(set.name)}`}>Train on it</a>`];
@@ -18,7 +22,7 @@ export function Datasets() {
   return html`<h1>Data sets</h1><${Trouble} error=${error} />
     ${list && !isEmpty && html`<p><${Button} class="main" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>Upload a file<//></p>`}
     ${isEmpty && html`<p>A data set is a file of texts with their labels. Upload one, or try the demo data.</p><${DemoData} />`}
-    ${list && (isOpen || isEmpty) && html`<${Upload} />`}
+    ${list && isOpen && html`<${Upload} />`}
     ${list && !isEmpty && html`<${Table} caption="Data sets" columns=${["name", "status", "rows#", "labels#", "features#", "created", "train"]} rows=${list.datasets.map(row)} />
       <${Pager} page=${page} setPage=${setPage} next=${list.next_page_token} />`}`;
 }

@@ -82,13 +82,13 @@ const START = { format: "jsonl", name: "", texts: [], label: "", labelColumns: "
 export function Upload() {
   const last = useRef({});  // the latest request: repeated after an error, it has the same key
   const uploads = useRef({});  // ids of files that were sent, so that other options do not send them again
-  const [head, setHead] = useState(null);
+  const [head, setHead] = useState(null);  // null: cannot be shown; undefined: being read
   const [how, setHow] = useState(START);
   const [files, setFiles] = useState({});
   const [sent, setSent] = useState(null);  // share of the files, null: nothing is being sent
   const [error, setError] = useState(null);
   const set = (changes) => setHow((old) => ({ ...old, ...changes }));
-  const rowsOf = (text, next) => (text === null ? null : firstRows(text, next));
+  const rowsOf = (text, next) => (typeof text === "string" ? firstRows(text, next) : null);
   const shown = rowsOf(head, how);
   // Suggest columns again, after the file or a setting that changes them.
   const read = (changes, text = head) => setHow((old) => {
@@ -99,6 +99,7 @@ export function Upload() {
     const file = target.files[0];
     setFiles((old) => ({ ...old, train: file }));
     setError(null);
+    setHead(undefined);
     const text = file ? await readHead(file) : null;
     if (target.files[0] !== file) return;  // another one was chosen meanwhile
     setHead(text);
@@ -152,6 +153,6 @@ export function Upload() {
         ${how.format === "svmlight" && html`<label><input type="checkbox" checked=${how.zeroBased} onChange=${() => set({ zeroBased: !how.zeroBased })} /> ${LABELS.zero_based}</label>`}
         <label><input type="checkbox" checked=${how.skipBad} onChange=${() => set({ skipBad: !how.skipBad })} /> ${LABELS.skip_bad}</label></fieldset>
     </div>${shown && html`<${Preview} shown=${shown} how=${how} />`}
-    <p><${Button} type="submit" class="main" scope="submit" disabled=${sent !== null}>Upload<//>
+    <p><${Button} type="submit" class="main" scope="submit" disabled=${sent !== null || head === undefined}>Upload<//>
     ${sent !== null && html`<progress max="1" value=${sent} aria-label="upload"></progress> ${Math.round(100 * sent)} %`}</p><${Trouble} error=${formError(error)} /></form>`;
 }
