@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 from fastapi import FastAPI
 
+from tests.support.clocks import Clock
 from tests.support.live_service import publish, settings_for
 from tests.support.raw_requests import RawResponse, ask, operations
 from xcray.jobs.store.job_store import JobStore
@@ -551,6 +552,8 @@ def test_keys_in_urls_are_refused(app_setup: AppSetup) -> None:
 
 
 def test_requests_without_a_valid_key_get_few_details(app_setup: AppSetup) -> None:
+    app_setup.app.state.authenticate._clock = Clock()  # a key that was used stays in the cache
+
     async def send_requests() -> None:
         await app_setup.ask("admin", "GET", "/v1/jobs")
         for role, version in (("none", False), ("admin", True), ("revoked", False)):
