@@ -30,6 +30,7 @@ from xcray.errors import (
 from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.model.model import Model
 from xcray.predict import Predictor
+from xcray.service import child_work
 from xcray.service.app import create_app
 from xcray.service.app_state import AppState
 
@@ -417,6 +418,11 @@ def test_a_log_is_followed_to_its_end(server: ServerSetup) -> None:
         out.write("five\n")
     server.client.jobs.stop(job["id"])
     assert list(pieces) == ["five\n"]
+
+
+def test_a_request_that_takes_its_time_is_awaited() -> None:
+    with Client() as client:
+        assert client._connection._http.timeout.read > child_work.MAX_SECONDS
 
 
 def test_no_server() -> None:

@@ -21,6 +21,7 @@ import pytest
 from tests.support.live_service import serving, settings_for
 from tests.support.printed import ROOT, lines, pages, words_of
 from xcray.cli.main import main
+from xcray.cli.service import health
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.store.tokens import create_token
 from xcray.service.app import create_app
@@ -186,6 +187,7 @@ def test_the_commands_of_a_guide_run(
 ) -> None:
     monkeypatch.chdir(shutil.copytree(folder, tmp_path, dirs_exist_ok=True))
     monkeypatch.setenv("XCRAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(health, "TIMEOUT_SECONDS", 600.0)
     bucket = page.removeprefix("docs/")
     proxy.client.create_bucket(Bucket=bucket.lower())
     commands = [line for line in lines((ROOT / page).read_text()) if not ELSEWHERE.search(line)]

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from xcray.solvers.least_squares.solver import MAX_FEATURES
 from xcray.training import TrainSpec, group_training, train
 from xcray.training.report.baseline import centroid_precision
 from xcray.training.run import TrainResult
-from xcray.workers.ray.session import local_ray
 
 PARAMS: dict[str, dict[str, Any]] = {
     "stagewise": {"stages": 3, "block_size": 60},
@@ -53,13 +51,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
             labels = pattern(np.arange(len(rows) + 1), y[rows], 10)
             writer.add(part, csr_from(X[rows] / np.float32(16)), labels)
         return writer.finish(source={"format": "digits"})
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    """Start a local Ray with four CPUs; no other cluster is used."""
-    with local_ray(num_cpus=4) as cluster:
-        yield cluster
 
 
 def spec_of(data: Dataset, solver: str, **changes: Any) -> TrainSpec:

@@ -30,9 +30,10 @@ class Client:
     """A client of one service. Thread-safe.
 
     url: address of the service. key: API key; by default XCRAY_KEY, else the content of the file
-    XCRAY_KEY_FILE. timeout: seconds per response. retries: how often an idempotent request is
-    repeated. transport: an httpx transport to use instead of the network. Every method raises the
-    xcray.errors class that the service names, and Unavailable if there is no response.
+    XCRAY_KEY_FILE. timeout: seconds per response; a service works up to 120 s for one. retries: how
+    often an idempotent request is repeated. transport: an httpx transport to use instead of the
+    network. Every method raises the xcray.errors class that the service names, and Unavailable if
+    there is no response.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Client:
         url: str = "http://127.0.0.1:8000",
         *,
         key: str | None = None,
-        timeout: float = 60.0,
+        timeout: float = 150.0,
         retries: int = 3,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
