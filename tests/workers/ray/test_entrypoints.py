@@ -28,17 +28,21 @@ from xcray.service.ray_serve import application, replica_settings
 from xcray.storage.objectstore.client import StoragePath
 from xcray.storage.objectstore.versions import list_versions
 from xcray.workers.ray.local_cluster import ClusterInfo, ManagedLocalRay, connect
-from xcray.workers.ray.session import free_port
+from xcray.workers.ray.session import environment, free_port
 
 pytestmark = pytest.mark.drill
 
 PATIENCE = 600.0  # seconds: a slow machine may need to compile kernels
+# Serve replaces a proxy that takes longer to start or to answer
+SERVE_SECONDS = {
+    f"RAY_SERVE_PROXY_{check}_CHECK_TIMEOUT_S": str(PATIENCE) for check in ("READY", "HEALTH")
+}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterInfo]:
     """Yield a local Ray with a dashboard and token authentication."""
-    with tempfile.TemporaryDirectory(prefix="xr-") as folder:
+    with tempfile.TemporaryDirectory(prefix="xr-") as folder, environment(SERVE_SECONDS):
         selection = ManagedLocalRay(
             folder, num_cpus=2, object_store_memory=100 << 20, grace=10 * PATIENCE
         )
@@ -105,8 +109,9 @@ def test_a_training_job_is_stopped_resumed_and_pushed_once(
 
 @pytest.mark.ray
 def test_serve_answers_with_the_same_bytes(
-    cluster: ClusterInfo, tmp_path: Path, own_home: Path
+    cluster: ClusterInfo, tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ray.serve._private.api.HTTP_PROXY_TIMEOUT", PATIENCE)
     home = Home(own_home)
     publish(Registry(home.models), "news", tmp_path / "staged")
     token = create_token()

@@ -181,7 +181,10 @@ class LocalRayDaemon:
         return start + [f"--{name}={value}" for name, value in options.items()]
 
     def _wait_until_ready(self, dashboard: int, token: Path, deadline: float) -> str:
-        """Return the address of Ray once it and its dashboard answer. Raises Unavailable."""
+        """Return the address of Ray once its dashboard and the agent of its jobs answer.
+
+        Raises Unavailable.
+        """
         assert self.ray is not None
         known = self.root / "r" / "ray_current_cluster"
         while time.monotonic() < deadline and not self.stop_requested:
@@ -194,6 +197,7 @@ class LocalRayDaemon:
                 known.exists()
                 and (address := known.read_text().strip())
                 and _dashboard_answers(dashboard, token)
+                and any(known.parent.glob("session_*/dashboard_agent_listen_port_*"))
             ):
                 return address
             time.sleep(0.1)
