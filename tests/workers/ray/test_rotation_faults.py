@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 import ray as ray_module
 
+from tests.support.ray_clusters import QUICK
 from tests.support.shard_toy import (
     GRID,
     Toy,
@@ -24,6 +24,7 @@ from tests.support.shard_toy import (
     trained,
     trained_dsmlr,
 )
+from tests.support.waiting import until
 from xcray.errors import Stopped
 from xcray.system.processes import descendants
 from xcray.workers.pool import StopFlag
@@ -34,45 +35,26 @@ from xcray.workers.timeline import DONE, LOST
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 STORE = 80 << 20  # bytes of the object store of a node
 WORK = ToyWork(Toy(pause=0.01))
-SOON = {  # a killed node counts as dead after two seconds instead of thirteen
-    "RAY_health_check_initial_delay_ms": "0",
-    "RAY_health_check_period_ms": "500",
-    # Dead processes refuse at once; busy ones have half a minute to reply.
-    "RAY_health_check_timeout_ms": "10000",
-    "RAY_health_check_failure_threshold": "3",
-}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """Yield the address of a local Ray with two CPUs."""
-    with environment(SOON), local_ray(num_cpus=2, object_store_memory=STORE) as address:
+    with environment(QUICK), local_ray(num_cpus=2, object_store_memory=STORE) as address:
         yield address
 
 
 @contextmanager
 def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a second node with two CPUs on this machine, and kill all its processes at the end."""
-    ray = Path(sys.executable).with_name("ray")
-    command = [
-        str(ray),
-        "start",
-        "--address",
-        address,
-        "--num-cpus",
-        "2",
-        "--object-store-memory",
-        str(STORE),
-        "--block",
-    ]
+    command = [sys.executable, "-m", "xcray.workers.ray.session", "start", "--block"]
+    command += [f"--address={address}", "--num-cpus=2", f"--object-store-memory={STORE}"]
     node = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        ends = time.monotonic() + 300.0
-        while sum(each["Alive"] for each in ray_module.nodes()) < 2:
-            assert time.monotonic() < ends, "the node did not join"
-            time.sleep(0.1)
+        # one CPU of four is held; workers of the test before hold theirs for a moment
+        until(lambda: ray_module.available_resources().get("CPU") == 3.0)
         yield node
     finally:
         kill(node)
@@ -141,7 +123,8 @@ def test_kill_minus_nine_of_an_actor_changes_no_bit(cluster, reference, tmp_path
     result, spans = on_ray(tmp_path, 2, kill_actor, "sync")
     assert result.bits == reference.bits
     assert result.outcome.lost == 1
-    assert [span.worker for span in spans if span.outcome == LOST] == ["worker-1"]
+    # none if it was waiting for the other worker when it was killed
+    assert {span.worker for span in spans if span.outcome == LOST} <= {"worker-1"}
 
 
 class Teams:
