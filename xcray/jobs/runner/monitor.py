@@ -82,8 +82,8 @@ class AttemptMonitor:
     """Monitors one attempt from `start` to `stop`.
 
     `stop_flag` is set when the job must stop. The reason is one of: `stop_requested`, a user asked
-    for it; `overtime_reason`, its time is up; `fenced`, a newer attempt owns the job. If none of
-    them of them, the job is to be released.
+    for it; `overtime_reason`, its time is up; `fenced`, a newer attempt owns the job. With none of
+    these, the job is to be released.
 
     If the training does not stop within `stop_grace_seconds`, or `release_grace_seconds` when the
     job is released, the monitor records the outcome in the store and exits the process with its
