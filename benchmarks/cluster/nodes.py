@@ -93,8 +93,11 @@ def kill(
         with bench.ray() as ray:
             pair = [ray.add(), ray.add()]
             victim, other = pair[turn % 2], pair[1 - turn % 2]
-            run = bench.start(ray, f"{part}-{how}-{turn}", how, 2, **more)
+            run = bench.start(ray, f"{part}-{how}-{turn}", how, 2, together=True, **more)
             run.at(share)
+            if bench.chosen.small:  # the rest of the training is short: both stop at once
+                victim.hold()
+                other.hold()
             when = victim.kill()
             given_up(bench, run, victim, other)
             figures = bench.judged(run, how)

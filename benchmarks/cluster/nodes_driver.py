@@ -1,8 +1,9 @@
 """Driver of a training that `benchmarks.cluster.nodes` observes, on the head of a Ray.
 
 `python -m benchmarks.cluster.nodes_driver JSON` takes the keys `spec` (see TrainSpec), `place` (a
-folder), `eager` (start all workers, however little work there is), `checkpoint_seconds` (the
-checkpoint interval of DS-MLR) and `stores` (sample the object stores; a node that hangs delays it).
+folder), `eager` (start all workers, however little work there is), `together` (solve no label
+before all workers are there), `checkpoint_seconds` (the checkpoint interval of DS-MLR) and `stores`
+(sample the object stores; a node that hangs delays it).
 It writes PLACE/seen.jsonl, one line per change of the progress, of the living nodes or of their
 object stores, and PLACE/result.json at the end.
 """
@@ -94,6 +95,8 @@ def main(text: str) -> None:
     def noted(self: RayWorkers) -> None:
         open_workers(self)
         opened.append(self._opened)
+        while document.get("together") and len(self.available) < self._n_desired:
+            self.wait(LOOK)  # type: ignore[attr-defined]
 
     RayWorkers.open = noted  # type: ignore[method-assign]
     stores = bool(document.get("stores"))
