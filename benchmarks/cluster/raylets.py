@@ -111,21 +111,24 @@ class Node:
         self.process.stdin.flush()
 
     def came(self) -> bool:
-        """Wait until Ray runs on this node and return True.
+        """Wait until Ray and the agent that takes jobs run on this node, and return True.
 
         Return False if Ray gave up, as on a slow machine, or if it hangs.
         """
 
-        def log_text() -> str:
-            return self.log.read_text(errors="replace")
+        place = self.folder if namespaces() else self.ray.temporary
+
+        def up() -> bool:
+            agents = place.glob("session_*/dashboard_agent_listen_port_*")
+            return STARTED in self.log.read_text(errors="replace") and any(agents)
 
         deadline = time.monotonic() + START_SECONDS
-        while STARTED not in log_text() and self.alive and time.monotonic() < deadline:
+        while not up() and self.alive and time.monotonic() < deadline:
             time.sleep(0.05)
-        if self.alive and STARTED not in log_text():
+        if self.alive and not up():
             self.kill()
             return False
-        return STARTED in log_text()
+        return up()
 
     @property
     def alive(self) -> bool:
