@@ -11,7 +11,7 @@ const isValid = (key) => !key.revoked && !(key.expires && new Date(key.expires) 
 export function Admin() {
   const [keys, error, reload] = useLoaded(async () => (await get("/v1/keys")).keys, []);
   return html`<h1>Admin</h1><${Trouble} error=${error} />${keys && html`<${Keys} keys=${keys} reload=${reload} /><${Tenants} keys=${keys} />
-    <${NewKey} isFirst=${keys.length === 0} reload=${reload} /><${Audit} />`}`;
+    <${NewKey} isFirst=${keys.length === 0} reload=${reload} />${keys.length > 0 && html`<${Audit} />`}`}`;  // a late refusal of its request would remove the first secret
 }
 
 function Keys({ keys, reload }) {
