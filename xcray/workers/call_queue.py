@@ -81,13 +81,13 @@ class CallQueue:
         for reply in replies:
             if isinstance(reply, Lost) or reply.ticket not in self._pending:
                 continue  # of calls that were interrupted
+            key = self._pending.pop(reply.ticket).key
             if isinstance(reply, CallFailed):
                 if not _is_object_lost(reply.error):
                     self._group.interrupt()
                     raise reply.error
                 gone = reply.error
                 continue
-            key = self._pending.pop(reply.ticket).key
             self._ends[reply.worker] = reply.started + reply.seconds
             self._record(span_of(reply, Task(reply.ticket, (), 0.0)))
             self._ready.append((key, reply))
