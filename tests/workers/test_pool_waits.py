@@ -84,11 +84,12 @@ def test_a_node_that_places_no_worker_is_avoided_and_another_requested():
     assert seconds < 120.0
 
 
-def test_a_node_whose_workers_are_lost_before_it_is_known_as_dead_counts_as_no_crash():
+@pytest.mark.parametrize("at", [2.25, 12.0], ids=["placed", "ready"])
+def test_a_node_whose_workers_are_lost_before_it_is_known_as_dead_counts_as_no_crash(at):
     """It has all workers, more than the crashes that one worker may have."""
     play = SimulatedRun(
         [1.0] * 200,
-        [Happening(0.0, "node", 8), Happening(12.0, "reset"), Happening(14.0, "node", 8)],
+        [Happening(0.0, "node", 8), Happening(at, "reset"), Happening(14.0, "node", 8)],
     )
     seconds, _ = job(play, 8)
     assert seconds < 90.0

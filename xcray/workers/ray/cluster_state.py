@@ -180,6 +180,7 @@ class WorkerLocations:
         self._names: dict[str, str] = {}
         self._avoided_until: dict[str, float] = {}  # node -> end of the time that it is avoided
         self._reported: set[int] = set()  # numbers of losses
+        self.peak = 0  # most workers that had a node at the same time
 
     @property
     def names(self) -> dict[str, str]:
@@ -204,6 +205,7 @@ class WorkerLocations:
     def set_node(self, worker: str, address: str, node: str) -> None:
         """Record the node of a worker."""
         self._node[worker] = node
+        self.peak = max(self.peak, len(self._node))
         self._names[worker] = f"{address}/{node[:12]}"
 
     def remove(self, worker: str) -> None:

@@ -162,8 +162,8 @@ class RayPool(RayWorkers):
 
     @property
     def _n_expected(self) -> int:
-        """Number of workers that were ready at the same time."""
-        return max(1, self._peak)
+        """Number of workers that had a node at the same time."""
+        return max(1, self._locations.peak)
 
     def status(self) -> WorkerStatus:
         """Return the ready actors and the desired number."""
