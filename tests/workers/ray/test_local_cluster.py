@@ -18,7 +18,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import create_autospec
@@ -403,8 +402,16 @@ def test_a_free_port_is_given_once_and_outside_the_range_of_the_system(monkeypat
     )
     with socket.socket() as selection:
         selection.bind(("127.0.0.1", port := free_port()))
-        monkeypatch.setattr(ray_session, "_PORTS", count(port - ray_session.PRIVATE_PORTS[0]))
-        assert free_port() != port
+        monkeypatch.setattr(ray_session, "_PORTS", iter([port, other := free_port()]))
+        assert free_port() == other
+
+
+def test_processes_give_out_different_ports(monkeypatch):
+    """A node of Ray ends if another process has taken a port before the node's agents start."""
+    port = free_port()
+    first = port - port % 10
+    monkeypatch.setattr(ray_session, "PRIVATE_PORTS", range(first, first + 10))
+    assert not list(ray_session._own_ports())
 
 
 def test_a_closed_port_is_reported_at_once():

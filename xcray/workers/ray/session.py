@@ -21,7 +21,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -43,7 +42,6 @@ AGENT_PORTS: Final = (
 )
 T = TypeVar("T")
 PRIVATE_PORTS: Final = range(20_000, 30_000)
-_PORTS: Final = count(secrets.randbelow(len(PRIVATE_PORTS)))
 # a cluster is never behind a proxy
 _NO_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -84,14 +82,32 @@ def free_port() -> int:
     The port is outside of the ephemeral range: Ray opens a dozen ephemeral ports before it comes to
     the one that it was given, which could be taken by then.
     """
-    for port in (PRIVATE_PORTS[next(_PORTS) % len(PRIVATE_PORTS)] for _ in PRIVATE_PORTS):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+    with _PORTS_LOCK:
+        for port in _PORTS:
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
     raise Unavailable(
         f"no port from {PRIVATE_PORTS[0]} to {PRIVATE_PORTS[-1]} is free on this machine: "
         "which process holds them all?"
     )
+
+
+def _own_ports() -> Iterator[int]:
+    """Yield ports that no other process gives out while this one lives.
+
+    Of each ten the first is bound by the process that gives out the others: a node of Ray ends if a
+    port of its agents is taken before they start.
+    """
+    for first in secrets.SystemRandom().sample(PRIVATE_PORTS[::10], len(PRIVATE_PORTS) // 10):
+        with socket.socket() as holder, contextlib.suppress(OSError):
+            holder.bind(("127.0.0.1", first))
+            holder.detach()  # it stays open
+            yield from range(first + 1, first + 10)
+
+
+_PORTS: Final = _own_ports()
+_PORTS_LOCK: Final = threading.Lock()
 
 
 def is_reachable(address: str) -> bool:
