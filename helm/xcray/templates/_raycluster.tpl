@@ -43,6 +43,8 @@ app.kubernetes.io/part-of: xcray
   value: "0"
 - name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO
   value: "0"
+- name: RAY_agent_register_timeout_ms  # default 30000: on a busy machine a node would end because its agents are late
+  value: "600000"
 - name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S  # at SIGTERM; a head is not drained
   value: {{ ternary "0" ($ray.drainSeconds | toString) (eq .role "head") | quote }}
 {{- if and $ray.autoscaling.enabled (eq .role "head") }}

@@ -18,6 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import create_autospec
@@ -412,6 +413,13 @@ def test_processes_give_out_different_ports(monkeypatch):
     first = port - port % 10
     monkeypatch.setattr(ray_session, "PRIVATE_PORTS", range(first, first + 10))
     assert not list(ray_session._own_ports())
+
+
+def test_a_process_gives_out_its_ports_again(monkeypatch):
+    monkeypatch.setattr(ray_session, "MAX_TENS", 2)
+    ports = list(islice(ray_session._own_ports(), 36))
+    assert ports[:18] == ports[18:]
+    assert len(set(ports)) == 18
 
 
 def test_a_closed_port_is_reported_at_once():

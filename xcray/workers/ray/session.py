@@ -21,6 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -42,6 +43,7 @@ AGENT_PORTS: Final = (
 )
 T = TypeVar("T")
 PRIVATE_PORTS: Final = range(20_000, 30_000)
+MAX_TENS: Final = 50
 # a cluster is never behind a proxy
 _NO_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -57,8 +59,8 @@ def local_ray_environment(token_path: Path | str) -> dict[str, str]:
         "RAY_free_objects_period_milliseconds": "100",
         "RAY_DEDUP_LOGS": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        # that a node waits for its agents
-        "RAY_agent_register_timeout_ms": str(int(1000 * START_SECONDS)),
+        # that a node waits for its agents: with the default 30000 it ends on a busy machine
+        "RAY_agent_register_timeout_ms": "600000",
     }
 
 
@@ -83,7 +85,7 @@ def free_port() -> int:
     the one that it was given, which could be taken by then.
     """
     with _PORTS_LOCK:
-        for port in _PORTS:
+        for port in islice(_PORTS, len(PRIVATE_PORTS)):
             with socket.socket() as probe, contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 return port
@@ -97,13 +99,18 @@ def _own_ports() -> Iterator[int]:
     """Yield ports that no other process gives out while this one lives.
 
     Of each ten the first is bound by the process that gives out the others: a node of Ray ends if a
-    port of its agents is taken before they start.
+    port of its agents is taken before they start. After MAX_TENS the same ports come again.
     """
+    own = list[range]()
     for first in secrets.SystemRandom().sample(PRIVATE_PORTS[::10], len(PRIVATE_PORTS) // 10):
+        if len(own) == MAX_TENS:
+            break
         with socket.socket() as holder, contextlib.suppress(OSError):
             holder.bind(("127.0.0.1", first))
             holder.detach()  # it stays open
-            yield from range(first + 1, first + 10)
+            own.append(range(first + 1, first + 10))
+            yield from own[-1]
+    yield from cycle(chain(*own))
 
 
 _PORTS: Final = _own_ports()
