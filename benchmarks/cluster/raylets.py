@@ -37,6 +37,7 @@ from xcray.system.processes import find_descendants
 from xcray.workers.ray.session import (
     free_port,
     local_ray_environment,
+    takes_jobs,
 )
 from xcray.workers.ray.token import write_token
 
@@ -119,8 +120,7 @@ class Node:
         place = self.folder if namespaces() else self.ray.temporary
 
         def up() -> bool:
-            agents = place.glob("session_*/dashboard_agent_listen_port_*")
-            return STARTED in self.log.read_text(errors="replace") and any(agents)
+            return STARTED in self.log.read_text(errors="replace") and takes_jobs(place)
 
         deadline = time.monotonic() + START_SECONDS
         while not up() and self.alive and time.monotonic() < deadline:

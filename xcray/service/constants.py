@@ -26,6 +26,7 @@ DATASET_URI_SECONDS = 300.0  # until a file has been fetched
 # Disk that uploads leave free for running jobs and the store: the smaller of both.
 DISK_RESERVE_BYTES = 2 * GB
 DISK_RESERVE_SHARE = 0.05
+DISK_FULL = "the disk is full: delete data sets or jobs"  # the message to users
 
 # Models and predictions
 SWITCH_TIMEOUT_SECONDS = 300.0  # the old version serves while a new one loads; then requests wait

@@ -51,28 +51,20 @@ def list_processes() -> dict[Process, int]:
 
 def descendants(pid: int) -> list[int]:
     """Return the running processes below `pid`, parents first."""
-    children: dict[int, list[int]] = {}
-    for child, parent in list_processes().items():
-        children.setdefault(parent, []).append(child.pid)
-    rows, level = [], children.get(pid, [])
-    while level:
-        rows += level
-        level = [child for parent in level for child in children.get(parent, [])]
-    return rows
+    return [each.pid for each in find_descendants([pid]) if each.pid != pid]
 
 
-def find_descendants(roots: Iterable[int]) -> set[Process]:
-    """Return the running processes with these ids and all their descendants."""
-    everyone = list_processes()
-    parents, out = set(roots), set[Process]()
-    while more := {
+def find_descendants(roots: Iterable[int]) -> list[Process]:
+    """Return the running processes with these ids and their descendants, by level."""
+    everyone, parents, rows = list_processes(), set(roots), list[Process]()
+    while more := [
         each
         for each, parent in everyone.items()
-        if (each.pid in parents or parent in parents) and each not in out
-    }:
-        out |= more
+        if (each.pid in parents or parent in parents) and each not in rows
+    ]:
+        rows += more
         parents |= {each.pid for each in more}
-    return out
+    return rows
 
 
 def wait_for_exit(processes: Iterable[Process], seconds: float) -> set[Process]:

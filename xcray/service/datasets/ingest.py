@@ -22,6 +22,7 @@ from xcray.data.delta.feedback import delta_from_feedback
 from xcray.data.delta.files import delta_from_files
 from xcray.data.label_texts import read_label_texts, set_label_texts
 from xcray.errors import Conflict, XcrayError, is_disk_full
+from xcray.service import constants
 from xcray.service.datasets.statistics import statistics
 from xcray.storage.atomic import read_json, write_json
 from xcray.system.child_process import limit_this_process
@@ -64,7 +65,7 @@ def run_build(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     except Exception as error:  # a bug in xcray: the traceback goes to the log
         traceback.print_exc()
         if is_disk_full(error):
-            return _problem_outcome("DISK_FULL", "the disk is full: delete data sets or jobs")
+            return _problem_outcome("DISK_FULL", constants.DISK_FULL)
         return _problem_outcome(
             "INTERNAL",
             "internal error, not caused by your file; the server log has details",

@@ -22,6 +22,7 @@ from starlette.routing import Match
 
 from xcray import errors
 from xcray.errors import InputError, XcrayError, excerpt, suggestion
+from xcray.service import constants
 from xcray.service.observability.request_log import LOGGER, REQUEST_ID, add_log_context
 
 MEDIA_TYPE = "application/problem+json"
@@ -368,7 +369,7 @@ def internal_error(request: Request, error: Exception) -> Response:
     """
     if errors.is_disk_full(error):
         LOGGER.error("the disk is full", extra={"detail": str(error)})
-        full = errors.Refused("the disk is full: delete data sets or jobs", code="DISK_FULL")
+        full = errors.Refused(constants.DISK_FULL, code="DISK_FULL")
         return adapt_to_path(request.url.path, problem_response(full))
     LOGGER.error(
         "unexpected error",

@@ -30,6 +30,7 @@ from xcray.workers.ray.session import (
     free_port,
     local_ray_environment,
     make_short_root,
+    takes_jobs,
 )
 from xcray.workers.ray.token import auth_header, write_token
 
@@ -197,7 +198,7 @@ class LocalRayDaemon:
                 known.exists()
                 and (address := known.read_text().strip())
                 and _dashboard_answers(dashboard, token)
-                and any(known.parent.glob("session_*/dashboard_agent_listen_port_*"))
+                and takes_jobs(known.parent)
             ):
                 return address
             time.sleep(0.1)

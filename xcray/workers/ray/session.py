@@ -117,6 +117,11 @@ _PORTS: Final = _own_ports()
 _PORTS_LOCK: Final = threading.Lock()
 
 
+def takes_jobs(temporary: Path) -> bool:
+    """Return whether the agent that takes jobs is up at a node with this temporary folder."""
+    return any(temporary.glob("session_*/dashboard_agent_listen_port_*"))
+
+
 def is_reachable(address: str) -> bool:
     """Return whether a process listens at `host:port`."""
     host, _, port = address.rpartition(":")
